@@ -1,0 +1,119 @@
+"""Files that are whole or absent: atomic writes, and folders of named tensors with facts.
+
+A state folder holds `tensors.safetensors`, `facts.json` and `manifest.json` with the SHA-256
+of both. It is written beside its place and renamed into it, so a killed process or a full
+disk leaves the earlier one whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fednotes.core.errors import FednotesError, ModelError
+
+FORMAT = 1
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, on disk when this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _disk_error(path, error) from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False) + "\n")
+
+
+def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
+    """Make a folder atomically: `fill` writes into a temporary sibling, then it is renamed.
+
+    A folder that was there before is replaced, and stays whole if `fill` fails.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        fill(temporary)
+        if path.exists():
+            os.replace(path, old)
+        os.replace(temporary, path)
+    except OSError as error:
+        if old.exists() and not path.exists():
+            os.replace(old, path)
+        raise _disk_error(path, error) from error
+    except SafetensorError as error:
+        raise FednotesError(f"{path}: cannot be written ({error}); is the disk full?") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def save_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write a state folder, atomically and with checksums."""
+
+    def fill(folder: Path) -> None:
+        contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
+        save_file(contiguous, folder / "tensors.safetensors")
+        (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        sums = {name: _digest(folder / name) for name in ("tensors.safetensors", "facts.json")}
+        manifest = {"format": FORMAT, "sha256": sums}
+        (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+        for name in (*sums, "manifest.json"):
+            with (folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+
+    write_folder(path, fill)
+
+
+def load_state(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a state folder.
+
+    Raises ModelError if a file is missing, damaged or of a later format.
+    """
+    try:
+        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise ModelError(
+                f"{path}: format {manifest['format']}, this version reads {FORMAT}: "
+                "use the version of fednotes that wrote it"
+            )
+        for name, digest in manifest["sha256"].items():
+            if _digest(path / name) != digest:
+                raise ModelError(f"{path / name}: damaged (its checksum does not match)")
+        tensors = load_file(path / "tensors.safetensors", device=device)
+        facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
+    except (OSError, KeyError, ValueError, SafetensorError) as error:
+        raise ModelError(f"{path}: not a readable state folder ({error})") from error
+    return tensors, facts
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _disk_error(path: Path, error: OSError) -> FednotesError:
+    reason = error.strerror or str(error)
+    return FednotesError(f"{path}: cannot be written ({reason}); what was there before is whole")

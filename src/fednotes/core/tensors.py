@@ -1,0 +1,39 @@
+"""Small questions about named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fednotes.core.errors import TrainingError
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """The bytes of the numbers themselves, without names or framing."""
+    return sum(value.numel() * value.element_size() for value in tensors.values())
+
+
+def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that later steps do not change."""
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+@torch.no_grad()
+def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy values into tensors of the same names and shapes.
+
+    Raises TrainingError naming the first tensor that does not fit.
+    """
+    if targets.keys() != values.keys():
+        odd = sorted(targets.keys() ^ values.keys())[0]
+        side = "received but unknown here" if odd in values else "expected but not received"
+        raise TrainingError(f"tensor {odd!r} is {side}: both sides must run the same job")
+    for name, target in targets.items():
+        value = values[name]
+        if target.shape != value.shape:
+            raise TrainingError(
+                f"tensor {name!r}: expected shape {tuple(target.shape)}, got {tuple(value.shape)}"
+            )
+        target.copy_(value)

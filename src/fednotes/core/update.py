@@ -1,0 +1,107 @@
+"""What a site adds to a sum, and the sum.
+
+An `Update` holds a site's own mean values and its weight; the product is formed only where
+the sum is taken, in float64. A float32 value times an integer weight below 2^29 is exact
+there, so the mean over one site is that site's value to the last bit, and the wire carries
+four bytes a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fednotes.core.errors import TrainingError
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What leaves a site.
+
+    tensors: the site's values (a mean over its examples), by name.
+    weight: how much they count (a number of sentences, notes or patients).
+    metrics: counts that add over sites (not multiplied by the weight).
+    """
+
+    tensors: Tensors = field(default_factory=dict)
+    weight: float = 1.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A sum over sites: `tensors` = Σ weight · value in float64, `weight` = Σ weight."""
+
+    tensors: Tensors
+    weight: float
+    metrics: Mapping[str, float]
+    sites: int = 1
+
+    @classmethod
+    def of(cls, updates: Iterable[Update]) -> Total:
+        """Add updates in the order given.
+
+        Raises TrainingError if two updates name different tensors or shapes.
+        """
+        sums: dict[str, Tensor] = {}
+        metrics: dict[str, float] = {}
+        weight, sites = 0.0, 0
+        for update in updates:
+            if sites == 0:
+                sums = {
+                    name: value.detach().to(torch.float64).mul_(update.weight)
+                    if value.dtype != torch.float64
+                    else value.detach() * update.weight
+                    for name, value in update.tensors.items()
+                }
+            else:
+                _same_names(sums, update.tensors)
+                for name, value in update.tensors.items():
+                    sums[name].add_(value.detach(), alpha=update.weight)
+            for name, number in update.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + float(number)
+            weight += update.weight
+            sites += 1
+        return cls(sums, weight, metrics, sites)
+
+    def __add__(self, other: Total) -> Total:
+        _same_names(self.tensors, other.tensors)
+        metrics = dict(self.metrics)
+        for name, number in other.metrics.items():
+            metrics[name] = metrics.get(name, 0.0) + number
+        return Total(
+            {name: value + other.tensors[name] for name, value in self.tensors.items()},
+            self.weight + other.weight,
+            metrics,
+            self.sites + other.sites,
+        )
+
+    def mean(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+        """Σ weight · value / Σ weight, cast once.
+
+        Raises TrainingError if the weights sum to zero.
+        """
+        if self.weight <= 0:
+            raise TrainingError("the sites' weights sum to zero: no site has any training data")
+        return {name: (value / self.weight).to(dtype) for name, value in self.tensors.items()}
+
+
+def _same_names(left: Tensors, right: Tensors) -> None:
+    if left.keys() != right.keys():
+        odd = sorted(left.keys() ^ right.keys())[0]
+        raise TrainingError(
+            f"the sites returned different tensors ({odd!r} is not in all): "
+            "they must run the same model and the same private layers"
+        )
+    for name, value in left.items():
+        if value.shape != right[name].shape:
+            raise TrainingError(
+                f"tensor {name!r} has shape {tuple(value.shape)} at one site and "
+                f"{tuple(right[name].shape)} at another: a layer that depends on a site's "
+                "tag set cannot be shared unless the tag sets agree"
+            )

@@ -1,0 +1,185 @@
+"""Encoded corpora, and the mini-batches drawn from them.
+
+An `Encoded` corpus is flat arrays over all its tokens. It belongs to its site: its list of
+word forms is an index into that site's own arrays and never sizes, orders or fills anything
+that leaves the site.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.data.tags import Alignment, FlattenCounts, FlattenRule, encode, flatten
+from fednotes.data.text import split_sentences, tokenize
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """One corpus, flat; nothing of it leaves the site.
+
+    documents: as given. tagset: what `tags` are ids of.
+    sentence_document: (sentences,) index into documents.
+    bounds: (sentences + 1,) tokens of sentence s are bounds[s]:bounds[s + 1].
+    offsets: (tokens, 2) character offsets in the document.
+    forms: the distinct token forms, by first appearance. form: (tokens,) index into forms.
+    tags: (tokens,) tag ids.
+    alignment, flattened: how the gold spans fell on tokens, and what flattening met.
+    """
+
+    documents: tuple[Document, ...]
+    tagset: TagSet
+    sentence_document: np.ndarray
+    bounds: np.ndarray
+    offsets: np.ndarray
+    forms: tuple[str, ...]
+    form: np.ndarray
+    tags: np.ndarray
+    alignment: Alignment
+    flattened: FlattenCounts
+
+    @property
+    def sentences(self) -> int:
+        """Number of sentences."""
+        return len(self.sentence_document)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(sentences,) tokens in each sentence, at least 1."""
+        return np.diff(self.bounds)
+
+
+def encode_corpus(
+    documents: Sequence[Document],
+    tagset: TagSet,
+    flatten_rule: FlattenRule = "outermost",
+    max_tokens: int = 256,
+) -> Encoded:
+    """Documents → flat arrays of tokens and tags.
+
+    A sentence longer than max_tokens is cut into pieces of at most that many tokens, never
+    inside an entity (a piece is longer where one entity is). Sentences without a token are
+    left out. Gold spans outside every sentence count as lost.
+
+    Raises ConfigError for max_tokens < 1 or an unknown flatten rule, DataError for a label
+    that the tag set does not have.
+    """
+    if max_tokens < 1:
+        raise ConfigError(f"max_tokens = {max_tokens}: it must be at least 1")
+    alignment, flattened = Alignment(), FlattenCounts()
+    index: dict[str, int] = {}
+    form: list[int] = []
+    owners: list[int] = []
+    lengths: list[int] = []
+    offsets: list[np.ndarray] = []
+    tags: list[np.ndarray] = []
+    for number, document in enumerate(documents):
+        spans, counts = flatten(document.spans, flatten_rule)
+        flattened += counts
+        sentences = split_sentences(document)
+        shares, outside = _share(spans, sentences)
+        alignment += Alignment(lost=outside)
+        for (start, end), share in zip(sentences, shares, strict=True):
+            tokens = tokenize(document.text[start:end]) + np.int32(start)
+            ids, fell = encode(share, tokens, tagset)
+            alignment += fell
+            if len(tokens) == 0:
+                continue
+            text = document.text
+            form += [index.setdefault(text[a:b], len(index)) for a, b in tokens.tolist()]
+            pieces = _pieces(tokens, share, max_tokens)
+            owners += [number] * len(pieces)
+            lengths += pieces
+            offsets.append(tokens)
+            tags.append(ids)
+    return Encoded(
+        documents=tuple(documents),
+        tagset=tagset,
+        sentence_document=np.array(owners, dtype=np.int64),
+        bounds=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        offsets=np.concatenate([np.zeros((0, 2), np.int32), *offsets]),
+        forms=tuple(index),
+        form=np.array(form, dtype=np.int64),
+        tags=np.concatenate([np.zeros(0, np.int64), *tags]),
+        alignment=alignment,
+        flattened=flattened,
+    )
+
+
+def without_gold(documents: Sequence[Document]) -> tuple[Document, ...]:
+    """The same documents as a model may see them: no spans, so that nothing leaks from them."""
+    return tuple(replace(document, spans=()) for document in documents)
+
+
+def buckets(
+    lengths: np.ndarray, batch_size: int, rng: np.random.Generator, window: int = 50
+) -> list[np.ndarray]:
+    """One epoch of mini-batches: every sentence exactly once, all batches full but at most one.
+
+    Sentences are shuffled, sorted by length within windows of `window` batches, cut into
+    batches, and the batches shuffled; so a batch holds sentences of like length while its
+    make-up still changes from epoch to epoch.
+
+    lengths: (sentences,). Returns arrays of sentence indices. Raises ConfigError for sizes
+    below 1.
+    """
+    if batch_size < 1 or window < 1:
+        raise ConfigError(f"batch_size = {batch_size}, window = {window}: at least 1 each")
+    lengths = np.asarray(lengths)
+    order = rng.permutation(len(lengths))
+    size = batch_size * window
+    batches: list[np.ndarray] = []
+    for start in range(0, len(order), size):
+        part = order[start : start + size]
+        part = part[np.argsort(lengths[part], kind="stable")]
+        # The one short batch is drawn from anywhere in its window, not always the longest.
+        short = len(part) % batch_size
+        if short:
+            where = batch_size * int(rng.integers(len(part) // batch_size + 1))
+            batches.append(part[where : where + short])
+            part = np.concatenate([part[:where], part[where + short :]])
+        batches += [part[i : i + batch_size] for i in range(0, len(part), batch_size)]
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def _share(
+    spans: Sequence[Span], sentences: Sequence[tuple[int, int]]
+) -> tuple[list[list[Span]], int]:
+    """Each sentence's spans, and how many spans touch no sentence."""
+    shares: list[list[Span]] = [[] for _ in sentences]
+    starts = [start for start, _ in sentences]
+    outside = 0
+    for span in spans:
+        at = bisect_right(starts, span.start) - 1
+        if at < 0 or sentences[at][1] <= span.start:
+            at += 1  # the span starts before this sentence (white space); does it reach in?
+        if at < len(sentences) and sentences[at][0] < span.end:
+            shares[at].append(span)
+        else:
+            outside += 1
+    return shares, outside
+
+
+def _pieces(tokens: np.ndarray, spans: Sequence[Span], max_tokens: int) -> list[int]:
+    """Lengths of the pieces of one sentence, cut only where no entity is."""
+    if len(tokens) <= max_tokens:
+        return [len(tokens)]
+    free = np.ones(len(tokens) + 1, dtype=bool)  # free[i]: the sentence may be cut before i
+    for span in spans:
+        first = int(np.searchsorted(tokens[:, 1], span.start, side="right"))
+        last = int(np.searchsorted(tokens[:, 0], span.end, side="left"))
+        free[first + 1 : last] = False
+    allowed = np.flatnonzero(free)
+    cuts = [0]
+    while cuts[-1] < len(tokens):
+        at = int(np.searchsorted(allowed, cuts[-1] + max_tokens, side="right")) - 1
+        if allowed[at] <= cuts[-1]:  # one entity is longer than max_tokens: cut behind it
+            at += 1
+        cuts.append(int(allowed[at]))
+    return [b - a for a, b in pairwise(cuts)]

@@ -1,0 +1,343 @@
+"""What a person needs to know of a corpus before training. Counts only, never text.
+
+    report = check_documents(documents)              one corpus
+    report = check_sites(sites)                      each part, each site, and all together
+    for finding in report.findings: print(finding)   "warning  psytar/train: 3 of …"
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from fednotes.core.types import Document, SiteData, TagSet
+from fednotes.data.split import MIN_WORDS, sentence_keys
+from fednotes.data.stats import overlapping_forms
+from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of
+from fednotes.data.text import split_sentences, tokenize
+
+Level = Literal["info", "warning", "error"]
+LEVELS: tuple[Level, ...] = ("info", "warning", "error")
+RARE = 20  # mentions below which a type can hardly be learnt or measured
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing found. code: stable name. where: corpus, site or part. counts: the numbers."""
+
+    level: Level
+    code: str
+    where: str
+    message: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.level:<8} {self.where}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings, in the order of the checks. Reports add."""
+
+    findings: tuple[Finding, ...] = ()
+
+    def __add__(self, other: Report) -> Report:
+        return Report(self.findings + other.findings)
+
+    @property
+    def worst(self) -> Level:
+        """The most serious level that occurs ("info" if nothing was found)."""
+        return max((f.level for f in self.findings), key=LEVELS.index, default="info")
+
+    def of(self, code: str) -> tuple[Finding, ...]:
+        """The findings with that code."""
+        return tuple(f for f in self.findings if f.code == code)
+
+
+def check_documents(
+    documents: Sequence[Document],
+    tagset: TagSet | None = None,
+    name: str = "corpus",
+    max_tokens: int = 256,
+) -> Report:
+    """Check one corpus, or one part of it.
+
+    tagset: the tag set that the job expects; without it, the types that occur.
+    max_tokens: the length in tokens at which a sentence is cut in training.
+    """
+    if not documents:
+        return Report((Finding("error", "empty", name, "no documents"),))
+    found = [
+        *_offsets(documents, name),
+        *_labels(documents, tagset, name),
+        *_text(documents, name),
+    ]
+    if any(f.code == "offsets" for f in found):
+        return Report(tuple(found))  # what follows relies on the offsets
+    types = tagset.types if tagset else types_of(documents)
+    found += [
+        *_lengths_and_alignment(documents, types, name, max_tokens),
+        *_repeats(documents, name),
+    ]
+    return Report(tuple(found))
+
+
+def _offsets(documents: Sequence[Document], where: str) -> Iterable[Finding]:
+    bad = sum(
+        not 0 <= s.start < s.end <= len(d.text) for d in documents for s in d.spans
+    )
+    if bad:
+        yield Finding(
+            "error", "offsets", where,
+            f"{bad} mentions lie outside their document's text or are empty", {"mentions": bad},
+        )
+
+
+def _labels(
+    documents: Sequence[Document], tagset: TagSet | None, where: str
+) -> Iterable[Finding]:
+    counts = Counter(s.label for d in documents for s in d.spans)
+    mentions = sum(counts.values())
+    listed = ", ".join(f"{label} {n}" for label, n in sorted(counts.items()))
+    yield Finding("info", "types", where, f"{mentions} mentions: {listed or 'none'}", dict(counts))
+    if tagset is not None:
+        unknown = {label: n for label, n in sorted(counts.items()) if label not in tagset.types}
+        if unknown:
+            yield Finding(
+                "error", "unknown_labels", where,
+                f"labels {{{', '.join(unknown)}}} ({sum(unknown.values())} mentions) are not in "
+                f"the tag set {{{', '.join(tagset.types)}}}: add a label map", unknown,
+            )
+    elif not mentions:
+        yield Finding("error", "no_mentions", where, "nothing is annotated")
+    rare = {t: counts[t] for t in (tagset.types if tagset else sorted(counts)) if counts[t] < RARE}
+    if rare:
+        shown = ", ".join(f"{label} {n}" for label, n in rare.items())
+        yield Finding(
+            "warning", "rare_types", where, f"types with fewer than {RARE} mentions: {shown}", rare
+        )
+    bare = sum(not d.spans for d in documents)
+    if bare:
+        yield Finding(
+            "info", "bare_documents", where,
+            f"{bare} of {len(documents)} documents have no mention", {"documents": bare},
+        )
+
+
+def _text(documents: Sequence[Document], where: str) -> Iterable[Finding]:
+    blank = sum(not d.text.strip() for d in documents)
+    if blank:
+        yield Finding(
+            "warning", "blank_documents", where, f"{blank} documents are blank",
+            {"documents": blank},
+        )
+    odd = held = 0
+    for document in documents:
+        if document.text.isprintable():
+            continue
+        number = sum(not c.isprintable() and not c.isspace() for c in document.text)
+        odd, held = odd + number, held + bool(number)
+    if odd:
+        yield Finding(
+            "warning", "unprintable", where,
+            f"{odd} characters in {held} documents cannot be printed (control characters, "
+            "byte-order marks, private use)", {"characters": odd, "documents": held},
+        )
+
+
+def _lengths_and_alignment(
+    documents: Sequence[Document], types: tuple[str, ...], where: str, max_tokens: int
+) -> Iterable[Finding]:
+    tagset = TagSet(types)
+    lengths: list[int] = []
+    alignment, flat = Alignment(), FlattenCounts()
+    for document in documents:
+        tokens = tokenize(document.text)  # (tokens, 2)
+        bounds = split_sentences(document)
+        edges = np.searchsorted(tokens[:, 0], [start for start, _ in bounds])
+        ends = np.searchsorted(tokens[:, 0], [end for _, end in bounds])
+        lengths += (ends - edges).tolist()
+        known = [s for s in document.spans if s.label in types]
+        if known:
+            spans, counts = flatten(known, "outermost")
+            flat += counts
+            alignment += encode(spans, tokens, tagset)[1]
+    if lengths:
+        yield _length_finding(np.array(lengths), where)
+    too_long = sum(n > max_tokens for n in lengths)
+    if too_long:
+        yield Finding(
+            "warning", "long_sentences", where,
+            f"{too_long} sentences have more than {max_tokens} tokens; they are cut in training",
+            {"sentences": too_long},
+        )
+    yield from _alignment_findings(alignment, flat, where)
+
+
+def _length_finding(lengths: np.ndarray, where: str) -> Finding:
+    low, median, high = np.percentile(lengths, [5, 50, 95]).astype(int).tolist()
+    longest = int(lengths.max())
+    return Finding(
+        "info", "lengths", where,
+        f"{len(lengths)} sentences of {median} tokens (median; 5 % under {low}, 5 % over {high}, "
+        f"longest {longest})",
+        {"sentences": len(lengths), "tokens": int(lengths.sum()), "p5": low, "median": median,
+         "p95": high, "longest": longest},
+    )
+
+
+def _alignment_findings(
+    alignment: Alignment, flat: FlattenCounts, where: str
+) -> Iterable[Finding]:
+    moved = alignment.snapped + alignment.shortened
+    if moved:
+        yield Finding(
+            "warning" if moved > 0.01 * alignment.spans else "info", "snapped", where,
+            f"{moved} of {alignment.spans} mentions do not fall on token boundaries; they are "
+            "moved outward", {"snapped": alignment.snapped, "shortened": alignment.shortened},
+        )
+    gone = alignment.lost + alignment.merged
+    if gone:
+        yield Finding(
+            "warning", "lost", where, f"{gone} mentions have no token of their own and are lost",
+            {"lost": alignment.lost, "merged": alignment.merged},
+        )
+    shapes = {k: getattr(flat, k) for k in ("discontinuous", "nested", "crossing", "duplicates")}
+    shapes = {k: n for k, n in shapes.items() if n}
+    if shapes:
+        shown = ", ".join(f"{n} {kind}" for kind, n in shapes.items())
+        yield Finding(
+            "info", "not_flat", where,
+            f"mentions that one tag per token cannot hold: {shown}; the flatten rule decides",
+            shapes,
+        )
+
+
+def _repeats(documents: Sequence[Document], where: str) -> Iterable[Finding]:
+    ids = len(documents) - len({d.id for d in documents})
+    if ids:
+        yield Finding(
+            "warning", "repeated_ids", where, f"{ids} documents repeat an id", {"documents": ids}
+        )
+    per_document = [sentence_keys(d) for d in documents]
+    notes = Counter("\n".join(keys) for keys in per_document if len(keys) > 1)
+    repeated = sum(notes.values()) - len(notes)
+    if repeated:
+        yield Finding(
+            "warning", "repeated_documents", where,
+            f"{repeated} documents of several sentences repeat an earlier one",
+            {"documents": repeated},
+        )
+    keys = Counter(key for keys in per_document for key in keys)
+    total = sum(keys.values())
+    again = total - len(keys)
+    if again:
+        yield Finding(
+            "info", "repeated_sentences", where,
+            f"{again} of {total} sentences repeat an earlier one; split() keeps them together",
+            {"sentences": again, "of": total},
+        )
+
+
+def check_sites(sites: Sequence[SiteData], max_tokens: int = 256) -> Report:
+    """Check every part of every site, then what the parts and the sites share."""
+    if not sites:
+        return Report((Finding("error", "empty", "job", "no sites"),))
+    report = Report()
+    keys: dict[tuple[str, str], Counter[str]] = {}
+    for site in sites:
+        for part, documents in _parts(site).items():
+            where = f"{site.id}/{part}"
+            if documents or part == "train":
+                report += check_documents(documents, site.tags, where, max_tokens)
+            else:
+                report += Report((Finding("warning", "empty_part", where, "no documents"),))
+            keys[site.id, part] = Counter(k for d in documents for k in sentence_keys(d))
+        report += Report(tuple(_site_findings(site, keys)))
+    return report + Report(tuple(_between(sites, keys)))
+
+
+def _parts(site: SiteData) -> dict[str, tuple[Document, ...]]:
+    return {"train": site.train, "valid": site.valid, "test": site.test}
+
+
+def _site_findings(
+    site: SiteData, keys: Mapping[tuple[str, str], Counter[str]]
+) -> Iterable[Finding]:
+    """Leakage between the parts of one site."""
+    for held_out in ("valid", "test"):
+        yield from _leak(
+            keys[site.id, "train"], keys[site.id, held_out], "leakage",
+            site.id, f"sentences of {held_out} occur in train",
+        )
+    yield from _leak(
+        keys[site.id, "valid"], keys[site.id, "test"], "leakage",
+        site.id, "sentences of test occur in valid",
+    )
+    patients = {p: {d.patient for d in docs if d.patient} for p, docs in _parts(site).items()}
+    shared = patients["train"] & (patients["valid"] | patients["test"])
+    if shared:
+        yield Finding(
+            "warning", "shared_patients", site.id,
+            f"{len(shared)} patients are in train and in valid or test", {"patients": len(shared)},
+        )
+    if site.train and not any(d.spans for d in site.train):
+        yield Finding("error", "no_mentions", f"{site.id}/train", "nothing is annotated")
+
+
+def _leak(
+    train: Mapping[str, int], test: Mapping[str, int], code: str, where: str, what: str
+) -> Iterable[Finding]:
+    shared = [key for key in test if key in train]
+    if not shared:
+        return
+    total, leaked = sum(test.values()), sum(test[key] for key in shared)
+    long = sum(test[key] for key in shared if len(key.split()) >= MIN_WORDS)
+    yield Finding(
+        "warning" if long else "info", code, where,
+        f"{leaked} of {total} {what} ({long} of them with {MIN_WORDS} words or more)",
+        {"sentences": leaked, "of": total, "long": long},
+    )
+
+
+def _between(
+    sites: Sequence[SiteData], keys: Mapping[tuple[str, str], Counter[str]]
+) -> Iterable[Finding]:
+    """What sites have, or do not have, in common."""
+    names = Counter(site.id for site in sites)
+    for name, number in names.items():
+        if number > 1:
+            yield Finding(
+                "error", "site_ids", name, f"{number} sites have this id", {"sites": number}
+            )
+    if len(sites) < 2:
+        return
+    for a in sites:
+        others = [b for b in sites if b is not a]
+        if not any(set(a.tags.types) & set(b.tags.types) for b in others):
+            known = sorted({t for b in others for t in b.tags.types})
+            yield Finding(
+                "warning", "no_shared_types", a.id,
+                f"its types {_braces(a.tags.types)} occur at no other site ({_braces(known)}): "
+                "if some mean the same, add a label map",
+            )
+        pooled: Counter[str] = Counter()
+        for b in others:
+            pooled += keys[b.id, "train"]
+        yield from _leak(
+            pooled, keys[a.id, "test"], "leakage_between_sites", a.id,
+            "sentences of test occur in another site's train",
+        )
+    forms = len(overlapping_forms(site.train for site in sites))
+    yield Finding(
+        "info", "overlapping_forms", "all sites",
+        f"{forms} entity names are annotated in train at two sites or more", {"forms": forms},
+    )
+
+
+def _braces(types: Collection[str]) -> str:
+    return "{" + ", ".join(types) + "}"

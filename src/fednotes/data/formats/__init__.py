@@ -1,0 +1,71 @@
+"""Corpus files ⇄ Documents. One module a format; the format is guessed from the content.
+
+Every module has `read(path)` for a file or a folder and `accepts(path)`, whether one file
+looks like the format. `conll`, `brat` and `jsonl` also have `write(documents, path)`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.types import Document
+from fednotes.data.formats import ade, brat, conll, i2b2, jsonl, pubtator
+from fednotes.data.formats.files import read_text, visible
+
+# The order in which a file is tried: from what cannot be mistaken to the loosest.
+FORMATS: dict[str, ModuleType] = {
+    "brat": brat,
+    "i2b2": i2b2,
+    "jsonl": jsonl,
+    "ade": ade,
+    "pubtator": pubtator,
+    "conll": conll,
+}
+
+
+def read(path: str | os.PathLike[str], format: str | None = None) -> tuple[Document, ...]:
+    """The documents of a file or folder; ids are unique within one call.
+
+    format: a key of `FORMATS`; None guesses it. Raises DataError for anything wrong with the
+    files (with the line), ConfigError for a format that does not exist.
+    """
+    if format is not None and format not in FORMATS:
+        raise ConfigError(f"unknown format {format!r}: {nearest(format, FORMATS)}")
+    documents: tuple[Document, ...] = FORMATS[format or guess_format(path)].read(Path(path))
+    return documents
+
+
+def guess_format(path: str | os.PathLike[str]) -> str:
+    """The format of a file, or the one format of a folder's files, from what they hold.
+
+    Raises DataError where no format fits or a folder mixes formats.
+    """
+    path = Path(path)
+    if not os.path.exists(path):
+        raise DataError(f"{path}: no such file or folder")
+    if path.is_file():
+        found = _guess_file(path)
+        if found is None:
+            read_text(path)  # an empty or wrongly encoded file says so itself
+            raise DataError(
+                f"{path}: cannot tell the format: name one of {', '.join(sorted(FORMATS))}"
+            )
+        return found
+    for below in (False, True):
+        counts = Counter(f for f in map(_guess_file, visible(path, below)) if f)
+        if len(counts) == 1:
+            return next(iter(counts))
+        if counts:
+            mixed = ", ".join(f"{name} ({n} files)" for name, n in sorted(counts.items()))
+            raise DataError(f"{path}: the folder mixes formats: {mixed}; name one of them")
+    raise DataError(
+        f"{path}: no file in this folder is of a known format: {', '.join(sorted(FORMATS))}"
+    )
+
+
+def _guess_file(path: Path) -> str | None:
+    return next((name for name, module in FORMATS.items() if module.accepts(path)), None)

@@ -1,0 +1,215 @@
+"""brat standoff: `NAME.txt` with the note, `NAME.ann` with a line per annotation.
+
+Mentions may overlap and may come in pieces (`T3<TAB>ADE 60 71;75 79<TAB>text`). The lines of
+the `.ann` file are kept in `meta["brat"]` as they are, so relations, events, attributes and
+notes come out again when the document is written.
+Offsets count characters of the `.txt` file; files whose offsets count a byte-order mark or
+the two characters of a Windows line end are recognised by their mentions' texts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from sys import intern
+from urllib.parse import quote
+
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document, Offsets, Span
+from fednotes.data.formats.files import head, listing, read_text, same_text, unique, write_text
+
+_PLACE = "[0-9]{1,9} [0-9]{1,9}"
+_MENTION = re.compile(rf"(T\S{{1,40}})\t(\S+) ({_PLACE}(?:;{_PLACE})*)\t(.*)", re.DOTALL)
+_OTHER = re.compile(r"[RAMN]\S*\t\S+ .*|E\S*\t\S+:\S.*|#\S*\t\S.*|\*\t\S+ .*", re.DOTALL)
+_WORD = re.compile(r"[^\s:]+")
+
+
+@dataclass(frozen=True)
+class _Mention:
+    """A T line. pieces: as the line gives them, in order; form: their text by the line."""
+
+    id: str
+    span: Span
+    pieces: Offsets
+    form: str
+
+
+def accepts(path: Path) -> bool:
+    """Whether the file is an `.ann` file, or the `.txt` file beside one."""
+    if path.suffix != ".ann":
+        return path.suffix == ".txt" and path.with_suffix(".ann").is_file()
+    lines = head(path)
+    return not lines or any(re.match(r"[TREAMN#*]\S*\t", line) for line in lines)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+    """Documents of one `.txt`/`.ann` pair or of all pairs in a folder; id: the file's name.
+
+    A `.txt` file without `.ann` is passed over in a folder. Raises DataError for a missing
+    partner and, with the line, for a line that is cut short or does not fit the text.
+    """
+    path = Path(path)
+    files = listing(path, lambda p: p.suffix == ".ann" and accepts(p), "brat")
+    base = path if path.is_dir() else path.parent
+    return unique(_read_pair(file.with_suffix(""), base) for file in files)
+
+
+def _read_pair(stem: Path, base: Path) -> Document:
+    ann = Path(f"{stem}.ann")
+    raw = read_text(_text_of(stem), exact=True)
+    lines = read_text(ann, empty=True).split("\n")
+    lines = lines[:-1] if lines[-1] == "" else lines
+    mentions: dict[int, _Mention] = {}
+    ids: set[str] = set()
+    for number, line in enumerate(lines, 1):
+        mention = _parse(ann, number, line)
+        if mention is None:
+            continue
+        if mention.id in ids:
+            raise DataError.at(ann, number, f"the id {mention.id} is used twice")
+        ids.add(mention.id)
+        mentions[number] = mention
+    text = _matching(raw, mentions, ann)
+    spans = tuple(mention.span for mention in mentions.values())
+    name = stem.relative_to(base).as_posix()
+    return Document(name, text, spans, meta={"brat": tuple(lines)} if lines else {})
+
+
+def _text_of(stem: Path) -> Path:
+    """The text file of a pair: beside the annotations, or (CADEC) in a folder beside theirs."""
+    beside = Path(f"{stem}.txt")
+    others = (stem.parent.parent / folder / beside.name for folder in ("text", "txt"))
+    return next((place for place in others if not beside.is_file() and place.is_file()), beside)
+
+
+def _parse(path: Path | str, number: int, line: str) -> _Mention | None:
+    """The mention of a T line; None for another line. Raises DataError for a broken one."""
+    match = _MENTION.fullmatch(line)
+    if match is None:
+        if line.strip() and not _OTHER.fullmatch(line):
+            raise DataError.at(path, number, "no whole brat annotation (is the line cut short?)")
+        return None
+    name, label, places, form = match.groups()
+    rows = sorted([int(n) for n in place.split()] for place in places.split(";"))
+    pieces = tuple((start, end) for start, end in rows)
+    if any(start >= end for start, end in pieces):
+        raise DataError.at(path, number, f"{name} ends before it starts")
+    whole = _joined(pieces)
+    span = Span(whole[0][0], whole[-1][1], intern(label), whole if len(whole) > 1 else ())
+    return _Mention(name, span, pieces, form)
+
+
+def _joined(pieces: Offsets) -> Offsets:
+    """Pieces in order, those put together that overlap (as hand-made corpora have them)."""
+    joined: list[tuple[int, int]] = []
+    for start, end in pieces:
+        if joined and start < joined[-1][1]:
+            before = joined.pop()
+            start, end = before[0], max(before[1], end)
+        joined.append((start, end))
+    return tuple(joined)
+
+
+def _matching(raw: str, mentions: dict[int, _Mention], path: Path) -> str:
+    """The reading of the text file that the mentions' offsets were counted in."""
+    bare = raw.removeprefix("\ufeff")
+    readings = (bare.replace("\r\n", "\n"), bare, raw.replace("\r\n", "\n"), raw)
+    failures = []
+    for text in dict.fromkeys(readings):
+        failed = next((n for n, m in mentions.items() if not _agrees(text, m)), None)
+        if failed is None:
+            return text
+        failures.append(failed)
+    number = max(failures)
+    span = mentions[number].span
+    where = f"{mentions[number].id} at {span.start}:{span.end}"
+    if span.end > len(bare):
+        raise DataError.at(path, number, f"{where} lies outside the text ({len(bare)} characters)")
+    raise DataError.at(path, number, f"{where} is not what the text holds there")
+
+
+def _agrees(text: str, mention: _Mention) -> bool:
+    """Whether the text holds a mention; its pieces' words may be given in another order."""
+    if mention.span.end > len(text):
+        return False
+    found = _form(text, mention.pieces)
+    if len(mention.pieces) > 1:
+        return sorted(found.split()) == sorted(mention.form.split())
+    return same_text(found, mention.form)
+
+
+def _form(text: str, pieces: Offsets) -> str:
+    """A mention's text as brat writes it: pieces joined by a space, on one line."""
+    return re.sub(r"[\r\n\t]", " ", " ".join(text[start:end] for start, end in pieces))
+
+
+def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
+    """Writes a `.txt` and an `.ann` file per document into the folder `path`.
+
+    Annotation lines that were read are written as they were; those whose mention the document
+    no longer has go, with the lines that refer to them. New mentions get new ids. Characters
+    of an id that a file name cannot hold are written as %XX.
+    """
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder}: brat needs a folder and this is a file")
+    for document in documents:
+        name = "/".join(_safe(part) for part in document.id.split("/"))
+        write_text(folder / f"{name}.txt", document.text)
+        write_text(folder / f"{name}.ann", "".join(f"{line}\n" for line in _lines(document)))
+
+
+def _safe(part: str) -> str:
+    if part in ("", ".", ".."):
+        return part.replace(".", "%2E") or "%"
+    return re.sub(r'[\x00-\x1f\x7f\\:*?"<>|]', lambda m: quote(m.group(), safe=""), part)
+
+
+def _lines(document: Document) -> list[str]:
+    """The annotation lines of a document."""
+    wanted = Counter(document.spans)
+    kept: list[str] = []
+    gone: set[str] = set()
+    highest = 0
+    for line in document.meta.get("brat", ()):
+        mention = _parse(document.id, 0, line)
+        if mention is not None:
+            highest = max(highest, int(re.sub(r"\D", "", mention.id) or 0))
+            if wanted[mention.span] <= 0 or not _agrees(document.text, mention):
+                gone.add(mention.id)
+                continue
+            wanted[mention.span] -= 1
+        kept.append(line)
+    kept = _without(kept, gone) if gone else kept
+    for span in wanted.elements():
+        highest += 1
+        kept.append(_mention_line(f"T{highest}", span, document.text))
+    return kept
+
+
+def _mention_line(name: str, span: Span, text: str) -> str:
+    pieces = span.fragments or ((span.start, span.end),)
+    places = ";".join(f"{start} {end}" for start, end in pieces)
+    label = re.sub(r"\s+", "_", span.label)
+    return f"{name}\t{label} {places}\t{_form(text, pieces)}"
+
+
+def _without(lines: list[str], gone: set[str]) -> list[str]:
+    """The lines that do not refer, straight or through another line, to what is gone."""
+    gone = set(gone)
+    while True:
+        refers = {line for line in lines if not line.startswith("T") and _refers(line, gone)}
+        if not refers:
+            return lines
+        gone |= {line.split("\t")[0] for line in refers} - {"*"}
+        lines = [line for line in lines if line not in refers]
+
+
+def _refers(line: str, gone: set[str]) -> bool:
+    """Whether an annotation's second column, which holds types and ids, names one of `gone`."""
+    columns = line.split("\t")
+    return len(columns) > 1 and not gone.isdisjoint(_WORD.findall(columns[1])[1:])

@@ -1,0 +1,321 @@
+"""CoNLL and IOB files: a token a line with its tag in the last column, sentences apart.
+
+Columns are parted by tabs or by runs of spaces. Tags may be BIO, IOB1, BIOES (or with the
+letters of BILOU, BMES) or IO. `# newdoc id = X` and `-DOCSTART-` begin a document; a file
+without them has one document per sentence. Other lines that begin with `#` and are no token
+are comments. What a file holds beyond tokens and tags is kept in `meta["conll"]`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from sys import intern
+from typing import Any
+
+import numpy as np
+
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document, Scheme, Span, TagSet
+from fednotes.data.formats.files import head, listing, read_text, unique, write_text
+from fednotes.data.tags import Alignment, FlattenCounts, decode, encode, flatten
+from fednotes.data.text import split_sentences, tokenize
+
+_TAG = re.compile(r"O|[BIESLUM]-\S.*")
+_NEWDOC = re.compile(r"#\s*newdoc\b(?:\s+id\s*=\s*(.*\S))?")
+_START = "-DOCSTART-"
+_CANONICAL = {"L": "E", "U": "S", "M": "I"}
+_LETTERS = {"BILOU": {"E": "L", "S": "U"}, "BMES": {"I": "M"}}
+
+
+@dataclass
+class _Sentence:
+    rows: list[list[str]] = field(default_factory=list)
+    comments: list[str] = field(default_factory=list)
+
+    @property
+    def tags(self) -> list[str]:
+        return [row[-1] for row in self.rows]
+
+
+@dataclass
+class _Part:
+    """One document of a file, as read. marker: the line that begins it, or ""."""
+
+    marker: str = ""
+    name: str = ""
+    sentences: list[_Sentence] = field(default_factory=list)
+
+
+def accepts(path: Path) -> bool:
+    """Whether most lines of the file end in a tag."""
+    lines = [line for line in head(path)[:400] if not line.startswith("# ")]
+    rows = (_split(line, "\t" if "\t" in line else " ") for line in lines)
+    tokens = [row for row in rows if len(row) > 1 and _TAG.fullmatch(row[-1])]
+    return 2 * len(tokens) > len(lines)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+    """Documents with the file's own tokens and sentences; tokens are joined by a space.
+
+    A tag that its scheme does not allow there (an I- that continues nothing) is mended as
+    conlleval reads it; `meta["repaired"]` counts such tags. Raises DataError, with the line,
+    for a wrong number of columns or something that is no tag.
+    """
+    files = listing(Path(path), accepts, "CoNLL")
+    return unique(document for file in files for document in _read_file(file))
+
+
+def _read_file(path: Path) -> list[Document]:
+    parts, separator = _parse(path)
+    sentences = [s for part in parts for s in part.sentences if s.rows]
+    if not sentences:
+        raise DataError(f"{path}: the file holds no tokens")
+    scheme = _scheme_of([s.tags for s in sentences])
+    types = sorted({tag[2:] for s in sentences for tag in s.tags if tag != "O"})
+    tagset = TagSet(tuple(map(intern, types)), _base(scheme))
+    shared = {"conll": {"scheme": scheme, "separator": separator}}
+    documents = []
+    for number, part in enumerate(parts, 1):
+        name = part.name or f"{path.stem}:{number}"
+        documents.append(_document(name, part, tagset, shared))
+    return documents
+
+
+def _parse(path: Path) -> tuple[list[_Part], str]:
+    """The file cut into documents and sentences, and its separator."""
+    lines = read_text(path).split("\n")
+    separator, width = _layout(lines)
+    parts, sentence, marked = [_Part()], _Sentence(), False
+    for number, line in enumerate(lines, 1):
+        row = _split(line, separator)
+        token = len(row) == width and _TAG.fullmatch(row[-1]) and row[0] != _START
+        newdoc = None if token else _NEWDOC.fullmatch(line.strip())
+        if newdoc or row[0] == _START:
+            sentence, marked = _close(parts[-1], sentence), True
+            parts.append(_Part(line, (newdoc.group(1) or "") if newdoc else ""))
+        elif not line.strip(" \t"):
+            sentence = _close(parts[-1], sentence)
+        elif token and row[0].strip(" "):
+            sentence.rows.append(row)
+        elif line.startswith("#") and not sentence.rows:
+            sentence.comments.append(line)
+        else:
+            raise DataError.at(path, number, _complaint(row, width))
+    _close(parts[-1], sentence)
+    if marked:
+        return parts[0 if parts[0].sentences else 1 :], separator
+    return [_Part(sentences=[s]) for s in parts[0].sentences], separator
+
+
+def _layout(lines: Sequence[str]) -> tuple[str, int]:
+    """Separator and number of columns, from the first line that is surely a token's."""
+    sure = (line for line in lines if line.strip(" \t") and line[0] not in "#-")
+    line = next(sure, None) or next((ln for ln in lines if _TAG.fullmatch(_split(ln)[-1])), "")
+    separator = "\t" if "\t" in line else " "
+    return separator, max(2, len(_split(line, separator)))
+
+
+def _split(line: str, separator: str = " ") -> list[str]:
+    if separator == "\t":
+        return line.rstrip(" ").split("\t")
+    return re.split("[ \t]+", line.strip(" \t"))
+
+
+def _close(part: _Part, sentence: _Sentence) -> _Sentence:
+    """Ends a sentence; comments without one go before the next."""
+    if not sentence.rows:
+        return sentence
+    part.sentences.append(sentence)
+    return _Sentence()
+
+
+def _complaint(row: Sequence[str], width: int) -> str:
+    if len(row) != width:
+        return f"{len(row)} columns, expected {width} (token first, tag last)"
+    if not row[0].strip(" "):
+        return "the token is empty"
+    return "the last column is no tag: expected O or a tag such as B-Drug"
+
+
+def _scheme_of(sentences: Iterable[Sequence[str]]) -> str:
+    """The tag scheme of a file, from all its tags."""
+    prefixes: set[str] = set()
+    loose_i = plain_b = False
+    for tags in sentences:
+        before = "O"
+        for tag in tags:
+            if tag != "O":
+                prefixes.add(tag[0])
+                fresh = before[1:] != tag[1:]
+                loose_i |= tag[0] == "I" and fresh
+                plain_b |= tag[0] == "B" and fresh
+            before = tag
+    if prefixes & {"L", "U"}:
+        return "BILOU"
+    if "M" in prefixes:
+        return "BMES"
+    if prefixes & {"E", "S"}:
+        return "BIOES"
+    if prefixes == {"I"}:
+        return "IO"
+    return "IOB1" if loose_i and not plain_b else "BIO"
+
+
+def _base(scheme: str) -> Scheme:
+    if scheme == "IO":
+        return "IO"
+    return "BIO" if scheme in ("BIO", "IOB1") else "BIOES"
+
+
+def _document(name: str, part: _Part, tagset: TagSet, shared: dict[str, Any]) -> Document:
+    """One document; `shared` is the meta of all documents without more to keep."""
+    ids = {tag: i for i, tag in enumerate(tagset.tags)}
+    lines: list[str] = []
+    spans: list[Span] = []
+    tokens: list[tuple[int, int]] = []
+    bounds: list[tuple[int, int]] = []
+    position = repaired = 0
+    iob1 = shared["conll"]["scheme"] == "IOB1"
+    for sentence in part.sentences:
+        forms = [row[0] for row in sentence.rows]
+        line = " ".join(forms)
+        ends = position + np.cumsum([len(f) + 1 for f in forms]) - 1
+        offsets = np.stack([ends - [len(f) for f in forms], ends], 1)  # (tokens, 2)
+        given = np.array([ids[_canonical(tag)] for tag in sentence.tags])
+        found = decode(given, offsets, tagset)
+        if not iob1:
+            repaired += int((encode(found, offsets, tagset)[0] != given).sum())
+        lines.append(line)
+        tokens += [(start, end) for start, end in offsets.tolist()]
+        bounds.append((position, position + len(line)))
+        spans += found
+        position += len(line) + 1
+    meta = _meta(part, shared, repaired)
+    return Document(
+        name,
+        "\n".join(lines),
+        tuple(spans),
+        meta=meta,
+        sentences=tuple(bounds),
+        tokens=tuple(tokens),
+    )
+
+
+def _canonical(tag: str) -> str:
+    return tag if tag == "O" else _CANONICAL.get(tag[0], tag[0]) + tag[1:]
+
+
+def _meta(part: _Part, shared: dict[str, Any], repaired: int) -> dict[str, Any]:
+    more: dict[str, Any] = {}
+    if part.marker:
+        more["marker"] = part.marker
+    comments = tuple((i, c) for i, s in enumerate(part.sentences) for c in s.comments)
+    if comments:
+        more["comments"] = comments
+    if any(len(row) > 2 for s in part.sentences for row in s.rows):
+        more["columns"] = tuple(tuple(r[1:-1]) for s in part.sentences for r in s.rows)
+    meta = {"conll": {**shared["conll"], **more}} if more else shared
+    return {**meta, "repaired": repaired} if repaired else meta
+
+
+def write(
+    documents: Iterable[Document], path: str | os.PathLike[str]
+) -> tuple[Alignment, FlattenCounts]:
+    """Writes token, any further columns, and tag, in the scheme the documents were read in.
+
+    A document without tokens is cut by `data/text.py` and written as BIO. CoNLL cannot say
+    everything: overlapping and discontinuous mentions are flattened (outermost) and spans are
+    snapped to tokens. Returns the counts of both.
+    """
+    documents = list(documents)
+    types = tuple(sorted({s.label for d in documents for s in d.spans}))
+    plain = all("scheme" in d.meta.get("conll", {}) for d in documents)
+    marked = not plain or any("marker" in d.meta["conll"] for d in documents)
+    alignment, flat = Alignment(), FlattenCounts()
+    blocks: list[list[str] | str] = []  # a row of columns, or a line as it is
+    for document in documents:
+        spans, counts = flatten(document.spans, "outermost")
+        flat += counts
+        blocks += _marker(document) if marked else []
+        rows, fell = _rows(document, spans, types)
+        alignment += fell
+        blocks += rows
+    single = all(d.meta.get("conll", {}).get("separator") == " " for d in documents)
+    single &= not any(" " in column for row in blocks if isinstance(row, list) for column in row)
+    separator = " " if single else "\t"
+    lines = [row if isinstance(row, str) else separator.join(row) for row in blocks]
+    write_text(Path(path), "".join(f"{line}\n" for line in lines))
+    return alignment, flat
+
+
+def _marker(document: Document) -> list[str]:
+    marker = str(document.meta.get("conll", {}).get("marker", ""))
+    if marker.startswith(_START):
+        return [marker, ""]
+    newdoc = _NEWDOC.fullmatch(marker.strip())
+    if newdoc and newdoc.group(1) in (None, document.id):
+        return [marker]
+    return [f"# newdoc id = {' '.join(document.id.split())}"]
+
+
+def _rows(
+    document: Document, spans: Sequence[Span], types: tuple[str, ...]
+) -> tuple[list[list[str] | str], Alignment]:
+    """The lines of one document, and how its spans fell on tokens."""
+    kept = document.meta.get("conll", {})
+    scheme = kept.get("scheme", "BIO")
+    tagset = TagSet(types, _base(scheme))
+    names = tagset.tags
+    own = np.array(document.tokens or tokenize(document.text)).reshape(-1, 2)  # (tokens, 2)
+    offsets = own.tolist()
+    columns = kept.get("columns", ())
+    if len(columns) != len(own):
+        columns = ((),) * len(own)
+    comments: dict[int, list[str]] = {}
+    for index, comment in kept.get("comments", ()):
+        comments.setdefault(index, []).append(comment)
+    rows: list[list[str] | str] = []
+    alignment, done, first = Alignment(), 0, 0
+    for number, end in enumerate(_ends(document)):
+        last = int(np.searchsorted(own[:, 0], end, side="left"))
+        # By their ends: a span may begin with the space before its sentence.
+        stop = bisect_right(spans, end, key=lambda span: span.end)
+        ids, fell = encode(spans[first:stop], own[done:last], tagset)
+        alignment += fell
+        rows += comments.get(number, [])
+        tags = _letters([names[i] for i in ids.tolist()], scheme)
+        for i, tag in enumerate(tags, done):
+            start, stop_at = offsets[i]
+            rows.append([_one_line(document.text[start:stop_at]), *columns[i], tag])
+        if last > done:
+            rows.append("")
+        done, first = last, stop
+    return rows, alignment
+
+
+def _one_line(form: str) -> str:
+    """A token that its column can hold; only other tools' tokens need it."""
+    return form if form.isalnum() else re.sub(r"[\t\n\r]+", " ", form)
+
+
+def _ends(document: Document) -> list[int]:
+    """Where the sentences end; each reaches to the next, so that no token is left out."""
+    starts = [start for start, _ in split_sentences(document)]
+    return [*starts[1:], len(document.text)]
+
+
+def _letters(tags: list[str], scheme: str) -> list[str]:
+    """Tags of one sentence in the letters of the file's own scheme."""
+    if scheme == "IOB1":
+        before = ["O", *tags[:-1]]
+        return [
+            "I" + tag[1:] if tag[0] == "B" and tag[1:] != old[1:] else tag
+            for old, tag in zip(before, tags, strict=True)
+        ]
+    letters = _LETTERS.get(scheme, {})
+    return [tag if tag == "O" else letters.get(tag[0], tag[0]) + tag[1:] for tag in tags]

@@ -1,0 +1,206 @@
+"""JSONL: one JSON object a line, as Prodigy, doccano and this project write it.
+
+    {"text", "spans": [{"start", "end", "label"}], "tokens": [{"start", "end", …}]}   Prodigy
+    {"text", "label" or "labels": [[start, end, "X"]]}                                doccano
+    {"text", "entities": [{"start_offset", "end_offset", "label"}]}                   doccano
+
+The project's own form is Prodigy's with every field of a `Document`; it loses nothing.
+Other keys of a record are kept in `meta`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from sys import intern
+from typing import Any
+
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document, Offsets, Span
+from fednotes.data.formats.files import head, listing, read_text, unique, write_text
+
+_SPAN_KEYS = ("spans", "entities", "labels", "label")
+_OWN_KEYS = {"id", "text", "patient", "codes", "meta", "sentences", "tokens"}
+
+
+def accepts(path: Path) -> bool:
+    """Whether the first line begins a JSON object."""
+    lines = head(path)
+    return bool(lines) and lines[0].lstrip().startswith("{")
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+    """A document per line; id: the record's, else `<file>:<line>`.
+
+    Records that an annotator rejected or ignored (Prodigy's "answer") are left out. Raises
+    DataError, with the line, for bad JSON, offsets outside the text or other wrong values.
+    """
+    files = listing(Path(path), accepts, "JSONL")
+    return unique(document for file in files for document in _read_file(file))
+
+
+def _read_file(path: Path) -> list[Document]:
+    documents = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            raise DataError.at(path, number, "no JSON: expected one whole object a line") from None
+        try:
+            document = _document(record, f"{path.stem}:{number}")
+        except _RecordError as error:
+            raise DataError.at(path, number, str(error)) from None
+        if document is not None:
+            documents.append(document)
+    if not documents:
+        raise DataError(f"{path}: every record is marked as rejected or ignored")
+    return documents
+
+
+class _RecordError(Exception):
+    """What is wrong with a record; `_read_file` adds where."""
+
+
+def _document(record: Any, name: str) -> Document | None:
+    if not isinstance(record, dict):
+        raise _RecordError("the line is no JSON object")
+    if record.get("answer", "accept") != "accept":
+        return None
+    text = record.get("text")
+    if not isinstance(text, str):
+        raise _RecordError('the key "text" is missing or no string')
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise _RecordError("the text holds half of a surrogate pair")
+    key = next((k for k in _SPAN_KEYS if isinstance(record.get(k), list)), None)
+    spans = tuple(_span(value, len(text)) for value in record[key]) if key else ()
+    patient = record.get("patient")
+    given = record.get("id")
+    return Document(
+        name if given is None else str(given),
+        text,
+        spans,
+        None if patient is None else str(patient),
+        tuple(map(str, _list(record, "codes"))),
+        _meta(record, key),
+        _ordered(record, "sentences", len(text)),
+        _ordered(record, "tokens", len(text)),
+    )
+
+
+def _list(record: Mapping[str, Any], key: str) -> list[Any]:
+    value = record.get(key) or []
+    if not isinstance(value, list):
+        raise _RecordError(f'the key "{key}" is no list')
+    return value
+
+
+def _ordered(record: Mapping[str, Any], key: str, length: int) -> Offsets:
+    """Sentences or tokens, which must come in order and apart."""
+    found = tuple(_offsets(value, length) for value in _list(record, key))
+    if any(left[1] > right[0] for left, right in pairwise(found)):
+        raise _RecordError(f'the key "{key}" is not in order')
+    return found
+
+
+def _span(value: Any, length: int) -> Span:
+    """A mention, as an object or as [start, end, label]."""
+    label: Any = None
+    if isinstance(value, dict):
+        label = value.get("label")
+    elif isinstance(value, list) and len(value) == 3:
+        label = value[2]
+    start, end = _offsets(value, length)
+    if not isinstance(label, str) or not label:
+        raise _RecordError("a span has no label")
+    pieces = value.get("fragments", []) if isinstance(value, dict) else []
+    if not isinstance(pieces, list):
+        raise _RecordError("the fragments of a span are no list")
+    fragments = tuple(_offsets(piece, length) for piece in pieces)
+    if fragments and (fragments[0][0], fragments[-1][1]) != (start, end):
+        raise _RecordError(f"the fragments of a span do not reach from {start} to {end}")
+    return Span(start, end, intern(label), fragments)
+
+
+def _offsets(value: Any, length: int) -> tuple[int, int]:
+    """Start and end of a span, token or sentence, checked against the text's length."""
+    if isinstance(value, dict):
+        start = value.get("start", value.get("start_offset"))
+        end = value.get("end", value.get("end_offset"))
+    else:
+        start, end = value[:2] if isinstance(value, list) and len(value) >= 2 else (None, None)
+    if type(start) is not int or type(end) is not int:
+        raise _RecordError("a span, token or sentence has no start and end")
+    if not 0 <= start < end <= length:
+        raise _RecordError(f"{start}:{end} is no stretch of the text ({length} characters)")
+    return start, end
+
+
+def _meta(record: Mapping[str, Any], key: str | None) -> dict[str, Any]:
+    """The record's meta and all that a Document has no field for."""
+    given = record.get("meta", {})
+    own = given if isinstance(given, dict) else {"meta": given}
+    other = {k: v for k, v in record.items() if k not in _OWN_KEYS and k != key and k not in own}
+    return {k: _frozen(v) for k, v in {**own, **other}.items()}
+
+
+def _frozen(value: Any) -> Any:
+    """Lists made tuples: what a Document holds does not change."""
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return {k: _frozen(v) for k, v in value.items()}
+    return value
+
+
+def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
+    """Writes documents so that `read` gives the same ones.
+
+    (Sequences in `meta` come back as tuples.) Raises DataError for meta that is not JSON.
+    """
+    lines = []
+    for document in documents:
+        try:
+            lines.append(json.dumps(_record(document), ensure_ascii=False) + "\n")
+        except (TypeError, ValueError):
+            raise DataError(f"document {document.id}: its meta cannot be written as JSON") from None
+    write_text(Path(path), "".join(lines))
+
+
+def _record(document: Document) -> dict[str, Any]:
+    record: dict[str, Any] = {"id": document.id, "text": document.text}
+    record["spans"] = [_span_record(span) for span in document.spans]
+    if document.tokens:
+        record["tokens"] = _token_records(document.tokens, document.text)
+    if document.sentences:
+        record["sentences"] = document.sentences
+    if document.patient is not None:
+        record["patient"] = document.patient
+    if document.codes:
+        record["codes"] = document.codes
+    if document.meta:
+        record["meta"] = dict(document.meta)
+    return record
+
+
+def _span_record(span: Span) -> dict[str, Any]:
+    record: dict[str, Any] = {"start": span.start, "end": span.end, "label": span.label}
+    return {**record, "fragments": span.fragments} if span.fragments else record
+
+
+def _token_records(tokens: Offsets, text: str) -> list[dict[str, Any]]:
+    """Tokens as Prodigy wants them."""
+    return [
+        {
+            "text": text[start:end],
+            "start": start,
+            "end": end,
+            "id": i,
+            "ws": text[end : end + 1] == " ",
+        }
+        for i, (start, end) in enumerate(tokens)
+    ]

@@ -1,0 +1,109 @@
+"""PubTator: `PMID|t|title`, `PMID|a|abstract`, then a line per mention or relation.
+
+    PMID<TAB>start<TAB>end<TAB>text<TAB>type<TAB>concept[<TAB>parts of a joint mention]
+    PMID<TAB>relation<TAB>concept<TAB>concept…
+
+Text is title, one line break, abstract: offsets count the break as one character.
+`meta["concepts"]` has a row (start, end, type, concept, parts…) per mention that names a
+concept, `meta["relations"]` a row per relation.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from sys import intern
+from typing import Any
+
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document, Span
+from fednotes.data.formats.files import head, listing, read_text, same_text, unique
+
+_PASSAGE = re.compile(r"([^\s|]+)\|([ta])\|(.*)", re.DOTALL)
+
+
+_OFFSET = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass
+class _Article:
+    id: str
+    title: str
+    line: int
+    abstract: str | None = None
+    rows: list[tuple[int, list[str]]] = field(default_factory=list)  # line, columns
+
+
+def accepts(path: Path) -> bool:
+    """Whether the first line is a title."""
+    lines = head(path)
+    match = _PASSAGE.fullmatch(lines[0]) if lines else None
+    return match is not None and match.group(2) == "t"
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+    """One document per article; id: its PMID.
+
+    Raises DataError, with the line, for a line that fits no pattern or offsets that do not
+    hold the mention's text.
+    """
+    files = listing(Path(path), accepts, "PubTator")
+    return unique(_document(file, a) for file in files for a in _articles(file))
+
+
+def _articles(path: Path) -> list[_Article]:
+    articles: list[_Article] = []
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        passage = _PASSAGE.fullmatch(line)
+        if passage and passage.group(2) == "t":
+            articles.append(_Article(passage.group(1), passage.group(3), number))
+            continue
+        columns = line.split("\t")
+        name = passage.group(1) if passage else columns[0]
+        if not articles or articles[-1].id != name:
+            raise DataError.at(path, number, "no title line with this PMID goes before")
+        if passage is None:
+            articles[-1].rows.append((number, columns))
+        elif articles[-1].abstract is not None:
+            raise DataError.at(path, number, "a second abstract for one PMID")
+        else:
+            articles[-1].abstract = passage.group(3)
+    return articles
+
+
+def _document(path: Path, article: _Article) -> Document:
+    text = f"{article.title}\n{article.abstract}" if article.abstract else article.title
+    spans, concepts, relations = [], [], []
+    for number, columns in article.rows:
+        if len(columns) > 2 and not _OFFSET.fullmatch(columns[1]):
+            relations.append(tuple(columns[1:]))
+            continue
+        span = _span(path, number, columns, text)
+        spans.append(span)
+        if columns[5:]:
+            concepts.append((span.start, span.end, span.label, *columns[5:]))
+    meta: dict[str, Any] = {}
+    if concepts:
+        meta["concepts"] = tuple(concepts)
+    if relations:
+        meta["relations"] = tuple(relations)
+    return Document(article.id, text, tuple(spans), meta=meta)
+
+
+def _span(path: Path, number: int, columns: list[str], text: str) -> Span:
+    if len(columns) < 5 or not all(map(_OFFSET.fullmatch, columns[1:3])):
+        message = f"{len(columns)} columns, expected PMID, start, end, text, type, concept"
+        raise DataError.at(path, number, message)
+    start, end = int(columns[1]), int(columns[2])
+    if not start < end <= len(text):
+        message = f"{start}:{end} is no stretch of the text ({len(text)} characters)"
+        raise DataError.at(path, number, message)
+    if not same_text(text[start:end], columns[3]):
+        raise DataError.at(path, number, f"{start}:{end} is not what the text holds there")
+    if not columns[4].strip():
+        raise DataError.at(path, number, "the type is empty")
+    return Span(start, end, intern(columns[4].strip()))

@@ -1,0 +1,335 @@
+"""Splits that leak nothing: by sentence, document, patient or a given key.
+
+    units       what must stay together: a sentence, a document, a patient, a value of a key
+    groups      units joined (union-find) because they share an identical sentence
+    parts       train, valid, test: groups dealt out until each part has its share of sentences
+
+Half of the ADE corpus' test rows have their sentence in train when its rows are split naively;
+here a sentence never stands on both sides of a split. Everything is a function of the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.seeds import rng_of
+from fednotes.core.types import Document, Offsets, Span
+from fednotes.data.stats import overlapping_forms, span_form
+from fednotes.data.text import normalise, split_sentences
+
+MIN_WORDS = 5
+MASK = "MASK"
+
+
+def sentence_documents(documents: Iterable[Document]) -> tuple[Document, ...]:
+    """One document per sentence, in order; spans and tokens are kept, offsets shifted.
+
+    Ids are `<document>#<number>`; `meta["document"]` is the id of the note. Idempotent up to
+    ids. A mention never straddles two sentences (`split_sentences` sees to that).
+    """
+    made: list[Document] = []
+    for document in documents:
+        bounds = split_sentences(document)
+        spans, tokens = sorted(document.spans), document.tokens
+        meta = {"document": document.id, **_plain(document.meta)}
+        s = t = 0
+        for number, (start, end) in enumerate(bounds):
+            inside, s = _inside(spans, s, start, end)
+            own_tokens, t = _tokens_inside(tokens, t, start, end)
+            made.append(
+                Document(
+                    id=f"{document.id}#{number}",
+                    text=document.text[start:end],
+                    spans=inside,
+                    patient=document.patient,
+                    codes=document.codes,
+                    meta=meta,
+                    sentences=((0, end - start),),
+                    tokens=own_tokens,
+                )
+            )
+    return tuple(made)
+
+
+def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that one can split by. What a reader keeps of its file has the old offsets."""
+    return {k: v for k, v in meta.items() if v is None or isinstance(v, str | int | float)}
+
+
+def _inside(spans: Sequence[Span], at: int, start: int, end: int) -> tuple[tuple[Span, ...], int]:
+    """The spans within [start, end), shifted, from position `at` on; and where to go on."""
+    while at < len(spans) and spans[at].start < start:
+        at += 1
+    found: list[Span] = []
+    while at < len(spans) and spans[at].start < end:
+        if spans[at].end <= end:
+            found.append(_shift(spans[at], -start))
+        at += 1
+    return tuple(found), at
+
+
+def _tokens_inside(tokens: Offsets, at: int, start: int, end: int) -> tuple[Offsets, int]:
+    while at < len(tokens) and tokens[at][0] < start:
+        at += 1
+    first = at
+    while at < len(tokens) and tokens[at][1] <= end:
+        at += 1
+    return tuple((a - start, b - start) for a, b in tokens[first:at]), at
+
+
+def _shift(span: Span, by: int) -> Span:
+    fragments = tuple((a + by, b + by) for a, b in span.fragments)
+    return Span(span.start + by, span.end + by, span.label, fragments)
+
+
+def sentence_keys(document: Document) -> list[str]:
+    """The normalised text of each sentence: equal keys are one sentence."""
+    text = document.text
+    return [normalise(text[a:b]) for a, b in split_sentences(document)]
+
+
+def split(
+    documents: Iterable[Document],
+    fractions: Mapping[str, float],
+    by: str = "sentence",
+    seed: int = 0,
+    *,
+    min_words: int = MIN_WORDS,
+) -> dict[str, tuple[Document, ...]]:
+    """Deal `documents` out into the named parts.
+
+    fractions: share of the sentences of each part; they sum to 1. A part of 0 is empty.
+    by: "sentence" (every result is a document of one sentence), "document", "patient", or a
+        key of `Document.meta`.
+    min_words: units of more than one sentence are joined by an identical sentence only if it
+        has this many words: "She was discharged ." would make one group of a whole hospital.
+        Split by sentence, identical sentences stay together whatever their length. Shorter
+        repeats across parts are found by `fednotes check` and dropped by `without_leaks`.
+
+    Groups are shuffled and dealt in classes of size (powers of two, largest first), each to
+    the part that it leaves least over its share, so parts are near the sizes asked for and
+    hold long and short notes alike. Documents keep their order within a part.
+
+    Raises ConfigError if the fractions are no shares, DataError if a document lacks the key
+    or there are fewer groups than parts.
+    """
+    _check_fractions(fractions)
+    items = sentence_documents(documents) if by == "sentence" else tuple(documents)
+    keys = [sentence_keys(d) for d in items]
+    roots = _groups(items, keys, by, 1 if by == "sentence" else min_words)
+    members: dict[int, list[int]] = {}
+    for index, root in enumerate(roots):
+        members.setdefault(root, []).append(index)
+    groups = list(members.values())
+    sizes = [sum(max(1, len(keys[i])) for i in group) for group in groups]
+    wanted = {name: share for name, share in fractions.items() if share > 0}
+    if len(groups) < len(wanted):
+        raise DataError(
+            f"cannot split {len(items)} documents by {by} into {len(wanted)} parts: they form "
+            f"only {len(groups)} group(s) with no sentence in common; "
+            "split by a smaller unit or give more data"
+        )
+    dealt = _deal(sizes, wanted, rng_of(seed, "split", by))
+    parts: dict[str, tuple[Document, ...]] = dict.fromkeys(fractions, ())
+    for name, chosen in dealt.items():
+        indices = sorted(i for g in chosen for i in groups[g])
+        parts[name] = tuple(items[i] for i in indices)
+    return parts
+
+
+def _check_fractions(fractions: Mapping[str, float]) -> None:
+    shares = list(fractions.values())
+    if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        shown = ", ".join(f"{name} = {share:g}" for name, share in fractions.items())
+        raise ConfigError(f"the fractions of a split must sum to 1, not: {shown or 'none given'}")
+
+
+def _groups(
+    items: Sequence[Document], keys: Sequence[Sequence[str]], by: str, min_words: int
+) -> list[int]:
+    """The group (smallest index in it) of each document."""
+    parent = list(range(len(items)))
+
+    def find(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    first: dict[tuple[str, str], int] = {}
+    for index, sentences in enumerate(keys):
+        names = [("sentence", key) for key in sentences if len(key.split()) >= min_words]
+        if by not in ("sentence", "document"):
+            names.append(("unit", _unit(items, index, by)))
+        for name in names:
+            a, b = find(first.setdefault(name, index)), find(index)
+            parent[max(a, b)] = min(a, b)
+    return [find(i) for i in range(len(items))]
+
+
+def _unit(items: Sequence[Document], index: int, by: str) -> str:
+    document = items[index]
+    value = document.patient if by == "patient" else document.meta.get(by)
+    if value is None:
+        lacking = sum((d.patient if by == "patient" else d.meta.get(by)) is None for d in items)
+        raise DataError(
+            f"cannot split by {by}: {lacking} of {len(items)} documents have none; "
+            "split by document or sentence instead"
+        )
+    return str(value)
+
+
+def _deal(
+    sizes: Sequence[int], wanted: Mapping[str, float], rng: np.random.Generator
+) -> dict[str, list[int]]:
+    """Group indices per part. Webster's divisor rule on sizes; no part stays empty."""
+    order = rng.permutation(len(sizes)).tolist()
+    order.sort(key=lambda g: -sizes[g].bit_length())  # stable: shuffled within a class
+    filled = dict.fromkeys(wanted, 0.0)
+    dealt: dict[str, list[int]] = {name: [] for name in wanted}
+    for group in order:
+        name = min(wanted, key=lambda n: (filled[n] + sizes[group] / 2) / wanted[n])
+        dealt[name].append(group)
+        filled[name] += sizes[group]
+    for name in wanted:
+        if not dealt[name]:
+            donor = max(wanted, key=lambda n: len(dealt[n]))
+            smallest = min(reversed(dealt[donor]), key=lambda g: sizes[g])
+            dealt[donor].remove(smallest)
+            dealt[name].append(smallest)
+    return dealt
+
+
+def subsample(
+    documents: Sequence[Document], fraction: float, seed: int = 0
+) -> tuple[Document, ...]:
+    """A random `fraction` of the documents (rounded, at least one), in their order.
+
+    Nested: with one seed a smaller sample is a subset of a larger one, so that a learning
+    curve adds data at each point and exchanges none. Raises ConfigError unless 0 < fraction <= 1.
+    """
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"the fraction of training data must be in (0, 1], not {fraction:g}")
+    if not documents:
+        return ()
+    order = rng_of(seed, "subsample").permutation(len(documents))
+    count = max(1, round(fraction * len(documents)))
+    return tuple(documents[i] for i in sorted(order[:count].tolist()))
+
+
+def without_leaks(
+    train: Sequence[Document], test: Iterable[Document]
+) -> tuple[tuple[Document, ...], int]:
+    """`train` without the sentences that occur in `test`, and how many sentences were dropped.
+
+    A document without such a sentence is returned as it is; of another one the remaining
+    sentences are returned, as documents of one sentence each.
+    """
+    known = {key for document in test for key in sentence_keys(document)}
+    kept: list[Document] = []
+    dropped = 0
+    for document in train:
+        leaks = [key in known for key in sentence_keys(document)]
+        if not any(leaks):
+            kept.append(document)
+            continue
+        dropped += sum(leaks)
+        pieces = sentence_documents([document])
+        kept.extend(piece for piece, leak in zip(pieces, leaks, strict=True) if not leak)
+    return tuple(kept), dropped
+
+
+def mask_overlap(
+    documents: Sequence[Document],
+    other_sites_documents: Sequence[Sequence[Document]],
+    ratio: float,
+    seed: int = 0,
+) -> tuple[Document, ...]:
+    """One site's training documents with a `ratio` of the overlapping entities masked.
+
+    In words (the paper's Fig. 5 says no more than "randomly masking different ratios of
+    overlapped entities in training data"): an overlapping entity is a surface form, case and
+    white space aside, that is annotated, with any label, in the training data of at least two
+    sites. A random `ratio` of these forms is picked. Every annotated mention of a picked form
+    is replaced in the text by the one word MASK and its label is removed, so no site learns
+    from another what it could have learned of that form, while the sentence stays.
+
+    The pick depends on the set of forms and the seed alone: every site that is given all
+    the others picks the same forms, and a smaller ratio's forms are among a larger one's.
+    A mention around a masked one keeps its label (over the word MASK); a mention inside it,
+    or crossing its edge, goes with it. Unannotated occurrences stay.
+
+    Raises ConfigError unless 0 <= ratio <= 1.
+    """
+    if not 0 <= ratio <= 1:
+        raise ConfigError(f"the mask ratio must be between 0 and 1, not {ratio:g}")
+    forms = sorted(overlapping_forms([documents, *other_sites_documents]))
+    order = rng_of(seed, "mask").permutation(len(forms))
+    picked = {forms[i] for i in order[: round(ratio * len(forms))].tolist()}
+    return tuple(_masked(document, picked) for document in documents)
+
+
+def _masked(document: Document, picked: set[str]) -> Document:
+    doomed = [s for s in document.spans if span_form(document.text, s) in picked]
+    if not doomed:
+        return document
+    edits = _merge(p for s in doomed for p in (s.fragments or ((s.start, s.end),)))
+    starts = np.array([a for a, _ in edits])
+    ends = np.array([b for _, b in edits])
+    # gain[i]: by how much text behind the first i edits moves
+    gain = np.concatenate([[0], np.cumsum(len(MASK) - (ends - starts))])
+
+    def moved(at: int) -> int:
+        """The new offset; one inside a masked stretch goes to the end of its MASK."""
+        before = int(np.searchsorted(starts, at, side="left"))
+        inside = before > 0 and at < ends[before - 1]
+        return int((ends[before - 1] if inside else at) + gain[before])
+
+    def cut(a: int, b: int) -> bool:
+        """Whether [a, b) lies in, or crosses the edge of, a masked stretch."""
+        overlaps = ((s, e) for s, e in edits if a < e and s < b)
+        return any((a, b) == (s, e) or not (a <= s and e <= b) for s, e in overlaps)
+
+    spans = [
+        Span(moved(s.start), moved(s.end), s.label,
+             tuple((moved(a), moved(b)) for a, b in s.fragments))
+        for s in document.spans
+        if s not in doomed and not any(cut(a, b) for a, b in (s.fragments or ((s.start, s.end),)))
+    ]
+    tokens = [
+        (moved(a), moved(b)) for a, b in document.tokens
+        if not any(a < e and s < b for s, e in edits)
+    ]
+    if document.tokens:
+        tokens += [(moved(s), moved(e)) for s, e in edits]
+    return replace(
+        document,
+        text=_replaced(document.text, edits),
+        spans=tuple(sorted(spans)),
+        tokens=tuple(sorted(tokens)),
+        meta=_plain(document.meta),
+        sentences=tuple((moved(a), moved(b)) for a, b in document.sentences),
+    )
+
+
+def _merge(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(pieces):
+        if merged and start < merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _replaced(text: str, edits: Sequence[tuple[int, int]]) -> str:
+    pieces, at = [], 0
+    for start, end in edits:
+        pieces += [text[at:start], MASK]
+        at = end
+    return "".join([*pieces, text[at:]])

@@ -1,0 +1,298 @@
+"""Spans ⇄ tags: BIO, BIOES and IO, label maps, and mentions made flat.
+
+A tagger writes one tag per token, so it cannot say that a mention starts inside a token,
+lies within another mention, or comes in pieces. Whatever is changed to fit is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal, get_args
+
+import numpy as np
+
+from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.types import Document, Span, TagSet
+
+FlattenRule = Literal["outermost", "first_fragment", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """How gold spans fell on tokens. Each span is in exactly one count; counts add.
+
+    exact: on token boundaries. snapped: moved to the nearest boundaries that hold it.
+    shortened: lost some tokens to a neighbour. merged: not told from a neighbour of the
+    same type (all tokens taken by it, or adjacent under IO). lost: no token is left for it.
+    """
+
+    exact: int = 0
+    snapped: int = 0
+    shortened: int = 0
+    merged: int = 0
+    lost: int = 0
+
+    def __add__(self, other: Alignment) -> Alignment:
+        return Alignment(*(getattr(self, n) + getattr(other, n) for n in Alignment.__slots__))
+
+    @property
+    def spans(self) -> int:
+        """All spans that were given."""
+        return self.exact + self.snapped + self.shortened + self.merged + self.lost
+
+
+@dataclass(frozen=True, slots=True)
+class FlattenCounts:
+    """What `flatten` met; counts add.
+
+    spans: given. kept: returned. duplicates: repeats of the same offsets and label. The
+    others count distinct mentions by their outer offsets: nested (inside another), crossing
+    (overlaps another, neither inside the other), discontinuous; a mention may be in several.
+    """
+
+    spans: int = 0
+    kept: int = 0
+    duplicates: int = 0
+    nested: int = 0
+    crossing: int = 0
+    discontinuous: int = 0
+
+    def __add__(self, other: FlattenCounts) -> FlattenCounts:
+        names = FlattenCounts.__slots__
+        return FlattenCounts(*(getattr(self, n) + getattr(other, n) for n in names))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What each tag id means. prefix: one letter; type: index into types, -1 for O."""
+
+    prefix: np.ndarray  # (tags,) <U1
+    type: np.ndarray  # (tags,)
+    first: dict[str, int]  # type → id of its first tag
+
+
+@lru_cache(maxsize=256)
+def _table(tagset: TagSet) -> _Table:
+    width = len(tagset.prefixes)
+    prefix = np.array(["O", *tagset.prefixes * len(tagset.types)])
+    kind = np.concatenate([[-1], np.repeat(np.arange(len(tagset.types)), width)]).astype(np.int64)
+    return _Table(prefix, kind, {t: 1 + i * width for i, t in enumerate(tagset.types)})
+
+
+def encode(
+    spans: Iterable[Span], tokens: np.ndarray, tagset: TagSet
+) -> tuple[np.ndarray, Alignment]:
+    """Tags of one sentence.
+
+    tokens: (n, 2) character offsets in order. spans: flat (see `flatten`); one that does not
+    fall on token boundaries is snapped outward. Where two then want the same token, the one
+    that starts first (then the longer) has it.
+
+    Returns tag ids (n,) int64 and how the spans fell. Raises DataError for a label that the
+    tag set does not have.
+    """
+    ids = np.zeros(len(tokens), dtype=np.int64)  # (tokens,)
+    counts = dict.fromkeys(Alignment.__slots__, 0)
+    ordered = sorted(spans, key=lambda s: (s.start, -s.end, s.label))
+    if not ordered:
+        return ids, Alignment()
+    starts, ends = tokens[:, 0], tokens[:, 1]
+    firsts = np.searchsorted(ends, [s.start for s in ordered], side="right").tolist()
+    lasts = np.searchsorted(starts, [s.end for s in ordered], side="left").tolist()
+    table = _table(tagset)
+    taken = 0  # spans come in order, so the tokens before this one are settled
+    for span, first, last in zip(ordered, firsts, lasts, strict=True):
+        if span.label not in table.first:
+            raise DataError(
+                f"label {span.label!r} is not in the tag set {{{', '.join(tagset.types)}}}: "
+                "map it with a label map or leave it out"
+            )
+        tag = table.first[span.label]
+        free = max(first, taken)
+        if free >= last:
+            same = first < last and table.type[ids[last - 1]] == table.type[tag]
+            counts["merged" if same else "lost"] += 1
+            continue
+        if tagset.scheme == "IO" and free and ids[free - 1] == tag:
+            counts["merged"] += 1
+        elif free > first:
+            counts["shortened"] += 1
+        elif starts[first] == span.start and ends[last - 1] == span.end:
+            counts["exact"] += 1
+        else:
+            counts["snapped"] += 1
+        _write(ids, free, last, tag, tagset.scheme)
+        taken = last
+    return ids, Alignment(**counts)
+
+
+def _write(ids: np.ndarray, first: int, last: int, tag: int, scheme: str) -> None:
+    """Tags of one span on tokens first:last; `tag` is the id of its type's first tag."""
+    if scheme == "IO":
+        ids[first:last] = tag
+        return
+    ids[first] = tag
+    ids[first + 1 : last] = tag + 1
+    if scheme == "BIOES":
+        ids[last - 1] = tag + 3 if last - first == 1 else tag + 2
+
+
+def runs(tag_ids: np.ndarray, tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Spans in a tag sequence, as conlleval (Tjong Kim Sang 2000) reads it.
+
+    Returns first token, token after the last, and type index, each (spans,). Tolerant: an
+    I- or E- that continues nothing starts a span; a B- that nothing ends is a span.
+    """
+    table = _table(tagset)
+    ids = np.asarray(tag_ids, dtype=np.int64)
+    kind, prefix = table.type[ids], table.prefix[ids]  # (tokens,)
+    inside = kind >= 0
+    start = inside.copy()
+    if len(ids) > 1:
+        opens = (prefix == "B") | (prefix == "S")
+        closes = (prefix == "E") | (prefix == "S")
+        start[1:] &= opens[1:] | closes[:-1] | (kind[1:] != kind[:-1])
+    stop = inside.copy()
+    stop[:-1] &= start[1:] | ~inside[1:]
+    first = np.flatnonzero(start)
+    return first, np.flatnonzero(stop) + 1, kind[first]
+
+
+def decode(tag_ids: np.ndarray, tokens: np.ndarray, tagset: TagSet) -> list[Span]:
+    """Spans of one sentence: tag ids (n,) and token offsets (n, 2) → character offsets.
+
+    The inverse of `encode` for flat spans on token boundaries; under IO two adjacent spans
+    of one type come back as one, since the scheme cannot tell them apart.
+    """
+    first, last, kind = runs(tag_ids, tagset)
+    begin, end = tokens[first, 0].tolist(), tokens[last - 1, 1].tolist()
+    rows = zip(begin, end, kind.tolist(), strict=True)
+    return [Span(b, e, tagset.types[k]) for b, e, k in rows]
+
+
+def flatten(spans: Iterable[Span], rule: FlattenRule) -> tuple[tuple[Span, ...], FlattenCounts]:
+    """Mentions that do not overlap, all continuous, in order.
+
+    outermost: a discontinuous mention becomes its whole stretch; of overlapping mentions the
+    longest stays (then the leftmost). first_fragment: a discontinuous mention becomes its
+    first piece; then as outermost. drop: discontinuous mentions go, and so does every mention
+    that overlaps another. Raises ConfigError for another rule.
+    """
+    if rule not in get_args(FlattenRule):
+        raise ConfigError(f"unknown flatten rule {rule!r}: {nearest(rule, get_args(FlattenRule))}")
+    given = tuple(spans)
+    distinct = sorted(set(given), key=lambda s: (s.start, -s.end, s.label, s.fragments))
+    nested, crossing = _overlaps(distinct)
+    broken = [len(span.fragments) > 1 for span in distinct]
+    if rule == "drop":
+        bad = zip(distinct, nested, crossing, broken, _covers(distinct), strict=True)
+        kept = [replace(s, fragments=()) for s, *flags in bad if not any(flags)]
+    else:
+        kept = _longest([_continuous(span, rule) for span in distinct])
+    counts = FlattenCounts(
+        len(given), len(kept), len(given) - len(distinct), sum(nested), sum(crossing), sum(broken)
+    )
+    return tuple(kept), counts
+
+
+def _continuous(span: Span, rule: FlattenRule) -> Span:
+    if rule == "first_fragment" and span.fragments:
+        start, end = span.fragments[0]
+        return Span(start, end, span.label)
+    return replace(span, fragments=())
+
+
+def _overlaps(spans: Sequence[Span]) -> tuple[list[bool], list[bool]]:
+    """Which spans lie inside another, and which cross another. `spans` in `flatten`'s order."""
+    nested, crossing = [False] * len(spans), [False] * len(spans)
+    active: list[int] = []
+    for i, span in enumerate(spans):
+        active = [j for j in active if spans[j].end > span.start]
+        for j in active:
+            if spans[j].end >= span.end:  # starts no later, ends no earlier
+                nested[i] = True
+            else:
+                crossing[i] = crossing[j] = True
+        active.append(i)
+    return nested, crossing
+
+
+def _covers(spans: Sequence[Span]) -> list[bool]:
+    """Which spans hold another inside them."""
+    found = [False] * len(spans)
+    active: list[int] = []
+    for i, span in enumerate(spans):
+        active = [j for j in active if spans[j].end > span.start]
+        for j in active:
+            found[j] |= spans[j].end >= span.end
+        active.append(i)
+    return found
+
+
+def _longest(spans: Sequence[Span]) -> list[Span]:
+    """Spans picked greedily from long to short, ties from left to right, none overlapping."""
+    picked: list[Span] = []
+    flat = sorted(spans)
+    if all(left.end <= right.start for left, right in pairwise(flat)):
+        return flat
+    order = sorted(set(spans), key=lambda s: (s.start - s.end, s.start, s.label))
+    starts, ends = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
+    for span in order:
+        n = len(picked)
+        if not np.any((starts[:n] < span.end) & (ends[:n] > span.start)):
+            starts[n], ends[n] = span.start, span.end
+            picked.append(span)
+    return sorted(picked)
+
+
+def relabel(
+    documents: Iterable[Document],
+    label_map: Mapping[str, str],
+    keep: Collection[str] | None = None,
+) -> tuple[Document, ...]:
+    """Documents with other labels: mapped first ("" drops), then only those in `keep`."""
+    return tuple(_relabel(document, label_map, keep) for document in documents)
+
+
+def _relabel(
+    document: Document, label_map: Mapping[str, str], keep: Collection[str] | None
+) -> Document:
+    named = ((span, label_map.get(span.label, span.label)) for span in document.spans)
+    spans = tuple(
+        span if label == span.label else replace(span, label=label)
+        for span, label in named
+        if label and (keep is None or label in keep)
+    )
+    return document if spans == document.spans else replace(document, spans=spans)
+
+
+def types_of(documents: Iterable[Document]) -> tuple[str, ...]:
+    """The labels that occur, sorted."""
+    return tuple(sorted({span.label for document in documents for span in document.spans}))
+
+
+def allowed_transitions(tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What a tag sequence of the scheme may look like.
+
+    Returns boolean start (T,), transition (T, T) [from, to] and end (T,).
+    """
+    table = _table(tagset)
+    kind, prefix = table.type, table.prefix
+    if tagset.scheme == "IO":
+        free = np.ones(len(kind), dtype=bool)
+        return free, np.ones((len(kind), len(kind)), dtype=bool), free.copy()
+    continues = np.isin(prefix, ["I", "E"])  # (T,) must follow an open span of its type
+    if tagset.scheme == "BIO":
+        opened = np.isin(prefix, ["B", "I"])
+        end = np.ones(len(kind), dtype=bool)
+        leaves = end  # (T,) may be followed by a new span or O
+    else:
+        opened = np.isin(prefix, ["B", "I"])
+        leaves = end = ~opened
+    same = kind[:, None] == kind[None, :]  # (T, T)
+    onward = opened[:, None] & same & continues[None, :]
+    fresh = leaves[:, None] & ~continues[None, :]
+    return ~continues, onward | fresh, end.copy()

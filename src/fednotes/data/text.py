@@ -1,0 +1,160 @@
+"""Tokens and sentences of clinical text, by rule and with character offsets.
+
+Nothing here is learnt from text, so every site cuts its notes the same way without
+exchanging a word.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from fednotes.core.types import Document, Span
+
+# Accents and vowel signs written as separate characters are no "word characters" to Python's
+# `re`; without them "café" in decomposed form would be cut in three.
+_MARKS = "".join(chr(c) for c in range(0x300, 0x10000) if unicodedata.category(chr(c))[0] == "M")
+_WORD = rf"(?:[^\W_][{_MARKS}]*)+"
+_TOKEN = re.compile(rf"{_WORD}|\S[{_MARKS}]*")
+
+Bounds = tuple[int, int]
+
+
+def tokenize(text: str) -> np.ndarray:
+    """Words (letters and digits), and every other visible character by itself.
+
+    Returns (tokens, 2) int32 character offsets, half-open, in order. An underscore is
+    punctuation; a combining mark stays with the character before it. Letters and digits
+    are not parted ("B12", "60mg"): see `docs/architecture.md` for the measurement.
+    """
+    spans = [match.span() for match in _TOKEN.finditer(text)]
+    return np.array(spans, dtype=np.int32).reshape(-1, 2)  # (tokens, 2)
+
+
+def normalise(form: str) -> str:
+    """A surface form for comparison: case folded, runs of whitespace made one space."""
+    return " ".join(form.casefold().split())
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# After these a full stop never ends a sentence: something must follow.
+_TITLES = _words("dr drs mr mrs ms prof st no nos vs fig figs ref refs approx ca cf eg ie")
+# After these, and after single letters and dotted forms ("q.d."), it may: the next word decides.
+_SHORT = _words(
+    "pt pts hx dx rx tx sx fx hr hrs min mins sec wk wks mo mos yr yrs tab tabs caps inj susp "
+    "soln oint supp bid tid qid qd qod qhs prn po iv im sc sq subq temp resp resps wt ht bp "
+    "abd ext neuro cv gi gu adm dept hosp diag disch med prob poss incl excl max avg est etc al "
+    "jr sr inc ltd co corp jan feb mar apr jun jul aug sep sept oct nov dec tue tues thu thurs "
+    "fri lat ant post inf bilat mod sev freq cont vol pp assoc spec sp spp var subsp"
+)
+_OPENERS = _words(
+    "the a an he she it they we i his her its their our this that these those there in on at after "
+    "before during for from with without when while since as if however although and but patient "
+    "patients no not denies reports was were is are has had to by one two three all both upon "
+    "family history physical laboratory examination"
+)
+_END = re.compile(r"[.!?]+[\"'\u201d\u2019)\]]*(?=\s)")
+_BEFORE = re.compile(r"[^\s(\[\"'\u201c\u2018/,;]+$")
+_NEXT = re.compile(r"[\"'\u201c\u2018(\[]*(\w+)?")
+_LIST_NUMBER = re.compile(r"(?:\d{1,3}|[A-Za-z]|[ivxIVX]{1,4})[.)]+\Z")
+_WRAPPED = 50  # characters; a shorter line was not broken for its width
+
+
+def split_sentences(document: Document) -> list[Bounds]:
+    """Sentences of a document as half-open character offsets, trimmed, none of them empty.
+
+    The source's own sentences where it gives them; else lines, and within a line a rule
+    that knows clinical abbreviations, numbers and list items. A long line that goes on in
+    lower case was broken for its width and is joined. Never cuts through a gold span.
+    """
+    if document.sentences:
+        return join_cut(document.sentences, document.spans)
+    text = document.text
+    bounds: list[Bounds] = []
+    for start, end in _paragraphs(text):
+        cuts = [start, *_ends(text, start, end), end]
+        bounds += pairwise(cuts)
+    trimmed = (_trim(text, start, end) for start, end in join_cut(bounds, document.spans))
+    return [(start, end) for start, end in trimmed if start < end]
+
+
+def join_cut(bounds: Sequence[Bounds], spans: Iterable[Span]) -> list[Bounds]:
+    """Sentences in order, those joined that a span (with all its fragments) reaches across."""
+    ordered = sorted((span.start, span.end) for span in spans)
+    joined: list[Bounds] = []
+    reach = following = 0  # reach: the end of the spans that start before the sentence
+    for start, end in bounds:
+        while following < len(ordered) and ordered[following][0] < start:
+            reach = max(reach, ordered[following][1])
+            following += 1
+        if joined and reach > start:
+            start = joined.pop()[0]
+        joined.append((start, end))
+    return joined
+
+
+def _paragraphs(text: str) -> list[Bounds]:
+    """Lines, with lines that were broken for their width put together."""
+    parts: list[Bounds] = []
+    position = 0
+    wrapped = False
+    for line in text.split("\n"):
+        start, end = position, position + len(line)
+        position = end + 1
+        if wrapped and line.lstrip()[:1].islower():
+            start = parts.pop()[0]
+        parts.append((start, end))
+        body = line.rstrip()
+        wrapped = len(body) >= _WRAPPED and body[-1] not in ".:;!?"
+    return parts
+
+
+def _ends(text: str, start: int, end: int) -> list[int]:
+    """Offsets inside one paragraph at which a sentence ends."""
+    found: list[int] = []
+    for match in _END.finditer(text, start, end):
+        if _is_end(text, found[-1] if found else start, match, end):
+            found.append(match.end())
+    return found
+
+
+def _is_end(text: str, start: int, match: re.Match[str], end: int) -> bool:
+    """Whether the punctuation in `match` ends the sentence that began at `start`."""
+    after = match.end()
+    while after < end and text[after].isspace():
+        after += 1
+    if after == end:
+        return False  # the paragraph's own end
+    head = text[max(start, match.start() - 40) : match.start()]
+    if _LIST_NUMBER.match(text[start : match.end()].strip()):
+        return False  # "1. Aspirin"
+    if not set("!?").isdisjoint(match.group()):
+        return True
+    following = _NEXT.match(text, after, end)
+    word = (following.group(1) if following else None) or ""
+    found = _BEFORE.search(head)
+    before = found.group() if found else ""
+    short = before.casefold().replace(".", "")
+    if short in _TITLES:
+        return False
+    dotted = "." in before and not before[0].isdigit()
+    if dotted or short in _SHORT or (len(short) == 1 and short.isalpha()):
+        return word[:1].isupper() and word.casefold() in _OPENERS
+    if word[:1].islower():
+        return len(short) >= 3 and short.isalpha() and before.islower()
+    return True
+
+
+def _trim(text: str, start: int, end: int) -> Bounds:
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    return start, end

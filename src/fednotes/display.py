@@ -1,0 +1,199 @@
+"""How a run looks in a terminal: a bar, the last evaluation, a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fednotes.engines.inprocess import RoundResult
+from fednotes.simulate import Part, site_metrics
+
+if TYPE_CHECKING:
+    from fednotes.data.checks import Report
+    from fednotes.data.stats import CorpusStats
+
+CONDITIONS = ("alone", "federated", "pooled")
+
+
+class RichDisplay:
+    """A progress bar for each part; a line for each evaluation where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar: Progress | None = None
+
+    def begin(self, part: Part, rounds: int, sentences: int) -> None:
+        """A part starts (or goes on)."""
+        self._close()
+        self._part, self._rounds, self._sentences = part, rounds, sentences
+        self._started: tuple[int, float] | None = None
+        self._scores = ""
+        self._bar = Progress(
+            TextColumn("[bold]{task.description:<22}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[line]}"),
+            TimeRemainingColumn(compact=True),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task(part.name, total=rounds, line="")
+        self._bar.start()
+
+    def round(self, result: RoundResult) -> None:
+        """A round was committed."""
+        assert self._bar is not None
+        if result.evaluated:
+            scores = {site: m["f1"] for site, m in site_metrics(result).items()}
+            self._scores = "F1 " + " ".join(f"{s} {f1:.3f}" for s, f1 in scores.items())
+        line = (
+            f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  "
+            f"{self._rate(result):.0f} sent/s  ↑{_size(result.bytes_up)} ↓{_size(result.bytes_down)}"
+        )
+        self._bar.update(self._task, completed=result.round + 1, line=line)
+        if result.evaluated and not self.console.is_terminal:
+            self.console.print(
+                f"{self._part.name}: round {result.round + 1}/{self._rounds}  {line}",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+    def end(self) -> None:
+        """The part is trained."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._rounds)
+        self._close()
+
+    def features(self, done: int, total: int) -> None:
+        """Frozen features are being computed."""
+        if self._bar is None:
+            self._bar = Progress(
+                TextColumn("[bold]{task.description:<22}"),
+                BarColumn(bar_width=20),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(compact=True),
+                console=self.console,
+                disable=not self.console.is_terminal,
+            )
+            self._task = self._bar.add_task("frozen features", total=total)
+            self._bar.start()
+        self._bar.update(self._task, completed=done, total=total)
+        if done >= total:
+            self._close()
+
+    def _rate(self, result: RoundResult) -> float:
+        """Training sentences a second since the part began or went on."""
+        if self._started is None:
+            self._started = (result.round, result.seconds)
+            return 0.0
+        rounds, seconds = result.round - self._started[0], result.seconds - self._started[1]
+        config = self._part.config
+        each = config.batch_size
+        if config.exchange == "weights":
+            each = self._sentences * config.local_epochs
+        return rounds * each / seconds if seconds > 0 else 0.0
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def result_table(summary: Mapping[str, Any]) -> Table:
+    """Strict and relaxed F1 of every site under every condition."""
+    conditions = [c for c in CONDITIONS if c in summary["mean"]]
+    table = Table(title=f"{summary['title']} (test F1 in %, seed {summary['seed']})")
+    table.add_column("site")
+    for condition in conditions:
+        table.add_column(f"{condition}\nstrict", justify="right")
+        table.add_column("\nrelaxed", justify="right")
+    for site, scores in summary["sites"].items():
+        table.add_row(site, *_cells(scores, conditions))
+    table.add_section()
+    table.add_row("mean", *_cells(summary["mean"], conditions), style="bold")
+    return table
+
+
+def _cells(scores: Mapping[str, Any], conditions: list[str]) -> list[str]:
+    return [
+        f"{100 * scores[c][kind]['f1']:.1f}" for c in conditions for kind in ("strict", "relaxed")
+    ]
+
+
+def _size(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError
+
+
+def runs_bar(console: Console, name: str) -> AbstractContextManager[Callable[[str, int, int], None]]:
+    """A bar over whole runs; yields the function to tell of each finished one."""
+    return _RunsBar(console, name)
+
+
+class _RunsBar:
+    def __init__(self, console: Console, name: str) -> None:
+        self.console, self.name = console, name
+        self.bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[line]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Callable[[str, int, int], None]:
+        self.task = self.bar.add_task(self.name, total=None, line="")
+        self.bar.start()
+        return self.tell
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def tell(self, run: str, done: int, total: int) -> None:
+        self.bar.update(self.task, completed=done, total=total, line=run)
+        if not self.console.is_terminal:
+            self.console.print(f"{self.name}: {done}/{total} {run}", highlight=False)
+
+
+def stats_tables(stats: CorpusStats) -> list[Table]:
+    """Table 1 of Ge et al. 2020: each site's counts, then the forms that sites share."""
+    table = Table(title="corpora")
+    for head in ("site", "documents", "sentences", "tokens", "entities", "forms", "types"):
+        table.add_column(head, justify="left" if head in ("site", "types") else "right")
+    for site in stats.sites:
+        numbers = (site.documents, site.sentences, site.tokens, site.mentions, site.forms)
+        types = ", ".join(f"{label} {count:,}" for label, count in site.entities.items())
+        table.add_row(site.site, *(f"{n:,}" for n in numbers), types)
+    if len(stats.sites) == 1:
+        return [table]
+    shared = Table(title=f"overlapping entities: {stats.overlapping:,} forms at two sites or more")
+    shared.add_column("forms in common")
+    for site in stats.sites:
+        shared.add_column(site.site, justify="right")
+    for site, row in zip(stats.sites, stats.pairwise, strict=True):
+        shared.add_row(site.site, *(f"{n:,}" for n in row))
+    return [table, shared]
+
+
+def findings_table(report: Report) -> Table:
+    """What `fednotes check` found, errors first."""
+    table = Table()
+    for head in ("level", "site", "what", "finding"):
+        table.add_column(head)
+    looks = {"error": "bold red", "warning": "yellow", "info": ""}
+    for level, look in looks.items():
+        for finding in report.findings:
+            if finding.level == level:
+                table.add_row(level, finding.site, finding.code, finding.message, style=look)
+    return table

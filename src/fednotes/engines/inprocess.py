@@ -1,0 +1,198 @@
+"""The embedded engine: every site in this process, for simulation, tests and papers.
+
+A call of a site is a function call; what a deployment would send is counted in bytes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fednotes.core.errors import ModelError, TrainingError
+from fednotes.core.store import load_state, save_state
+from fednotes.core.tensors import nbytes
+from fednotes.core.update import Tensors, Total, Update
+from fednotes.federation import Option, SiteTasks, State
+
+NUMBER_BYTES = 8  # a weight, a metric or an option on the wire
+KEPT_CHECKPOINTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What one committed round looked like from the server.
+
+    metrics: what the method reported. sites: how many answered. bytes_up, bytes_down: since
+    the run began, all sites together. seconds: since the run began, restarts left out.
+    replies: task → site → that site's own counts; simulation only, never in a deployment.
+    """
+
+    round: int
+    metrics: Mapping[str, float]
+    sites: int
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    evaluated: bool
+    epsilon: float | None = None
+    replies: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+
+
+Observer = Callable[[RoundResult], None]
+
+
+class InProcess:
+    """A federation of sites that live in this process.
+
+    sites: in a fixed order; sums add in that order.
+    directory: where checkpoints go; None keeps none.
+    resume: go on from the newest whole checkpoint in `directory`.
+    observer: told of each committed round.
+
+    Raises ModelError if `resume` finds only damaged checkpoints.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[SiteTasks],
+        *,
+        directory: Path | None = None,
+        resume: bool = False,
+        observer: Observer | None = None,
+    ) -> None:
+        if not sites:
+            raise TrainingError("a federation needs at least one site")
+        self._sites = tuple(sites)
+        self._directory = directory
+        self._observer = observer
+        self._replies: dict[str, dict[str, Mapping[str, float]]] = {}
+        self._before = 0.0  # seconds spent before a restart
+        self._started = time.monotonic()
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._resumed = self._restore() if resume else None
+
+    @property
+    def seconds(self) -> float:
+        """Time spent so far, over all restarts."""
+        return self._before + time.monotonic() - self._started
+
+    def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
+        """Run `task` at every site in turn and add the replies as they come."""
+        return Total.of(self._call(site, task, tensors, options) for site in self._sites)
+
+    def each(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> Mapping[str, Update]:
+        """Every site's reply; in one process there is nobody to hide it from."""
+        return {site.id: self._call(site, task, tensors, options) for site in self._sites}
+
+    def rounds(self, start: int, stop: int) -> Iterator[_Round]:
+        """Rounds by number; each is committed by the method."""
+        for number in range(start, stop):
+            yield _Round(number, self._commit)
+
+    def resume(self) -> State | None:
+        """The server's state from the checkpoint this run goes on from."""
+        return self._resumed
+
+    def _call(
+        self, site: SiteTasks, task: str, tensors: Tensors | None, options: Mapping[str, Option]
+    ) -> Update:
+        if task not in site.tasks:
+            raise TrainingError(f"site {site.id!r} has no task {task!r}")
+        sent = tensors or {}
+        update: Update = getattr(site, task)(sent, **options)
+        self.bytes_down += nbytes(sent) + NUMBER_BYTES * len(options)
+        self.bytes_up += nbytes(update.tensors) + NUMBER_BYTES * (1 + len(update.metrics))
+        self._replies.setdefault(task, {})[site.id] = update.metrics
+        return update
+
+    def _commit(self, state: State, metrics: Mapping[str, float], evaluated: bool) -> None:
+        if evaluated and self._directory is not None:
+            self._save(state)
+        if self._observer is not None:
+            self._observer(
+                RoundResult(
+                    round=state.round - 1,
+                    metrics=metrics,
+                    sites=len(self._sites),
+                    bytes_up=self.bytes_up,
+                    bytes_down=self.bytes_down,
+                    seconds=self.seconds,
+                    evaluated=evaluated,
+                    replies=self._replies,
+                )
+            )
+
+    def _save(self, state: State) -> None:
+        """Both sides in one folder, so that they never come from different rounds."""
+        assert self._directory is not None
+        tensors = {f"server/{name}": value for name, value in state.tensors.items()}
+        facts: dict[str, Any] = {
+            "round": state.round,
+            "server": state.facts,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "seconds": self.seconds,
+            "sites": {},
+        }
+        for index, site in enumerate(self._sites):
+            kept = site.state()
+            tensors |= {f"site{index}/{name}": value for name, value in kept.tensors.items()}
+            facts["sites"][site.id] = {"round": kept.round, "facts": kept.facts}
+        save_state(self._directory / f"round-{state.round:08d}", tensors, facts)
+        for old in sorted(self._directory.glob("round-*"))[:-KEPT_CHECKPOINTS]:
+            shutil.rmtree(old)
+
+    def _restore(self) -> State | None:
+        """Read the newest whole checkpoint and put the sites back to it."""
+        if self._directory is None:
+            return None
+        folders = sorted(self._directory.glob("round-*"), reverse=True)
+        for folder in folders:
+            try:
+                tensors, facts = load_state(folder)
+            except ModelError:
+                continue
+            return self._take(tensors, facts)
+        if folders:
+            raise ModelError(
+                f"{self._directory}: every checkpoint is damaged: start again without --resume"
+            )
+        return None
+
+    def _take(self, tensors: Tensors, facts: Mapping[str, Any]) -> State:
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            owner, _, rest = name.partition("/")
+            parts.setdefault(owner, {})[rest] = value
+        kept = facts["sites"]
+        if list(kept) != [site.id for site in self._sites]:
+            raise ModelError(
+                f"{self._directory}: the checkpoint is of sites {', '.join(kept)}, "
+                f"the job has {', '.join(site.id for site in self._sites)}"
+            )
+        for index, site in enumerate(self._sites):
+            own = kept[site.id]
+            site.restore(State(own["round"], parts.get(f"site{index}", {}), own["facts"]))
+        self.bytes_up, self.bytes_down = facts["bytes_up"], facts["bytes_down"]
+        self._before = facts["seconds"]
+        return State(facts["round"], parts.get("server", {}), facts["server"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    number: int
+    _commit: Callable[[State, Mapping[str, float], bool], None]
+
+    def commit(
+        self, state: State, metrics: Mapping[str, float], *, evaluated: bool = False
+    ) -> None:
+        self._commit(state, metrics, evaluated)

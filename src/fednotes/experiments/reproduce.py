@@ -1,0 +1,276 @@
+"""Tables and figures of the papers: a grid of runs over one job.
+
+A grid is a TOML file beside its job: `base` names the job, each `[[runs]]` a row with the
+settings that it changes, `[budget]` and `[full]` the seeds and settings of either size. Every
+run is one `fednotes simulate` command in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.errors import ConfigError, FednotesError, nearest
+from fednotes.core.settings import build, read_toml
+from fednotes.core.store import write_json, write_text
+from fednotes.jobs import load_job
+from fednotes.metrics.compare import summarise
+
+KINDS = ("strict", "relaxed")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table or point of a curve.
+
+    label: in the table. set: `--set` assignments. conditions: which of them this row runs;
+    `x` and `series` place it in a plot.
+    """
+
+    label: str
+    conditions: tuple[str, ...]
+    set: tuple[str, ...] = ()
+    x: float = 0.0
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the grid is run. minutes: what to expect on two cores."""
+
+    seeds: tuple[int, ...]
+    set: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid file. paper: the paper's own figures, label → column → percent."""
+
+    title: str
+    base: str
+    runs: tuple[Row, ...]
+    budget: Size
+    full: Size
+    x: str = ""
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    paper_note: str = ""
+
+
+def grids() -> dict[str, Path]:
+    """Grid files by name, such as `fedner-table2`."""
+    root = Path(str(resources.files("fednotes") / "experiments"))
+    found = {f"{path.parent.name}-{path.stem}": path for path in sorted(root.glob("*/*.toml"))}
+    return {name: path for name, path in found.items() if "base" in read_toml(path)}
+
+
+def load_grid(name: str) -> tuple[Grid, Path]:
+    """A grid by name. Raises ConfigError."""
+    known = grids()
+    if name not in known:
+        raise ConfigError(f"no experiment is called {name!r}; {nearest(name, known)}")
+    path = known[name]
+    return build(Grid, read_toml(path), path.name), path
+
+
+def reproduce(
+    name: str,
+    out: Path,
+    *,
+    full: bool = False,
+    settings: tuple[str, ...] = (),
+    workers: int = 2,
+    tell: Callable[[str, int, int], None] = lambda run, done, all: None,
+) -> dict[str, Any]:
+    """Run a grid and gather its table; finished runs in `out` are kept, unfinished resumed.
+
+    settings: further `--set` for every run. tell: called after each run.
+    Raises FednotesError with a failed run's own message.
+    """
+    grid, path = load_grid(name)
+    size = grid.full if full else grid.budget
+    base = f"{path.parent.name}/{grid.base}"
+    commands = []
+    for row in grid.runs:
+        for seed in size.seeds:
+            conditions = json.dumps(list(row.conditions))
+            chosen = (*size.set, *row.set, *settings, f"seed={seed}", f"conditions={conditions}")
+            load_job(base, chosen)  # a wrong setting shows now, not in an hour
+            commands.append((row, seed, _command(base, _folder(out, row, seed), chosen)))
+    done = 0
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        for label in pool.map(_run, commands):
+            done += 1
+            tell(label, done, len(commands))
+    table = gather(grid, size, out)
+    table |= {"experiment": name, "full": full, "settings": list(settings)}
+    write_json(out / "results.json", table)
+    write_text(out / "results.md", markdown(table))
+    return table
+
+
+def _folder(out: Path, row: Row, seed: int) -> Path:
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in row.label)
+    return out / "runs" / safe / f"seed-{seed}"
+
+
+def _command(base: str, folder: Path, settings: tuple[str, ...]) -> list[str]:
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return ["simulate", base, "--out", str(folder), *sets]
+
+
+def _run(command: tuple[Row, int, list[str]]) -> str:
+    """One simulate command; its output goes into log.txt beside its folder."""
+    row, seed, arguments = command
+    folder = Path(arguments[3])
+    if not (folder / "summary.json").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        resume = ["--resume"] if (folder / "job.json").exists() else []
+        log = folder.with_suffix(".log")
+        with log.open("a", encoding="utf-8") as file:
+            code = subprocess.call(
+                [sys.executable, "-m", "fednotes.cli", *arguments, *resume],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+        if code:
+            lines = log.read_text(encoding="utf-8").strip().splitlines() or ["no output"]
+            raise FednotesError(
+                f"{lines[-1].removeprefix('error: ')} (in: fednotes {shlex.join(arguments)})"
+            )
+    return f"{row.label}, seed {seed}"
+
+
+def gather(grid: Grid, size: Size, out: Path) -> dict[str, Any]:
+    """Mean and standard deviation over seeds for every row, condition and site."""
+    rows = []
+    for row in grid.runs:
+        runs = []
+        for seed in size.seeds:
+            path = _folder(out, row, seed) / "summary.json"
+            runs.append(json.loads(path.read_text(encoding="utf-8")))
+        for condition in row.conditions:
+            per_run = [_picked(run, condition) for run in runs]
+            rows.append(
+                {
+                    "label": row.label,
+                    "condition": condition,
+                    "x": row.x,
+                    "group": row.group,
+                    "set": list(row.set),
+                    "scores": summarise(per_run),
+                }
+            )
+    return {
+        "title": grid.title,
+        "note": size.note,
+        "seeds": list(size.seeds),
+        "set": list(size.set),
+        "x": grid.x,
+        "rows": rows,
+        "paper": grid.paper,
+        "paper_note": grid.paper_note,
+    }
+
+
+def _picked(run: Mapping[str, Any], condition: str) -> dict[str, Any]:
+    """{"site": {"strict": {"f1": …}, "relaxed": …}, …, "mean": …} of one run."""
+    scores = {site: by[condition] for site, by in run["sites"].items()}
+    scores["mean"] = run["mean"][condition]
+    return {
+        name: {kind: {"f1": score[kind]["f1"]} for kind in KINDS} for name, score in scores.items()
+    }
+
+
+def markdown(table: Mapping[str, Any]) -> str:
+    """The table as Markdown: F1 in percent, mean ± standard deviation over seeds."""
+    return "".join(line + "\n" for line in _lines(table))
+
+
+def _lines(table: Mapping[str, Any]) -> Iterator[str]:
+    columns = list(table["rows"][0]["scores"])
+    yield f"### {table['title']}"
+    yield ""
+    yield f"Test F1 in percent, strict / relaxed; seeds {', '.join(map(str, table['seeds']))}."
+    if table["note"]:
+        yield table["note"]
+    yield ""
+    yield "| run | condition | " + " | ".join(columns) + " |"
+    yield "|---|---|" + "---:|" * len(columns)
+    for row in table["rows"]:
+        cells = [
+            " / ".join(_cell(row["scores"][column][kind]["f1"]) for kind in KINDS)
+            for column in columns
+        ]
+        yield f"| {row['label']} | {row['condition']} | " + " | ".join(cells) + " |"
+    if table["paper"]:
+        heads = list(next(iter(table["paper"].values())))
+        yield ""
+        yield f"The paper's own figures. {table['paper_note']}"
+        yield ""
+        yield "| run | " + " | ".join(heads) + " |"
+        yield "|---|" + "---:|" * len(heads)
+        for label, figures in table["paper"].items():
+            yield f"| {label} | " + " | ".join(f"{figures[h]:.2f}" for h in heads) + " |"
+
+
+def _cell(score: Mapping[str, float | None]) -> str:
+    mean, std = score["mean"], score["std"]
+    assert mean is not None
+    return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")
+
+
+def plot(table: Mapping[str, Any], folder: Path) -> Path | None:
+    """Strict F1 over `x`, one panel a column, one curve a condition (and group); a PNG.
+
+    None where the table has no `x` or matplotlib (the extra "plot") is not installed.
+    """
+    if not table["x"]:
+        return None
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = list(table["rows"][0]["scores"])
+    figure, panels = pyplot.subplots(
+        1, len(columns), figsize=(3.2 * len(columns), 3), squeeze=False, layout="constrained"
+    )
+    for panel, column in zip(panels[0], columns, strict=True):
+        for (group, condition), rows in _curves(table).items():
+            scores = [row["scores"][column]["strict"]["f1"] for row in rows]
+            panel.errorbar(
+                [row["x"] for row in rows],
+                [100 * s["mean"] for s in scores],
+                [100 * (s["std"] or 0) for s in scores],
+                marker="o",
+                capsize=3,
+                label=f"{group} {condition}".strip(),
+            )
+        panel.set_title(column)
+        panel.set_xlabel(table["x"])
+    panels[0][0].set_ylabel("strict F1 (%)")
+    panels[0][-1].legend()
+    path = folder / "figure.png"
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path
+
+
+def _curves(table: Mapping[str, Any]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    curves: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in table["rows"]:
+        curves.setdefault((row["group"], row["condition"]), []).append(row)
+    return curves

@@ -1,0 +1,91 @@
+"""What the server side of a method sees of its sites: a sum.
+
+    total = federation.sum("gradients", shared, round=7)      # Σ over sites
+
+A method never learns who added what, how the tensors travelled, who dropped out or whether
+the sum was masked: the engine between method and sites (`engines/`) does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from fednotes.core.update import Tensors, Total, Update
+
+Option = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that one side must keep to go on after a restart.
+
+    tensors: by name. facts: JSON values (counters, histories, names).
+    """
+
+    round: int
+    tensors: Tensors = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Round(Protocol):
+    """One turn of a method's loop."""
+
+    @property
+    def number(self) -> int:
+        """The round's number, from 0."""
+
+    def commit(
+        self, state: State, metrics: Mapping[str, float], *, evaluated: bool = False
+    ) -> None:
+        """End the round: progress and ledger; after an evaluation a line of metrics.jsonl and
+        a checkpoint of both sides too.
+
+        state: what the server needs to start with round `number + 1`.
+        metrics: summed or averaged numbers for people to read.
+        """
+
+
+class Federation(Protocol):
+    """The sites, taken together."""
+
+    def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
+        """Send `tensors` to every site, run `task` there, and add what the sites return.
+
+        Raises TrainingError if too few sites answer or their replies do not fit together.
+        """
+
+    def each(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> Mapping[str, Update]:
+        """Every site's own reply, by site. For methods that truly need it.
+
+        Raises RefusedError where a policy or the secure sum forbids it.
+        """
+
+    def rounds(self, start: int, stop: int) -> Iterator[Round]:
+        """The rounds from `start` to `stop` - 1."""
+
+    def resume(self) -> State | None:
+        """The server's state at the last checkpoint, if this run goes on from one."""
+
+
+class SiteTasks(Protocol):
+    """The site side of a method: its public tasks, and what it must keep.
+
+    A task is a method `task(tensors, **options) -> Update` whose name is in `tasks`; an
+    engine calls no other.
+    """
+
+    tasks: ClassVar[frozenset[str]]
+
+    @property
+    def id(self) -> str:
+        """The site's name in the job."""
+
+    def state(self) -> State:
+        """What is private to the site and changes while it trains."""
+
+    def restore(self, state: State) -> None:
+        """Go back to a kept state."""

@@ -1,0 +1,256 @@
+"""Job files: one TOML table says what is trained, on whose notes, and how.
+
+    method = "fedner"                 # names a module of fednotes.methods
+    preset = "best"                   # or "paper": that method's settings, overridden below
+    seed = 1
+    [training]                        # the method's Config
+    [model]                           # its model's settings
+    [sites.mercy]                     # one table a site, see `SiteConfig`
+    path = "mercy/notes.jsonl"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import reduce
+from importlib import resources
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.settings import assign, build, read_toml
+from fednotes.core.types import Scheme, SiteData, TagSet
+from fednotes.models.tagger_config import tagger_config
+
+METHODS = ("fedner",)
+CONDITIONS = ("alone", "federated", "pooled")
+_TOP = {"title", "method", "preset", "seed", "conditions", "threads", "notes"}
+_TABLES = {"training", "model", "sites", "synthetic"}
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """Where one site's notes are and how they are read.
+
+    path: a file or folder that is split here; or train, valid and test, each a file or
+        folder (without valid, a tenth of train is held out). Relative to the job file;
+        `$NAME` stands for an environment variable.
+    format: of the files; guessed from their content if empty.
+    types: the entity types kept, after label_map; all if empty. A label mapped to "" is
+        dropped.
+    split: what stays together when `path` is split: "sentence", "document", "patient" or a
+        key of the documents' meta. valid_fraction, test_fraction: of the units.
+    fraction: of the training sentences that are used. mask_overlap: the ratio of surface
+        forms, annotated at another site too, that are masked in training (`data/split.py`).
+    flatten: what becomes of overlapping and discontinuous mentions.
+    """
+
+    path: str = ""
+    train: str = ""
+    valid: str = ""
+    test: str = ""
+    format: str = ""
+    types: tuple[str, ...] = ()
+    label_map: Mapping[str, str] = field(default_factory=dict)
+    scheme: Scheme = "BIO"
+    split: str = "sentence"
+    valid_fraction: float = 0.1
+    test_fraction: float = 0.2
+    fraction: float = 1.0
+    mask_overlap: float = 0.0
+    flatten: Literal["outermost", "first_fragment", "drop"] = "outermost"
+
+    def __post_init__(self) -> None:
+        if bool(self.path) == bool(self.train):
+            raise ConfigError("give either `path` (split here) or `train` and `test`")
+        if self.train and not self.test:
+            raise ConfigError("`train` is given without `test`")
+        for name in ("valid_fraction", "test_fraction", "fraction", "mask_overlap"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: expected 0 to 1")
+        if self.fraction == 0:
+            raise ConfigError("fraction = 0: a site needs training data")
+
+
+@dataclass(frozen=True)
+class SyntheticConfig:
+    """Generated sites in place of files (`data/synthetic.py`).
+
+    sites: how many. sentences: of the first site's training data, roughly; others differ.
+    """
+
+    sites: int = 3
+    sentences: int = 400
+
+    def __post_init__(self) -> None:
+        if self.sites < 1 or self.sentences < 10:
+            raise ConfigError("expected at least 1 site and 10 sentences")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job file, read and checked.
+
+    table: the raw tables after `--set`, for the record. folder: what relative paths are
+    relative to.
+    """
+
+    name: str
+    title: str
+    method: str
+    seed: int
+    conditions: tuple[str, ...]
+    threads: int
+    config: Any
+    sites: Mapping[str, SiteConfig]
+    synthetic: SyntheticConfig | None
+    table: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def module(self) -> ModuleType:
+        """The method's module."""
+        return importlib.import_module(f"fednotes.methods.{self.method}")
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the declarative job; two runs with one fingerprint are one run."""
+        text = json.dumps(self.table, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def built_in_jobs() -> dict[str, Path]:
+    """The jobs that come with the package, by name: `demo`, `fedner/table2`, …"""
+    root = Path(str(resources.files("fednotes") / "experiments"))
+    found = {str(path.relative_to(root).with_suffix("")): path for path in root.rglob("*.toml")}
+    return {name: path for name, path in sorted(found.items()) if "base" not in read_toml(path)}
+
+
+def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
+    """Read a job file, or a built-in job by name, and apply `--set` assignments.
+
+    Raises ConfigError naming file, table and key.
+    """
+    path = Path(name)
+    if not path.exists():
+        known = built_in_jobs()
+        if str(name) not in known:
+            raise ConfigError(
+                f"{name}: no such job file, nor a built-in job; {nearest(str(name), known)}"
+            )
+        path = known[str(name)]
+    table = read_toml(path)
+    for assignment in settings:
+        assign(table, assignment)
+    return parse_job(table, path.stem, path.resolve().parent, str(path))
+
+
+def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> Job:
+    """A job from its tables. Raises ConfigError."""
+    for key in table:
+        if key not in _TOP | _TABLES:
+            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, _TOP | _TABLES)}")
+    top = build(_Top, {k: v for k, v in table.items() if k in _TOP}, where)
+    if top.method not in METHODS:
+        raise ConfigError(f"{where}: method = {top.method!r}; {nearest(top.method, METHODS)}")
+    for condition in top.conditions:
+        if condition not in CONDITIONS:
+            raise ConfigError(
+                f"{where}: conditions has {condition!r}; {nearest(condition, CONDITIONS)}"
+            )
+    synthetic, sites = _sources(table, where)
+    return Job(
+        name=name,
+        title=top.title or name,
+        method=top.method,
+        seed=top.seed,
+        conditions=tuple(c for c in CONDITIONS if c in top.conditions),
+        threads=top.threads,
+        config=_config(top, table, where),
+        sites=sites,
+        synthetic=synthetic,
+        table=table,
+        folder=folder,
+    )
+
+
+@dataclass(frozen=True)
+class _Top:
+    method: str
+    title: str = ""
+    notes: str = ""
+    preset: str = "best"
+    seed: int = 1
+    conditions: tuple[str, ...] = ("alone", "federated", "pooled")
+    threads: int = 1
+
+
+def _sources(
+    table: Mapping[str, Any], where: str
+) -> tuple[SyntheticConfig | None, dict[str, SiteConfig]]:
+    if ("sites" in table) == ("synthetic" in table):
+        raise ConfigError(f"{where}: give either [sites.NAME] tables or a [synthetic] table")
+    if "synthetic" in table:
+        return build(SyntheticConfig, table["synthetic"], f"{where} [synthetic]"), {}
+    if not isinstance(table["sites"], Mapping) or not table["sites"]:
+        raise ConfigError(f"{where}: expected one table [sites.NAME] for each site")
+    sites = {}
+    for site, values in table["sites"].items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", site):
+            raise ConfigError(
+                f"{where} [sites.{site}]: a site's name has letters, digits, - and _ only"
+            )
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where}: sites.{site} is a value, expected a table [sites.{site}]")
+        sites[site] = build(SiteConfig, values, f"{where} [sites.{site}]")
+    return None, sites
+
+
+def _config(top: _Top, table: Mapping[str, Any], where: str) -> Any:
+    module = importlib.import_module(f"fednotes.methods.{top.method}")
+    if top.preset not in module.PRESETS:
+        raise ConfigError(f"{where}: preset = {top.preset!r}; {nearest(top.preset, module.PRESETS)}")
+    preset = module.PRESETS[top.preset]
+    for key in ("seed", "tags", "model"):
+        if key in table.get("training", {}):
+            raise ConfigError(f"{where} [training]: {key!r} does not belong here")
+    values = preset.get("training", {}) | table.get("training", {}) | {"seed": top.seed}
+    training = {f.name for f in fields(module.Config)} - {"seed", "tags", "model"}
+    for key in table.get("training", {}):
+        if key not in training:
+            raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
+    settings = _expand(preset.get("model", {}) | table.get("model", {}))
+    try:
+        model = tagger_config(settings)
+        model.require_input()
+    except ConfigError as error:
+        raise ConfigError(f"{where} [model]: {error}") from error
+    return build(module.Config, values | {"model": model}, f"{where} [training]")
+
+
+def _expand(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Environment variables in text values."""
+    return {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
+
+
+def expand(text: str, where: str) -> str:
+    """`$NAME` and `~` in a path. Raises ConfigError for a variable that is not set."""
+    missing = [n for n in re.findall(r"\$\{?(\w+)\}?", text) if n not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"{where} = {text!r}: the environment variable {missing[0]} is not set; "
+            f"for example: export {missing[0]}=/path/to/folder"
+        )
+    return os.path.expanduser(os.path.expandvars(text))
+
+
+def complete_tags(sites: list[SiteData]) -> TagSet:
+    """The union of the sites' tag sets, in site order."""
+    return reduce(TagSet.union, (site.tags for site in sites))

@@ -1,0 +1,223 @@
+"""FedNER: medical named entity recognition with a shared and a private module.
+
+Suyu Ge, Fangzhao Wu, Chuhan Wu, Tao Qi, Yongfeng Huang, Xing Xie (2020), "FedNER:
+Privacy-preserving Medical Named Entity Recognition with Federated Learning".
+
+    paper       here
+    P           the sites of the federation
+    S_i         `Site.train_set`, the training sentences of platform i; |S_i| = `num_examples`
+    N           `Config.batch_size`
+    N_i         the mini-batch of platform i in one round; |N_i| = `Site.share`
+    θ_s         `Server.shared`, the layers that are not in `Config.private`
+    θ_p^i       the layers in `Config.private` (BiLSTM and CRF in the paper)
+    L^i         mean negative log likelihood of the mini-batch, `Tagger.loss`
+    α           `Config.learning_rate`
+
+Eq. 1 sums over sentences; L^i is the mean here, because Eq. 2 weights by |S_i| already and a
+sum over |N_i| ∝ |S_i| sentences would weight twice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.types import TagSet
+from fednotes.core.update import Total
+from fednotes.federation import Federation, State
+from fednotes.methods.fedner_site import Site as Site
+from fednotes.methods.optim import Adam
+from fednotes.metrics.spans import SpanCounts
+from fednotes.models.tagger import build_tagger
+from fednotes.models.tagger_config import LAYERS, TaggerConfig
+
+BISECTIONS = 64
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one FedNER run.
+
+    model: the tagger that every site runs.
+    private: the layers that never leave a site, of words, characters, context, cnn, lstm,
+        crf; `[]` shares all (then every site's output layer has the complete tag set). A
+        layer that the tagger lacks may be named.
+    exchange: "gradients" (Algorithm 1: a round is one mini-batch) or "weights" (a round is
+        `local_epochs` epochs at each site, then the mean of the shared layers).
+    batch_size: N, sentences of all sites together.
+    learning_rate: α of Adam, on both sides.
+    epochs: at most so many passes over the training data.
+    patience: stop after so many evaluations without a better F1 on all validation data.
+    personal_epochs: epochs of the whole tagger at each site alone, after the federation
+        ends; kept only where the site's own validation F1 rises.
+    tags: the complete tag set, the union over the sites; a job fills it in.
+    """
+
+    model: TaggerConfig = field(default_factory=TaggerConfig)
+    private: tuple[str, ...] = ("lstm", "crf")
+    exchange: Literal["gradients", "weights"] = "gradients"
+    local_epochs: int = 1
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    epochs: int = 30
+    patience: int = 5
+    personal_epochs: int = 0
+    seed: int = 0
+    tags: TagSet = field(default_factory=lambda: TagSet(()))
+
+    def __post_init__(self) -> None:
+        for name in ("local_epochs", "batch_size", "epochs", "patience"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
+        if not self.learning_rate > 0:
+            raise ConfigError(f"learning_rate = {self.learning_rate}: it must be above 0")
+        if self.personal_epochs < 0:
+            raise ConfigError(f"personal_epochs = {self.personal_epochs}: at least 0 is needed")
+        if self.exchange not in ("gradients", "weights"):
+            raise ConfigError(
+                f"exchange = {self.exchange!r}: expected \"gradients\" (a mini-batch a round) "
+                'or "weights" (local epochs a round)'
+            )
+        _check_layers(self.private)
+
+
+PRESETS: dict[str, dict[str, Any]] = {"paper": {}, "best": {}}
+
+
+def train(federation: Federation, config: Config) -> State:
+    """Algorithm 1 of Ge et al. 2020."""  # [fedner alg 1]
+    server = Server(config, federation.resume())
+    examples = agree_on_shares(federation, config.batch_size)  # Σ_j |S_j|
+    task = "gradients" if config.exchange == "gradients" else "train"
+    epoch = rounds_per_epoch(config, examples)
+    for round in federation.rounds(server.round, total_rounds(config, examples)):
+        if server.converged:
+            break
+        total = federation.sum(task, server.shared, round=round.number)
+        server.step(total)  # [fedner eq 2]
+        evaluated = (round.number + 1) % epoch == 0
+        if evaluated:
+            server.judge(federation.sum("evaluate", server.shared, round=round.number))
+        round.commit(server.state(), server.metrics, evaluated=evaluated)
+    federation.sum("finish", server.shared, epochs=config.personal_epochs)
+    return server.state()
+
+
+class Server:
+    """θ_s, its optimizer, and when to stop."""
+
+    def __init__(self, config: Config, resumed: State | None) -> None:
+        tagger = build_tagger(config.model, config.tags, config.seed)
+        self.config = config
+        self.shared = {
+            name: parameter.detach()
+            for name, parameter in tagger.trainable().items()
+            if name.split(".")[0] not in config.private
+        }
+        self._adam = Adam(self.shared, config.learning_rate)
+        self.round = 0
+        self.best = -1.0
+        self.waited = 0  # evaluations since the best one
+        self.metrics: dict[str, float] = {}
+        if resumed is not None:
+            self._restore(resumed)
+
+    @property
+    def converged(self) -> bool:
+        """No better validation F1 for `patience` evaluations."""
+        return self.waited >= self.config.patience
+
+    def step(self, total: Total) -> None:
+        """θ_s ← θ_s − α ∂L/∂θ_s by Adam; or θ_s ← the weighted mean of the sites' θ_s."""
+        if self.config.exchange == "gradients":
+            self._adam.step(total.mean())  # Σ |S_i| ∂L^i/∂θ_s / Σ |S_j|
+        else:
+            self.shared = total.mean()
+        self.round += 1
+        self.metrics = {"loss": total.metrics["loss"] / total.weight}
+
+    def judge(self, total: Total) -> None:
+        """Note the micro F1 over every site's validation counts.
+
+        An F1 of zero does not count as waiting: a tagger says O until it has seen enough.
+        """
+        f1 = SpanCounts.from_metrics(total.metrics).scores()["strict"]["f1"]
+        self.waited = 0 if f1 > self.best or f1 == 0 else self.waited + 1
+        self.best = max(f1, self.best)
+        self.metrics["valid_f1"] = f1
+
+    def state(self) -> State:
+        """Everything that the next round depends on."""
+        tensors = {f"shared.{name}": value for name, value in self.shared.items()}
+        facts = {"best": self.best, "waited": self.waited}
+        return State(self.round, tensors | self._adam.state(), facts)
+
+    def _restore(self, state: State) -> None:
+        for name, value in self.shared.items():
+            value.copy_(state.tensors[f"shared.{name}"])
+        self._adam.restore(state.tensors)
+        self.round = state.round
+        self.best, self.waited = state.facts["best"], state.facts["waited"]
+
+
+def batch_shares(sizes: list[int], batch_size: int) -> list[int]:
+    """|N_i| = |S_i| / Σ|S_j| · N by largest remainders, at least one each.
+
+    What `agree_on_shares` computes without anybody knowing the sizes; ties go to the
+    earlier site here. A minimum of one may lift the sum above N.
+    """
+    total = sum(sizes)
+    exact = [size * batch_size / total for size in sizes]
+    floors = [math.floor(x) for x in exact]
+    by_remainder = sorted(range(len(sizes)), key=lambda i: (floors[i] - exact[i], i))
+    extra = set(by_remainder[: batch_size - sum(floors)])
+    return [max(1, floors[i] + (i in extra)) for i in range(len(sizes))]
+
+
+def agree_on_shares(federation: Federation, batch_size: int) -> int:
+    """Let every site learn its |N_i|; return Σ_j |S_j|.
+
+    Largest remainders need an order of the sites' remainders, but no site may show its
+    size. So the server asks for sums alone: of the sizes, of the rounded-down shares, and,
+    halving an interval, of how many remainders lie above a threshold, until just as many
+    do as sentences are missing from the batch.
+    """
+    # [fedner batch]
+    examples = int(federation.sum("count").metrics["sentences"])
+    if examples == 0:
+        raise ConfigError("no site has a training sentence: check the paths and `fraction`")
+    asked = {"examples": examples, "batch_size": batch_size}
+    missing = batch_size - int(federation.sum("floor", **asked).metrics["floor"])
+    low, high, threshold = 0.0, 1.0, 1.0  # remainders lie in [0, 1)
+    for _ in range(BISECTIONS if missing else 0):
+        threshold = (low + high) / 2
+        above = int(federation.sum("above", **asked, threshold=threshold).metrics["above"])
+        if above == missing:
+            break
+        low, high = (threshold, high) if above > missing else (low, threshold)
+    federation.sum("take_share", **asked, threshold=threshold)
+    return examples
+
+
+def rounds_per_epoch(config: Config, examples: int) -> int:
+    """Rounds between two evaluations: an epoch of mini-batches, or one round of weights."""
+    return math.ceil(examples / config.batch_size) if config.exchange == "gradients" else 1
+
+
+def total_rounds(config: Config, examples: int) -> int:
+    """The most rounds that a run can take; examples: Σ_j |S_j|."""
+    if config.exchange == "weights":
+        return math.ceil(config.epochs / config.local_epochs)
+    return config.epochs * rounds_per_epoch(config, examples)
+
+
+def _check_layers(private: tuple[str, ...]) -> None:
+    """A known layer that this tagger lacks may be named; an unknown one is a mistake."""
+    for name in private:
+        if name not in LAYERS:
+            raise ConfigError(
+                f"private = {list(private)}: no layer is called {name!r}; "
+                f"from bottom to top they are {', '.join(LAYERS)}"
+            )

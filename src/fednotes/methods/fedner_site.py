@@ -1,0 +1,247 @@
+"""The site side of FedNER: PlatformUpdate of Algorithm 1, and what surrounds it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.store import write_json
+from fednotes.core.tensors import load_into, snapshot
+from fednotes.core.types import Document, SiteData
+from fednotes.core.update import Tensors, Update
+from fednotes.data.batches import buckets
+from fednotes.federation import State
+from fednotes.methods.optim import Adam
+from fednotes.metrics.spans import SpanCounts, forms_of
+from fednotes.models.tagger import Prepared, build_tagger
+from fednotes.models.tagger_io import save_tagger
+
+if TYPE_CHECKING:
+    from fednotes.methods.fedner import Config
+
+REMAINDER_GRID = 2**20
+
+
+class Site:
+    """One platform: its data, its private module, and the tasks that the server may ask for.
+
+    directory: where the finished tagger and its scores are written; None writes nothing.
+    cache: folder for frozen contextual features (`models/features.py`); None computes them
+    in memory.
+
+    Raises ConfigError if the site has no training sentence.
+    """
+
+    tasks: ClassVar[frozenset[str]] = frozenset(
+        {"count", "floor", "above", "take_share", "gradients", "train", "evaluate", "finish"}
+    )
+
+    def __init__(
+        self,
+        data: SiteData,
+        config: Config,
+        *,
+        directory: Path | None = None,
+        device: str = "cpu",
+        cache: Path | None = None,
+        progress: Any = None,
+    ) -> None:
+        self.data = data
+        self.config = config
+        self.directory = directory
+        tags = data.tags if "crf" in config.private else config.tags
+        self.tagger = build_tagger(config.model, tags, config.seed, device=device)
+        prepare = partial(self.tagger.prepare, cache=cache, progress=progress)
+        self.train_set = prepare(data.train)
+        self.valid_set = prepare(data.valid, gold=False)
+        self.test_set = prepare(data.test, gold=False)
+        self.num_examples = self.train_set.sentences
+        if self.num_examples == 0:
+            raise ConfigError(f"site {data.id!r} has no training sentence")
+        self.share = config.batch_size
+        parameters = self.tagger.trainable()
+        self.shared = {n: p for n, p in parameters.items() if _layer(n) not in config.private}
+        self.private = {n: p for n, p in parameters.items() if _layer(n) in config.private}
+        local = self.private if config.exchange == "gradients" else parameters
+        self.adam = Adam(local, config.learning_rate)
+        self.steps = 0  # mini-batches so far
+        self.best_f1 = -1.0
+        self.best: dict[str, torch.Tensor] = {}
+        self.scores: dict[str, Any] = {}
+
+    @property
+    def id(self) -> str:
+        """The site's name in the job."""
+        return self.data.id
+
+    # |N_i| without showing |S_i|: see `agree_on_shares`
+
+    def count(self, tensors: Tensors) -> Update:
+        """|S_i|."""
+        return Update(metrics={"sentences": self.num_examples})
+
+    def floor(self, tensors: Tensors, *, examples: int, batch_size: int) -> Update:
+        """|S_i| / Σ|S_j| · N, rounded down."""
+        return Update(metrics={"floor": self.num_examples * batch_size // examples})
+
+    def above(
+        self, tensors: Tensors, *, examples: int, batch_size: int, threshold: float
+    ) -> Update:
+        """1 where the remainder of the division lies above the threshold."""
+        return Update(metrics={"above": self._remainder(examples, batch_size) > threshold})
+
+    def take_share(
+        self, tensors: Tensors, *, examples: int, batch_size: int, threshold: float
+    ) -> Update:
+        """Set |N_i|: rounded down, plus one above the threshold, at least one."""
+        extra = self._remainder(examples, batch_size) > threshold
+        self.share = max(1, self.num_examples * batch_size // examples + extra)
+        return Update(metrics={"share": self.share})
+
+    def _remainder(self, examples: int, batch_size: int) -> float:
+        """The remainder in [0, 1), made distinct by a hash of the site's name."""
+        part = self.num_examples * batch_size % examples * REMAINDER_GRID // examples
+        tie = int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:4], "big") / 2**32
+        return (part + tie) / REMAINDER_GRID
+
+    # training
+
+    def gradients(self, tensors: Tensors, *, round: int) -> Update:
+        """One mini-batch: step θ_p, return ∂L^i/∂θ_s with weight |S_i|."""
+        # [fedner private]
+        load_into(self.shared, tensors)
+        loss = self._backward(self._batch(self.steps))
+        gradients = {
+            name: torch.zeros_like(value) if value.grad is None else value.grad.cpu()
+            for name, value in self.shared.items()
+        }
+        for parameter in self.shared.values():
+            parameter.grad = None
+        self.adam.step()  # θ_p^i ← θ_p^i − α ∂L^i/∂θ_p^i
+        return Update(gradients, self.num_examples, {"loss": loss * self.num_examples})
+
+    def train(self, tensors: Tensors, *, round: int) -> Update:
+        """`local_epochs` epochs of the whole tagger; return θ_s with weight |S_i|."""
+        load_into(self.shared, tensors)
+        batches = self.config.local_epochs * self._batches_per_epoch()
+        loss = sum(self._local_step(self.adam) for _ in range(batches)) / batches
+        return Update(
+            {name: value.cpu() for name, value in snapshot(self.shared).items()},
+            self.num_examples,
+            {"loss": loss * self.num_examples},
+        )
+
+    def _local_step(self, adam: Adam) -> float:
+        loss = self._backward(self._batch(self.steps))
+        adam.step()
+        return loss
+
+    def _backward(self, batch: np.ndarray) -> float:
+        """Gradients of the mini-batch's mean loss into every parameter's `.grad`."""
+        torch.manual_seed(seed_of(self.config.seed, "dropout", self.id, self.steps))
+        self.tagger.train()
+        loss = self.tagger.loss(self.train_set, batch)  # L^i
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"site {self.id!r}: the loss is {value} at mini-batch {self.steps}: "
+                "lower learning_rate, or check the word vectors and features for NaN"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.steps += 1
+        return value
+
+    def _batches_per_epoch(self) -> int:
+        return math.ceil(self.num_examples / self.share)
+
+    def _batch(self, step: int) -> np.ndarray:
+        """The mini-batch of a step: an epoch's order depends on seed, site and epoch alone."""
+        epoch, position = divmod(step, self._batches_per_epoch())
+        if getattr(self, "_epoch", None) != (epoch, self.share):
+            rng = rng_of(self.config.seed, "order", self.id, epoch)
+            self._order = buckets(self.train_set.lengths, self.share, rng)
+            self._epoch = (epoch, self.share)
+        return self._order[position]
+
+    # judging and keeping the best
+
+    def evaluate(self, tensors: Tensors, *, round: int) -> Update:
+        """Counts on the site's validation data; keep the tagger if it is the best so far."""
+        load_into(self.shared, tensors)
+        counts = self._judge()
+        return Update(metrics=counts.to_metrics())
+
+    def _judge(self) -> SpanCounts:
+        counts = self.counts(self.data.valid, self.valid_set)
+        f1 = counts.scores()["strict"]["f1"]
+        if f1 > self.best_f1 or not self.data.valid:
+            self.best_f1 = f1
+            self.best = snapshot(self.tagger.trainable())
+        return counts
+
+    def finish(self, tensors: Tensors, *, epochs: int = 0) -> Update:
+        """Personal epochs, back to the best tagger, test counts, save."""
+        if self.best:
+            load_into(self.tagger.trainable(), self.best)
+        else:
+            load_into(self.shared, tensors)
+        self._personalise(epochs)
+        counts = self.counts(self.data.test, self.test_set, forms_of(self.data.train))
+        self.scores = counts.scores()
+        if self.directory is not None:
+            save_tagger(self.tagger, self.directory / "model")
+            write_json(self.directory / "scores.json", self.scores)
+        return Update(metrics=counts.to_metrics())
+
+    def _personalise(self, epochs: int) -> None:
+        """Epochs of the whole tagger on the site's own data, a fresh optimizer."""
+        adam = Adam(self.tagger.trainable(), self.config.learning_rate)
+        for _ in range(epochs):
+            for _ in range(self._batches_per_epoch()):
+                self._local_step(adam)
+            self._judge()
+        if self.best:
+            load_into(self.tagger.trainable(), self.best)
+
+    def counts(
+        self, documents: Sequence[Document], prepared: Prepared, seen: Collection[str] = frozenset()
+    ) -> SpanCounts:
+        """Right, wrong and missed mentions of the types that this site annotates."""
+        predicted = self.tagger.predict(prepared)
+        return SpanCounts.of(documents, predicted, seen=seen, types=self.data.tags.types)
+
+    # what a restart must not lose
+
+    def state(self) -> State:
+        """Private parameters, optimizer moments and the best tagger so far."""
+        own = self.private if self.config.exchange == "gradients" else self.tagger.trainable()
+        tensors = {f"private.{name}": value.detach() for name, value in own.items()}
+        tensors |= self.adam.state() | {f"best.{n}": value for n, value in self.best.items()}
+        return State(self.steps, tensors, {"best_f1": self.best_f1})
+
+    def restore(self, state: State) -> None:
+        """Go back to a kept state."""
+        own = self.private if self.config.exchange == "gradients" else self.tagger.trainable()
+        load_into(own, dict(_without_prefix(state.tensors, "private.")))
+        self.adam.restore(state.tensors)
+        self.best = dict(_without_prefix(state.tensors, "best."))
+        self.steps, self.best_f1 = state.round, state.facts["best_f1"]
+
+
+def _layer(name: str) -> str:
+    return name.split(".")[0]
+
+
+def _without_prefix(tensors: Tensors, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, value in tensors.items():
+        if name.startswith(prefix):
+            yield name.removeprefix(prefix), value

@@ -1,0 +1,103 @@
+"""A saved tagger on new text."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.types import Document
+from fednotes.data.formats import FORMATS, guess_format, read
+from fednotes.data.tags import flatten
+from fednotes.metrics.spans import SpanCounts
+from fednotes.models.tagger_io import load_tagger
+
+
+def predict_text(model: Path, text: str, format: str, out: Path | None, device: str) -> None:
+    """Predict and write. text: a path, `-` for stdin, or the text itself.
+
+    Raises ConfigError where brat is asked for without a folder, DataError for a bad file.
+    """
+    if format == "brat" and out is None:
+        raise ConfigError("brat is a folder of files: give --out FOLDER")
+    tagger = load_tagger(model, device=device)
+    predicted = tagger.predict(documents_of(text))
+    if out is not None:
+        FORMATS[format].write(predicted, out)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "predictions"
+        FORMATS[format].write(predicted, path)
+        sys.stdout.write(path.read_text(encoding="utf-8"))
+
+
+def documents_of(text: str) -> tuple[Document, ...]:
+    """Documents from a corpus file or folder, a plain text file, stdin or the text itself."""
+    if text == "-":
+        return (Document("stdin", sys.stdin.read()),)
+    path = Path(text)
+    try:
+        exists = path.exists()
+    except OSError:  # a text longer than a path may be
+        exists = False
+    if not exists:
+        if "\n" not in text and " " not in text and ("/" in text or path.suffix):
+            raise DataError(f"{text}: no such file")
+        return (Document("text", text),)
+    if path.is_file() and path.suffix == ".txt" and not path.with_suffix(".ann").exists():
+        return (_plain(path),)
+    if path.is_dir() and not any(path.glob("*.ann")) and (files := sorted(path.glob("*.txt"))):
+        return tuple(_plain(file) for file in files)
+    return read(path, guess_format(path))
+
+
+def _plain(path: Path) -> Document:
+    try:
+        return Document(path.stem, path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}: convert it first") from error
+
+
+def evaluate_path(model: Path, path: Path, format: str | None, device: str) -> dict[str, Any]:
+    """Scores of a saved tagger on annotated documents, for the types that it knows.
+
+    Raises DataError if the file annotates none of them.
+    """
+    tagger = load_tagger(model, device=device)
+    gold = tuple(
+        Document(d.id, d.text, flatten(d.spans, "outermost")[0], sentences=d.sentences)
+        for d in read(path, format)
+    )
+    types = tagger.tagset.types
+    found = {span.label for document in gold for span in document.spans}
+    if not found & set(types):
+        raise DataError(
+            f"{path} annotates {', '.join(sorted(found)) or 'nothing'}, "
+            f"the model knows {', '.join(types)}: no label is common"
+        )
+    return SpanCounts.of(gold, tagger.predict(gold), types=types).scores()
+
+
+def score_table(scores: dict[str, Any]) -> Table:
+    """Precision, recall and F1 in percent, all types together and one by one."""
+    table = Table()
+    for head in ("type", "mentions", "strict P", "R", "F1", "relaxed P", "R", "F1"):
+        table.add_column(head, justify="left" if head == "type" else "right")
+    for label, score in scores["by_type"].items():
+        table.add_row(label, str(score["support"]), *_numbers(score))
+    table.add_section()
+    support = sum(score["support"] for score in scores["by_type"].values())
+    table.add_row("all", str(support), *_numbers(scores), style="bold")
+    return table
+
+
+def _numbers(score: dict[str, Any]) -> list[str]:
+    return [
+        f"{100 * score[kind][key]:.1f}"
+        for kind in ("strict", "relaxed")
+        for key in ("precision", "recall", "f1")
+    ]

@@ -1,0 +1,320 @@
+"""Run a job in the embedded engine: each site alone, all federated, all pooled.
+
+    OUT/job.json                     the declarative job, versions and machine
+    OUT/metrics.jsonl                a line per evaluation
+    OUT/alone/SITE/ …                each part: checkpoints/, sites/SITE/model, done.json
+    OUT/summary.json, OUT/report.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+import torch
+
+import fednotes
+from fednotes.core.errors import ConfigError
+from fednotes.core.store import write_json, write_text
+from fednotes.core.types import SiteData
+from fednotes.engines.inprocess import InProcess, RoundResult
+from fednotes.jobs import Job, complete_tags
+from fednotes.metrics.spans import SpanCounts, forms_of
+from fednotes.models.features import default_cache
+from fednotes.report.html import write_report
+from fednotes.sites import Sites, load_sites
+
+
+@dataclass(frozen=True)
+class Part:
+    """One training run of a job: a condition, and the site if it trains alone."""
+
+    condition: str
+    sites: tuple[SiteData, ...]
+    config: Any
+    site: str = ""
+
+    @property
+    def name(self) -> str:
+        """The part's folder below the run's."""
+        return f"{self.condition}/{self.site}" if self.site else self.condition
+
+
+class Display(Protocol):
+    """Who is told how a run goes."""
+
+    def begin(self, part: Part, rounds: int, sentences: int) -> None: ...
+
+    def round(self, result: RoundResult) -> None: ...
+
+    def end(self) -> None: ...
+
+    def features(self, done: int, total: int) -> None: ...
+
+
+def simulate(
+    job: Job,
+    out: Path,
+    *,
+    resume: bool = False,
+    device: str = "cpu",
+    display: Display | None = None,
+    cache: Path | None = None,
+) -> dict[str, Any]:
+    """Train and judge every part of a job; returns what summary.json holds.
+
+    out: the run's folder; new, or with `resume` that of an unfinished run of the same job.
+    cache: folder of frozen features; the user's default one if None.
+    Raises ConfigError if `out` holds another run.
+    """
+    _claim(job, out, resume)
+    torch.set_num_threads(job.threads)
+    torch.use_deterministic_algorithms(device == "cpu")
+    sites = load_sites(job)
+    config = replace(job.config, tags=complete_tags(list(sites.data)))
+    log = _Log(out / "metrics.jsonl", resume)
+    results = {}
+    for part in _parts(job, sites, config):
+        done = out / part.name / "done.json"
+        if not (resume and done.exists()):
+            folder = out / part.name
+            outcome = _run(job, part, folder, resume, device, display, cache, log, sites)
+            write_json(done, outcome)
+        results[part.name] = json.loads(done.read_text(encoding="utf-8"))
+    summary = _summary(job, sites, results)
+    write_json(out / "summary.json", summary)
+    write_report(out)
+    return summary
+
+
+def _claim(job: Job, out: Path, resume: bool) -> None:
+    """Make `out` this job's folder, or refuse."""
+    record = out / "job.json"
+    if record.exists():
+        other = json.loads(record.read_text(encoding="utf-8")).get("fingerprint")
+        if not resume:
+            raise ConfigError(
+                f"{out} holds a run already: give another --out, --resume to go on with it, "
+                "or --overwrite to replace it"
+            )
+        if other != job.fingerprint:
+            raise ConfigError(f"{out} holds a run of another job (or other --set): nothing done")
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not an empty folder: give another --out")
+    write_json(
+        record,
+        {
+            "fingerprint": job.fingerprint,
+            "job": job.name,
+            "folder": str(job.folder),
+            "table": job.table,
+            "versions": versions(),
+        },
+    )
+
+
+def versions() -> dict[str, str]:
+    """What a result may depend on."""
+    return {
+        "fednotes": fednotes.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
+
+
+def _parts(job: Job, sites: Sites, config: Any) -> list[Part]:
+    """The training runs of the asked conditions."""
+    parts = []
+    if "alone" in job.conditions:
+        batch = job.module.batch_shares([len(s.train) for s in sites.data], config.batch_size)
+        parts += [
+            Part("alone", (site,), replace(config, batch_size=share), site.id)
+            for site, share in zip(sites.data, batch, strict=True)
+        ]
+    if "federated" in job.conditions:
+        parts.append(Part("federated", sites.data, config))
+    if "pooled" in job.conditions:
+        parts.append(_pooled(sites, config))
+    return parts
+
+
+def _pooled(sites: Sites, config: Any) -> Part:
+    """One model trained on all sites' sentences.
+
+    With complete labels, or one tag set everywhere: simply all sentences together. Otherwise
+    one output layer for each site's tag set over layers trained on all, which is this same
+    method with a private CRF alone: a reference, not a bound.
+    """
+    schemes = {site.tags.scheme for site in sites.data}
+    types = {frozenset(site.tags.types) for site in sites.data}
+    source = sites.complete or sites.data
+    if len(schemes) > 1 or (sites.complete is None and len(types) > 1):
+        heads = replace(config, private=("crf",), exchange="gradients", personal_epochs=0)
+        return Part("pooled", sites.data, heads)
+    together = SiteData(
+        id="pooled",
+        tags=config.tags,
+        train=tuple(d for site in source for d in site.train),
+        valid=tuple(d for site in source for d in site.valid),
+        test=(),
+    )
+    return Part("pooled", (together,), replace(config, personal_epochs=0))
+
+
+def _run(
+    job: Job,
+    part: Part,
+    folder: Path,
+    resume: bool,
+    device: str,
+    display: Display | None,
+    cache: Path | None,
+    log: _Log,
+    sites: Sites,
+) -> dict[str, Any]:
+    """Train one part and score it on every site's test data."""
+    progress = display.features if display else None
+    members = [
+        job.module.Site(
+            data,
+            part.config,
+            directory=folder / "sites" / data.id,
+            device=device,
+            cache=cache or default_cache(),
+            progress=progress,
+        )
+        for data in part.sites
+    ]
+    examples = sum(member.num_examples for member in members)
+    engine = InProcess(
+        members,
+        directory=folder / "checkpoints",
+        resume=resume,
+        observer=lambda result: _observe(result, part, log, display),
+    )
+    state = engine.resume()
+    log.rewind(part, state.round if state else 0)
+    if display:
+        display.begin(part, job.module.total_rounds(part.config, examples), examples)
+    final = job.module.train(engine, part.config)
+    if display:
+        display.end()
+    scores = {member.id: member.scores for member in members}
+    if part.condition == "pooled" and members[0].id == "pooled":
+        scores = {site.id: _scores_of(members[0], site) for site in sites.data}
+    return {
+        "scores": scores,
+        "rounds": final.round,
+        "seconds": engine.seconds,
+        "bytes_up": engine.bytes_up,
+        "bytes_down": engine.bytes_down,
+    }
+
+
+def _scores_of(pooled: Any, site: SiteData) -> dict[str, Any]:
+    """A pooled tagger on one site's test data, the site's own types only."""
+    predicted = pooled.tagger.predict(site.test)
+    seen = forms_of(site.train)
+    return SpanCounts.of(site.test, predicted, seen=seen, types=site.tags.types).scores()
+
+
+def _observe(result: RoundResult, part: Part, log: _Log, display: Display | None) -> None:
+    if result.evaluated:
+        log.write(part, result)
+    if display:
+        display.round(result)
+
+
+class _Log:
+    """metrics.jsonl, without lines that a resumed run will write again."""
+
+    def __init__(self, path: Path, resume: bool) -> None:
+        self.path = path
+        if not resume:
+            write_text(path, "")
+
+    def rewind(self, part: Part, round: int) -> None:
+        """Drop the part's lines from `round` on, and a line cut short by a kill."""
+        kept = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if entry["part"] != part.name or entry["round"] < round:
+                kept.append(line)
+        write_text(self.path, "".join(line + "\n" for line in kept))
+
+    def write(self, part: Part, result: RoundResult) -> None:
+        entry = {
+            "part": part.name,
+            "condition": part.condition,
+            **({"site": part.site} if part.site else {}),
+            "round": result.round,
+            **result.metrics,
+            "sites": site_metrics(result),
+            "bytes_up": result.bytes_up,
+            "bytes_down": result.bytes_down,
+            "seconds": round(result.seconds, 3),
+        }
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def site_metrics(result: RoundResult) -> dict[str, dict[str, float]]:
+    """Validation F1 of each site, from its own counts; simulations only."""
+    replies: Mapping[str, Mapping[str, float]] = result.replies.get("evaluate", {})
+    return {
+        site: {"f1": SpanCounts.from_metrics(metrics).scores()["strict"]["f1"]}
+        for site, metrics in replies.items()
+    }
+
+
+def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What summary.json holds; fractions, not percent."""
+    ids = [site.id for site in sites.data]
+    scores: dict[str, dict[str, Any]] = {site: {} for site in ids}
+    conditions: dict[str, dict[str, float]] = {}
+    for name, result in results.items():
+        condition = name.split("/")[0]
+        for site, score in result["scores"].items():
+            scores[site][condition] = score
+        spent = conditions.setdefault(condition, {})
+        for key in ("rounds", "seconds", "bytes_up", "bytes_down"):
+            spent[key] = spent.get(key, 0) + result[key]
+    federated = conditions.get("federated", {})
+    return {
+        "title": job.title,
+        "method": job.method,
+        "seed": job.seed,
+        "seconds": sum(c["seconds"] for c in conditions.values()),
+        "bytes_up": federated.get("bytes_up", 0),
+        "bytes_down": federated.get("bytes_down", 0),
+        "sites": scores,
+        "mean": {c: mean_scores([scores[s][c] for s in ids]) for c in conditions},
+        "conditions": conditions,
+        "config": job.table,
+        "versions": versions(),
+        "notes": list(sites.notes),
+    }
+
+
+def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The plain mean over sites of precision, recall and F1, strict and relaxed."""
+    return {
+        kind: {
+            key: fmean(score[kind][key] for score in scores)
+            for key in ("precision", "recall", "f1")
+        }
+        for kind in ("strict", "relaxed")
+    }
+
+

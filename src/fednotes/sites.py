@@ -1,0 +1,134 @@
+"""A job's sites → their data: read, mapped, flattened, split, reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.types import Document, SiteData, TagSet
+from fednotes.data import synthetic
+from fednotes.data.formats import read
+from fednotes.data.split import (
+    mask_overlap,
+    sentence_documents,
+    split,
+    subsample,
+    without_leaks,
+)
+from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
+from fednotes.jobs import Job, SiteConfig, expand
+
+Parts = dict[str, tuple[Document, ...]]
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The sites of a job in its order.
+
+    complete: the same texts with every site's types annotated; synthetic data only.
+    notes: what was changed on the way, as counts.
+    """
+
+    data: tuple[SiteData, ...]
+    complete: tuple[SiteData, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def load_sites(job: Job) -> Sites:
+    """Read every site of a job.
+
+    Raises DataError for a bad file, ConfigError for a setting that does not fit it.
+    """
+    if job.synthetic is not None:
+        made = synthetic.generate(
+            num_sites=job.synthetic.sites,
+            sentences_per_site=job.synthetic.sentences,
+            seed=job.seed,
+        )
+        return Sites(tuple(s.data for s in made), tuple(s.complete for s in made))
+    notes: list[str] = []
+    parts = {name: _read_site(job, name, site, notes) for name, site in job.sites.items()}
+    data = []
+    for name, site in job.sites.items():
+        documents = parts[name]
+        tags = TagSet(site.types or types_of(documents["train"]), site.scheme)
+        if not documents["train"]:
+            raise ConfigError(f"site {name!r}: no training document is left after splitting")
+        if not tags.types:
+            raise ConfigError(
+                f"site {name!r}: no entity is annotated in its training data; "
+                "check its format and label_map"
+            )
+        train = _reduced(job, name, site, parts)
+        data.append(SiteData(name, tags, train, documents["valid"], documents["test"]))
+    return Sites(tuple(data), None, tuple(notes))
+
+
+def _read_site(job: Job, name: str, site: SiteConfig, notes: list[str]) -> Parts:
+    """Train, valid and test documents with mapped, flat labels."""
+    if site.path:
+        documents = _read(job, name, site, site.path, notes)
+        fractions = {
+            "train": 1 - site.valid_fraction - site.test_fraction,
+            "valid": site.valid_fraction,
+            "test": site.test_fraction,
+        }
+        return split(documents, fractions, site.split, job.seed)
+    parts = {
+        part: _read(job, name, site, getattr(site, part), notes) if getattr(site, part) else ()
+        for part in ("train", "valid", "test")
+    }
+    if not parts["valid"] and site.valid_fraction:
+        held = {"train": 1 - site.valid_fraction, "valid": site.valid_fraction}
+        parts |= split(parts["train"], held, site.split, job.seed)
+    for part in ("valid", "test"):
+        parts["train"], dropped = without_leaks(parts["train"], parts[part])
+        if dropped:
+            notes.append(f"{name}: {dropped} training sentences dropped that occur in {part}")
+    return parts
+
+
+def _read(
+    job: Job, name: str, site: SiteConfig, where: str, notes: list[str]
+) -> tuple[Document, ...]:
+    path = Path(expand(where, f"sites.{name}"))
+    path = path if path.is_absolute() else job.folder / path
+    raw = relabel(read(path, site.format or None), site.label_map, None)
+    _check_types(name, site.types, types_of(raw), path)
+    counts = FlattenCounts()
+    documents = []
+    for document in relabel(raw, {}, site.types or None):
+        spans, count = flatten(document.spans, site.flatten)
+        documents.append(replace(document, spans=spans))
+        counts += count
+    for what in ("duplicates", "nested", "crossing", "discontinuous"):
+        if number := getattr(counts, what):
+            notes.append(f"{name}: {number} {what} mentions in {path.name} ({site.flatten})")
+    return tuple(documents)
+
+
+def _check_types(
+    name: str, asked: tuple[str, ...], found: tuple[str, ...], path: Path
+) -> None:
+    """A type that is asked for but occurs nowhere is a misspelt one."""
+    for label in asked:
+        if label not in found:
+            raise DataError(
+                f"site {name!r} asks for the type {label!r}, {path} has "
+                f"{', '.join(found) or 'no entity'}; {nearest(label, found)}"
+            )
+
+
+def _reduced(
+    job: Job, name: str, site: SiteConfig, parts: Mapping[str, Parts]
+) -> tuple[Document, ...]:
+    """The training data after `fraction` and `mask_overlap`."""
+    train = parts[name]["train"]
+    if site.mask_overlap:
+        others = [other["train"] for key, other in parts.items() if key != name]
+        train = mask_overlap(train, others, site.mask_overlap, job.seed)
+    if site.fraction < 1:
+        train = subsample(sentence_documents(train), site.fraction, job.seed)
+    return train

@@ -1,0 +1,36 @@
+"""What every test shares: one thread, a cache of its own, the real corpora where they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """The order of additions, and so the last bit, depends on the number of threads."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither read nor fill the user's cache of frozen features."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDNOTES_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def corpora() -> Path:
+    """The folder of real corpora, $FEDNOTES_CORPORA; skips where it is unset."""
+    value = os.environ.get("FEDNOTES_CORPORA")
+    if not value:
+        pytest.skip("FEDNOTES_CORPORA is unset: it names the folder of the real corpora")
+    folder = Path(value).resolve()
+    if not folder.is_dir():
+        pytest.fail(f"FEDNOTES_CORPORA={value} is not a folder: name the corpora's or unset it")
+    return folder

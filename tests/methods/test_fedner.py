@@ -1,0 +1,317 @@
+"""FedNER against plain loops: one site, equal sites, restarts, shares of the mini-batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.core.update import Total, Update
+from fednotes.data.batches import buckets
+from fednotes.data.split import sentence_documents
+from fednotes.data.synthetic import generate
+from fednotes.engines.inprocess import InProcess
+from fednotes.methods import fedner
+from fednotes.models.tagger import build_tagger
+from fednotes.models.tagger_config import TaggerConfig
+
+MODEL = TaggerConfig(
+    char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4
+)
+NO_DROPOUT = replace(MODEL, dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def sites() -> list[SiteData]:
+    return [site.data for site in generate(num_sites=3, sentences_per_site=40, seed=5)]
+
+
+def config(sites: list[SiteData], **changes: object) -> fedner.Config:
+    tags = sites[0].tags
+    for site in sites[1:]:
+        tags = tags.union(site.tags)
+    base = fedner.Config(model=MODEL, batch_size=12, epochs=2, seed=3, tags=tags)
+    return replace(base, **changes)
+
+
+def federate(sites, settings, **options):
+    members = [fedner.Site(site, settings) for site in sites]
+    engine = InProcess(members, **options)
+    return members, fedner.train(engine, settings)
+
+
+def weights(member) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in member.tagger.trainable().items()}
+
+
+def assert_same(left, right) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def plain_loop(data: SiteData, settings: fedner.Config, keep_best: bool = True):
+    """Training alone as anybody would write it: one tagger, one Adam, all parameters.
+
+    for each epoch: for each mini-batch: loss.backward(); Adam.step(); then validate.
+    """
+    tagger = build_tagger(settings.model, data.tags, settings.seed)
+    train = tagger.prepare(data.train)
+    parameters = list(tagger.trainable().values())
+    adam = torch.optim.Adam(parameters, lr=settings.learning_rate)
+    step, best, best_f1 = 0, {}, -1.0
+    for epoch in range(settings.epochs):
+        order = buckets(
+            train.lengths, settings.batch_size, rng_of(settings.seed, "order", data.id, epoch)
+        )
+        for batch in order:
+            torch.manual_seed(seed_of(settings.seed, "dropout", data.id, step))
+            tagger.train()
+            adam.zero_grad()
+            tagger.loss(train, batch).backward()
+            adam.step()
+            step += 1
+        f1 = strict_f1(data.valid, tagger.predict(data.valid), data.tags)
+        if f1 > best_f1:
+            best_f1 = f1
+            best = {n: p.detach().clone() for n, p in tagger.trainable().items()}
+    return best
+
+
+def strict_f1(gold, predicted, tags) -> float:
+    right = wanted = found = 0
+    for g, p in zip(gold, predicted, strict=True):
+        a = {(s.start, s.end, s.label) for s in g.spans}
+        b = {(s.start, s.end, s.label) for s in p.spans}
+        right, wanted, found = right + len(a & b), wanted + len(a), found + len(b)
+    return 2 * right / (wanted + found) if wanted + found else 0.0
+
+
+@pytest.mark.parametrize("private", [("lstm", "crf"), (), ("words", "characters", "cnn", "lstm", "crf")])
+def test_one_platform_federated_is_trained_alone_bitwise(sites, private) -> None:
+    """With one platform Eq. 2 is the identity, so Algorithm 1 is `plain_loop`, to the bit."""
+    settings = config(sites[:1], private=private)
+    (member,), _ = federate(sites[:1], settings)
+    assert_same(weights(member), plain_loop(sites[0], settings))
+
+
+def test_one_platform_exchanging_weights_is_trained_alone_bitwise(sites) -> None:
+    """A mean over one site is its value, and the site's moments persist between rounds."""
+    settings = config(sites[:1], exchange="weights")
+    (member,), _ = federate(sites[:1], settings)
+    assert_same(weights(member), plain_loop(sites[0], settings))
+
+
+def test_equal_platforms_all_shared_are_one_large_batch(sites) -> None:
+    """Equal sizes and no dropout: the mean of K mini-batch means is the mean over their union.
+
+    The plain loop below sees the union of the platforms' mini-batches as one batch.
+    """
+    documents = sentence_documents(sites[0].train)[:24]
+    tags = sites[0].tags
+    halves = [SiteData(name, tags, documents[i::2], (), ()) for i, name in enumerate("ab")]
+    settings = fedner.Config(
+        model=NO_DROPOUT, private=(), batch_size=8, epochs=2, seed=3, tags=tags, patience=9
+    )
+    members, _ = federate(halves, settings)
+
+    tagger = build_tagger(NO_DROPOUT, tags, settings.seed)
+    union = tagger.prepare([d for half in halves for d in half.train])
+    lengths = [tagger.prepare(half.train).lengths for half in halves]
+    adam = torch.optim.Adam(list(tagger.trainable().values()), lr=settings.learning_rate)
+    for epoch in range(settings.epochs):
+        orders = [
+            buckets(lengths[i], 4, rng_of(settings.seed, "order", half.id, epoch))
+            for i, half in enumerate(halves)
+        ]
+        for left, right in zip(*orders, strict=True):
+            adam.zero_grad()
+            tagger.loss(union, np.concatenate([left, right + len(lengths[0])])).backward()
+            adam.step()
+    expected = {name: value.detach() for name, value in tagger.trainable().items()}
+    for name, value in weights(members[0]).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=2e-5)
+
+
+def test_loss_is_the_mean_of_the_sentences_negative_log_likelihoods() -> None:
+    """Eq. 1: p(y | s) = exp(-loss) sums to one over every tag sequence that BIO permits, and
+    the loss of several sentences is the mean of theirs."""
+    tags = TagSet(("Drug",))
+    documents = [Document("a", "Took aspirin today", (Span(5, 12, "Drug"),)), Document("b", "Well")]
+    tagger = build_tagger(NO_DROPOUT, tags, seed=1)
+    prepared = tagger.prepare(documents)
+    losses = []
+    with torch.no_grad():
+        for sentence, length in enumerate((3, 1)):
+            part = slice(*prepared.encoded.bounds[sentence : sentence + 2])
+            gold = tuple(prepared.encoded.tags[part])
+            likelihood = {}
+            for y in product(range(3), repeat=length):
+                if any(t == 2 and (i == 0 or y[i - 1] == 0) for i, t in enumerate(y)):
+                    continue  # I without B
+                written = prepared.encoded.tags.copy()
+                written[part] = y
+                other = replace(prepared, encoded=replace(prepared.encoded, tags=written))
+                likelihood[y] = np.exp(-float(tagger.loss(other, [sentence])))
+            assert sum(likelihood.values()) == pytest.approx(1, abs=1e-5)
+            losses.append(-np.log(likelihood[gold]))
+        assert float(tagger.loss(prepared, [0, 1])) == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_gradients_are_weighted_by_the_number_of_sentences() -> None:
+    """Eq. 2 in NumPy: Σ |S_i| g_i / Σ |S_j|."""
+    rng = np.random.default_rng(0)
+    sizes = [7, 20, 3]
+    gradients = [rng.normal(size=(4, 3)).astype(np.float32) for _ in sizes]
+    total = Total.of(
+        Update({"w": torch.from_numpy(g)}, n) for g, n in zip(gradients, sizes, strict=True)
+    )
+    expected = sum(n * g.astype(np.float64) for n, g in zip(sizes, gradients, strict=True)) / 30
+    np.testing.assert_array_equal(total.mean()["w"].numpy(), expected.astype(np.float32))
+
+
+class Spy(InProcess):
+    """Remembers the names of every tensor that crosses."""
+
+    def __init__(self, members) -> None:
+        super().__init__(members)
+        self.names: set[str] = set()
+
+    def _call(self, site, task, tensors, options):
+        before = {n: v.detach().clone() for n, v in site.private.items()}
+        update = super()._call(site, task, tensors, options)
+        self.names |= set(tensors or {}) | set(update.tensors)
+        if task == "evaluate":
+            assert_same(before, {n: v.detach() for n, v in site.private.items()})
+        return update
+
+
+def test_the_private_module_is_never_sent_nor_changed_by_aggregation(sites) -> None:
+    settings = config(sites, epochs=1)
+    engine = Spy([fedner.Site(site, settings) for site in sites])
+    fedner.train(engine, settings)
+    assert {name.split(".")[0] for name in engine.names} == {"words", "characters", "cnn"}
+
+
+def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
+    """After training every platform has its own CRF shape; the shared gradients were common."""
+    settings = config(sites, epochs=1)
+    members, state = federate(sites, settings)
+    own = {member.tagger.crf.project.weight.shape for member in members}
+    assert len(own) == len({len(site.tags.types) for site in sites})
+    assert all(name.startswith(("shared.", "adam.")) for name in state.tensors)
+
+
+def test_mixed_schemes_train_together(sites) -> None:
+    """BIO at one platform, BIOES at another: only the private CRF differs."""
+    other = replace(sites[1], tags=TagSet(sites[1].tags.types, "BIOES"))
+    members, _ = federate([sites[0], other], config(sites[:2], epochs=1))
+    assert all(member.scores["strict"]["f1"] >= 0 for member in members)
+
+
+class Counting(InProcess):
+    """Sites that have nothing but a size, to test the protocol alone."""
+
+
+class SizeOnly(fedner.Site):
+    def __init__(self, name: str, size: int) -> None:
+        self.data = SiteData(name, TagSet(()), (), (), ())
+        self.num_examples = size
+        self.share = 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shares_agreed_by_sums_are_largest_remainders(seed: int) -> None:
+    """`agree_on_shares` (sums alone) against `batch_shares` (all sizes known), as multisets:
+    ties may fall to another site of the same remainder."""
+    rng = np.random.default_rng(seed)
+    sizes = [int(n) for n in rng.integers(1, 900, size=rng.integers(1, 9))]
+    members = [SizeOnly(f"s{i}", n) for i, n in enumerate(sizes)]
+    total = fedner.agree_on_shares(Counting(members), 64)
+    expected = fedner.batch_shares(sizes, 64)
+    assert total == sum(sizes)
+    assert sorted(m.share for m in members) == sorted(expected)
+    exact = [64 * n / total for n in sizes]
+    assert all(max(1, int(x)) <= m.share <= int(x) + 1 for x, m in zip(exact, members, strict=True))
+
+
+def test_more_platforms_than_sentences_raise_the_batch_to_one_each() -> None:
+    members = [SizeOnly(f"s{i}", 10) for i in range(100)]
+    fedner.agree_on_shares(Counting(members), 64)
+    assert [m.share for m in members] == [1] * 100
+
+
+def test_equal_platforms_share_the_batch_exactly() -> None:
+    members = [SizeOnly(f"s{i}", 10) for i in range(3)]
+    fedner.agree_on_shares(Counting(members), 64)
+    assert sorted(m.share for m in members) == [21, 21, 22]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("exchange", ["gradients", "weights"])
+def test_resumed_after_a_kill_is_bit_identical(sites, tmp_path, exchange) -> None:
+    settings = config(sites, epochs=4, exchange=exchange)
+    whole, state = federate(sites, settings)
+
+    def kill(result) -> None:
+        if result.round == (2 if exchange == "weights" else state.round // 2 + 3):
+            raise Killed
+
+    with pytest.raises(Killed):
+        federate(sites, settings, directory=tmp_path, observer=kill)
+    again, resumed = federate(sites, settings, directory=tmp_path, resume=True)
+    for left, right in zip(whole, again, strict=True):
+        assert_same(weights(left), weights(right))
+        assert left.scores == right.scores
+    assert_same(state.tensors, resumed.tensors)
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(sites, tmp_path) -> None:
+    settings = config(sites, epochs=3, exchange="weights")
+    whole, _ = federate(sites, settings, directory=tmp_path)
+    newest = max(tmp_path.glob("round-*"))
+    (newest / "tensors.safetensors").write_bytes(b"cut")
+    again, _ = federate(sites, settings, directory=tmp_path, resume=True)
+    assert_same(weights(whole[0]), weights(again[0]))
+
+
+def test_training_stops_when_validation_stops_improving(sites) -> None:
+    """F1 0, 0.5, then never better: the first two count as progress, then `patience` more."""
+    server = fedner.Server(config(sites, patience=3), None)
+    history = []
+    for right in (0, 5, 5, 4, 5, 5):
+        counts = {"strict/Drug/tp": right, "support/Drug/gold": 10, "support/Drug/predicted": 10}
+        server.judge(Total({}, 1.0, counts))
+        history.append(server.converged)
+    assert history == [False, False, False, False, True, True]
+
+
+def test_personal_epochs_never_lower_validation(sites) -> None:
+    settings = config(sites, epochs=2)
+    plain, _ = federate(sites, settings)
+    personal, _ = federate(sites, replace(settings, personal_epochs=2))
+    for left, right in zip(plain, personal, strict=True):
+        assert right.best_f1 >= left.best_f1
+
+
+def test_an_unknown_private_layer_is_named(sites) -> None:
+    with pytest.raises(ConfigError, match=r"no layer is called 'lstn'.*characters"):
+        config(sites, private=("lstn",))
+
+
+def test_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
+    settings = config(sites[:1])
+    member = fedner.Site(sites[0], settings)
+    with torch.no_grad():
+        member.tagger.crf.project.weight.fill_(float("nan"))
+    with pytest.raises(TrainingError, match="the loss is nan at mini-batch 0"):
+        fedner.train(InProcess([member]), settings)

@@ -1,0 +1,321 @@
+"""Span counts against seqeval, nervaluate, scipy's matching and brute force."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nervaluate import Evaluator
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import maximum_bipartite_matching
+from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.types import Document, Span
+from fednotes.data.text import normalise
+from fednotes.metrics.overlap import _augment, _largest_matching, _sweep
+from fednotes.metrics.spans import DEFINITIONS, SpanCounts, document_counts, forms_of
+
+LENGTH = 14
+TYPES = ("ADR", "Drug", "a/b")
+
+
+def corpus(sides: Sequence[tuple[list[Span], list[Span]]]) -> tuple[list[Document], ...]:
+    """Gold and predicted documents over a text of LENGTH different letters."""
+    text = "abcdefghijklmnopqrstuvwxyz"[:LENGTH]
+    return tuple(
+        [Document(f"d{i}", text, tuple(pair[side])) for i, pair in enumerate(sides)]
+        for side in (0, 1)
+    )
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> Span:
+    start = draw(st.integers(0, LENGTH - 1))
+    end = draw(st.integers(start + 1, LENGTH))
+    return Span(start, end, draw(st.sampled_from(TYPES)))
+
+
+sides = st.lists(st.tuples(*[st.lists(spans(), max_size=7)] * 2), min_size=1, max_size=4)
+
+
+def overlap(a: Span, b: Span) -> bool:
+    """Two mentions of one type share a character."""
+    return a.label == b.label and bool(set(range(a.start, a.end)) & set(range(b.start, b.end)))
+
+
+def largest(gold: Sequence[Span], predicted: Sequence[Span]) -> int:
+    """The size of a maximum matching of overlapping pairs, by scipy (Hopcroft-Karp)."""
+    if not gold or not predicted:
+        return 0
+    edges = csr_matrix([[overlap(g, p) for p in predicted] for g in gold])
+    return int((maximum_bipartite_matching(edges, perm_type="column") >= 0).sum())
+
+
+def brute_force(gold: list[Document], predicted: list[Document], label: str) -> dict[str, int]:
+    """Every definition by a double loop over the distinct mentions of one type."""
+    counts = dict.fromkeys(
+        ("gold", "predicted", "strict", "relaxed_gold", "relaxed_predicted", "one_to_one"), 0
+    )
+    for left, right in zip(gold, predicted, strict=True):
+        g = sorted({s for s in left.spans if s.label == label})
+        p = sorted({s for s in right.spans if s.label == label})
+        counts["gold"] += len(g)
+        counts["predicted"] += len(p)
+        counts["strict"] += sum(s in p for s in g)
+        counts["relaxed_gold"] += sum(any(overlap(s, o) for o in p) for s in g)
+        counts["relaxed_predicted"] += sum(any(overlap(s, o) for o in g) for s in p)
+        counts["one_to_one"] += largest(g, p)
+    return counts
+
+
+@settings(deadline=None, max_examples=300)
+@given(sides)
+def test_all_definitions_equal_a_double_loop(drawn: list[tuple[list[Span], list[Span]]]) -> None:
+    """Expected counts: `brute_force` above (sets of characters, scipy's matching)."""
+    gold, predicted = corpus(drawn)
+    counts = SpanCounts.of(gold, predicted, types=TYPES)
+    for label in TYPES:
+        for name, expected in brute_force(gold, predicted, label).items():
+            assert getattr(counts.by_type[label], name) == expected, name
+
+
+@settings(deadline=None)
+@given(sides, st.randoms(use_true_random=False))
+def test_shards_add_and_order_is_nothing(
+    drawn: list[tuple[list[Span], list[Span]]], rng: random.Random
+) -> None:
+    """The counts of the whole are the sum of its parts, in any order, over the wire or not."""
+    gold, predicted = corpus(drawn)
+    seen = {"abc", "d"}
+    whole = SpanCounts.of(gold, predicted, seen, TYPES)
+    order = rng.sample(range(len(gold)), len(gold))
+    parts = [SpanCounts.of([gold[i]], [predicted[i]], seen) for i in order]
+    sent: dict[str, float] = {}
+    for part in parts:
+        for key, value in part.to_metrics().items():
+            sent[key] = sent.get(key, 0.0) + value
+    assert sum(parts, SpanCounts()).total == whole.total
+    assert SpanCounts.from_metrics(sent).total == whole.total
+    assert sum(parts, SpanCounts(dict.fromkeys(TYPES, SpanCounts().total))) == whole
+    assert SpanCounts.from_metrics({**whole.to_metrics(), "loss": 1.0, "strict/x": 2.0}) == whole
+
+
+@settings(deadline=None)
+@given(sides)
+def test_order_of_the_definitions(drawn: list[tuple[list[Span], list[Span]]]) -> None:
+    """strict ≤ one to one ≤ any overlap; gold against itself is perfect."""
+    gold, predicted = corpus(drawn)
+    for counts in SpanCounts.of(gold, predicted).by_type.values():
+        assert counts.strict <= counts.one_to_one
+        assert counts.one_to_one <= min(counts.relaxed_gold, counts.relaxed_predicted)
+    own = SpanCounts.of(gold, gold).total
+    assert own.strict == own.one_to_one == own.relaxed_gold == own.gold
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.tuples(*[st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=9)] * 2))
+def test_sweep_is_largest_without_nesting(
+    drawn: tuple[list[tuple[int, int]], list[tuple[int, int]]],
+) -> None:
+    """Expected size: scipy. Ends are sorted like starts, so that nothing nests strictly."""
+    flat = []
+    for side in drawn:
+        starts, ends = sorted(s for s, _ in side), sorted(s + n for s, n in side)
+        flat.append(list(zip(starts, ends, strict=True)))
+    gold, predicted = flat
+    expected = largest([Span(*g, "T") for g in gold], [Span(*p, "T") for p in predicted])
+    assert len(_sweep(gold, predicted)) == expected
+    assert len(_augment(gold, predicted)) == expected
+
+
+def test_nested_mentions_need_more_than_the_sweep() -> None:
+    """(0,9) must leave (0,2) to (0,3) and take (5,7): two pairs, where the sweep finds one."""
+    gold, predicted = [(0, 9), (0, 3)], [(0, 2), (5, 7)]
+    assert len(_sweep(gold, predicted)) == 1
+    assert sorted(_largest_matching(gold, predicted)) == [(0, 1), (1, 0)]
+
+
+def tags_to_spans(tags: Sequence[str]) -> list[Span]:
+    """Token i is the characters 2i:2i+1; an I- that continues nothing begins a mention."""
+    found: list[Span] = []
+    start, kind = 0, "O"
+    for i, tag in enumerate([*tags, "O"]):
+        prefix, _, label = tag.partition("-")
+        if kind != "O" and (prefix != "I" or label != kind):
+            found.append(Span(2 * start, 2 * i - 1, kind))
+            kind = "O"
+        if kind == "O" and prefix != "O":
+            start, kind = i, label
+    return found
+
+
+def tagged(sequences: Sequence[Sequence[str]]) -> list[Document]:
+    return [
+        Document(f"s{i}", "x " * len(tags), tuple(tags_to_spans(tags)))
+        for i, tags in enumerate(sequences)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_strict_equals_seqeval(seed: int) -> None:
+    """seqeval 1.2.2 on the same random tags (malformed ones too), micro and by type."""
+    rng = np.random.default_rng(seed)
+    tags = ["O", "O", "B-ADR", "I-ADR", "B-Drug", "I-Drug", "B-SSI", "I-SSI"]
+    true = [list(rng.choice(tags, rng.integers(1, 30))) for _ in range(200)]
+    pred = [[t if rng.random() < 0.8 else str(rng.choice(tags)) for t in row] for row in true]
+    scores = SpanCounts.of(tagged(true), tagged(pred)).scores()
+    names = ("precision", "recall", "f1")
+    micro = precision_recall_fscore_support(true, pred, average="micro")
+    assert [scores["strict"][n] for n in names] == pytest.approx(micro[:3])
+    macro = precision_recall_fscore_support(true, pred, average="macro")
+    assert [scores["macro"]["strict"][n] for n in names] == pytest.approx(macro[:3])
+    *by_type, support = precision_recall_fscore_support(true, pred, average=None)
+    for i, label in enumerate(("ADR", "Drug", "SSI")):
+        ours = scores["by_type"][label]
+        assert [ours["strict"][n] for n in names] == pytest.approx([row[i] for row in by_type])
+        assert ours["support"] == support[i]
+
+
+def test_relaxed_equals_nervaluate_where_the_definitions_coincide() -> None:
+    """nervaluate 1.2.1 "ent_type" and "strict", by type.
+
+    They coincide where no mention overlaps two of the other side. Elsewhere nervaluate pairs
+    predictions from left to right with the nearest free gold mention, even if that leaves a
+    possible pair unused, and its strict pass lets an overlap use up a gold mention that a
+    later prediction equals. So each slot of ten tokens here holds at most one mention a side.
+    """
+    rng = np.random.default_rng(5)
+    sides: list[list[list[Span]]] = [[], []]
+    for _ in range(60):
+        for side in sides:
+            side.append([])
+            for slot in range(0, 50, 10):
+                if rng.random() < 0.7:
+                    start = slot + int(rng.integers(0, 6))
+                    end = start + int(rng.integers(1, 5))
+                    side[-1].append(Span(start, end, str(rng.choice(["ADR", "Drug"]))))
+    gold, predicted = (
+        [Document(str(i), "x" * 50, tuple(s)) for i, s in enumerate(side)] for side in sides
+    )
+    theirs = Evaluator(  # its ends are inclusive
+        *(
+            [[{"label": s.label, "start": s.start, "end": s.end - 1} for s in d] for d in side]
+            for side in sides
+        ),
+        tags=["ADR", "Drug"],
+        loader="dict",
+    ).evaluate()["entities"]
+    counts = SpanCounts.of(gold, predicted)
+    for label in ("ADR", "Drug"):
+        ours = counts.by_type[label]
+        assert ours.strict == theirs[label]["strict"].correct
+        right = theirs[label]["ent_type"].correct
+        assert ours.one_to_one == ours.relaxed_gold == ours.relaxed_predicted == right
+        assert 0 < ours.strict < right < ours.gold
+
+
+def test_one_long_prediction_over_two_mentions() -> None:
+    """By hand: one prediction covers two of three gold mentions."""
+    gold, predicted = corpus(
+        [([Span(0, 2, "D"), Span(3, 5, "D"), Span(8, 9, "D")], [Span(1, 6, "D")])]
+    )
+    scores = SpanCounts.of(gold, predicted).scores()
+    assert scores["strict"]["f1"] == 0.0
+    assert scores["relaxed"] == pytest.approx({"precision": 1, "recall": 2 / 3, "f1": 0.8})
+    assert scores["relaxed_one_to_one"] == pytest.approx(
+        {"precision": 1, "recall": 1 / 3, "f1": 0.5}
+    )
+
+
+def test_unseen_forms() -> None:
+    """By hand: "Aspirin" was seen in train in another spelling, "ibuprofen" was not."""
+    train = [Document("t", "took ASPIRIN  plus", (Span(5, 12, "Drug"), Span(5, 18, "Drug")))]
+    assert forms_of(train) == {"aspirin", "aspirin plus"}
+    text = "aspirin ibuprofen rash aspirin\nplus"
+    gold = Document("a", text, tuple(Span(*s, "Drug") for s in [(0, 7), (8, 17), (18, 22)]))
+    predicted = replace(
+        gold, spans=tuple(Span(*s, "Drug") for s in [(0, 7), (8, 17), (8, 22), (23, 35)])
+    )
+    counts = SpanCounts.of([gold], [predicted], forms_of(train)).by_type["Drug"]
+    assert (counts.unseen_gold, counts.unseen_predicted, counts.unseen) == (2, 2, 1)
+    assert SpanCounts.of([gold], [predicted], forms_of(train)).scores()["unseen"] == {
+        "precision": 0.5,
+        "recall": 0.5,
+        "f1": 0.5,
+        "support": 2,
+    }
+
+
+@given(st.text(max_size=20))
+def test_forms_are_those_of_the_data_layer(form: str) -> None:
+    """The rule is written twice, since this layer may not import `data`; it is one rule."""
+    document = Document("d", f"|{form}|", (Span(1, 1 + len(form), "T"),) if form else ())
+    assert forms_of([document]) == ({normalise(form)} if form else frozenset())
+
+
+def test_document_counts_sum_to_the_whole() -> None:
+    """Counts by document, summed, equal the counts of the corpus."""
+    rng = random.Random(3)
+    drawn = [
+        tuple(
+            [Span(s, s + rng.randint(1, 3), rng.choice(TYPES)) for s in range(0, 11, 3)]
+            for _ in range(2)
+        )
+        for _ in range(30)
+    ]
+    gold, predicted = corpus(drawn)
+    total = SpanCounts.of(gold, predicted).total
+    expected = {
+        "strict": [total.strict, total.predicted, total.strict, total.gold],
+        "relaxed": [total.relaxed_predicted, total.predicted, total.relaxed_gold, total.gold],
+        "relaxed_one_to_one": [total.one_to_one, total.predicted, total.one_to_one, total.gold],
+    }
+    for definition in DEFINITIONS:
+        counts = document_counts(gold, predicted, definition)
+        assert counts.shape == (30, 4)
+        assert counts.sum(axis=0).tolist() == expected[definition]
+        one = SpanCounts.of(gold[4:5], predicted[4:5]).total
+        assert counts[4, [1, 3]].tolist() == [one.predicted, one.gold]
+
+
+def test_types_choose_what_counts() -> None:
+    gold, predicted = corpus([([Span(0, 2, "ADR"), Span(3, 5, "Drug")], [Span(3, 5, "Drug")])])
+    counts = SpanCounts.of(gold, predicted, types=("Drug", "Route"))
+    assert set(counts.by_type) == {"Drug", "Route"}
+    assert counts.scores()["strict"]["f1"] == 1.0
+    assert counts.scores()["by_type"]["Route"]["strict"]["f1"] == 0.0
+    assert counts.scores()["macro"]["strict"]["f1"] == 1.0, "a type that never occurs is no zero"
+
+
+def test_empty_inputs_are_zero() -> None:
+    for gold, predicted in (([], []), corpus([([], [])]), corpus([([Span(0, 1, "D")], [])])):
+        assert SpanCounts.of(gold, predicted).scores()["strict"] == {
+            "precision": 0.0,
+            "recall": 0.0,
+            "f1": 0.0,
+        }
+    assert SpanCounts().scores()["macro"]["relaxed"]["f1"] == 0.0
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """Errors name the document and the numbers, never its text."""
+    gold, predicted = corpus([([Span(0, 1, "D")], []), ([], [])])
+    with pytest.raises(DataError, match="2 gold documents but 1"):
+        SpanCounts.of(gold, predicted[:1])
+    with pytest.raises(DataError, match="document 1 is 'd0' in gold and 'd1'"):
+        SpanCounts.of(gold, predicted[::-1])
+    with pytest.raises(DataError, match="another in the predictions") as caught:
+        SpanCounts.of(gold, [replace(d, text="note text") for d in predicted])
+    assert "note text" not in str(caught.value)
+    for start, end in ((3, 3), (-1, 2), (0, LENGTH + 1)):
+        bad = [replace(predicted[0], spans=(Span(start, end, "D"),)), predicted[1]]
+        with pytest.raises(DataError, match=f"'d0': span {start}:{end}"):
+            SpanCounts.of(gold, bad)
+    with pytest.raises(ConfigError, match="did you mean 'strict'"):
+        document_counts(gold, predicted, "strickt")

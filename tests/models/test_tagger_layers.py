@@ -1,0 +1,246 @@
+"""The taggers' layers against torch's own modules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
+
+from fednotes.models import recurrence
+from fednotes.models.kernels import char_max, char_scatter
+from fednotes.models.layers import (
+    BEGIN,
+    CHARACTERS,
+    END,
+    FIRST,
+    INVENTORY,
+    UNKNOWN,
+    BiLSTM,
+    Characters,
+    Layout,
+    WordCNN,
+    character_table,
+    dropout,
+    parts_linear,
+)
+
+LENGTHS = [[1], [5, 5, 5], [3, 9, 1, 4, 9, 2]]
+CPU = torch.device("cpu")
+
+
+def _batch(lengths: list[int], columns: int) -> tuple[list[Tensor], Layout, Tensor]:
+    """Sentences in layout order, the layout, and the same as flat rows."""
+    layout = Layout.of(np.array(lengths), CPU)
+    torch.manual_seed(len(lengths))
+    sentences = [torch.randn(lengths[s], columns) for s in layout.order]
+    flat = torch.stack([sentences[r][t] for t, r in zip(layout.step, layout.row, strict=True)])
+    return sentences, layout, flat
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_layout(lengths: list[int]) -> None:
+    """Loops over sentences and steps; torch's packed sequence has the same rows."""
+    sentences, layout, flat = _batch(lengths, 3)
+    packed = pack_sequence(sentences)
+    assert torch.equal(packed.data, flat)
+    assert layout.sizes == tuple(packed.batch_sizes.tolist())
+    place = {
+        (int(t), int(r)): n for n, (t, r) in enumerate(zip(layout.step, layout.row, strict=True))
+    }
+    for (t, r), n in place.items():
+        length = lengths[layout.order[r]]
+        assert layout.reverse[n] == place[length - 1 - t, r]
+        for offset in (-2, -1, 0, 1, 2):
+            assert layout.shifted(offset)[n] == place.get((t + offset, r), layout.tokens)
+        assert layout.padded()[r, t] == n
+    assert int((layout.padded() < layout.tokens).sum()) == layout.tokens == sum(lengths)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_lstm_is_torchs(
+    lengths: list[int], layers: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nn.LSTM on the packed sequence with the same weights (its second bias zero): outputs and
+    all gradients, the input's too; two frozen or trained parts read as their concatenation."""
+    if not compiled:
+
+        def plain(a: Tensor, b: Tensor, w: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+            return recurrence._plain(a, w[0], sizes), recurrence._plain(b, w[1], sizes)
+
+        monkeypatch.setattr("fednotes.models.layers.bilstm", plain)
+    sentences, layout, flat = _batch(lengths, 7)
+    units = 5
+    ours = BiLSTM(7, units, layers)
+    theirs = nn.LSTM(7, units, layers, bidirectional=True)
+    with torch.no_grad():
+        for layer in range(layers):
+            bias = getattr(ours, f"bias_l{layer}")
+            bias.copy_(torch.randn_like(bias))
+            for d, end in enumerate(("", "_reverse")):
+                for kind in ("weight_ih", "weight_hh"):
+                    source = getattr(ours, f"{kind}_l{layer}")
+                    getattr(theirs, f"{kind}_l{layer}{end}").copy_(source[d])
+                getattr(theirs, f"bias_ih_l{layer}{end}").copy_(bias[d])
+                getattr(theirs, f"bias_hh_l{layer}{end}").zero_()
+    for sentence in sentences:
+        sentence.requires_grad_()
+    flat.requires_grad_()
+    out = ours([flat[:, :3], flat[:, 3:]], layout)
+    expected = theirs(pack_sequence(sentences))[0]
+    torch.testing.assert_close(out, expected.data, rtol=1e-5, atol=1e-5)
+    weights = torch.randn_like(out)
+    (out * weights).sum().backward()
+    (expected.data * weights).sum().backward()
+    input_grad = pack_sequence([s.grad for s in sentences]).data
+    torch.testing.assert_close(flat.grad, input_grad, rtol=1e-4, atol=1e-5)
+    for layer in range(layers):
+        for d, end in enumerate(("", "_reverse")):
+            for mine, name in (
+                ("weight_ih", "weight_ih"),
+                ("weight_hh", "weight_hh"),
+                ("bias", "bias_ih"),
+            ):
+                grad = getattr(ours, f"{mine}_l{layer}").grad[d]
+                wanted = getattr(theirs, f"{name}_l{layer}{end}").grad
+                torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_word_cnn_is_conv1d(lengths: list[int]) -> None:
+    """F.conv1d over each sentence alone, zeros at its ends (an even width has one more zero
+    behind), with gradients."""
+    _, layout, flat = _batch(lengths, 6)
+    flat.requires_grad_()
+    cnn = WordCNN(6, 4, (3, 2, 4, 1))
+    with torch.no_grad():
+        for parameter in cnn.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    out = cnn([flat[:, :2], flat[:, 2:]], layout)
+    weights = torch.randn_like(out)
+    parameters = list(cnn.parameters())
+    grads = torch.autograd.grad((out * weights).sum(), [flat, *parameters])
+    pieces = []
+    for sentence in unpack_sequence(
+        torch.nn.utils.rnn.PackedSequence(flat, torch.tensor(layout.sizes))
+    ):
+        columns = []
+        for width in cnn.widths:
+            kernel = getattr(cnn, f"weight_{width}").permute(1, 2, 0)  # (filters, d, width)
+            padded = F.pad(sentence.T, ((width - 1) // 2, width // 2))
+            columns.append(F.conv1d(padded[None], kernel, getattr(cnn, f"bias_{width}"))[0].T)
+        pieces.append(torch.cat(columns, dim=1).relu())
+    expected = pack_sequence(pieces).data
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+    wanted = torch.autograd.grad((expected * weights).sum(), [flat, *parameters])
+    for grad, want in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad, want, rtol=1e-4, atol=1e-4)
+
+
+def test_character_table() -> None:
+    """By hand: markers, an unknown character, a word too long (head and tail stay)."""
+    table, lengths = character_table(["ab", "患b", "", "abcdefgh"], 7)
+    a = FIRST + CHARACTERS.index("a")
+    assert table[0].tolist() == [BEGIN, a, a + 1, END, 0, 0, 0]
+    assert table[1].tolist() == [BEGIN, UNKNOWN, a + 1, END, 0, 0, 0]
+    assert table[2].tolist() == [BEGIN, END, 0, 0, 0, 0, 0]
+    assert table[3].tolist() == [BEGIN, a, a + 1, a + 2, a + 6, a + 7, END]
+    assert lengths.tolist() == [4, 4, 2, 7]
+
+
+def test_character_inventory_is_fixed() -> None:
+    """Saved models depend on it: its size and digest never change."""
+    import hashlib
+
+    assert len(set(CHARACTERS)) == len(CHARACTERS) == INVENTORY - FIRST <= 251
+    assert hashlib.sha256(CHARACTERS.encode()).hexdigest()[:16] == "6b71ab099e2ab5cd"
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+def test_character_cnn_is_conv1d(width: int) -> None:
+    """Embedding and F.conv1d over each word alone, maximum, ReLU; values and gradients."""
+    forms = ["aspirin", "I", "5", "HCl", "a-b", "pseudohypoparathyroidism", "µg", "aspirin"]
+    table, lengths = character_table(forms, 16)
+    torch.manual_seed(width)
+    layer = Characters(6, 9, width)
+    with torch.no_grad():
+        layer.bias.copy_(torch.randn(9))
+    out = layer(table, lengths)
+    weights = torch.randn_like(out)
+    parameters = [layer.embedding, layer.weight, layer.bias]
+    grads = torch.autograd.grad((out * weights).sum(), parameters)
+    kernel = layer.weight.permute(1, 2, 0)  # (filters, dim, width)
+    rows = []
+    for word, length in zip(table, lengths, strict=True):
+        embedded = layer.embedding[torch.from_numpy(word[:length].astype(np.int64))].T
+        padded = F.pad(embedded, ((width - 1) // 2, width // 2))
+        rows.append(F.conv1d(padded[None], kernel, layer.bias)[0].amax(dim=1).relu())
+    expected = torch.stack(rows)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+    wanted = torch.autograd.grad((expected * weights).sum(), parameters)
+    for grad, want in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad, want, rtol=1e-4, atol=1e-5)
+
+
+def test_unique_words_give_what_tokens_give() -> None:
+    """Each word computed once and repeated = every token computed: values and gradients."""
+    forms = ["no", "pain", "no", "gain", "no", "pain"]
+    layer = Characters(5, 7, 3)
+    every = layer(*character_table(forms, 12))
+    unique, position = np.unique(forms, return_inverse=True)
+    once = F.embedding(torch.from_numpy(position), layer(*character_table(list(unique), 12)))
+    assert torch.equal(every, once)
+    weights = torch.randn_like(every)
+    for one, other in zip(
+        torch.autograd.grad((every * weights).sum(), list(layer.parameters())),
+        torch.autograd.grad((once * weights).sum(), list(layer.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_character_kernels_agree_with_torch_operations(width: int) -> None:
+    """The path for other devices (taken for float64) against the compiled one."""
+    table, lengths = character_table(["ab", "c", "defghijk"], 8)
+    values = torch.randn(INVENTORY, width, 6)
+    pooled, best = char_max(values, table, lengths)
+    pooled64, best64 = char_max(values.double(), table, lengths)
+    torch.testing.assert_close(pooled.double(), pooled64, rtol=1e-5, atol=1e-6)
+    assert best.tolist() == best64.tolist()
+    grad = torch.randn(3, 6)
+    torch.testing.assert_close(
+        char_scatter(grad, best, table, lengths, values.shape).double(),
+        char_scatter(grad.double(), best64, table, lengths, values.shape),
+    )
+
+
+def test_parts_are_their_concatenation() -> None:
+    parts = [torch.randn(4, 2), torch.randn(4, 3, requires_grad=True), torch.randn(4, 1)]
+    weight, bias = torch.randn(5, 6, requires_grad=True), torch.randn(5)
+    expected = F.linear(torch.cat(parts, 1), weight, bias)
+    torch.testing.assert_close(parts_linear(parts, weight, bias), expected)
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.5])
+def test_dropout(rate: float) -> None:
+    """A million ones: dropped with the given frequency (5 standard deviations), the mean kept,
+    neighbours and columns independent, the gradient the same mask; off outside training."""
+    x = torch.ones(1000, 1001, requires_grad=True)
+    torch.manual_seed(4)
+    out = dropout(x, rate, True)
+    dropped = (out == 0).double()
+    assert abs(dropped.mean().item() - rate) < 5 * (rate * (1 - rate) / x.numel()) ** 0.5
+    assert out.unique().numel() == 2
+    assert out.max().item() == pytest.approx(1 / (1 - rate), rel=1e-4)
+    centred = dropped - dropped.mean()
+    for other in (centred[:, 1:] * centred[:, :-1], centred[1:] * centred[:-1]):
+        assert abs(other.mean().item()) < 5 * rate * (1 - rate) / x.numel() ** 0.5
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(grad, out)
+    assert dropout(x, rate, False) is x
+    assert dropout(x, 0.0, True) is x

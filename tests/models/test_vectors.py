@@ -1,0 +1,103 @@
+"""Word vectors from text files."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fednotes.core.errors import ModelError
+from fednotes.models import vectors
+from fednotes.models.vectors import load_vectors
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_numbers_are_those_of_float(tmp_path: Path) -> None:
+    """Python's float() of each column, rounded to float32, for all notations that occur."""
+    columns = [
+        ["0.1", "-0.010167", "1e-3", "+2.5E+2", "7"],
+        ["-6.3371", ".5", "3.", "0.00000012", "-1.2345678e-05"],
+        ["1234567.875", "-0", "9.999999", "1e10", "4e-40"],
+    ]
+    text = "".join(f"w{i} {' '.join(row)}\n" for i, row in enumerate(columns))
+    loaded = load_vectors(_write(tmp_path / "v.txt", text))
+    expected = np.array([[float(c) for c in row] for row in columns], np.float32)
+    assert loaded.dim == 5
+    np.testing.assert_array_equal(loaded.table[1:].numpy(), expected)
+    assert not loaded.table[0].any()
+    assert not loaded.table.requires_grad
+
+
+@pytest.mark.parametrize("chunk", [7, 40, 1 << 20])
+def test_any_layout_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Header, tabs, carriage returns, trailing space, no last newline, words with spaces,
+    repeated words (the first counts), whatever the size of a chunk."""
+    monkeypatch.setattr(vectors, "CHUNK", chunk)
+    text = "5 2\nthe 1 2\r\nα\t3 4 \nat name.com 5 6\nthe 9 9\n7 7 8"
+    loaded = load_vectors(_write(tmp_path / f"v{chunk}.txt", text))
+    rows = {w: loaded.table[r].tolist() for w, r in loaded.index.items()}
+    assert rows == {"the": [1, 2], "α": [3, 4], "at name.com": [5, 6], "7": [7, 8]}
+    assert loaded.rows(["the", "THE", "The", "unknown", "α", "Α"]).tolist() == [1, 1, 1, 0, 2, 2]
+
+
+def test_exact_form_before_lower_case(tmp_path: Path) -> None:
+    loaded = load_vectors(_write(tmp_path / "v.txt", "us 1 1\nUS 2 2\n"))
+    assert [loaded.table[r][0].item() for r in loaded.rows(["US", "us", "Us"])] == [2.0, 1.0, 1.0]
+
+
+def test_read_once_and_again_when_changed(tmp_path: Path) -> None:
+    path = _write(tmp_path / "v.txt", "a 1\nb 2\nc 3\n")
+    first = load_vectors(path)
+    assert load_vectors(str(path)) is first
+    assert first.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    head = load_vectors(path, max_words=2)
+    assert set(head.index) == {"a", "b"}
+    assert head.table.shape == (3, 1)
+    _write(path, "a 1\nb 2\nc 3\nd 4\n")
+    assert len(load_vectors(path).index) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a 1 2\nb 1\n", r"v\.txt:2: fewer than 2 numbers"),
+        ("a 1 2\nb 1 2\nc 1 2 3\n", r"v\.txt:3: more than 2 numbers"),
+        ("a 1 2\n\nb 1 2\n", r"v\.txt:2: fewer than 2 numbers"),
+        ("a 1 2\nb 1 nan\n", r"v\.txt:2: a column is not a finite number"),
+        ("a 1 2\nb inf 1\n", r"v\.txt:2: a column is not a finite number"),
+        ("a 1 2\nb 1e99 1\n", r"v\.txt:2: a column is not a finite number"),
+        ("a 1 2\nb 1-2 1\n", r"v\.txt:2: a column is not a finite number"),
+        ("2 2\na 1 2\nb 1 x\n", r"v\.txt:3: a column is not a finite number"),
+        ("word\n", r"v\.txt:1: a line must be a word and its numbers"),
+        ("", "no word vectors"),
+    ],
+)
+def test_bad_files_name_the_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_vectors(_write(tmp_path / "v.txt", text))
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot read word vectors"):
+        load_vectors(tmp_path / "none.txt")
+    with pytest.raises(ModelError, match="not a folder"):
+        load_vectors(tmp_path)
+
+
+@pytest.mark.corpora
+def test_published_glove(corpora: Path) -> None:
+    """Every row of a published file against str.split and float()."""
+    path = corpora / "vectors" / "glove.twitter.27B.25d.12k.txt"
+    loaded = load_vectors(path)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    expected = np.array([[float(x) for x in line.split(" ")[1:]] for line in lines], np.float32)
+    np.testing.assert_array_equal(loaded.table[1:].numpy(), expected)
+    assert loaded.index["the"] == 1

@@ -1,0 +1,384 @@
+"""The report: well-formed, self-contained, escaped, patient with gaps, and true to its files."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fednotes.core.errors import DataError
+from fednotes.report.charts import Series, line_chart, number, ticks
+from fednotes.report.html import write_report
+from fednotes.report.run import duration, size
+
+SVG = "{http://www.w3.org/2000/svg}"
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+
+
+class Tree(HTMLParser):
+    """Checks that tags nest, and keeps every table as rows of cell texts and every attribute."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def three(f1: float) -> dict[str, float]:
+    return {"precision": f1 + 0.0301, "recall": f1 - 0.0202, "f1": f1}
+
+
+def summary() -> dict[str, Any]:
+    """Two sites under three conditions; every number differs from every other."""
+    sites: dict[str, Any] = {}
+    for i, site in enumerate(("psytar", "ncbi")):
+        sites[site] = {}
+        for j, condition in enumerate(("pooled", "alone", "federated")):
+            f1 = 0.5 + 0.1 * i + 0.0111 * j
+            by_type = {
+                "ADR": {"strict": three(f1 + 0.2003), "relaxed": three(f1 + 0.3), "support": 41 + i}
+            }
+            sites[site][condition] = {
+                "strict": three(f1),
+                "relaxed": three(f1 + 0.0507),
+                "by_type": by_type,
+            }
+    mean = {
+        c: {"strict": three(0.61), "relaxed": three(0.7)} for c in ("alone", "federated", "pooled")
+    }
+    return {
+        "method": "fedner",
+        "seed": 7,
+        "seconds": 3725.0,
+        "bytes_up": 3_000_000,
+        "bytes_down": 4_500_000,
+        "sites": sites,
+        "mean": mean,
+        "title": "Three sites",
+        "command": "fednotes simulate job.toml --out run",
+        "config": {
+            "model": {"preset": "elmoner"},
+            "private": ["lstm", "crf"],
+            "sites": [{"id": "a"}],
+        },
+        "versions": {"fednotes": "0.1.0"},
+        "notes": ["one seed"],
+    }
+
+
+def metrics() -> list[dict[str, Any]]:
+    return [
+        {
+            "condition": condition,
+            "round": 10 * n,
+            "epoch": n,
+            "loss": 5 / n,
+            "valid_f1": 0.1 * n,
+            "sites": {s: {"loss": 4 / n, "f1": 0.11 * n} for s in ("psytar", "ncbi")},
+            "bytes_up": 1_000_000,
+            "bytes_down": 1_500_000,
+            "seconds": 60.0 * n,
+        }
+        for condition in ("alone", "federated")
+        for n in (1, 2, 3)
+    ]
+
+
+def report(folder: Path, values: dict[str, Any], lines: list[dict[str, Any]] | None = None) -> str:
+    (folder / "summary.json").write_text(json.dumps(values), encoding="utf-8")
+    if lines is not None:
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+    path = write_report(folder)
+    assert path == folder / "report.html"
+    return path.read_text(encoding="utf-8")
+
+
+def charts(page: str) -> list[ET.Element]:
+    return [ET.fromstring(svg) for svg in re.findall(r"<svg xmlns.*?</svg>", page, re.DOTALL)]
+
+
+def test_tables_hold_the_numbers_of_the_summary(tmp_path: Path) -> None:
+    """Every score of the summary, rounded to three places, in the row of its site."""
+    values = summary()
+    rows = Tree(report(tmp_path, values)).rows
+    site = ""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if len(row) > 2 and row[1] in ("alone", "federated", "pooled"):
+            site, row = row[0], row[1:]
+        if row[0] in ("alone", "federated", "pooled"):
+            found.setdefault((site, row[0]), row[1:])
+    for name, conditions in {**values["sites"], "Mean of sites": values["mean"]}.items():
+        alone = conditions["alone"]["strict"]["f1"]
+        for condition, scores in conditions.items():
+            strict, relaxed = (
+                [f"{scores[key][m]:.3f}" for m in ("precision", "recall", "f1")]
+                for key in ("strict", "relaxed")
+            )
+            change = "" if condition == "alone" else f"{strict_change(scores, alone):+.3f}"
+            assert found[name, condition] == [*strict, change, *relaxed]
+    types = [row for row in rows if row[0] == "ADR"]
+    for row, name in zip(types, ("psytar", "ncbi"), strict=True):
+        counts = [
+            values["sites"][name][c]["by_type"]["ADR"] for c in ("alone", "federated", "pooled")
+        ]
+        expected = [f"{c[key]['f1']:.3f}" for key in ("strict", "relaxed") for c in counts]
+        assert row == ["ADR", str(counts[0]["support"]), *expected]
+    assert ["model.preset", "elmoner"] in rows
+    assert ["private", "lstm, crf"] in rows
+    assert ["sites.1.id", "a"] in rows
+
+
+def strict_change(scores: dict[str, Any], alone: float) -> float:
+    return float(scores["strict"]["f1"] - alone)
+
+
+def test_self_contained_and_accessible(tmp_path: Path) -> None:
+    """Nothing to fetch, no script; charts parse as XML and carry title and description."""
+    page = report(tmp_path, summary(), metrics())
+    tree = Tree(page)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", page.replace(SVG.strip("{}"), ""))
+    tags = {tag for tag, _, _ in tree.attributes}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "a"}
+    assert "<script" not in page
+    assert not [name for _, name, _ in tree.attributes if name in ("src", "href", "onload")]
+    drawn = charts(page)
+    assert len(drawn) == 2 + 2 + 2 + 2 + 1, "dots, all sites, F1 and loss by site, bytes"
+    identities = [value for _, name, value in tree.attributes if name == "id"]
+    assert len(identities) == len(set(identities))
+    for chart in drawn:
+        title, description = chart.find(f"{SVG}title"), chart.find(f"{SVG}desc")
+        assert title is not None
+        assert description is not None
+        assert title.text
+        assert description.text
+        assert chart.get("aria-labelledby") == f"{title.get('id')} {description.get('id')}"
+    assert not re.search(r"<th(?![^>]*scope=)[ >]", page), "every header cell has a scope"
+    assert "prefers-color-scheme: dark" in page
+    assert page.count("Seed 7 · <code>fednotes simulate job.toml --out run</code>") == 1 + 5
+
+
+def test_curves_are_where_the_numbers_are(tmp_path: Path) -> None:
+    """Tooltips of the markers repeat metrics.jsonl; markers of rising F1 rise."""
+    page = report(tmp_path, summary(), metrics())
+    chart = next(c for c in charts(page) if c.find(f"{SVG}title").get("id") == "f1-0-t")  # type: ignore[union-attr]
+    marks = [m for m in chart if "c1 mark" in m.get("class", "")]
+    assert [m.find(f"{SVG}title").text for m in marks] == [  # type: ignore[union-attr]
+        f"federated, round {10 * n}: {0.11 * n:.4g}" for n in (1, 2, 3)
+    ]
+    x, y = ([float(m.get(key, "nan")) for m in marks] for key in ("cx", "cy"))
+    assert x[2] - x[1] == pytest.approx(x[1] - x[0], abs=0.2)
+    assert y[1] - y[2] == pytest.approx(y[0] - y[1], abs=0.2)
+    assert y[0] > y[1]
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_bytes_are_cumulative_however_they_were_counted(tmp_path: Path, running: bool) -> None:
+    """Lines may count since the start or since the line before; the chart ends at the total."""
+    lines = metrics()
+    if running:
+        for line in lines:
+            line["bytes_up"] *= line["epoch"]
+            line["bytes_down"] *= line["epoch"]
+    page = report(tmp_path, summary(), lines)
+    assert "from the sites (up): 3 MB at the end; to the sites (down): 4.5 MB at the end" in page
+    ups = re.findall(r"from the sites \(up\), round (\d+): ([\d.]+) MB", page)
+    assert ups == [("10", "1"), ("20", "2"), ("30", "3")]
+
+
+def test_everything_is_escaped(tmp_path: Path) -> None:
+    """Names from job files are text, whatever they hold."""
+    evil = '<img src=x onerror="alert(1)">&'
+    values = summary()
+    values["title"] = values["command"] = values["notes"] = evil
+    values["seed"] = evil
+    values["config"] = {evil: [evil], "inner": {evil: evil}}
+    site = values["sites"].pop("ncbi")
+    site[evil] = site.pop("pooled")
+    site["alone"]["by_type"] = {evil: {"strict": three(0.5)}}
+    values["sites"][evil] = site
+    lines = metrics()
+    for line in lines:
+        line["sites"] = {evil: line["sites"]["ncbi"]}
+        line["condition"] = evil
+    page = report(tmp_path, values, lines)
+    tree = Tree(page)
+    assert "<img" not in page
+    assert not any(tag == "img" or name == "onerror" for tag, name, _ in tree.attributes)
+    assert any(evil in cell for row in tree.rows for cell in row)
+    assert charts(page)
+
+
+def test_unknown_keys_never_reach_the_page(tmp_path: Path) -> None:
+    """Only known keys are shown, so a stray key with text of a note stays out."""
+    values = {**summary(), "text": "patient took aspirin"}
+    values["sites"]["ncbi"]["alone"]["errors"] = ["patient took aspirin"]
+    lines = [{**line, "examples": ["patient took aspirin"]} for line in metrics()]
+    assert "aspirin" not in report(tmp_path, values, lines)
+
+
+@pytest.mark.parametrize("key", [*summary(), "all"])
+def test_missing_keys_are_gaps(tmp_path: Path, key: str) -> None:
+    values = summary()
+    for name in list(values):
+        if key in (name, "all"):
+            del values[name]
+    page = report(tmp_path, values, metrics())
+    Tree(page)
+    assert charts(page)
+
+
+@pytest.mark.parametrize("key", [*metrics()[0], "all"])
+def test_missing_metrics_are_gaps(tmp_path: Path, key: str) -> None:
+    lines = metrics()
+    for line in lines[1:]:
+        for name in list(line):
+            if key in (name, "all"):
+                del line[name]
+    page = report(tmp_path, summary(), lines)
+    Tree(page)
+    assert charts(page)
+
+
+@pytest.mark.parametrize("value", [None, "high", True, float("nan"), float("inf"), [1], {}])
+def test_what_is_no_number_is_a_gap(tmp_path: Path, value: object) -> None:
+    values = summary()
+    values["seconds"] = values["bytes_up"] = value
+    values["mean"]["alone"]["strict"] = value
+    values["sites"]["ncbi"]["alone"]["strict"] = {"f1": value}
+    values["sites"]["ncbi"]["federated"] = value
+    lines = metrics()
+    lines[1].update(round=value, loss=value, sites=value, bytes_up=value)
+    page = report(tmp_path, values, lines)
+    Tree(page)
+    assert "nan" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    assert "—" in page
+    assert charts(page)
+
+
+def test_lines_of_one_site_make_no_mean(tmp_path: Path) -> None:
+    """Sites that train alone write a line each; the chart of all sites leaves them out."""
+    lines = [line for line in metrics() if line["condition"] == "federated"]
+    for site in ("psytar", "ncbi"):
+        for n in (1, 2):
+            lines.append(
+                {"condition": "alone", "round": n, "site": site, "valid_f1": 0.3, "loss": 1.0}
+            )
+    drawn = {
+        c.get("aria-labelledby", "").split()[0]: c
+        for c in charts(report(tmp_path, summary(), lines))
+    }
+    looks = {
+        ident: {m.get("class") for m in chart if "mark" in m.get("class", "")}
+        for ident, chart in drawn.items()
+    }
+    assert looks["mean-f1-t"] == {"c1 mark"}
+    assert looks["f1-1-t"] == {"c0 mark", "c1 mark"}
+
+
+def test_many_sites_and_long_runs_stay_small(tmp_path: Path) -> None:
+    values = summary()
+    values["sites"] = {f"site{i}": values["sites"]["ncbi"] for i in range(100)}
+    lines = [
+        {"condition": "federated", "round": n, "sites": {s: {"f1": 0.5} for s in values["sites"]}}
+        for n in range(500)
+    ]
+    page = report(tmp_path, values, lines)
+    assert "76 more sites have no curves here" in page
+    assert len(page) < 1_500_000
+
+
+def test_output_elsewhere_and_no_leftovers(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(summary()))
+    target = tmp_path / "pages" / "run.html"
+    assert write_report(tmp_path, target) == target
+    assert {p.name for p in tmp_path.rglob("*")} == {"summary.json", "pages", "run.html"}
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    """Half a last line (a killed run) is left out; any other bad line is named."""
+    with pytest.raises(DataError, match=r"no summary\.json there"):
+        write_report(tmp_path)
+    good = "\n".join(json.dumps(line) for line in metrics())
+    report(tmp_path, summary())
+    (tmp_path / "metrics.jsonl").write_text(good + '\n{"round": 9')
+    write_report(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"round": 9\n' + good)
+    with pytest.raises(DataError, match=r"metrics\.jsonl:1: not JSON"):
+        write_report(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("[1]\n" + good)
+    with pytest.raises(DataError, match=r"metrics\.jsonl:1: expected a JSON object"):
+        write_report(tmp_path)
+    (tmp_path / "summary.json").write_text('{\n"seed": 7,,}')
+    with pytest.raises(DataError, match=r"summary\.json:2: not JSON"):
+        write_report(tmp_path)
+    (tmp_path / "summary.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot be read"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0, 1), (0.503, 0.751), (3, 3), (0, 0), (-2, 7e6), (1e-9, 2e-9), (99.9, 100.1)],
+)
+def test_ticks_are_round_and_enclose(low: float, high: float) -> None:
+    """Equal steps of 1, 2, 2.5 or 5 times a power of ten, by decimal digits."""
+    marks = ticks(low, high, 5)
+    assert marks[0] <= low <= high <= marks[-1]
+    assert 2 <= len(marks) <= 13
+    steps = {f"{b - a:.3e}" for a, b in pairwise(marks)}
+    assert len(steps) == 1
+    assert steps.pop().split("e")[0] in ("1.000", "2.000", "2.500", "5.000")
+
+
+def test_numbers_for_people() -> None:
+    assert [size(n) for n in (0, 999, 1000, 51_000_000, 123_456_789, 2.5e12)] == [
+        "0 B", "999 B", "1 kB", "51 MB", "123 MB", "2.5 TB",
+    ]  # fmt: skip
+    assert [duration(s) for s in (3.21, 65, 3599, 3725, 90000)] == [
+        "3.2 s", "1 min 05 s", "59 min 59 s", "1 h 02 min", "25 h 00 min",
+    ]  # fmt: skip
+    assert [number(v) for v in (0.25, 1500.0, 2_000_000.0)] == [
+        "0.25",
+        "1\u202f500",
+        "2\u202f000\u202f000",
+    ]
+
+
+def test_one_point_is_a_chart() -> None:
+    chart = ET.fromstring(
+        line_chart("a", "t", "d", [Series("s", 0, [(1.0, 0.5)])], x_label="round")
+    )
+    mark = next(m for m in chart if "mark" in m.get("class", ""))
+    assert 0 < float(mark.get("cx", "nan")) < 340
+    assert 0 < float(mark.get("cy", "nan")) < 220

@@ -1,0 +1,132 @@
+"""docs/papers.md, the source's markers and the tests agree."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAPERS = "fedner|distill|adversarial|pretrain|finetune|phenotype"
+MARKER = re.compile(rf"\[(?:{PAPERS}) [a-z0-9][a-z0-9 .-]*\]")
+ROW = re.compile(r"^\|\s*`(\[[^`]+\])`\s*\|\s*`([\w.]+)`\s*\|\s*(.+?)\s*\|$", re.MULTILINE)
+
+
+class Row(NamedTuple):
+    """One line of a table in docs/papers.md."""
+
+    marker: str
+    function: str  # dotted path
+    tests: tuple[str, ...]  # path::name
+
+
+def rows(text: str) -> list[Row]:
+    """The tables' lines; one cell may name several tests, each in backquotes."""
+    return [Row(m, f, tuple(re.findall(r"`([^`]+)`", tests))) for m, f, tests in ROW.findall(text)]
+
+
+def markers(source: str) -> list[tuple[str, int]]:
+    """Every marker in a comment, with its line."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return [
+        (marker, token.start[0])
+        for token in tokens
+        if token.type == tokenize.COMMENT
+        for marker in MARKER.findall(token.string)
+    ]
+
+
+def source_of(dotted: str) -> tuple[Path, list[str]] | None:
+    """a.b.C.f → (src/a/b.py, [C, f]), by the longest path that is a file."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        path = ROOT.joinpath("src", *parts[:cut]).with_suffix(".py")
+        if path.is_file():
+            return path, parts[cut:]
+    return None
+
+
+def definition(path: Path, names: list[str]) -> ast.AST | None:
+    """The class or function that `names` leads to, from outside in."""
+    node: ast.AST | None = ast.parse(path.read_text("utf-8"))
+    for name in names:
+        node = next(
+            (
+                child
+                for child in getattr(node, "body", [])
+                if isinstance(child, ast.FunctionDef | ast.ClassDef) and child.name == name
+            ),
+            None,
+        )
+    return node
+
+
+TEXT = (ROOT / "docs" / "papers.md").read_text("utf-8")
+ROWS = rows(TEXT)
+each_row = pytest.mark.parametrize("row", ROWS, ids=[row.marker for row in ROWS])
+
+
+def test_every_marker_in_the_page_is_in_a_table() -> None:
+    """So that a misspelt table line is not taken for prose."""
+    in_lines = re.findall(rf"^\|.*?({MARKER.pattern})", TEXT, re.MULTILINE)
+    assert in_lines
+    assert [row.marker for row in ROWS] == in_lines
+
+
+def test_no_marker_is_listed_twice() -> None:
+    listed = [row.marker for row in ROWS]
+    assert len(listed) == len(set(listed))
+
+
+@each_row
+def test_function_carries_its_marker(row: Row) -> None:
+    found = source_of(row.function)
+    assert found, f"docs/papers.md: {row.marker}: no file in src holds {row.function}"
+    path, names = found
+    node = definition(path, names)
+    assert names, f"docs/papers.md: {row.marker}: {row.function} is a module, not a function"
+    assert node, f"docs/papers.md: {row.marker}: {'.'.join(names)} is not defined in {path.name}"
+    assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+    lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    inside = [m for m, line in markers(path.read_text("utf-8")) if line in lines]
+    assert row.marker in inside, (
+        f"{row.function} has no comment `# {row.marker}`: put it at the line that computes it"
+    )
+
+
+@each_row
+def test_named_tests_exist(row: Row) -> None:
+    assert row.tests, f"docs/papers.md: {row.marker} names no test"
+    for test in row.tests:
+        file, *names = test.split("::")
+        path = ROOT / file
+        assert path.is_file(), f"docs/papers.md: {row.marker}: no file {file}"
+        assert names, f"docs/papers.md: {row.marker}: {test} names a file, not a test"
+        assert names[-1].startswith("test_"), f"docs/papers.md: {row.marker}: {test} is not a test"
+        assert definition(path, names), f"docs/papers.md: {row.marker}: no {names[-1]} in {file}"
+
+
+def test_every_marker_in_the_source_is_in_the_page() -> None:
+    listed = {row.marker for row in ROWS}
+    missing = [
+        f"{path.relative_to(ROOT)}:{line}: {marker}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for marker, line in markers(path.read_text("utf-8"))
+        if marker not in listed
+    ]
+    assert not missing, f"not in docs/papers.md: {missing}"
+
+
+def test_markers_are_read_from_comments_only() -> None:
+    """By hand: line 2 holds two markers; the string and the tensor shape hold none."""
+    source = (
+        'text = "[fedner eq 9]"\n'
+        "x = 1  # mean [fedner eq 2], and [distill eq 11]\n"
+        "# [fedner, eq 2] (tags, tags) [from to]\n"
+    )
+    assert markers(source) == [("[fedner eq 2]", 2), ("[distill eq 11]", 2)]

@@ -1,0 +1,127 @@
+"""What the project says of itself holds: versions, commands, sizes, paths."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fednotes
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
+MAX_LINES = 400
+# One-letter classes, or this file would find itself.
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:[w]ork|[r]oot|tmp/[d]ev)(?:/|\b)")
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _project_files() -> list[Path]:
+    """What git holds or would hold; in a tree without git, everything but hidden and built."""
+    try:
+        listing = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        hidden = re.compile(r"(^|/)(\.(?!ci/)[^/]*/|runs/|build/|dist/|__pycache__/)")
+        paths = [p for p in ROOT.rglob("*") if not hidden.search(_name(p))]
+    else:
+        paths = [ROOT / name for name in listing.stdout.decode().split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def _make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+def test_versions_agree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["version"] == fednotes.__version__
+
+
+def test_changelog_covers_the_version() -> None:
+    """Its top entry is either what is not released yet or this very version."""
+    headings = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)
+    assert headings
+    assert headings[0] in {"Unreleased", fednotes.__version__}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_make_commands_in_the_pages_exist(page: str) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    code = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    code += re.findall(r"`([^`\n]+)`", text)
+    # `make`, then settings such as PYTHON=… and ARGS="…", then the target.
+    command = re.compile(r"\bmake((?:[ ]+[A-Z]+=(?:\"[^\"]*\"|\S+)|[ ]+[a-z]+\b)+)")
+    named = {
+        word
+        for block in code
+        for arguments in command.findall(block)
+        for word in re.sub(r"[A-Z]+=(\"[^\"]*\"|\S+)", "", arguments).split()
+    }
+    assert named
+    assert named <= _make_targets(), f"{page} names targets that the Makefile has not"
+
+
+def test_readme_names_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert "make demo" in text
+    assert "make test" in text
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=_name)
+def test_benchmark_ends_with_a_ratio(path: Path) -> None:
+    assert "ratio=" in path.read_text("utf-8"), f"{_name(path)} prints no line with ratio="
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_name)
+def test_file_is_short(path: Path) -> None:
+    lines = len(path.read_text("utf-8").splitlines())
+    assert lines <= MAX_LINES, f"{_name(path)} has {lines} lines: divide it"
+
+
+def test_no_paths_of_one_machine() -> None:
+    found = []
+    for path in _project_files():
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue  # an image
+        found += [
+            f"{_name(path)}:{number}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if MACHINE_PATH.search(line)
+        ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("cd /@work/main", True),
+        ("'/@root/x'", True),
+        ("/tmp/@dev/bin/activate", True),
+        ("https://example.org/@work/x", False),
+        ("/@workers/3", False),
+        ("../shared/data", False),
+    ],
+)
+def test_the_path_check_sees(line: str, wrong: bool) -> None:
+    """The @ keeps these lines from being found themselves."""
+    assert bool(MACHINE_PATH.search(line.replace("@", ""))) is wrong
+
+
+def test_ci_script_is_executable_bash() -> None:
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    subprocess.run(["bash", "-n", str(script)], check=True)
