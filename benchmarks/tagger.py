@@ -30,6 +30,7 @@ from torchcrf import CRF
 
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import buckets
+from fednotes.data.formats import read
 from fednotes.data.tags import types_of
 from fednotes.models.layers import INVENTORY
 from fednotes.models.tagger import PRESETS, Prepared, Tagger
@@ -134,8 +135,6 @@ def corpus() -> tuple[str, tuple[Document, ...]]:
     """A name for the sentences, and the sentences."""
     root = os.environ.get("FEDNOTES_CORPORA")
     if root:
-        from fednotes.data.formats import read
-
         return "PsyTAR", read(Path(root) / "psytar" / "train.txt")
     rng = np.random.default_rng(1)
     letters = np.array(list("etaoinshrdlu"))

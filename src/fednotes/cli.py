@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import shutil
+import os
 import sys
 from enum import Enum
 from pathlib import Path
@@ -59,25 +58,19 @@ def simulate(
 
     parsed = load_job(job, tuple(settings or ()))
     check_device(device)
-    if overwrite and not resume:
-        replace_run(out)
-    summary = run(parsed, out, resume=resume, device=device, display=RichDisplay(console))
+    with RichDisplay(console) as display:
+        summary = run(
+            parsed, out, resume=resume, overwrite=overwrite, device=device, display=display
+        )
     console.print(result_table(summary))
     for note in summary["notes"]:
-        console.print(f"note: {note}", highlight=False)
-    console.print(f"report: {out / 'report.html'}", highlight=False, soft_wrap=True)
+        say(f"note: {note}")
+    say(f"report: {out / 'report.html'}")
 
 
-def replace_run(out: Path) -> None:
-    """Move an earlier run to `OUT.previous`, so that it is whole until the new one ends."""
-    if not (out / "job.json").exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise FednotesError(f"{out} is not the folder of a run: it is left as it is")
-        return
-    previous = out.with_name(out.name + ".previous")
-    if previous.exists():
-        shutil.rmtree(previous)
-    out.rename(previous)
+def say(line: str) -> None:
+    """One line as it is: no colours, no markup, never wrapped."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def check_device(device: str) -> None:
@@ -85,7 +78,8 @@ def check_device(device: str) -> None:
     import torch
 
     try:
-        torch.empty(1, device=device)
+        if torch.empty(1, device=device).is_meta:
+            raise RuntimeError("a device without memory")
     except (RuntimeError, AssertionError) as error:
         raise FednotesError(f"--device {device}: not available on this machine") from error
 
@@ -95,7 +89,9 @@ def predict(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     text: Annotated[str, typer.Argument(help="Text, a file or folder, or - for stdin.")] = "-",
     format: Annotated[Output, typer.Option(help="How predictions are written.")] = Output.jsonl,
-    out: Annotated[Optional[Path], typer.Option(help="A file or folder; stdout if not given.")] = None,  # noqa: UP045, E501
+    out: Annotated[
+        Optional[Path], typer.Option(help="A file or folder; stdout if not given.")
+    ] = None,  # noqa: UP045, E501
     device: Device = "cpu",
 ) -> None:
     """Find the mentions in new text."""
@@ -141,12 +137,12 @@ def check(
         sites = load_sites(load_job(target, tuple(settings or ())))
         report = check_sites(list(sites.data))
         for note in sites.notes:
-            console.print(f"note: {note}", highlight=False)
+            say(f"note: {note}")
     else:
         report = check_documents(read(Path(target), format or None), None)
     console.print(findings_table(report))
-    if report.errors:
-        raise FednotesError(f"{target}: {len(report.errors)} errors must be mended before training")
+    if errors := sum(finding.level == "error" for finding in report.findings):
+        raise FednotesError(f"{target}: {errors} error(s) above must be mended before training")
 
 
 @app.command()
@@ -157,7 +153,7 @@ def report(
     """Write a run's HTML report again."""
     from fednotes.report.html import write_report
 
-    console.print(f"report: {write_report(run, out)}", highlight=False, soft_wrap=True)
+    say(f"report: {write_report(run, out)}")
 
 
 @app.command()
@@ -167,7 +163,7 @@ def compare(
     condition: Annotated[str, typer.Option(help="Of the first run.")] = "federated",
     against: Annotated[str, typer.Option(help="Condition of the second run.")] = "alone",
     metric: Annotated[str, typer.Option(help="strict or relaxed.")] = "strict",
-    samples: Annotated[int, typer.Option(help="Bootstrap samples.")] = 10_000,
+    samples: Annotated[int, typer.Option(min=1, help="Bootstrap samples.")] = 10_000,
 ) -> None:
     """Paired bootstrap between two runs on the same test data, site by site."""
     from fednotes.compare_runs import comparison_table
@@ -179,9 +175,11 @@ def compare(
 def reproduce(
     name: Annotated[str, typer.Argument(help="An experiment, such as fedner-table2.")],
     out: Annotated[Optional[Path], typer.Option(help="runs/NAME if not given.")] = None,  # noqa: UP045
-    budget: Annotated[bool, typer.Option("--budget/--full", help="About an hour on two cores, or all of it.")] = True,  # noqa: E501
+    budget: Annotated[
+        bool, typer.Option("--budget/--full", help="About an hour on two cores, or all of it.")
+    ] = True,  # noqa: E501
     settings: Settings = None,
-    workers: Annotated[int, typer.Option(help="Runs at a time, one thread each.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
 ) -> None:
     """Repeat a paper's table or figure; go on where an earlier call stopped."""
     from rich.markdown import Markdown
@@ -202,7 +200,7 @@ def reproduce(
         )
     console.print(Markdown(markdown(table)))
     drawn = plot(table, folder)
-    console.print(f"results: {folder / 'results.md'}{f', {drawn}' if drawn else ''}", soft_wrap=True)
+    say(f"results: {folder / 'results.md'}{f', {drawn}' if drawn else ''}")
 
 
 @corpus.command("stats")
@@ -253,7 +251,7 @@ def corpus_synthesise(
         raise FednotesError(f"{out} is not an empty folder")
     made = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
     write_sites(made, out, format.value)
-    console.print(f"{len(made)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
+    say(f"{len(made)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
 
 
 @cache.command("clear")
@@ -262,13 +260,13 @@ def cache_clear() -> None:
     from fednotes.models.features import clear_cache, default_cache
 
     freed = clear_cache(default_cache())
-    console.print(f"{freed / 1e6:.1f} MB freed in {default_cache()}", highlight=False)
+    say(f"{freed / 1e6:.1f} MB freed in {default_cache()}")
 
 
 def main() -> None:
     """The console script."""
     try:
-        app(standalone_mode=False)
+        _run()
     except FednotesError as error:
         fail(str(error))
     except typer.Abort:
@@ -276,16 +274,24 @@ def main() -> None:
     except KeyboardInterrupt:
         print("stopped; go on with --resume", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
-            raise
-        fail(f"{error.filename or 'a file'}: {error.strerror}")
+        fail(f"{error.filename or 'a file'}: {error.strerror or error}")
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("click", "typer"):
             raise
         fail(getattr(error, "format_message", lambda: str(error))())
+
+
+def _run() -> None:
+    try:
+        app(standalone_mode=False)
+    except Exception as error:
+        if type(error).__name__ != "NoArgsIsHelpError":
+            raise
+        print(error)  # a command without its arguments shows its help
 
 
 def fail(message: str) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from rich.table import Table
 
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.types import Document
-from fednotes.jobs import Job, parse_job
+from fednotes.jobs import CONDITIONS, POOLED, Job, parse_job
 from fednotes.metrics.compare import Bootstrap, paired_bootstrap
 from fednotes.models.tagger_io import load_tagger
+from fednotes.simulate import recorded
 from fednotes.sites import load_sites
 
 
@@ -23,6 +23,9 @@ def compare_runs(
     Both runs' saved taggers tag the test data of run a's job again.
     Raises DataError if the runs do not have the same test data or a model is missing.
     """
+    for name in (condition, against):
+        if name not in CONDITIONS:
+            raise ConfigError(f"no condition is called {name!r}; {nearest(name, CONDITIONS)}")
     job_a, job_b = job_of(a), job_of(b)
     sites = load_sites(job_a).data
     if job_a.fingerprint != job_b.fingerprint:
@@ -33,7 +36,8 @@ def compare_runs(
     found = {}
     for site in sites:
         predicted = [
-            _predict(run, chosen, site.id, site.test) for run, chosen in ((a, condition), (b, against))
+            _predict(run, chosen, site.id, site.test)
+            for run, chosen in ((a, condition), (b, against))
         ]
         found[site.id] = paired_bootstrap(
             site.test, predicted[0], predicted[1], metric, samples, types=site.tags.types
@@ -43,11 +47,11 @@ def compare_runs(
 
 def job_of(run: Path) -> Job:
     """The job that a run's folder was made by. Raises ConfigError."""
+    record = recorded(run)
     try:
-        record = json.loads((run / "job.json").read_text(encoding="utf-8"))
         return parse_job(record["table"], record["job"], Path(record["folder"]), str(run))
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{run} is not the folder of a run") from error
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{run / 'job.json'}: damaged") from error
 
 
 def _predict(
@@ -56,7 +60,7 @@ def _predict(
     part = run / condition / site if condition == "alone" else run / condition
     folder = part / "sites" / site / "model"
     if not folder.exists():
-        folder = part / "sites" / "pooled" / "model"
+        folder = part / "sites" / POOLED / "model"
     if not folder.exists():
         raise DataError(f"{run} has no {condition} model of site {site!r}: was it run to its end?")
     return load_tagger(folder).predict(documents)

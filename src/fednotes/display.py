@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from fednotes.engines.inprocess import RoundResult
 from fednotes.simulate import Part, site_metrics
@@ -98,6 +99,12 @@ class RichDisplay:
             each = self._sentences * config.local_epochs
         return rounds * each / seconds if seconds > 0 else 0.0
 
+    def __enter__(self) -> RichDisplay:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close()  # an error must not leave the terminal without its cursor
+
     def _close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
@@ -134,7 +141,9 @@ def _size(number: float) -> str:
     raise AssertionError
 
 
-def runs_bar(console: Console, name: str) -> AbstractContextManager[Callable[[str, int, int], None]]:
+def runs_bar(
+    console: Console, name: str
+) -> AbstractContextManager[Callable[[str, int, int], None]]:
     """A bar over whole runs; yields the function to tell of each finished one."""
     return _RunsBar(console, name)
 
@@ -174,26 +183,27 @@ def stats_tables(stats: CorpusStats) -> list[Table]:
     for site in stats.sites:
         numbers = (site.documents, site.sentences, site.tokens, site.mentions, site.forms)
         types = ", ".join(f"{label} {count:,}" for label, count in site.entities.items())
-        table.add_row(site.site, *(f"{n:,}" for n in numbers), types)
+        table.add_row(Text(site.site), *(f"{n:,}" for n in numbers), Text(types))
     if len(stats.sites) == 1:
         return [table]
     shared = Table(title=f"overlapping entities: {stats.overlapping:,} forms at two sites or more")
     shared.add_column("forms in common")
     for site in stats.sites:
-        shared.add_column(site.site, justify="right")
+        shared.add_column(Text(site.site), justify="right")
     for site, row in zip(stats.sites, stats.pairwise, strict=True):
-        shared.add_row(site.site, *(f"{n:,}" for n in row))
+        shared.add_row(Text(site.site), *(f"{n:,}" for n in row))
     return [table, shared]
 
 
 def findings_table(report: Report) -> Table:
     """What `fednotes check` found, errors first."""
     table = Table()
-    for head in ("level", "site", "what", "finding"):
+    for head in ("level", "where", "what", "finding"):
         table.add_column(head)
     looks = {"error": "bold red", "warning": "yellow", "info": ""}
     for level, look in looks.items():
         for finding in report.findings:
             if finding.level == level:
-                table.add_row(level, finding.site, finding.code, finding.message, style=look)
+                cells = (finding.where, finding.code, finding.message)
+                table.add_row(level, *map(Text, cells), style=look)
     return table

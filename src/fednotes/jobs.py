@@ -1,12 +1,12 @@
 """Job files: one TOML table says what is trained, on whose notes, and how.
 
-    method = "fedner"                 # names a module of fednotes.methods
-    preset = "best"                   # or "paper": that method's settings, overridden below
-    seed = 1
-    [training]                        # the method's Config
-    [model]                           # its model's settings
-    [sites.mercy]                     # one table a site, see `SiteConfig`
-    path = "mercy/notes.jsonl"
+method = "fedner"                 # names a module of fednotes.methods
+preset = "best"                   # or "paper": that method's settings, overridden below
+seed = 1
+[training]                        # the method's Config
+[model]                           # its model's settings
+[sites.mercy]                     # one table a site, see `SiteConfig`
+path = "mercy/notes.jsonl"
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import json
 import os
+import pkgutil
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -24,13 +25,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import assign, build, read_toml
 from fednotes.core.types import Scheme, SiteData, TagSet
 from fednotes.models.tagger_config import tagger_config
 
-METHODS = ("fedner",)
 CONDITIONS = ("alone", "federated", "pooled")
+POOLED = "pooled"  # the site that has every site's sentences
 _TOP = {"title", "method", "preset", "seed", "conditions", "threads", "notes"}
 _TABLES = {"training", "model", "sites", "synthetic"}
 
@@ -75,6 +77,10 @@ class SiteConfig:
         for name in ("valid_fraction", "test_fraction", "fraction", "mask_overlap"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: expected 0 to 1")
+        if self.path and self.valid_fraction + self.test_fraction >= 1:
+            raise ConfigError(
+                "valid_fraction + test_fraction: below 1, or nothing is left to train"
+            )
         if self.fraction == 0:
             raise ConfigError("fraction = 0: a site needs training data")
 
@@ -133,13 +139,20 @@ def built_in_jobs() -> dict[str, Path]:
     return {name: path for name, path in sorted(found.items()) if "base" not in read_toml(path)}
 
 
+def method_names() -> tuple[str, ...]:
+    """The modules of `fednotes.methods` that are methods: those with a `train`."""
+    names = [module.name for module in pkgutil.iter_modules(methods.__path__)]
+    modules = {name: importlib.import_module(f"fednotes.methods.{name}") for name in names}
+    return tuple(name for name, module in modules.items() if hasattr(module, "train"))
+
+
 def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
     """Read a job file, or a built-in job by name, and apply `--set` assignments.
 
     Raises ConfigError naming file, table and key.
     """
     path = Path(name)
-    if not path.exists():
+    if not path.is_file():
         known = built_in_jobs()
         if str(name) not in known:
             raise ConfigError(
@@ -157,9 +170,11 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
     for key in table:
         if key not in _TOP | _TABLES:
             raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, _TOP | _TABLES)}")
+        if key in _TABLES and not isinstance(table[key], Mapping):
+            raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
     top = build(_Top, {k: v for k, v in table.items() if k in _TOP}, where)
-    if top.method not in METHODS:
-        raise ConfigError(f"{where}: method = {top.method!r}; {nearest(top.method, METHODS)}")
+    if top.method not in (known := method_names()):
+        raise ConfigError(f"{where}: method = {top.method!r}; {nearest(top.method, known)}")
     for condition in top.conditions:
         if condition not in CONDITIONS:
             raise ConfigError(
@@ -173,7 +188,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         seed=top.seed,
         conditions=tuple(c for c in CONDITIONS if c in top.conditions),
         threads=top.threads,
-        config=_config(top, table, where),
+        config=_config(top, table, folder, where),
         sites=sites,
         synthetic=synthetic,
         table=table,
@@ -191,6 +206,12 @@ class _Top:
     conditions: tuple[str, ...] = ("alone", "federated", "pooled")
     threads: int = 1
 
+    def __post_init__(self) -> None:
+        if not self.conditions:
+            raise ConfigError(f"conditions = []: name some of {', '.join(CONDITIONS)}")
+        if self.threads < 1:
+            raise ConfigError(f"threads = {self.threads}: at least 1 is needed")
+
 
 def _sources(
     table: Mapping[str, Any], where: str
@@ -199,7 +220,7 @@ def _sources(
         raise ConfigError(f"{where}: give either [sites.NAME] tables or a [synthetic] table")
     if "synthetic" in table:
         return build(SyntheticConfig, table["synthetic"], f"{where} [synthetic]"), {}
-    if not isinstance(table["sites"], Mapping) or not table["sites"]:
+    if not table["sites"]:
         raise ConfigError(f"{where}: expected one table [sites.NAME] for each site")
     sites = {}
     for site, values in table["sites"].items():
@@ -207,16 +228,20 @@ def _sources(
             raise ConfigError(
                 f"{where} [sites.{site}]: a site's name has letters, digits, - and _ only"
             )
+        if site == POOLED:
+            raise ConfigError(f"{where} [sites.{site}]: this name is taken, choose another")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}: sites.{site} is a value, expected a table [sites.{site}]")
         sites[site] = build(SiteConfig, values, f"{where} [sites.{site}]")
     return None, sites
 
 
-def _config(top: _Top, table: Mapping[str, Any], where: str) -> Any:
+def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> Any:
     module = importlib.import_module(f"fednotes.methods.{top.method}")
     if top.preset not in module.PRESETS:
-        raise ConfigError(f"{where}: preset = {top.preset!r}; {nearest(top.preset, module.PRESETS)}")
+        raise ConfigError(
+            f"{where}: preset = {top.preset!r}; {nearest(top.preset, module.PRESETS)}"
+        )
     preset = module.PRESETS[top.preset]
     for key in ("seed", "tags", "model"):
         if key in table.get("training", {}):
@@ -226,7 +251,7 @@ def _config(top: _Top, table: Mapping[str, Any], where: str) -> Any:
     for key in table.get("training", {}):
         if key not in training:
             raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
-    settings = _expand(preset.get("model", {}) | table.get("model", {}))
+    settings = _expand(preset.get("model", {}) | table.get("model", {}), folder)
     try:
         model = tagger_config(settings)
         model.require_input()
@@ -235,9 +260,14 @@ def _config(top: _Top, table: Mapping[str, Any], where: str) -> Any:
     return build(module.Config, values | {"model": model}, f"{where} [training]")
 
 
-def _expand(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Environment variables in text values."""
-    return {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
+def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Environment variables in text values; files beside the job are found by their names."""
+    found = {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
+    for key in ("word_vectors", "contextual"):
+        value = found.get(key)
+        if value and isinstance(value, str) and (folder / value).exists():
+            found[key] = str(folder / value)
+    return found
 
 
 def expand(text: str, where: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document
@@ -36,30 +38,33 @@ def predict_text(model: Path, text: str, format: str, out: Path | None, device: 
 
 
 def documents_of(text: str) -> tuple[Document, ...]:
-    """Documents from a corpus file or folder, a plain text file, stdin or the text itself."""
+    """Documents from a corpus file or folder, plain text files, stdin or the text itself."""
     if text == "-":
-        return (Document("stdin", sys.stdin.read()),)
+        return (Document("stdin", _decoded("stdin", sys.stdin.buffer.read())),)
     path = Path(text)
     try:
         exists = path.exists()
-    except OSError:  # a text longer than a path may be
+    except (OSError, ValueError):  # a text longer than a path may be
         exists = False
     if not exists:
         if "\n" not in text and " " not in text and ("/" in text or path.suffix):
             raise DataError(f"{text}: no such file")
-        return (Document("text", text),)
-    if path.is_file() and path.suffix == ".txt" and not path.with_suffix(".ann").exists():
-        return (_plain(path),)
-    if path.is_dir() and not any(path.glob("*.ann")) and (files := sorted(path.glob("*.txt"))):
-        return tuple(_plain(file) for file in files)
-    return read(path, guess_format(path))
-
-
-def _plain(path: Path) -> Document:
+        return (Document("text", _decoded("the text", os.fsencode(text))),)
     try:
-        return Document(path.stem, path.read_text(encoding="utf-8"))
+        format = guess_format(path)
+    except DataError:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        if not files or (path.is_dir() and any(file.suffix != ".txt" for file in files)):
+            raise
+        return tuple(Document(f.stem, _decoded(str(f), f.read_bytes())) for f in files)
+    return read(path, format)
+
+
+def _decoded(source: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}: convert it first") from error
+        raise DataError(f"{source}: not UTF-8 at byte {error.start}: convert it first") from error
 
 
 def evaluate_path(model: Path, path: Path, format: str | None, device: str) -> dict[str, Any]:
@@ -88,7 +93,7 @@ def score_table(scores: dict[str, Any]) -> Table:
     for head in ("type", "mentions", "strict P", "R", "F1", "relaxed P", "R", "F1"):
         table.add_column(head, justify="left" if head == "type" else "right")
     for label, score in scores["by_type"].items():
-        table.add_row(label, str(score["support"]), *_numbers(score))
+        table.add_row(Text(label), str(score["support"]), *_numbers(score))
     table.add_section()
     support = sum(score["support"] for score in scores["by_type"].values())
     table.add_row("all", str(support), *_numbers(scores), style="bold")

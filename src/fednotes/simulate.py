@@ -1,9 +1,9 @@
 """Run a job in the embedded engine: each site alone, all federated, all pooled.
 
-    OUT/job.json                     the declarative job, versions and machine
-    OUT/metrics.jsonl                a line per evaluation
-    OUT/alone/SITE/ …                each part: checkpoints/, sites/SITE/model, done.json
-    OUT/summary.json, OUT/report.html
+OUT/job.json                     the declarative job, versions and machine
+OUT/metrics.jsonl                a line per evaluation
+OUT/alone/SITE/ …                each part: checkpoints/, sites/SITE/model, done.json
+OUT/summary.json, OUT/report.html
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from typing import Any, Protocol
 import torch
 
 import fednotes
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.store import write_json, write_text
 from fednotes.core.types import SiteData
+from fednotes.data.text import split_sentences
 from fednotes.engines.inprocess import InProcess, RoundResult
-from fednotes.jobs import Job, complete_tags
+from fednotes.jobs import POOLED, Job, complete_tags
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.models.features import default_cache
 from fednotes.report.html import write_report
@@ -63,6 +65,7 @@ def simulate(
     out: Path,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     device: str = "cpu",
     display: Display | None = None,
     cache: Path | None = None,
@@ -70,13 +73,18 @@ def simulate(
     """Train and judge every part of a job; returns what summary.json holds.
 
     out: the run's folder; new, or with `resume` that of an unfinished run of the same job.
+    overwrite: an earlier run there becomes `OUT.previous`, once the sites could be read.
     cache: folder of frozen features; the user's default one if None.
     Raises ConfigError if `out` holds another run.
     """
-    _claim(job, out, resume)
+    replace_old = overwrite and not resume
+    _refuse(job, out, resume, replace_old)
+    sites = load_sites(job)
+    if replace_old:
+        _set_aside(out)
+    _claim(job, out)
     torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(device == "cpu")
-    sites = load_sites(job)
     config = replace(job.config, tags=complete_tags(list(sites.data)))
     log = _Log(out / "metrics.jsonl", resume)
     results = {}
@@ -93,23 +101,58 @@ def simulate(
     return summary
 
 
-def _claim(job: Job, out: Path, resume: bool) -> None:
-    """Make `out` this job's folder, or refuse."""
-    record = out / "job.json"
-    if record.exists():
-        other = json.loads(record.read_text(encoding="utf-8")).get("fingerprint")
-        if not resume:
-            raise ConfigError(
-                f"{out} holds a run already: give another --out, --resume to go on with it, "
-                "or --overwrite to replace it"
-            )
-        if other != job.fingerprint:
-            raise ConfigError(f"{out} holds a run of another job (or other --set): nothing done")
+def _refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
+    """Raises ConfigError unless `out` is free for this job, or its own."""
+    if not (out / "job.json").exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"{out} is not the folder of a run, nor empty: give another --out")
         return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is not an empty folder: give another --out")
+    if overwrite or not _begun(out):
+        return
+    if not resume:
+        raise ConfigError(
+            f"{out} holds a run already: give another --out, --resume to go on with it, "
+            "or --overwrite to replace it"
+        )
+    if recorded(out).get("fingerprint") != job.fingerprint:
+        raise ConfigError(f"{out} holds a run of another job (or other --set): nothing done")
+
+
+def _begun(out: Path) -> bool:
+    """Whether anything in a run's folder took time: a job that failed at once claims nothing."""
+    log = out / "metrics.jsonl"
+    return log.exists() and log.stat().st_size > 0
+
+
+def _set_aside(out: Path) -> None:
+    """Move an earlier run to `OUT.previous`; an unfinished one never takes a finished one's place."""
+    previous = out.with_name(out.name + ".previous")
+    if not _begun(out):
+        return
+    if previous.exists() and not (out / "summary.json").exists():
+        shutil.rmtree(out)
+        return
+    if previous.exists():
+        recorded(previous)  # the folder of a run, not somebody's own
+        shutil.rmtree(previous)
+    out.rename(previous)
+
+
+def recorded(run: Path) -> dict[str, Any]:
+    """A run's job.json. Raises ConfigError if it is missing or damaged."""
+    try:
+        record = json.loads((run / "job.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{run} is not the folder of a run (no whole job.json)") from error
+    if not isinstance(record, dict):
+        raise ConfigError(f"{run / 'job.json'}: damaged")
+    return record
+
+
+def _claim(job: Job, out: Path) -> None:
+    """Write down whose folder `out` is."""
     write_json(
-        record,
+        out / "job.json",
         {
             "fingerprint": job.fingerprint,
             "job": job.name,
@@ -134,7 +177,8 @@ def _parts(job: Job, sites: Sites, config: Any) -> list[Part]:
     """The training runs of the asked conditions."""
     parts = []
     if "alone" in job.conditions:
-        batch = job.module.batch_shares([len(s.train) for s in sites.data], config.batch_size)
+        sizes = [sum(len(split_sentences(d)) for d in s.train) for s in sites.data]
+        batch = job.module.batch_shares(sizes, config.batch_size)
         parts += [
             Part("alone", (site,), replace(config, batch_size=share), site.id)
             for site, share in zip(sites.data, batch, strict=True)
@@ -160,13 +204,13 @@ def _pooled(sites: Sites, config: Any) -> Part:
         heads = replace(config, private=("crf",), exchange="gradients", personal_epochs=0)
         return Part("pooled", sites.data, heads)
     together = SiteData(
-        id="pooled",
-        tags=config.tags,
+        id=POOLED,
+        tags=complete_tags(list(source)),
         train=tuple(d for site in source for d in site.train),
         valid=tuple(d for site in source for d in site.valid),
         test=(),
     )
-    return Part("pooled", (together,), replace(config, personal_epochs=0))
+    return Part("pooled", (together,), replace(config, tags=together.tags, personal_epochs=0))
 
 
 def _run(
@@ -208,7 +252,7 @@ def _run(
     if display:
         display.end()
     scores = {member.id: member.scores for member in members}
-    if part.condition == "pooled" and members[0].id == "pooled":
+    if members[0].id == POOLED:
         scores = {site.id: _scores_of(members[0], site) for site in sites.data}
     return {
         "scores": scores,
@@ -238,7 +282,7 @@ class _Log:
 
     def __init__(self, path: Path, resume: bool) -> None:
         self.path = path
-        if not resume:
+        if not (resume and path.exists()):
             write_text(path, "")
 
     def rewind(self, part: Part, round: int) -> None:
@@ -265,8 +309,11 @@ class _Log:
             "bytes_down": result.bytes_down,
             "seconds": round(result.seconds, 3),
         }
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            raise FednotesError(f"{self.path}: cannot be written ({error.strerror})") from error
 
 
 def site_metrics(result: RoundResult) -> dict[str, dict[str, float]]:
@@ -316,5 +363,3 @@ def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, floa
         }
         for kind in ("strict", "relaxed")
     }
-
-

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError, FednotesError, nearest
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.data import synthetic
 from fednotes.data.formats import read
@@ -68,57 +69,70 @@ def load_sites(job: Job) -> Sites:
 
 def _read_site(job: Job, name: str, site: SiteConfig, notes: list[str]) -> Parts:
     """Train, valid and test documents with mapped, flat labels."""
+    given = [part for part in ("path", "train", "valid", "test") if getattr(site, part)]
+    raw = {part: _read(job, name, site, part) for part in given}
+    _check_labels(name, site, types_of(chain(*raw.values())), notes)
+    flat = {part: _flat(name, site, part, documents, notes) for part, documents in raw.items()}
+    try:
+        parts = _split(job, site, flat)
+    except FednotesError as error:
+        raise type(error)(f"site {name!r}: {error}") from error
+    if site.train:
+        for part in ("valid", "test"):
+            parts["train"], dropped = without_leaks(parts["train"], parts[part])
+            if dropped:
+                notes.append(f"{name}: {dropped} training sentences dropped that occur in {part}")
+    return parts
+
+
+def _read(job: Job, name: str, site: SiteConfig, part: str) -> tuple[Document, ...]:
+    path = Path(expand(getattr(site, part), f"sites.{name}.{part}"))
+    return read(path if path.is_absolute() else job.folder / path, site.format or None)
+
+
+def _check_labels(name: str, site: SiteConfig, found: tuple[str, ...], notes: list[str]) -> None:
+    """A type that is asked for but occurs in no file of the site is a misspelt one."""
+    for label in site.label_map:
+        if label not in found:
+            notes.append(f"{name}: label_map has {label!r}, which is not annotated")
+    mapped = sorted({site.label_map.get(label, label) for label in found} - {""})
+    for label in site.types:
+        if label not in mapped:
+            raise DataError(
+                f"site {name!r} asks for the type {label!r}, its files have "
+                f"{', '.join(mapped) or 'no entity'}; {nearest(label, mapped)}"
+            )
+
+
+def _flat(
+    name: str, site: SiteConfig, part: str, raw: tuple[Document, ...], notes: list[str]
+) -> tuple[Document, ...]:
+    counts = FlattenCounts()
+    documents = []
+    for document in relabel(raw, site.label_map, site.types or None):
+        spans, count = flatten(document.spans, site.flatten)
+        documents.append(replace(document, spans=spans))
+        counts += count
+    where = Path(getattr(site, part)).name
+    for what in ("duplicates", "nested", "crossing", "discontinuous"):
+        if number := getattr(counts, what):
+            notes.append(f"{name}: {number} {what} mentions in {where} ({site.flatten})")
+    return tuple(documents)
+
+
+def _split(job: Job, site: SiteConfig, flat: Mapping[str, tuple[Document, ...]]) -> Parts:
     if site.path:
-        documents = _read(job, name, site, site.path, notes)
         fractions = {
             "train": 1 - site.valid_fraction - site.test_fraction,
             "valid": site.valid_fraction,
             "test": site.test_fraction,
         }
-        return split(documents, fractions, site.split, job.seed)
-    parts = {
-        part: _read(job, name, site, getattr(site, part), notes) if getattr(site, part) else ()
-        for part in ("train", "valid", "test")
-    }
+        return split(flat["path"], fractions, site.split, job.seed)
+    parts = {part: flat.get(part, ()) for part in ("train", "valid", "test")}
     if not parts["valid"] and site.valid_fraction:
         held = {"train": 1 - site.valid_fraction, "valid": site.valid_fraction}
         parts |= split(parts["train"], held, site.split, job.seed)
-    for part in ("valid", "test"):
-        parts["train"], dropped = without_leaks(parts["train"], parts[part])
-        if dropped:
-            notes.append(f"{name}: {dropped} training sentences dropped that occur in {part}")
     return parts
-
-
-def _read(
-    job: Job, name: str, site: SiteConfig, where: str, notes: list[str]
-) -> tuple[Document, ...]:
-    path = Path(expand(where, f"sites.{name}"))
-    path = path if path.is_absolute() else job.folder / path
-    raw = relabel(read(path, site.format or None), site.label_map, None)
-    _check_types(name, site.types, types_of(raw), path)
-    counts = FlattenCounts()
-    documents = []
-    for document in relabel(raw, {}, site.types or None):
-        spans, count = flatten(document.spans, site.flatten)
-        documents.append(replace(document, spans=spans))
-        counts += count
-    for what in ("duplicates", "nested", "crossing", "discontinuous"):
-        if number := getattr(counts, what):
-            notes.append(f"{name}: {number} {what} mentions in {path.name} ({site.flatten})")
-    return tuple(documents)
-
-
-def _check_types(
-    name: str, asked: tuple[str, ...], found: tuple[str, ...], path: Path
-) -> None:
-    """A type that is asked for but occurs nowhere is a misspelt one."""
-    for label in asked:
-        if label not in found:
-            raise DataError(
-                f"site {name!r} asks for the type {label!r}, {path} has "
-                f"{', '.join(found) or 'no entity'}; {nearest(label, found)}"
-            )
 
 
 def _reduced(

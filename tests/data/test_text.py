@@ -111,6 +111,15 @@ def test_a_gold_span_is_never_cut() -> None:
     assert split_sentences(Document("x", text, (span,))) == [(0, 24)]
 
 
+def test_a_span_that_takes_in_space_widens_its_sentence() -> None:
+    """It is in one sentence whole, and no other sentence is joined to it."""
+    text = "Took Drug. Then more."
+    after, before = Span(5, 11, "Drug"), Span(10, 15, "X")
+    assert split_sentences(Document("x", text, (after,))) == [(0, 11), (11, 21)]
+    assert split_sentences(Document("x", text, (before,))) == [(0, 10), (10, 21)]
+    assert split_sentences(Document("x", text, (after, before))) == [(0, 21)]
+
+
 def test_sentences_of_the_source_are_kept() -> None:
     """Given sentences come back, joined only where a span reaches across."""
     given_bounds = ((0, 3), (4, 7), (8, 11))
@@ -134,16 +143,20 @@ def _annotated(draw: st.DrawFn) -> Document:
 @settings(max_examples=200, deadline=None)
 @given(_annotated())
 def test_sentences_hold_all_text_and_cut_no_span(document: Document) -> None:
-    """Trimmed, in order, apart, every visible character in one, and no span across two."""
+    """In order, apart, every visible character in one, each span in one, trimmed otherwise."""
     bounds = split_sentences(document)
     text = document.text
-    assert all(text[a:b] == text[a:b].strip() != "" for a, b in bounds)
     assert all(b <= c for (_, b), (c, _) in pairwise(bounds))
     covered = {i for a, b in bounds for i in range(a, b)}
     assert covered >= {i for i, c in enumerate(text) if not c.isspace()}
     for span in document.spans:
-        inside = [i for i in range(span.start, span.end) if not text[i].isspace()]
-        assert len({k for k, (a, b) in enumerate(bounds) for i in inside if a <= i < b}) <= 1
+        if text[span.start : span.end].strip():
+            assert any(a <= span.start and span.end <= b for a, b in bounds)
+    edges = {s.start for s in document.spans}, {s.end for s in document.spans}
+    for a, b in bounds:
+        assert text[a:b].strip()
+        assert not text[a].isspace() or a in edges[0]
+        assert not text[b - 1].isspace() or b in edges[1]
 
 
 @settings(max_examples=200, deadline=None)

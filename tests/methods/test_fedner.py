@@ -64,7 +64,7 @@ def plain_loop(data: SiteData, settings: fedner.Config, keep_best: bool = True):
     tagger = build_tagger(settings.model, data.tags, settings.seed)
     train = tagger.prepare(data.train)
     parameters = list(tagger.trainable().values())
-    adam = torch.optim.Adam(parameters, lr=settings.learning_rate)
+    adam = torch.optim.Adam(parameters, lr=settings.learning_rate, fused=True)
     step, best, best_f1 = 0, {}, -1.0
     for epoch in range(settings.epochs):
         order = buckets(
@@ -93,7 +93,9 @@ def strict_f1(gold, predicted, tags) -> float:
     return 2 * right / (wanted + found) if wanted + found else 0.0
 
 
-@pytest.mark.parametrize("private", [("lstm", "crf"), (), ("words", "characters", "cnn", "lstm", "crf")])
+@pytest.mark.parametrize(
+    "private", [("lstm", "crf"), (), ("words", "characters", "cnn", "lstm", "crf")]
+)
 def test_one_platform_federated_is_trained_alone_bitwise(sites, private) -> None:
     """With one platform Eq. 2 is the identity, so Algorithm 1 is `plain_loop`, to the bit."""
     settings = config(sites[:1], private=private)
@@ -124,7 +126,9 @@ def test_equal_platforms_all_shared_are_one_large_batch(sites) -> None:
     tagger = build_tagger(NO_DROPOUT, tags, settings.seed)
     union = tagger.prepare([d for half in halves for d in half.train])
     lengths = [tagger.prepare(half.train).lengths for half in halves]
-    adam = torch.optim.Adam(list(tagger.trainable().values()), lr=settings.learning_rate)
+    adam = torch.optim.Adam(
+        list(tagger.trainable().values()), lr=settings.learning_rate, fused=True
+    )
     for epoch in range(settings.epochs):
         orders = [
             buckets(lengths[i], 4, rng_of(settings.seed, "order", half.id, epoch))

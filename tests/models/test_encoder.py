@@ -90,6 +90,20 @@ def test_equals_one_by_one(bert: Path, pooling: str, layers: int) -> None:
     assert found[:5].any(axis=(1, 2)).all()
 
 
+def test_one_layer_alone(bert: Path) -> None:
+    """Each equals its place in all of them, whose values `reference` gives above."""
+    every = HuggingFaceEncoder(bert, layers=4).hidden(SENTENCES)
+    for layer in range(4):
+        encoder = load_encoder(f"{bert}#layer={layer}")
+        assert (encoder.layers, encoder.dim) == (1, 16)
+        half = every[:, layer : layer + 1].half().numpy()
+        np.testing.assert_array_equal(encoder.encode(SENTENCES), half)
+    with pytest.raises(ConfigError, match="has layers 0 to 3, layer=4 is asked"):
+        load_encoder(f"{bert}#layer=4")
+    with pytest.raises(ConfigError, match="exclude each other"):
+        load_encoder(f"{bert}#layer=1#layers=2")
+
+
 def test_order_of_sentences_changes_nothing(bert: Path) -> None:
     encoder = HuggingFaceEncoder(bert)
     rng = np.random.default_rng(0)
@@ -210,8 +224,8 @@ def test_fingerprint_is_of_contents_and_pooling(bert: Path, tmp_path: Path) -> N
     shutil.copytree(bert, tmp_path / "copy")
     one = load_encoder(str(bert)).fingerprint
     assert load_encoder(str(tmp_path / "copy")).fingerprint == one
-    others = [load_encoder(f"{bert}{o}").fingerprint for o in ("#first", "#layers=2")]
-    assert len({one, *others}) == 3
+    others = [load_encoder(f"{bert}{o}").fingerprint for o in ("#first", "#layers=2", "#layer=2")]
+    assert len({one, *others}) == 4
     assert load_encoder(f"{bert}#mean") is load_encoder(str(bert))
     config = json.loads((bert / "config.json").read_text())
     (tmp_path / "copy" / "config.json").write_text(json.dumps({**config, "layer_norm_eps": 0.1}))

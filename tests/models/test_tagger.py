@@ -293,6 +293,8 @@ def test_contextual_features(layers: int, project: int) -> None:
         ({"dropout": 1.0}, "below 1"),
         ({"train_words": True}, "needs word_vectors"),
         ({"project": 5}, "needs contextual"),
+        ({"tagger": ["elmoner"]}, "unknown tagger"),
+        ({"flatten": "outermos"}, "did you mean 'outermost'"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -305,7 +307,7 @@ def test_overrides_win_over_the_preset() -> None:
     assert config == replace(PRESETS["lstm-crf"], dropout=0.0, cnn_widths=(5, 3))
     with pytest.raises(ConfigError, match="'cnn-crf' has no input"):
         build_tagger(PRESETS["cnn-crf"], TAGS, 1)
-    with pytest.raises(ModelError, match="no entity types"):
+    with pytest.raises(ConfigError, match="no entity types"):
         build_tagger(TaggerConfig(), TagSet(()), 1)
 
 

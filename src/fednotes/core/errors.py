@@ -52,9 +52,7 @@ class MissingExtra(FednotesError):
     """An optional dependency is missing; the message says which extra brings it."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(
-            f"this needs the package {package!r}: pip install 'fednotes[{extra}]'"
-        )
+        super().__init__(f"this needs the package {package!r}: pip install 'fednotes[{extra}]'")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

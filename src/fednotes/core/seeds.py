@@ -1,6 +1,6 @@
 """Randomness named by what it is for, so that any round replays.
 
-    seed_of(7, "dropout", round, site)   the same 63-bit number on every machine
+seed_of(7, "dropout", round, site)   the same 63-bit number on every machine
 """
 
 from __future__ import annotations

@@ -112,6 +112,6 @@ def assign(table: dict[str, Any], assignment: str) -> None:
 def _step_into(table: dict[str, Any], name: str, assignment: str) -> list[dict[str, Any]]:
     """The table called `name`, or every table where it is `*`."""
     inner = list(table.values()) if name == "*" else [table.setdefault(name, {})]
-    if not all(isinstance(value, dict) for value in inner):
-        raise ConfigError(f"--set {assignment}: {name!r} is not a table")
+    if not inner or not all(isinstance(value, dict) for value in inner):
+        raise ConfigError(f"--set {assignment}: {name!r} is not a table of this job")
     return inner

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,19 @@ FORMAT = 1
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically, on disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise _disk_error(path, error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -49,25 +52,26 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
 
     A folder that was there before is replaced, and stays whole if `fill` fails.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         fill(temporary)
         if path.exists():
             os.replace(path, old)
         os.replace(temporary, path)
     except OSError as error:
-        if old.exists() and not path.exists():
-            os.replace(old, path)
         raise _disk_error(path, error) from error
     except SafetensorError as error:
         raise FednotesError(f"{path}: cannot be written ({error}); is the disk full?") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        with suppress(OSError):
+            if old.exists() and not path.exists():
+                os.replace(old, path)  # whatever stopped us between the two renames
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def save_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -104,7 +108,7 @@ def load_state(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict
                 raise ModelError(f"{path / name}: damaged (its checksum does not match)")
         tensors = load_file(path / "tensors.safetensors", device=device)
         facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ModelError(f"{path}: not a readable state folder ({error})") from error
     return tensors, facts
 

@@ -3,6 +3,8 @@
     report = check_documents(documents)              one corpus
     report = check_sites(sites)                      each part, each site, and all together
     for finding in report.findings: print(finding)   "warning  psytar/train: 3 of …"
+
+Levels: info (good to know), warning (look at it), error (training would fail or mislead).
 """
 
 from __future__ import annotations
@@ -87,19 +89,18 @@ def check_documents(
 
 
 def _offsets(documents: Sequence[Document], where: str) -> Iterable[Finding]:
-    bad = sum(
-        not 0 <= s.start < s.end <= len(d.text) for d in documents for s in d.spans
-    )
+    bad = sum(not 0 <= s.start < s.end <= len(d.text) for d in documents for s in d.spans)
     if bad:
         yield Finding(
-            "error", "offsets", where,
-            f"{bad} mentions lie outside their document's text or are empty", {"mentions": bad},
+            "error",
+            "offsets",
+            where,
+            f"{bad} mentions lie outside their document's text or are empty",
+            {"mentions": bad},
         )
 
 
-def _labels(
-    documents: Sequence[Document], tagset: TagSet | None, where: str
-) -> Iterable[Finding]:
+def _labels(documents: Sequence[Document], tagset: TagSet | None, where: str) -> Iterable[Finding]:
     counts = Counter(s.label for d in documents for s in d.spans)
     mentions = sum(counts.values())
     listed = ", ".join(f"{label} {n}" for label, n in sorted(counts.items()))
@@ -108,9 +109,12 @@ def _labels(
         unknown = {label: n for label, n in sorted(counts.items()) if label not in tagset.types}
         if unknown:
             yield Finding(
-                "error", "unknown_labels", where,
+                "error",
+                "unknown_labels",
+                where,
                 f"labels {{{', '.join(unknown)}}} ({sum(unknown.values())} mentions) are not in "
-                f"the tag set {{{', '.join(tagset.types)}}}: add a label map", unknown,
+                f"the tag set {{{', '.join(tagset.types)}}}: add a label map",
+                unknown,
             )
     elif not mentions:
         yield Finding("error", "no_mentions", where, "nothing is annotated")
@@ -123,8 +127,11 @@ def _labels(
     bare = sum(not d.spans for d in documents)
     if bare:
         yield Finding(
-            "info", "bare_documents", where,
-            f"{bare} of {len(documents)} documents have no mention", {"documents": bare},
+            "info",
+            "bare_documents",
+            where,
+            f"{bare} of {len(documents)} documents have no mention",
+            {"documents": bare},
         )
 
 
@@ -132,7 +139,10 @@ def _text(documents: Sequence[Document], where: str) -> Iterable[Finding]:
     blank = sum(not d.text.strip() for d in documents)
     if blank:
         yield Finding(
-            "warning", "blank_documents", where, f"{blank} documents are blank",
+            "warning",
+            "blank_documents",
+            where,
+            f"{blank} documents are blank",
             {"documents": blank},
         )
     odd = held = 0
@@ -143,9 +153,12 @@ def _text(documents: Sequence[Document], where: str) -> Iterable[Finding]:
         odd, held = odd + number, held + bool(number)
     if odd:
         yield Finding(
-            "warning", "unprintable", where,
+            "warning",
+            "unprintable",
+            where,
             f"{odd} characters in {held} documents cannot be printed (control characters, "
-            "byte-order marks, private use)", {"characters": odd, "documents": held},
+            "byte-order marks, private use)",
+            {"characters": odd, "documents": held},
         )
 
 
@@ -171,7 +184,9 @@ def _lengths_and_alignment(
     too_long = sum(n > max_tokens for n in lengths)
     if too_long:
         yield Finding(
-            "warning", "long_sentences", where,
+            "warning",
+            "long_sentences",
+            where,
             f"{too_long} sentences have more than {max_tokens} tokens; they are cut in training",
             {"sentences": too_long},
         )
@@ -182,28 +197,40 @@ def _length_finding(lengths: np.ndarray, where: str) -> Finding:
     low, median, high = np.percentile(lengths, [5, 50, 95]).astype(int).tolist()
     longest = int(lengths.max())
     return Finding(
-        "info", "lengths", where,
+        "info",
+        "lengths",
+        where,
         f"{len(lengths)} sentences of {median} tokens (median; 5 % under {low}, 5 % over {high}, "
         f"longest {longest})",
-        {"sentences": len(lengths), "tokens": int(lengths.sum()), "p5": low, "median": median,
-         "p95": high, "longest": longest},
+        {
+            "sentences": len(lengths),
+            "tokens": int(lengths.sum()),
+            "p5": low,
+            "median": median,
+            "p95": high,
+            "longest": longest,
+        },
     )
 
 
-def _alignment_findings(
-    alignment: Alignment, flat: FlattenCounts, where: str
-) -> Iterable[Finding]:
+def _alignment_findings(alignment: Alignment, flat: FlattenCounts, where: str) -> Iterable[Finding]:
     moved = alignment.snapped + alignment.shortened
     if moved:
         yield Finding(
-            "warning" if moved > 0.01 * alignment.spans else "info", "snapped", where,
+            "warning" if moved > 0.01 * alignment.spans else "info",
+            "snapped",
+            where,
             f"{moved} of {alignment.spans} mentions do not fall on token boundaries; they are "
-            "moved outward", {"snapped": alignment.snapped, "shortened": alignment.shortened},
+            "moved outward",
+            {"snapped": alignment.snapped, "shortened": alignment.shortened},
         )
     gone = alignment.lost + alignment.merged
     if gone:
         yield Finding(
-            "warning", "lost", where, f"{gone} mentions have no token of their own and are lost",
+            "warning",
+            "lost",
+            where,
+            f"{gone} mentions have no token of their own and are lost",
             {"lost": alignment.lost, "merged": alignment.merged},
         )
     shapes = {k: getattr(flat, k) for k in ("discontinuous", "nested", "crossing", "duplicates")}
@@ -211,7 +238,9 @@ def _alignment_findings(
     if shapes:
         shown = ", ".join(f"{n} {kind}" for kind, n in shapes.items())
         yield Finding(
-            "info", "not_flat", where,
+            "info",
+            "not_flat",
+            where,
             f"mentions that one tag per token cannot hold: {shown}; the flatten rule decides",
             shapes,
         )
@@ -228,7 +257,9 @@ def _repeats(documents: Sequence[Document], where: str) -> Iterable[Finding]:
     repeated = sum(notes.values()) - len(notes)
     if repeated:
         yield Finding(
-            "warning", "repeated_documents", where,
+            "warning",
+            "repeated_documents",
+            where,
             f"{repeated} documents of several sentences repeat an earlier one",
             {"documents": repeated},
         )
@@ -237,7 +268,9 @@ def _repeats(documents: Sequence[Document], where: str) -> Iterable[Finding]:
     again = total - len(keys)
     if again:
         yield Finding(
-            "info", "repeated_sentences", where,
+            "info",
+            "repeated_sentences",
+            where,
             f"{again} of {total} sentences repeat an earlier one; split() keeps them together",
             {"sentences": again, "of": total},
         )
@@ -271,19 +304,28 @@ def _site_findings(
     """Leakage between the parts of one site."""
     for held_out in ("valid", "test"):
         yield from _leak(
-            keys[site.id, "train"], keys[site.id, held_out], "leakage",
-            site.id, f"sentences of {held_out} occur in train",
+            keys[site.id, "train"],
+            keys[site.id, held_out],
+            "leakage",
+            site.id,
+            f"sentences of {held_out} occur in train",
         )
     yield from _leak(
-        keys[site.id, "valid"], keys[site.id, "test"], "leakage",
-        site.id, "sentences of test occur in valid",
+        keys[site.id, "valid"],
+        keys[site.id, "test"],
+        "leakage",
+        site.id,
+        "sentences of test occur in valid",
     )
     patients = {p: {d.patient for d in docs if d.patient} for p, docs in _parts(site).items()}
     shared = patients["train"] & (patients["valid"] | patients["test"])
     if shared:
         yield Finding(
-            "warning", "shared_patients", site.id,
-            f"{len(shared)} patients are in train and in valid or test", {"patients": len(shared)},
+            "warning",
+            "shared_patients",
+            site.id,
+            f"{len(shared)} patients are in train and in valid or test",
+            {"patients": len(shared)},
         )
     if site.train and not any(d.spans for d in site.train):
         yield Finding("error", "no_mentions", f"{site.id}/train", "nothing is annotated")
@@ -298,7 +340,9 @@ def _leak(
     total, leaked = sum(test.values()), sum(test[key] for key in shared)
     long = sum(test[key] for key in shared if len(key.split()) >= MIN_WORDS)
     yield Finding(
-        "warning" if long else "info", code, where,
+        "warning" if long else "info",
+        code,
+        where,
         f"{leaked} of {total} {what} ({long} of them with {MIN_WORDS} words or more)",
         {"sentences": leaked, "of": total, "long": long},
     )
@@ -321,7 +365,9 @@ def _between(
         if not any(set(a.tags.types) & set(b.tags.types) for b in others):
             known = sorted({t for b in others for t in b.tags.types})
             yield Finding(
-                "warning", "no_shared_types", a.id,
+                "warning",
+                "no_shared_types",
+                a.id,
                 f"its types {_braces(a.tags.types)} occur at no other site ({_braces(known)}): "
                 "if some mean the same, add a label map",
             )
@@ -329,13 +375,19 @@ def _between(
         for b in others:
             pooled += keys[b.id, "train"]
         yield from _leak(
-            pooled, keys[a.id, "test"], "leakage_between_sites", a.id,
+            pooled,
+            keys[a.id, "test"],
+            "leakage_between_sites",
+            a.id,
             "sentences of test occur in another site's train",
         )
     forms = len(overlapping_forms(site.train for site in sites))
     yield Finding(
-        "info", "overlapping_forms", "all sites",
-        f"{forms} entity names are annotated in train at two sites or more", {"forms": forms},
+        "info",
+        "overlapping_forms",
+        "all sites",
+        f"{forms} entity names are annotated in train at two sites or more",
+        {"forms": forms},
     )
 
 

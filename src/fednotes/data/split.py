@@ -62,15 +62,23 @@ def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inside(spans: Sequence[Span], at: int, start: int, end: int) -> tuple[tuple[Span, ...], int]:
-    """The spans within [start, end), shifted, from position `at` on; and where to go on."""
-    while at < len(spans) and spans[at].start < start:
-        at += 1
+    """The spans in [start, end), shifted, from position `at` on; and where to go on.
+
+    A span that holds white space around its sentence is cut to it, never lost.
+    """
     found: list[Span] = []
     while at < len(spans) and spans[at].start < end:
-        if spans[at].end <= end:
-            found.append(_shift(spans[at], -start))
+        if spans[at].end > start:
+            found.append(_cut(spans[at], start, end))
         at += 1
     return tuple(found), at
+
+
+def _cut(span: Span, start: int, end: int) -> Span:
+    """The part of a span within [start, end), with offsets from `start`."""
+    inner = [(max(a, start), min(b, end)) for a, b in span.fragments or ((span.start, span.end),)]
+    pieces = tuple((a - start, b - start) for a, b in inner if a < b)
+    return Span(pieces[0][0], pieces[-1][1], span.label, pieces if span.fragments else ())
 
 
 def _tokens_inside(tokens: Offsets, at: int, start: int, end: int) -> tuple[Offsets, int]:
@@ -80,11 +88,6 @@ def _tokens_inside(tokens: Offsets, at: int, start: int, end: int) -> tuple[Offs
     while at < len(tokens) and tokens[at][1] <= end:
         at += 1
     return tuple((a - start, b - start) for a, b in tokens[first:at]), at
-
-
-def _shift(span: Span, by: int) -> Span:
-    fragments = tuple((a + by, b + by) for a, b in span.fragments)
-    return Span(span.start + by, span.end + by, span.label, fragments)
 
 
 def sentence_keys(document: Document) -> list[str]:
@@ -296,13 +299,18 @@ def _masked(document: Document, picked: set[str]) -> Document:
         return any((a, b) == (s, e) or not (a <= s and e <= b) for s, e in overlaps)
 
     spans = [
-        Span(moved(s.start), moved(s.end), s.label,
-             tuple((moved(a), moved(b)) for a, b in s.fragments))
+        Span(
+            moved(s.start),
+            moved(s.end),
+            s.label,
+            tuple((moved(a), moved(b)) for a, b in s.fragments),
+        )
         for s in document.spans
         if s not in doomed and not any(cut(a, b) for a, b in (s.fragments or ((s.start, s.end),)))
     ]
     tokens = [
-        (moved(a), moved(b)) for a, b in document.tokens
+        (moved(a), moved(b))
+        for a, b in document.tokens
         if not any(a < e and s < b for s, e in edits)
     ]
     if document.tokens:

@@ -2,6 +2,8 @@
 
     stats = corpus_stats({"psytar": documents, "bc5cdr": others})
     stats.sites[0].entities, stats.overlapping, stats.pairwise[0][1]
+
+A form is a mention's text without regard to case and white space.
 """
 
 from __future__ import annotations

@@ -90,7 +90,12 @@ def _sizes(num_sites: int, sentences: int | Sequence[int]) -> list[int]:
 
 
 def _site(
-    index: int, size: int, seed: int, noise: float, scheme: Scheme, lexicon: Lexicon,
+    index: int,
+    size: int,
+    seed: int,
+    noise: float,
+    scheme: Scheme,
+    lexicon: Lexicon,
     used: dict[str, str],
 ) -> SyntheticSite:
     rng = rng_of(seed, "synthetic", index)
@@ -121,8 +126,13 @@ def _profile(index: int, rng: np.random.Generator) -> tuple[str, list[float], tu
 
 
 def _notes(
-    prefix: str, part: str, sentences: int, shares: Sequence[float], writers: Sequence[Writer],
-    rng: np.random.Generator, used: dict[str, str],
+    prefix: str,
+    part: str,
+    sentences: int,
+    shares: Sequence[float],
+    writers: Sequence[Writer],
+    rng: np.random.Generator,
+    used: dict[str, str],
 ) -> tuple[Document, ...]:
     """Patients of one to three notes of three to nine sentences each, `sentences` in all."""
     documents: list[Document] = []
@@ -189,7 +199,9 @@ def _apart(spans: Sequence[Span]) -> tuple[Span, ...]:
 
 
 def write_sites(
-    sites: Sequence[SyntheticSite], directory: str | Path, format: str = "conll",
+    sites: Sequence[SyntheticSite],
+    directory: str | Path,
+    format: str = "conll",
     complete: bool = False,
 ) -> tuple[Path, ...]:
     """Write `<directory>/<site>/{train,valid,test}.<format>`; returns the sites' folders.

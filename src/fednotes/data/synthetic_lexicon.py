@@ -123,7 +123,8 @@ def make_lexicon(rng: np.random.Generator, size: int = 1500) -> Lexicon:
     """About `size` drugs and findings and half as many diseases. A function of `rng` alone."""
     brands = _unique(rng, size // 3, lambda: _join(rng, (_ONSET, _MIDDLE, _BRAND_END)).title())
     generics = _unique(
-        rng, size - len(brands) - len(_ELECTROLYTES),
+        rng,
+        size - len(brands) - len(_ELECTROLYTES),
         lambda: _join(rng, (_ONSET, _MIDDLE, _CLASS) if rng.random() < 0.7 else (_ONSET, _CLASS)),
     )
     companies = _unique(rng, 200, lambda: _join(rng, (_ONSET, _MIDDLE, _BRAND_END)).title())
@@ -323,28 +324,62 @@ CLAUSES: tuple[str, ...] = (
 )
 
 LEADS: dict[str, tuple[str, ...]] = {
-    "discharge": ("", "", "", "HOSPITAL COURSE : ", "On day {num} ", "Overnight ", "In the ED ",
-                  "Per Dr. {person} , ", "Plan : ", "Of note , "),
-    "reports": ("", "", "We report that ", "Interestingly , ", "In {month} , ", "Later , ",
-                "A {num}-year-old [man|woman] was seen : ", "In this case , ",
-                "To our knowledge , "),
-    "posts": ("", "", "ok so ", "Hi all , ", "Well , ", "just saying , ", "so after {dur} , ",
-              "UGH ", "fwiw ", "Update : "),
+    "discharge": (
+        "",
+        "",
+        "",
+        "HOSPITAL COURSE : ",
+        "On day {num} ",
+        "Overnight ",
+        "In the ED ",
+        "Per Dr. {person} , ",
+        "Plan : ",
+        "Of note , ",
+    ),
+    "reports": (
+        "",
+        "",
+        "We report that ",
+        "Interestingly , ",
+        "In {month} , ",
+        "Later , ",
+        "A {num}-year-old [man|woman] was seen : ",
+        "In this case , ",
+        "To our knowledge , ",
+    ),
+    "posts": (
+        "",
+        "",
+        "ok so ",
+        "Hi all , ",
+        "Well , ",
+        "just saying , ",
+        "so after {dur} , ",
+        "UGH ",
+        "fwiw ",
+        "Update : ",
+    ),
 }
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "discharge": ("pt", "the patient", "she", "he", "Mr. {person}", "Ms. {person}"),
     "reports": ("the patient", "she", "he", "a {num}-year-old man", "our patient", "the woman"),
     "posts": ("I", "I", "I", "my husband", "my mom", "my son"),
 }
-POSSESSIVES = {"discharge": ("his", "her", "the"), "reports": ("his", "her", "the"),
-               "posts": ("my", "my", "the")}
+POSSESSIVES = {
+    "discharge": ("his", "her", "the"),
+    "reports": ("his", "her", "the"),
+    "posts": ("my", "my", "the"),
+}
 OBJECTS = {"discharge": ("pt", "her", "him"), "reports": ("her", "him"), "posts": ("me", "her")}
 JOINS: dict[str, tuple[str, ...]] = {
-    "discharge": (" ; ", " , ", " . "), "reports": (" , and ", " , while ", " ; "),
+    "discharge": (" ; ", " , ", " . "),
+    "reports": (" , and ", " , while ", " ; "),
     "posts": (" and ", " but ", " so ", " ... "),
 }
 ENDS: dict[str, tuple[str, ...]] = {
-    "discharge": (".", " .", "."), "reports": (".",), "posts": (".", "!", "", "...", "!!"),
+    "discharge": (".", " .", "."),
+    "reports": (".",),
+    "posts": (".", "!", "", "...", "!!"),
 }
 DURATIONS = _list(
     "two days|3 weeks|a month|6 months|10 days|several hours|a week|2 years|one day|48 hours|"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -72,7 +73,8 @@ def split_sentences(document: Document) -> list[Bounds]:
 
     The source's own sentences where it gives them; else lines, and within a line a rule
     that knows clinical abbreviations, numbers and list items. A long line that goes on in
-    lower case was broken for its width and is joined. Never cuts through a gold span.
+    lower case was broken for its width and is joined. A gold span that touches a sentence
+    lies wholly in it: none is cut, and one that takes in space around a sentence widens it.
     """
     if document.sentences:
         return join_cut(document.sentences, document.spans)
@@ -81,21 +83,26 @@ def split_sentences(document: Document) -> list[Bounds]:
     for start, end in _paragraphs(text):
         cuts = [start, *_ends(text, start, end), end]
         bounds += pairwise(cuts)
-    trimmed = (_trim(text, start, end) for start, end in join_cut(bounds, document.spans))
-    return [(start, end) for start, end in trimmed if start < end]
+    trimmed = (_trim(text, start, end) for start, end in bounds)
+    return join_cut([(start, end) for start, end in trimmed if start < end], document.spans)
 
 
 def join_cut(bounds: Sequence[Bounds], spans: Iterable[Span]) -> list[Bounds]:
-    """Sentences in order, those joined that a span (with all its fragments) reaches across."""
-    ordered = sorted((span.start, span.end) for span in spans)
+    """Sentences in order, joined or widened so that each span that touches one lies in one.
+
+    A discontinuous span counts with all its fragments and what is between them.
+    """
+    ends = [end for _, end in bounds]
+    parts = list(bounds)
+    for span in spans:
+        at = bisect_right(ends, span.start)
+        if at < len(bounds) and bounds[at][0] < span.end:
+            parts.append((span.start, span.end))
     joined: list[Bounds] = []
-    reach = following = 0  # reach: the end of the spans that start before the sentence
-    for start, end in bounds:
-        while following < len(ordered) and ordered[following][0] < start:
-            reach = max(reach, ordered[following][1])
-            following += 1
-        if joined and reach > start:
-            start = joined.pop()[0]
+    for start, end in sorted(parts):
+        if joined and start < joined[-1][1]:
+            start, before = joined.pop()
+            end = max(before, end)
         joined.append((start, end))
     return joined
 

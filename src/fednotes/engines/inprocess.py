@@ -115,9 +115,7 @@ class InProcess:
         return update
 
     def _commit(self, state: State, metrics: Mapping[str, float], evaluated: bool) -> None:
-        if evaluated and self._directory is not None:
-            self._save(state)
-        if self._observer is not None:
+        if self._observer is not None:  # before saving: what a restart repeats is told again
             self._observer(
                 RoundResult(
                     round=state.round - 1,
@@ -130,6 +128,8 @@ class InProcess:
                     replies=self._replies,
                 )
             )
+        if evaluated and self._directory is not None:
+            self._save(state)
 
     def _save(self, state: State) -> None:
         """Both sides in one folder, so that they never come from different rounds."""

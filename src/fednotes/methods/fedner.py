@@ -77,7 +77,7 @@ class Config:
             raise ConfigError(f"personal_epochs = {self.personal_epochs}: at least 0 is needed")
         if self.exchange not in ("gradients", "weights"):
             raise ConfigError(
-                f"exchange = {self.exchange!r}: expected \"gradients\" (a mini-batch a round) "
+                f'exchange = {self.exchange!r}: expected "gradients" (a mini-batch a round) '
                 'or "weights" (local epochs a round)'
             )
         _check_layers(self.private)

@@ -156,7 +156,7 @@ class Site:
                 f"site {self.id!r}: the loss is {value} at mini-batch {self.steps}: "
                 "lower learning_rate, or check the word vectors and features for NaN"
             )
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.steps += 1
         return value
 

@@ -19,7 +19,7 @@ class Adam:
     def __init__(self, parameters: Mapping[str, Tensor], learning_rate: float) -> None:
         self.parameters = dict(parameters)
         self._optimizer = (
-            torch.optim.Adam(list(self.parameters.values()), lr=learning_rate)
+            torch.optim.Adam(list(self.parameters.values()), lr=learning_rate, fused=True)
             if self.parameters
             else None
         )
@@ -53,7 +53,9 @@ class Adam:
         self._optimizer.state.clear()
         for name, parameter in self.parameters.items():
             found = {
-                key: tensors[f"{prefix}.{key}.{name}"].to("cpu" if key == "step" else parameter.device)
+                key: tensors[f"{prefix}.{key}.{name}"].to(
+                    "cpu" if key == "step" else parameter.device
+                )
                 for key in ("step", "exp_avg", "exp_avg_sq")
                 if f"{prefix}.{key}.{name}" in tensors
             }

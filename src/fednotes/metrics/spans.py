@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -166,7 +167,7 @@ class SpanCounts:
                 found.setdefault(name, {})[attribute] = round(value)
         return cls({name: TypeCounts(**found[name]) for name in sorted(found)})
 
-    def scores(self) -> dict[str, object]:
+    def scores(self) -> dict[str, Any]:
         """Micro scores by definition, macro means, scores by type, and unseen forms.
 
         {"strict" | "relaxed" | "relaxed_one_to_one": {precision, recall, f1}, "support": n,

@@ -61,12 +61,18 @@ class HuggingFaceEncoder:
     """A frozen encoder from a local directory.
 
     pooling: "mean" or "first" sub-word. layers: how many hidden layers, the last ones,
-    bottom to top. Raises ModelError (no safetensors, not an encoder, damaged),
-    ConfigError (more layers than there are), MissingExtra.
+    bottom to top; layer: one of them instead (0 are the word vectors). Raises ModelError
+    (no safetensors, not an encoder, damaged), ConfigError (a layer that is not there),
+    MissingExtra.
     """
 
     def __init__(
-        self, directory: Path, pooling: str = "mean", layers: int = 1, device: str = "cpu"
+        self,
+        directory: Path,
+        pooling: str = "mean",
+        layers: int = 1,
+        device: str = "cpu",
+        layer: int | None = None,
     ) -> None:
         _check(directory)
         self._directory, self._pooling, self._device = directory, pooling, device
@@ -80,12 +86,17 @@ class HuggingFaceEncoder:
         states = self._probe()
         if not 1 <= layers <= len(states):
             raise ConfigError(f"{directory}: has {len(states)} layers, layers={layers} is asked")
-        self.layers = layers
+        if layer is not None and not 0 <= layer < len(states):
+            last = len(states) - 1
+            raise ConfigError(f"{directory}: has layers 0 to {last}, layer={layer} is asked")
+        self.layers = layers if layer is None else 1
+        self._chosen = slice(-layers, None) if layer is None else slice(layer, layer + 1)
+        self._last_alone = layer is None and layers == 1
         self.dim = int(states[-1].shape[-1])
         # Now, not when it is asked for: the files may have changed by then.
         files = {file for form in FINGERPRINTED for file in directory.glob(form)}
         self.fingerprint = fingerprint(
-            files, kind="transformers", version=1, pooling=pooling, layers=layers
+            files, kind="transformers", version=1, pooling=pooling, layers=layers, layer=layer
         )
 
     def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
@@ -126,7 +137,7 @@ class HuggingFaceEncoder:
             words.append(piece.words[used])
             shares.append(piece.shares[used])
         at = [torch.from_numpy(np.concatenate(part)) for part in (rows, columns)]
-        states = self._states(ids, mask)[-self.layers :]
+        states = self._states(ids, mask)[self._chosen]
         chosen = [state[at[0].to(self._device), at[1].to(self._device)] for state in states]
         vectors = torch.stack(chosen, 1).float().cpu()  # (kept sub-words, layers, dim)
         share = torch.from_numpy(np.concatenate(shares))[:, None, None]
@@ -135,7 +146,7 @@ class HuggingFaceEncoder:
 
     def _states(self, ids: Tensor, mask: Tensor, every: bool = False) -> tuple[Tensor, ...]:
         """Hidden layers of a batch, each (batch, sub-words, dim); only the last if enough."""
-        every = every or self.layers > 1
+        every = every or not self._last_alone
         result = self._model(
             input_ids=ids.to(self._device),
             attention_mask=mask.to(self._device),
@@ -147,7 +158,6 @@ class HuggingFaceEncoder:
     @torch.inference_mode()
     def _probe(self) -> tuple[Tensor, ...]:
         """All hidden layers of the empty sentence: how many there are, and how wide."""
-        self.layers = 1
         ids = torch.tensor([[*self._prefix, self._pad, *self._suffix]])
         try:
             return self._states(ids, torch.ones_like(ids), every=True)

@@ -45,7 +45,10 @@ def load_encoder(spec: str, device: str = "cpu") -> FrozenEncoder:
     layout (config.json, *.safetensors, tokenizer files), or one with ELMo's published
     …options.json and …weights.hdf5. Behind a "#" stand options of a Hugging Face encoder:
     "#mean" (default) or "#first": which sub-words make a word; "#layers=4": the last four
-    layers instead of the last one.
+    layers instead of the last one; "#layer=5": the output of the fifth layer alone.
+
+    The last layer of a model that was tuned for whole sentences, as MiniLM was, says less of
+    its words than the layers below: `minilm#layer=5` is as small as `minilm` and better.
 
     Raises ConfigError (unknown option), ModelError (nothing usable there), MissingExtra.
     """
@@ -71,7 +74,7 @@ def _load(path: Path, options: _Options, device: str, stamp: tuple[Any, ...]) ->
     if (path / "config.json").is_file():
         from fednotes.models.encoder import HuggingFaceEncoder
 
-        return HuggingFaceEncoder(path, options.pooling, options.layers, device)
+        return HuggingFaceEncoder(path, options.pooling, options.layers, device, options.layer)
     from fednotes.models.elmo import Elmo, find_files
 
     files = find_files(path)
@@ -89,27 +92,32 @@ def _load(path: Path, options: _Options, device: str, stamp: tuple[Any, ...]) ->
 class _Options:
     pooling: str = "mean"
     layers: int = 1
+    layer: int | None = None
 
 
 def _parse(spec: str) -> tuple[Path, _Options]:
     """`minilm#first#layers=2` → its directory and options; a directory may contain a "#"."""
     name, *words = [spec] if Path(spec).expanduser().is_dir() else spec.split("#")
-    pooling, layers = "mean", 1
+    pooling, layers, layer = "mean", 1, None
     for word in words:
         if word in ("mean", "first"):
             pooling = word
         elif re.fullmatch(r"layers=[1-9][0-9]{0,3}", word):
             layers = int(word.removeprefix("layers="))
+        elif re.fullmatch(r"layer=[0-9]{1,3}", word):
+            layer = int(word.removeprefix("layer="))
         else:
-            hint = nearest(word, ("mean", "first", "layers=4"))
+            hint = nearest(word, ("mean", "first", "layer=5", "layers=4"))
             raise ConfigError(f"encoder {spec!r}: unknown option {word!r}; {hint}")
+    if layer is not None and layers > 1:
+        raise ConfigError(f"encoder {spec!r}: layer= and layers= exclude each other")
     path = _minilm() if name == "minilm" else Path(name).expanduser()
     if not path.is_dir():
         raise ModelError(
             f"encoder {spec!r}: no such directory; give 'minilm', a Hugging Face directory or "
             "a directory with ELMo's options.json and weights.hdf5"
         )
-    return path.resolve(), _Options(pooling, layers)
+    return path.resolve(), _Options(pooling, layers, layer)
 
 
 def _minilm() -> Path:

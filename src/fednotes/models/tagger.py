@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednotes.core.errors import ModelError, TrainingError
+from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import Encoded, encode_corpus, without_gold
@@ -294,11 +294,12 @@ def build_tagger(
     Each layer's initial values come from (seed, layer) alone: sites with other tag sets
     start from equal shared layers. The global random state is left as it was.
 
-    Raises ConfigError (no input at all), ModelError (word vectors, encoder), MissingExtra.
+    Raises ConfigError (no input at all, no types), ModelError (word vectors, encoder),
+    MissingExtra.
     """
     config.require_input()
     if not tagset.types:
-        raise ModelError("the tag set has no entity types: a tagger needs at least one")
+        raise ConfigError("the tag set has no entity types: a tagger needs at least one")
     vectors = load_vectors(config.word_vectors, config.max_words) if config.word_vectors else None
     encoder = load_encoder(config.contextual) if config.contextual else None
     return Tagger(config, tagset, seed, vectors, encoder).to(device)

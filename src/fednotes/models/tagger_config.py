@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.data.tags import FlattenRule
@@ -66,6 +66,9 @@ class TaggerConfig:
             raise ConfigError(f"char_max = {self.char_max}: it must be from 3 to 255")
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"dropout = {self.dropout}: it must be at least 0 and below 1")
+        rules = get_args(FlattenRule)
+        if self.flatten not in rules:
+            raise ConfigError(f"flatten = {self.flatten!r}: {nearest(self.flatten, rules)}")
         widths = self.cnn_widths
         if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
             raise ConfigError(f"cnn_widths = {list(widths)}: distinct widths of at least 1")
@@ -123,7 +126,7 @@ def tagger_config(settings: Mapping[str, Any]) -> TaggerConfig:
     wrong type, or an impossible one.
     """
     name = settings.get("tagger", "elmoner")
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(f"unknown tagger {name!r}: {nearest(str(name), PRESETS)}")
     preset = PRESETS[name]
     known = {field.name: getattr(preset, field.name) for field in fields(TaggerConfig)}

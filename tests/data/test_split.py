@@ -1,0 +1,302 @@
+"""Splits: nothing lost, nothing on two sides, sizes as asked, the seed decides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import read
+from fednotes.data.split import (
+    mask_overlap,
+    sentence_documents,
+    split,
+    subsample,
+    without_leaks,
+)
+from fednotes.data.stats import overlapping_forms, span_form
+
+THREE = {"train": 0.8, "valid": 0.1, "test": 0.1}
+
+
+def document(name: str, *sentences: str, patient: str | None = None, ward: str = "a") -> Document:
+    """A document with a sentence per line, and one "X" mention on each word `drug…`."""
+    text = "\n".join(sentences)
+    bounds, at = [], 0
+    for sentence in sentences:
+        bounds.append((at, at + len(sentence)))
+        at += len(sentence) + 1
+    spans, at = [], 0
+    for word in text.replace("\n", " ").split(" "):
+        if word.startswith("drug"):
+            spans.append(Span(at, at + len(word), "X"))
+        at += len(word) + 1
+    return Document(name, text, tuple(spans), patient, (), {"ward": ward}, tuple(bounds))
+
+
+def components(units: list[set[str]]) -> list[set[int]]:
+    """Connected components by breadth-first search over all pairs (independent of union-find)."""
+    left, found = set(range(len(units))), []
+    while left:
+        queue, group = [left.pop()], set()
+        while queue:
+            i = queue.pop()
+            group.add(i)
+            near = {j for j in left if units[i] & units[j]}
+            left -= near
+            queue += near
+        found.append(group)
+    return found
+
+
+# A small inventory of sentences, so that repeats are common.
+LONG = [f"this is sentence number {n} ." for n in range(30)]
+SHORT = ["she went home .", "No .", "OK"]
+SENTENCES = st.lists(st.sampled_from(LONG + SHORT), min_size=1, max_size=4)
+CORPORA = st.lists(SENTENCES, min_size=8, max_size=30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(CORPORA, st.integers(0, 5), st.sampled_from(["sentence", "document", "patient", "ward"]))
+def test_identical_sentences_never_straddle(corpus: list[list[str]], seed: int, by: str) -> None:
+    """Groups found by breadth-first search stay whole, for every unit; nothing is lost."""
+    documents = [
+        document(
+            f"d{i}",
+            *(s.upper() if i % 3 == 0 else s for s in sentences),
+            patient=f"p{i // 2}",
+            ward=f"w{i // 3}",
+        )
+        for i, sentences in enumerate(corpus)
+    ]
+    items = list(sentence_documents(documents)) if by == "sentence" else documents
+    limit = 1 if by == "sentence" else 5
+    units = []
+    for item in items:
+        keys = {s.lower() for s in item.text.split("\n") if len(s.split()) >= limit}
+        units.append(
+            keys
+            | ({f"unit {item.patient}"} if by == "patient" else set())
+            | ({f"unit {item.meta['ward']}"} if by == "ward" else set())
+            | {f"self {item.id}"}
+        )
+    groups = components(units)
+    if len(groups) < 3:
+        with pytest.raises(DataError, match=r"only \d+ group"):
+            split(documents, THREE, by, seed)
+        return
+    parts = split(documents, THREE, by, seed)
+    part_of = {d.id: name for name, docs in parts.items() for d in docs}
+    assert Counter(d.id for docs in parts.values() for d in docs) == Counter(d.id for d in items)
+    for group in groups:
+        assert len({part_of[items[i].id] for i in group}) == 1
+    assert all(parts.values())
+
+
+def test_sizes_are_as_asked() -> None:
+    """Distinct sentences split to the sentence; long and short notes reach every part."""
+    singles = [document(f"d{i}", f"sentence {i} is not like the others") for i in range(1000)]
+    parts = split(singles, THREE, "sentence", 3)
+    assert {k: len(v) for k, v in parts.items()} == {"train": 800, "valid": 100, "test": 100}
+    notes = [
+        document(f"n{i}", *(f"note {i} sentence {j} of it" for j in range(1 + i * i % 17)))
+        for i in range(200)
+    ]
+    total = sum(len(n.sentences) for n in notes)
+    for seed in range(5):
+        sizes = {
+            k: [len(d.sentences) for d in v]
+            for k, v in split(notes, {"train": 0.7, "test": 0.3}, "document", seed).items()
+        }
+        assert abs(sum(sizes["train"]) / total - 0.7) < 0.02
+        means = {k: sum(v) / len(v) for k, v in sizes.items()}
+        assert abs(means["train"] - means["test"]) < 2.0
+
+
+def test_no_part_is_empty() -> None:
+    """Four tenths of a note are still a note, if there is one to spare."""
+    notes = [document(f"n{i}", f"note number {i} is short .") for i in range(5)]
+    assert {k: len(v) for k, v in split(notes, THREE, "document").items()} == {
+        "train": 3,
+        "valid": 1,
+        "test": 1,
+    }
+
+
+def test_seed_decides_and_nothing_else() -> None:
+    notes = [document(f"n{i}", f"note number {i} is short .") for i in range(50)]
+    assert split(notes, THREE, "document", 1) == split(notes, THREE, "document", 1)
+    assert split(notes, THREE, "document", 1) != split(notes, THREE, "document", 2)
+
+
+def test_short_sentences_join_sentences_but_not_documents() -> None:
+    """The "OK" in every note joins no notes, but all its copies are in one part by sentence."""
+    notes = [document(f"n{i}", "OK", f"note number {i} is short .") for i in range(20)]
+    assert len(split(notes, THREE, "document")["train"]) == 16
+    parts = split(notes, THREE, "sentence")
+    assert sorted(sum(d.text == "OK" for d in docs) for docs in parts.values()) == [0, 0, 20]
+    with pytest.raises(DataError, match="only 1 group"):
+        split(notes, THREE, "document", min_words=1)
+
+
+def test_impossible_splits_are_refused() -> None:
+    notes = [document(f"n{i}", f"note number {i} is short .") for i in range(10)]
+    with pytest.raises(ConfigError, match="must sum to 1"):
+        split(notes, {"train": 0.8, "test": 0.1})
+    with pytest.raises(ConfigError, match="must sum to 1"):
+        split(notes, {})
+    with pytest.raises(DataError, match="10 of 10 documents have none"):
+        split(notes, THREE, "patient")
+    with pytest.raises(DataError, match="cannot split by age"):
+        split(notes, THREE, "age")
+    with pytest.raises(DataError, match="only 1 group"):
+        split(notes[:1], THREE, "document")
+    assert split(notes, {"train": 1.0, "test": 0.0})["test"] == ()
+
+
+def test_sentence_documents_keep_spans_and_tokens() -> None:
+    """Offsets by hand: "b drug1" starts at 4; a discontinuous mention moves piece by piece."""
+    text = "a c\nb drug1 of x drug2"
+    whole = Document(
+        "d",
+        text,
+        (Span(6, 11, "X"), Span(6, 22, "Y", ((6, 11), (17, 22)))),
+        "p",
+        ("1",),
+        {"ward": 1, "raw": ("lines",)},
+        ((0, 3), (4, 22)),
+        ((0, 1), (2, 3), (4, 5), (6, 11)),
+    )
+    first, second = sentence_documents([whole])
+    assert (first.text, first.spans, first.tokens) == ("a c", (), ((0, 1), (2, 3)))
+    assert second.text == "b drug1 of x drug2"
+    assert second.spans == (Span(2, 7, "X"), Span(2, 18, "Y", ((2, 7), (13, 18))))
+    assert second.tokens == ((0, 1), (2, 7))
+    assert (second.id, second.patient, second.codes) == ("d#1", "p", ("1",))
+    assert second.meta == {"document": "d", "ward": 1}
+
+
+def test_spans_that_hold_white_space_are_cut_not_lost() -> None:
+    """ "a b" and "c d" are the sentences; the spans reach over the line break next to them."""
+    whole = Document("d", "a b \n c d", (Span(2, 5, "X"), Span(4, 7, "Y", ((4, 5), (5, 7)))))
+    first, second = sentence_documents([whole])
+    assert (first.text, second.text) == ("a b", "c d")
+    assert first.spans == (Span(2, 3, "X"),)
+    assert second.spans == (Span(0, 1, "Y", ((0, 1),)),)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 60), st.integers(0, 9), st.floats(0.01, 1), st.floats(0.01, 1))
+def test_subsamples_are_nested(count: int, seed: int, one: float, other: float) -> None:
+    notes = [document(f"n{i}", f"note {i}") for i in range(count)]
+    small, large = (subsample(notes, f, seed) for f in sorted((one, other)))
+    assert set(map(id, small)) <= set(map(id, large))
+    assert len(small) == max(1, round(min(one, other) * count))
+    assert [n.id for n in large] == [n.id for n in notes if n in large]
+
+
+def test_subsample_refuses_what_is_no_fraction() -> None:
+    for fraction in (0.0, -0.1, 1.5):
+        with pytest.raises(ConfigError, match="fraction"):
+            subsample([document("d", "x")], fraction)
+    assert subsample([], 0.5) == ()
+
+
+def test_without_leaks_drops_sentences_that_test_has() -> None:
+    train = [document("a", "I took drug1 .", "It helped ."), document("b", "All new here .")]
+    test = [document("c", "it  HELPED ."), document("d", "no .")]
+    kept, dropped = without_leaks(train, test)
+    assert dropped == 1
+    assert [d.text for d in kept] == ["I took drug1 .", "All new here ."]
+    assert kept[0].spans == (Span(7, 12, "X"),)
+    assert kept[1] is train[1]
+
+
+def test_masking_by_hand() -> None:
+    """drug1 is at both sites, drug2 at one; a mention around it stays, one inside goes."""
+    text = "took drug1 then drug2 , Drug1 pain ."
+    spans = (
+        Span(5, 10, "X"),
+        Span(16, 21, "X"),
+        Span(24, 29, "Y"),
+        Span(24, 34, "Z"),
+        Span(25, 28, "V"),
+    )
+    here = Document("d", text, spans, sentences=((0, 36),), tokens=((5, 10), (11, 15)))
+    other = [document("o", "drug1 here"), document("o2", "drug3 there")]
+    (masked,) = mask_overlap([here], [other], 1.0)
+    assert masked.text == "took MASK then drug2 , MASK pain ."
+    assert masked.spans == (Span(15, 20, "X"), Span(23, 32, "Z"))
+    assert masked.sentences == ((0, 34),)
+    assert masked.tokens == ((5, 9), (10, 14), (23, 27))
+    assert mask_overlap([here], [other], 0.0) == (here,)
+    with pytest.raises(ConfigError, match="mask ratio"):
+        mask_overlap([here], [other], 1.1)
+
+
+def test_masking_where_the_source_cuts_a_mention_in_two() -> None:
+    """The sentence bounds of the file run through "drug one": both move behind its MASK."""
+    text = "a drug one b"
+    spans = (Span(2, 10, "X"),)
+    cut = Document("d", text, spans, sentences=((0, 6), (7, 12)))
+    (masked,) = mask_overlap([cut], [[Document("e", "drug one", (Span(0, 8, "X"),))]], 1.0)
+    assert masked.text == "a MASK b"
+    assert masked.sentences == ((0, 6), (6, 8))
+
+
+WORDS = st.lists(st.sampled_from([f"drug{i}" for i in range(9)] + ["a", "bee"]), max_size=8)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.lists(WORDS, max_size=4), min_size=2, max_size=3),
+    st.integers(0, 3),
+    st.floats(0, 1),
+)
+def test_masking_equals_replacing_words(
+    sites: list[list[list[str]]], seed: int, ratio: float
+) -> None:
+    """Independent program: replace words; the picked ones are told from the first site's
+    results, must number round(ratio · forms), and be the same at all sites."""
+    documents = [
+        [document(f"{s}-{i}", " ".join(words)) for i, words in enumerate(site)]
+        for s, site in enumerate(sites)
+    ]
+    held = Counter(w for site in sites for w in {w for ws in site for w in ws if w[0] == "d"})
+    forms = {w for w, n in held.items() if n > 1}
+    assert overlapping_forms(documents) == forms
+    results = [
+        mask_overlap(site, documents[:i] + documents[i + 1 :], ratio, seed)
+        for i, site in enumerate(documents)
+    ]
+    gone = {
+        w
+        for site, done in zip(sites, results, strict=True)
+        for words, d in zip(site, done, strict=True)
+        for w, new in zip(words, d.text.split(), strict=True)
+        if new == "MASK"
+    }
+    assert gone <= forms
+    assert len(gone) == round(ratio * len(forms))
+    for site, done in zip(sites, results, strict=True):
+        for words, result in zip(site, done, strict=True):
+            expected = " ".join("MASK" if w in gone else w for w in words)
+            assert result.text == expected
+            labelled = [span_form(result.text, s) for s in result.spans]
+            assert labelled == [w for w in words if w[0] == "d" and w not in gone]
+
+
+@pytest.mark.corpora
+def test_real_corpora_split_without_leaks(corpora: Path) -> None:
+    """PsyTAR by sentence: no normalised sentence in two parts, sizes within 1 %."""
+    documents = read(corpora / "psytar" / "train.txt", "conll")
+    parts = split(documents, {"train": 0.8, "test": 0.2}, "sentence", 1)
+    texts = {k: {" ".join(d.text.casefold().split()) for d in v} for k, v in parts.items()}
+    assert not texts["train"] & texts["test"]
+    total = sum(map(len, parts.values()))
+    assert abs(len(parts["train"]) / total - 0.8) < 0.01
