@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -34,7 +34,7 @@ Settings = Annotated[
 Device = Annotated[str, typer.Option(help="Where tensors live: cpu, cuda, cuda:1 …")]
 
 
-class Output(str, Enum):
+class Output(StrEnum):
     """Formats that predictions are written in."""
 
     jsonl = "jsonl"
@@ -89,9 +89,7 @@ def predict(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     text: Annotated[str, typer.Argument(help="Text, a file or folder, or - for stdin.")] = "-",
     format: Annotated[Output, typer.Option(help="How predictions are written.")] = Output.jsonl,
-    out: Annotated[
-        Optional[Path], typer.Option(help="A file or folder; stdout if not given.")
-    ] = None,  # noqa: UP045, E501
+    out: Annotated[Path | None, typer.Option(help="A file or folder; stdout if not given.")] = None,
     device: Device = "cpu",
 ) -> None:
     """Find the mentions in new text."""
@@ -174,10 +172,12 @@ def compare(
 @app.command()
 def reproduce(
     name: Annotated[str, typer.Argument(help="An experiment, such as fedner-table2.")],
-    out: Annotated[Optional[Path], typer.Option(help="runs/NAME if not given.")] = None,  # noqa: UP045
+    out: Annotated[
+        Path | None, typer.Option(help="runs/reproduce if not given; grids share its runs.")
+    ] = None,
     budget: Annotated[
         bool, typer.Option("--budget/--full", help="About an hour on two cores, or all of it.")
-    ] = True,  # noqa: E501
+    ] = True,
     settings: Settings = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
 ) -> None:
@@ -188,7 +188,7 @@ def reproduce(
     from fednotes.experiments.reproduce import markdown, plot
     from fednotes.experiments.reproduce import reproduce as run
 
-    folder = out or Path("runs") / name
+    folder = out or Path("runs") / "reproduce"
     with runs_bar(console, name) as tell:
         table = run(
             name,
@@ -215,7 +215,7 @@ def corpus_stats(
     from fednotes.display import stats_tables
 
     names = [path.name if paths.count(path) == 1 else str(path) for path in paths]
-    if len(set(path.name for path in paths)) < len(paths):
+    if len({path.name for path in paths}) < len(paths):
         names = [str(path) for path in paths]
     stats = count({n: read(path, format or None) for n, path in zip(names, paths, strict=True)})
     if json_output:
@@ -282,7 +282,7 @@ def main() -> None:
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("click", "typer"):
             raise
-        fail(getattr(error, "format_message", lambda: str(error))())
+        fail(error.format_message() if hasattr(error, "format_message") else str(error))
 
 
 def _run() -> None:

@@ -54,7 +54,8 @@ class RichDisplay:
             self._scores = "F1 " + " ".join(f"{s} {f1:.3f}" for s, f1 in scores.items())
         line = (
             f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  "
-            f"{self._rate(result):.0f} sent/s  ↑{_size(result.bytes_up)} ↓{_size(result.bytes_down)}"
+            f"{self._rate(result):.0f} sent/s  "
+            f"↑{_size(result.bytes_up)} ↓{_size(result.bytes_down)}"
         )
         self._bar.update(self._task, completed=result.round + 1, line=line)
         if result.evaluated and not self.console.is_terminal:

@@ -125,7 +125,7 @@ def _begun(out: Path) -> bool:
 
 
 def _set_aside(out: Path) -> None:
-    """Move an earlier run to `OUT.previous`; an unfinished one never takes a finished one's place."""
+    """Move an earlier run to `OUT.previous`, where an unfinished one replaces no other."""
     previous = out.with_name(out.name + ".previous")
     if not _begun(out):
         return

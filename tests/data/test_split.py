@@ -181,13 +181,15 @@ def test_sentence_documents_keep_spans_and_tokens() -> None:
     assert second.meta == {"document": "d", "ward": 1}
 
 
-def test_spans_that_hold_white_space_are_cut_not_lost() -> None:
-    """ "a b" and "c d" are the sentences; the spans reach over the line break next to them."""
-    whole = Document("d", "a b \n c d", (Span(2, 5, "X"), Span(4, 7, "Y", ((4, 5), (5, 7)))))
-    first, second = sentence_documents([whole])
-    assert (first.text, second.text) == ("a b", "c d")
-    assert first.spans == (Span(2, 3, "X"),)
-    assert second.spans == (Span(0, 1, "Y", ((0, 1),)),)
+@given(st.text("ab .\n", min_size=1, max_size=30), st.data())
+def test_no_span_is_lost_or_changed(text: str, data: st.DataObject) -> None:
+    """Spans over any visible text, white space at their edges and over line ends as well."""
+    edges = st.integers(0, len(text))
+    pairs = data.draw(st.lists(st.tuples(edges, edges), max_size=4))
+    spans = {Span(a, b, "X") for a, b in pairs if text[a:b].strip()}
+    pieces = sentence_documents([Document("d", text, tuple(spans))])
+    found = [p.text[s.start : s.end] for p in pieces for s in p.spans]
+    assert sorted(found) == sorted(text[s.start : s.end] for s in spans)
 
 
 @settings(max_examples=30, deadline=None)

@@ -62,23 +62,18 @@ def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inside(spans: Sequence[Span], at: int, start: int, end: int) -> tuple[tuple[Span, ...], int]:
-    """The spans in [start, end), shifted, from position `at` on; and where to go on.
-
-    A span that holds white space around its sentence is cut to it, never lost.
-    """
-    found: list[Span] = []
-    while at < len(spans) and spans[at].start < end:
-        if spans[at].end > start:
-            found.append(_cut(spans[at], start, end))
+    """The spans in [start, end), shifted, from position `at` on; and where to go on."""
+    while at < len(spans) and spans[at].start < start:
         at += 1
-    return tuple(found), at
+    first = at
+    while at < len(spans) and spans[at].start < end:
+        at += 1
+    return tuple(_shift(span, -start) for span in spans[first:at]), at
 
 
-def _cut(span: Span, start: int, end: int) -> Span:
-    """The part of a span within [start, end), with offsets from `start`."""
-    inner = [(max(a, start), min(b, end)) for a, b in span.fragments or ((span.start, span.end),)]
-    pieces = tuple((a - start, b - start) for a, b in inner if a < b)
-    return Span(pieces[0][0], pieces[-1][1], span.label, pieces if span.fragments else ())
+def _shift(span: Span, by: int) -> Span:
+    fragments = tuple((a + by, b + by) for a, b in span.fragments)
+    return Span(span.start + by, span.end + by, span.label, fragments)
 
 
 def _tokens_inside(tokens: Offsets, at: int, start: int, end: int) -> tuple[Offsets, int]:

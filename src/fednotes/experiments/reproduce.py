@@ -32,8 +32,8 @@ KINDS = ("strict", "relaxed")
 class Row:
     """One row of a table or point of a curve.
 
-    label: in the table. set: `--set` assignments. conditions: which of them this row runs;
-    `x` and `series` place it in a plot.
+    label: in the table. conditions: which of them this row runs. set: `--set` assignments.
+    x and group place it in a plot.
     """
 
     label: str
@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Size:
-    """How much of the grid is run. minutes: what to expect on two cores."""
+    """How much of the grid is run; note: what was left out, for the output."""
 
     seeds: tuple[int, ...]
     set: tuple[str, ...] = ()
@@ -94,51 +94,58 @@ def reproduce(
     """Run a grid and gather its table; finished runs in `out` are kept, unfinished resumed.
 
     settings: further `--set` for every run. tell: called after each run.
+    out: holds runs/ (shared by all grids) and a folder NAME with the results.
     Raises FednotesError with a failed run's own message.
     """
     grid, path = load_grid(name)
     size = grid.full if full else grid.budget
-    base = f"{path.parent.name}/{grid.base}"
-    commands = []
-    for row in grid.runs:
-        for seed in size.seeds:
-            conditions = json.dumps(list(row.conditions))
-            chosen = (*size.set, *row.set, *settings, f"seed={seed}", f"conditions={conditions}")
-            load_job(base, chosen)  # a wrong setting shows now, not in an hour
-            commands.append((row, seed, _command(base, _folder(out, row, seed), chosen)))
-    done = 0
+    runs = plan(grid, f"{path.parent.name}/{grid.base}", size, out / "runs", settings)
+    left = list({run.folder: run for run in runs}.values())
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        for label in pool.map(_run, commands):
-            done += 1
-            tell(label, done, len(commands))
-    table = gather(grid, size, out)
+        for done, label in enumerate(pool.map(_run, left), start=1):
+            tell(label, done, len(left))
+    table = gather(grid, size, runs)
     table |= {"experiment": name, "full": full, "settings": list(settings)}
-    write_json(out / "results.json", table)
-    write_text(out / "results.md", markdown(table))
+    write_json(out / name / "results.json", table)
+    write_text(out / name / "results.md", markdown(table))
     return table
 
 
-def _folder(out: Path, row: Row, seed: int) -> Path:
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in row.label)
-    return out / "runs" / safe / f"seed-{seed}"
+@dataclass(frozen=True)
+class Run:
+    """One row, condition and seed; its folder is named by what it runs, so grids share runs."""
+
+    row: Row
+    condition: str
+    seed: int
+    folder: Path
+    arguments: tuple[str, ...]
 
 
-def _command(base: str, folder: Path, settings: tuple[str, ...]) -> list[str]:
-    sets = [word for setting in settings for word in ("--set", setting)]
-    return ["simulate", base, "--out", str(folder), *sets]
+def plan(grid: Grid, base: str, size: Size, runs: Path, settings: tuple[str, ...]) -> list[Run]:
+    """Every run of a grid. A wrong setting shows now, not in an hour: ConfigError."""
+    made = []
+    for row in grid.runs:
+        for condition in row.conditions:
+            for seed in size.seeds:
+                last = (f"seed={seed}", f"conditions=['{condition}']")
+                chosen = (*size.set, *row.set, *settings, *last)
+                folder = runs / load_job(base, chosen).fingerprint[:16]
+                sets = [word for setting in chosen for word in ("--set", setting)]
+                command = ("simulate", base, "--out", str(folder), *sets)
+                made.append(Run(row, condition, seed, folder, command))
+    return made
 
 
-def _run(command: tuple[Row, int, list[str]]) -> str:
-    """One simulate command; its output goes into log.txt beside its folder."""
-    row, seed, arguments = command
-    folder = Path(arguments[3])
-    if not (folder / "summary.json").exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        resume = ["--resume"] if (folder / "job.json").exists() else []
-        log = folder.with_suffix(".log")
+def _run(run: Run) -> str:
+    """One simulate command; its output goes into a log beside its folder."""
+    if not (run.folder / "summary.json").exists():
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+        resume = ["--resume"] if (run.folder / "job.json").exists() else []
+        log = run.folder.with_suffix(".log")
         with log.open("a", encoding="utf-8") as file:
             code = subprocess.call(
-                [sys.executable, "-m", "fednotes.cli", *arguments, *resume],
+                [sys.executable, "-m", "fednotes.cli", *run.arguments, *resume],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -146,21 +153,18 @@ def _run(command: tuple[Row, int, list[str]]) -> str:
         if code:
             lines = log.read_text(encoding="utf-8").strip().splitlines() or ["no output"]
             raise FednotesError(
-                f"{lines[-1].removeprefix('error: ')} (in: fednotes {shlex.join(arguments)})"
+                f"{lines[-1].removeprefix('error: ')} (in: fednotes {shlex.join(run.arguments)})"
             )
-    return f"{row.label}, seed {seed}"
+    return f"{run.row.label}, {run.condition}, seed {run.seed}"
 
 
-def gather(grid: Grid, size: Size, out: Path) -> dict[str, Any]:
+def gather(grid: Grid, size: Size, runs: list[Run]) -> dict[str, Any]:
     """Mean and standard deviation over seeds for every row, condition and site."""
     rows = []
     for row in grid.runs:
-        runs = []
-        for seed in size.seeds:
-            path = _folder(out, row, seed) / "summary.json"
-            runs.append(json.loads(path.read_text(encoding="utf-8")))
         for condition in row.conditions:
-            per_run = [_picked(run, condition) for run in runs]
+            chosen = [r for r in runs if r.row is row and r.condition == condition]
+            read = [json.loads((r.folder / "summary.json").read_text("utf-8")) for r in chosen]
             rows.append(
                 {
                     "label": row.label,
@@ -168,7 +172,8 @@ def gather(grid: Grid, size: Size, out: Path) -> dict[str, Any]:
                     "x": row.x,
                     "group": row.group,
                     "set": list(row.set),
-                    "scores": summarise(per_run),
+                    "scores": summarise([_picked(run, condition) for run in read]),
+                    "seconds": sum(run["seconds"] for run in read) / len(read),
                 }
             )
     return {
