@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -58,9 +59,17 @@ def simulate(
 
     parsed = load_job(job, tuple(settings or ()))
     check_device(device)
+    changes = [word for setting in settings or () for word in ("--set", setting)]
+    repeated = ["fednotes", "simulate", job, "--out", str(out), *changes]
     with RichDisplay(console) as display:
         summary = run(
-            parsed, out, resume=resume, overwrite=overwrite, device=device, display=display
+            parsed,
+            out,
+            resume=resume,
+            overwrite=overwrite,
+            device=device,
+            display=display,
+            command=shlex.join(repeated),
         )
     console.print(result_table(summary))
     for note in summary["notes"]:

@@ -50,7 +50,7 @@ class RichDisplay:
         """A round was committed."""
         assert self._bar is not None
         if result.evaluated:
-            scores = {site: m["f1"] for site, m in site_metrics(result).items()}
+            scores = {site: m.get("f1", 0.0) for site, m in site_metrics(result).items()}
             self._scores = "F1 " + " ".join(f"{s} {f1:.3f}" for s, f1 in scores.items())
         line = (
             f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  "

@@ -69,12 +69,14 @@ def simulate(
     device: str = "cpu",
     display: Display | None = None,
     cache: Path | None = None,
+    command: str = "",
 ) -> dict[str, Any]:
     """Train and judge every part of a job; returns what summary.json holds.
 
     out: the run's folder; new, or with `resume` that of an unfinished run of the same job.
     overwrite: an earlier run there becomes `OUT.previous`, once the sites could be read.
     cache: folder of frozen features; the user's default one if None.
+    command: how a person repeats this run, for the report.
     Raises ConfigError if `out` holds another run.
     """
     replace_old = overwrite and not resume
@@ -95,7 +97,7 @@ def simulate(
             outcome = _run(job, part, folder, resume, device, display, cache, log, sites)
             write_json(done, outcome)
         results[part.name] = json.loads(done.read_text(encoding="utf-8"))
-    summary = _summary(job, sites, results)
+    summary = _summary(job, sites, results) | {"command": command}
     write_json(out / "summary.json", summary)
     write_report(out)
     return summary
@@ -317,12 +319,15 @@ class _Log:
 
 
 def site_metrics(result: RoundResult) -> dict[str, dict[str, float]]:
-    """Validation F1 of each site, from its own counts; simulations only."""
-    replies: Mapping[str, Mapping[str, float]] = result.replies.get("evaluate", {})
-    return {
-        site: {"f1": SpanCounts.from_metrics(metrics).scores()["strict"]["f1"]}
-        for site, metrics in replies.items()
-    }
+    """Each site's loss and validation F1, from its own counts; simulations only."""
+    found: dict[str, dict[str, float]] = {}
+    for task in ("gradients", "train"):
+        for site, metrics in result.replies.get(task, {}).items():
+            found[site] = {"loss": metrics["loss"] / metrics["sentences"]}
+    for site, metrics in result.replies.get("evaluate", {}).items():
+        f1 = SpanCounts.from_metrics(metrics).scores()["strict"]["f1"]
+        found.setdefault(site, {})["f1"] = f1
+    return found
 
 
 def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

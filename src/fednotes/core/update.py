@@ -8,7 +8,7 @@ four bytes a number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import TrainingError
+from fednotes.core.kernels import quotient, weighted_sum
 
 Tensors = Mapping[str, Tensor]
-BLOCK = 2**15  # numbers, of which a float64 copy stays in the cache
-TOGETHER = 8  # updates that are added in one pass over the sums
+TOGETHER = 8  # updates that wait to be added in one pass over memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +51,18 @@ class Total:
 
         Raises TrainingError if two updates name different tensors or shapes.
         """
-        sums: dict[str, Tensor] | None = None
+        sums: Tensors = {}
         metrics: dict[str, float] = {}
         weight, sites = 0.0, 0
-        waiting = iter(updates)
-        while group := tuple(islice(waiting, TOGETHER)):
-            if sums is None:
-                sums = {
-                    name: torch.zeros_like(value, dtype=torch.float64)
-                    for name, value in group[0].tensors.items()
-                }
-            _add(sums, group)
+        coming = iter(updates)
+        while group := tuple(islice(coming, TOGETHER)):
+            sums = _sum((Update(sums), *group) if sites else group)
             for update in group:
                 for name, number in update.metrics.items():
                     metrics[name] = metrics.get(name, 0.0) + float(number)
                 weight += update.weight
             sites += len(group)
-        return cls(sums or {}, weight, metrics, sites)
+        return cls(sums, weight, metrics, sites)
 
     def __add__(self, other: Total) -> Total:
         _same_names(self.tensors, other.tensors)
@@ -88,33 +83,19 @@ class Total:
         """
         if self.weight <= 0:
             raise TrainingError("the sites' weights sum to zero: no site has any training data")
-        return {name: _divide(value, self.weight, dtype) for name, value in self.tensors.items()}
+        return {name: quotient(value, self.weight, dtype) for name, value in self.tensors.items()}
 
 
-def _add(sums: Tensors, updates: Sequence[Update]) -> None:
-    """sums += Σ weight · value, in float64, in the order of the updates."""
-    for update in updates:
-        _same_names(sums, update.tensors)
+def _sum(updates: Sequence[Update]) -> dict[str, Tensor]:
+    """Σ weight · value in float64, in the order of the updates."""
+    first, *others = updates
+    for update in others:
+        _same_names(first.tensors, update.tensors)
     weights = [update.weight for update in updates]
-    for name, total in sums.items():
-        values = (update.tensors[name].detach() for update in updates)
-        for part, *more in _blocks(total, *values):
-            for value, weight in zip(more, weights, strict=True):
-                part.add_(value.to(torch.float64), alpha=weight)
-
-
-def _divide(total: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
-    quotient = torch.empty_like(total, dtype=dtype)
-    for part, sums in _blocks(quotient, total):
-        part.copy_(sums / weight)
-    return quotient
-
-
-def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same pieces of each tensor, one after the other."""
-    if tensors[0].numel() <= BLOCK or not all(t.is_contiguous() for t in tensors):
-        return iter((tensors,))
-    return zip(*(t.view(-1).split(BLOCK) for t in tensors), strict=True)
+    return {
+        name: weighted_sum([update.tensors[name].detach() for update in updates], weights)
+        for name in first.tensors
+    }
 
 
 def _same_names(left: Tensors, right: Tensors) -> None:

@@ -32,13 +32,14 @@ KINDS = ("strict", "relaxed")
 class Row:
     """One row of a table or point of a curve.
 
-    label: in the table. conditions: which of them this row runs. set: `--set` assignments.
-    x and group place it in a plot.
+    label: in the table. conditions: which of them this row runs. set: `--set` assignments;
+    budget: further ones at the budget's size. x and group place it in a plot.
     """
 
     label: str
     conditions: tuple[str, ...]
     set: tuple[str, ...] = ()
+    budget: tuple[str, ...] = ()
     x: float = 0.0
     group: str = ""
 
@@ -99,7 +100,8 @@ def reproduce(
     """
     grid, path = load_grid(name)
     size = grid.full if full else grid.budget
-    runs = plan(grid, f"{path.parent.name}/{grid.base}", size, out / "runs", settings)
+    base = f"{path.parent.name}/{grid.base}"
+    runs = [run for row in grid.runs for run in plan(row, base, size, full, out, settings)]
     left = list({run.folder: run for run in runs}.values())
     with ThreadPoolExecutor(max_workers=workers) as pool:
         for done, label in enumerate(pool.map(_run, left), start=1):
@@ -122,19 +124,18 @@ class Run:
     arguments: tuple[str, ...]
 
 
-def plan(grid: Grid, base: str, size: Size, runs: Path, settings: tuple[str, ...]) -> list[Run]:
-    """Every run of a grid. A wrong setting shows now, not in an hour: ConfigError."""
-    made = []
-    for row in grid.runs:
-        for condition in row.conditions:
-            for seed in size.seeds:
-                last = (f"seed={seed}", f"conditions=['{condition}']")
-                chosen = (*size.set, *row.set, *settings, *last)
-                folder = runs / load_job(base, chosen).fingerprint[:16]
-                sets = [word for setting in chosen for word in ("--set", setting)]
-                command = ("simulate", base, "--out", str(folder), *sets)
-                made.append(Run(row, condition, seed, folder, command))
-    return made
+def plan(
+    row: Row, base: str, size: Size, full: bool, out: Path, settings: tuple[str, ...]
+) -> Iterator[Run]:
+    """The runs of one row. A wrong setting shows now, not in an hour: ConfigError."""
+    common = (*size.set, *row.set, *(() if full else row.budget), *settings)
+    for condition in row.conditions:
+        for seed in size.seeds:
+            chosen = (*common, f"seed={seed}", f"conditions=['{condition}']")
+            folder = out / "runs" / load_job(base, chosen).fingerprint[:16]
+            sets = [word for setting in chosen for word in ("--set", setting)]
+            command = ("simulate", base, "--out", str(folder), *sets)
+            yield Run(row, condition, seed, folder, command)
 
 
 def _run(run: Run) -> str:

@@ -127,7 +127,7 @@ class Site:
         for parameter in self.shared.values():
             parameter.grad = None
         self.adam.step()  # θ_p^i ← θ_p^i − α ∂L^i/∂θ_p^i
-        return Update(gradients, self.num_examples, {"loss": loss * self.num_examples})
+        return Update(gradients, self.num_examples, self._reported(loss))
 
     def train(self, tensors: Tensors, *, round: int) -> Update:
         """`local_epochs` epochs of the whole tagger; return θ_s with weight |S_i|."""
@@ -137,8 +137,11 @@ class Site:
         return Update(
             {name: value.cpu() for name, value in snapshot(self.shared).items()},
             self.num_examples,
-            {"loss": loss * self.num_examples},
+            self._reported(loss),
         )
+
+    def _reported(self, loss: float) -> dict[str, float]:
+        return {"loss": loss * self.num_examples, "sentences": self.num_examples}
 
     def _local_step(self, adam: Adam) -> float:
         loss = self._backward(self._batch(self.steps))
