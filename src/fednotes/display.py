@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -34,15 +34,7 @@ class RichDisplay:
         self._part, self._rounds, self._sentences = part, rounds, sentences
         self._started: tuple[int, float] | None = None
         self._scores = ""
-        self._bar = Progress(
-            TextColumn("[bold]{task.description:<22}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[line]}"),
-            TimeRemainingColumn(compact=True),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
+        self._bar = _bar(self.console)
         self._task = self._bar.add_task(part.name, total=rounds, line="")
         self._bar.start()
 
@@ -74,15 +66,8 @@ class RichDisplay:
     def features(self, done: int, total: int) -> None:
         """Frozen features are being computed."""
         if self._bar is None:
-            self._bar = Progress(
-                TextColumn("[bold]{task.description:<22}"),
-                BarColumn(bar_width=20),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(compact=True),
-                console=self.console,
-                disable=not self.console.is_terminal,
-            )
-            self._task = self._bar.add_task("frozen features", total=total)
+            self._bar = _bar(self.console)
+            self._task = self._bar.add_task("frozen features", total=total, line="")
             self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
         if done >= total:
@@ -142,38 +127,32 @@ def _size(number: float) -> str:
     raise AssertionError
 
 
-def runs_bar(
-    console: Console, name: str
-) -> AbstractContextManager[Callable[[str, int, int], None]]:
+@contextmanager
+def runs_bar(console: Console, name: str) -> Iterator[Callable[[str, int, int], None]]:
     """A bar over whole runs; yields the function to tell of each finished one."""
-    return _RunsBar(console, name)
+    bar = _bar(console)
+    task = bar.add_task(name, total=None, line="")
+
+    def tell(run: str, done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total, line=run)
+        if not console.is_terminal:
+            console.print(f"{name}: {done}/{total} {run}", highlight=False)
+
+    with bar:
+        yield tell
 
 
-class _RunsBar:
-    def __init__(self, console: Console, name: str) -> None:
-        self.console, self.name = console, name
-        self.bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[line]}"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            disable=not console.is_terminal,
-        )
-
-    def __enter__(self) -> Callable[[str, int, int], None]:
-        self.task = self.bar.add_task(self.name, total=None, line="")
-        self.bar.start()
-        return self.tell
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def tell(self, run: str, done: int, total: int) -> None:
-        self.bar.update(self.task, completed=done, total=total, line=run)
-        if not self.console.is_terminal:
-            self.console.print(f"{self.name}: {done}/{total} {run}", highlight=False)
+def _bar(console: Console) -> Progress:
+    """Description, bar, count, a free line, time left; silent where there is no terminal."""
+    return Progress(
+        TextColumn("[bold]{task.description:<22}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[line]}"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        disable=not console.is_terminal,
+    )
 
 
 def stats_tables(stats: CorpusStats) -> list[Table]:

@@ -33,13 +33,15 @@ class Row:
     """One row of a table or point of a curve.
 
     label: in the table. conditions: which of them this row runs. set: `--set` assignments;
-    budget: further ones at the budget's size. x and group place it in a plot.
+    budget: further ones at the budget's size. full: only at the full size. x and group
+    place it in a plot.
     """
 
     label: str
     conditions: tuple[str, ...]
     set: tuple[str, ...] = ()
     budget: tuple[str, ...] = ()
+    full: bool = False
     x: float = 0.0
     group: str = ""
 
@@ -101,12 +103,13 @@ def reproduce(
     grid, path = load_grid(name)
     size = grid.full if full else grid.budget
     base = f"{path.parent.name}/{grid.base}"
-    runs = [run for row in grid.runs for run in plan(row, base, size, full, out, settings)]
+    rows = [row for row in grid.runs if full or not row.full]
+    runs = [run for row in rows for run in plan(row, base, size, full, out, settings)]
     left = list({run.folder: run for run in runs}.values())
     with ThreadPoolExecutor(max_workers=workers) as pool:
         for done, label in enumerate(pool.map(_run, left), start=1):
             tell(label, done, len(left))
-    table = gather(grid, size, runs)
+    table = gather(grid, rows, size, runs)
     table |= {"experiment": name, "full": full, "settings": list(settings)}
     write_json(out / name / "results.json", table)
     write_text(out / name / "results.md", markdown(table))
@@ -159,13 +162,13 @@ def _run(run: Run) -> str:
     return f"{run.row.label}, {run.condition}, seed {run.seed}"
 
 
-def gather(grid: Grid, size: Size, runs: list[Run]) -> dict[str, Any]:
+def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[str, Any]:
     """Mean and standard deviation over seeds for every row, condition and site."""
     rows = []
-    for row in grid.runs:
+    for row in chosen:
         for condition in row.conditions:
-            chosen = [r for r in runs if r.row is row and r.condition == condition]
-            read = [json.loads((r.folder / "summary.json").read_text("utf-8")) for r in chosen]
+            own = [r for r in runs if r.row is row and r.condition == condition]
+            read = [json.loads((r.folder / "summary.json").read_text("utf-8")) for r in own]
             rows.append(
                 {
                     "label": row.label,
