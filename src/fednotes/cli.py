@@ -194,7 +194,8 @@ def reproduce(
     from rich.markdown import Markdown
 
     from fednotes.display import runs_bar
-    from fednotes.experiments.reproduce import markdown, plot
+    from fednotes.experiments.plots import plot
+    from fednotes.experiments.reproduce import markdown
     from fednotes.experiments.reproduce import reproduce as run
 
     folder = out or Path("runs") / "reproduce"

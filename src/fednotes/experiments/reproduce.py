@@ -33,8 +33,7 @@ class Row:
     """One row of a table or point of a curve.
 
     label: in the table. conditions: which of them this row runs. set: `--set` assignments;
-    budget: further ones at the budget's size. full: only at the full size. x and group
-    place it in a plot.
+    budget: further ones at the budget's size. full: only at the full size. x places it in a plot.
     """
 
     label: str
@@ -43,7 +42,6 @@ class Row:
     budget: tuple[str, ...] = ()
     full: bool = False
     x: float = 0.0
-    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,6 @@ def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[s
                     "label": row.label,
                     "condition": condition,
                     "x": row.x,
-                    "group": row.group,
                     "set": list(row.set),
                     "scores": summarise([_picked(run, condition) for run in read]),
                     "seconds": sum(run["seconds"] for run in read) / len(read),
@@ -237,49 +234,3 @@ def _cell(score: Mapping[str, float | None]) -> str:
     mean, std = score["mean"], score["std"]
     assert mean is not None
     return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")
-
-
-def plot(table: Mapping[str, Any], folder: Path) -> Path | None:
-    """Strict F1 over `x`, one panel a column, one curve a condition (and group); a PNG.
-
-    None where the table has no `x` or matplotlib (the extra "plot") is not installed.
-    """
-    if not table["x"]:
-        return None
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    columns = list(table["rows"][0]["scores"])
-    figure, panels = pyplot.subplots(
-        1, len(columns), figsize=(3.2 * len(columns), 3), squeeze=False, layout="constrained"
-    )
-    for panel, column in zip(panels[0], columns, strict=True):
-        for (group, condition), rows in _curves(table).items():
-            scores = [row["scores"][column]["strict"]["f1"] for row in rows]
-            panel.errorbar(
-                [row["x"] for row in rows],
-                [100 * s["mean"] for s in scores],
-                [100 * (s["std"] or 0) for s in scores],
-                marker="o",
-                capsize=3,
-                label=f"{group} {condition}".strip(),
-            )
-        panel.set_title(column)
-        panel.set_xlabel(table["x"])
-    panels[0][0].set_ylabel("strict F1 (%)")
-    panels[0][-1].legend()
-    path = folder / "figure.png"
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return path
-
-
-def _curves(table: Mapping[str, Any]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
-    curves: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in table["rows"]:
-        curves.setdefault((row["group"], row["condition"]), []).append(row)
-    return curves

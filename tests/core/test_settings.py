@@ -1,0 +1,131 @@
+"""TOML tables to dataclasses: what is wrong is named, with the nearest right name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.settings import assign, build, read_toml
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int = 1
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Outer:
+    needed: str
+    rounds: int = 3
+    rate: float = 0.1
+    on: bool = False
+    scheme: Literal["BIO", "IO"] = "BIO"
+    names: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = (1,)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    inner: Inner = field(default_factory=Inner)
+    parts: tuple[Inner, ...] = ()
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"rounds = {self.rounds}: at least 1 is needed")
+
+
+def make(**table: Any) -> Outer:
+    return build(Outer, {"needed": "x", **table}, "job.toml [t]")
+
+
+def test_values_become_fields() -> None:
+    made = make(
+        rounds=5, rate=1, on=True, scheme="IO", names=["a", "b"], sizes=[], labels={"A": "B"},
+        inner={"size": 2}, parts=[{"name": "p"}, {}], limit=4,
+    )  # fmt: skip
+    assert made == Outer(
+        "x", 5, 1.0, True, "IO", ("a", "b"), (), {"A": "B"}, Inner(2), (Inner(1, "p"), Inner()), 4
+    )
+    assert type(made.rate) is float
+    assert make(inner=Inner(7)).inner == Inner(7)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"round": 3}, r"job\.toml \[t\]: unknown key 'round'; did you mean 'rounds'\?"),
+        ({"zzz": 3}, "unknown key 'zzz'; known: inner, labels, limit, names"),
+        ({"inner": {"sise": 2}}, r"\[t\] inner: unknown key 'sise'; did you mean 'size'\?"),
+        ({"parts": [{"nam": ""}]}, "parts: unknown key 'nam'; did you mean 'name'"),
+        ({"rounds": "3"}, "rounds = '3': expected a whole number"),
+        ({"rounds": 3.0}, r"rounds = 3\.0: expected a whole number"),
+        ({"rounds": True}, "rounds = True: expected a whole number"),
+        ({"rate": "x"}, "rate = 'x': expected a number"),
+        ({"rate": False}, "rate = False: expected a number"),
+        ({"on": 1}, "on = 1: expected true or false"),
+        ({"needed": 3}, "needed = 3: expected text in quotes"),
+        ({"scheme": "BIOE"}, "scheme = 'BIOE': expected one of 'BIO', 'IO'"),
+        ({"scheme": ["BIO"]}, "expected one of"),
+        ({"names": "a"}, "names = 'a': expected a list"),
+        ({"names": ["a", 2]}, "names = 2: expected text"),
+        ({"labels": ["a"]}, "labels = .*: expected a table"),
+        ({"labels": {"A": 1}}, r"labels\.A = 1: expected text"),
+        ({"inner": 3}, "inner = 3: expected a table"),
+        ({"limit": "x"}, "limit = 'x': expected a whole number"),
+        ({"rounds": 0}, r"job\.toml \[t\]: rounds = 0: at least 1 is needed"),
+    ],
+)
+def test_what_is_wrong_is_named(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**table)
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(ConfigError, match="the key 'needed' is missing"):
+        build(Outer, {}, "job.toml")
+
+
+def test_assignments_reach_nested_tables() -> None:
+    table: dict[str, Any] = {"seed": 1, "sites": {"a": {"x": 1}, "b": {}}}
+    for text in ("seed=7", "training.rate=1e-3", "training.names=['a','b']", "sites.*.x=0.5",
+                 "sites.a.label_map.ADR=ADE", "title=two words", "empty=", "on=true",
+                 "quoted='3'", "eq=a=b"):  # fmt: skip
+        assign(table, text)
+    assert table == {
+        "seed": 7, "training": {"rate": 1e-3, "names": ["a", "b"]},
+        "sites": {"a": {"x": 0.5, "label_map": {"ADR": "ADE"}}, "b": {"x": 0.5}},
+        "title": "two words", "empty": "", "on": True, "quoted": "3", "eq": "a=b",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "seed", "=3", "  =3"])
+def test_an_assignment_needs_a_key_and_a_value(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected KEY=VALUE"):
+        assign({}, text)
+
+
+@pytest.mark.parametrize("text", ["seed.x=1", "*.x=1", "sites.*.x=1", "seed.*.x=1"])
+def test_an_assignment_needs_a_table(text: str) -> None:
+    """A value is no table; and `*` without any table would set nothing, silently."""
+    with pytest.raises(ConfigError, match="is not a table"):
+        assign({"seed": 1, "sites": {}}, text)
+
+
+def test_files_that_are_no_toml(tmp_path: Path) -> None:
+    good, bad, binary = tmp_path / "a.toml", tmp_path / "b.toml", tmp_path / "c.toml"
+    good.write_text("a = 1\n")
+    bad.write_text("a = 1\nb = \n")
+    binary.write_bytes(b"\xff\xfe")
+    assert read_toml(good) == {"a": 1}
+    with pytest.raises(ConfigError, match=r"b\.toml: not a TOML file: .*line 2"):
+        read_toml(bad)
+    with pytest.raises(ConfigError, match=r"c\.toml: not a TOML file"):
+        read_toml(binary)
+    with pytest.raises(ConfigError, match="no such file"):
+        read_toml(tmp_path / "d.toml")
+    with pytest.raises(ConfigError, match="is a folder"):
+        read_toml(tmp_path)

@@ -1,0 +1,190 @@
+"""Files and folders that are whole or absent, whatever fails in between."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fednotes.core import store
+from fednotes.core.errors import FednotesError, ModelError
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, hidden ones too."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def failing(*names: str):
+    """`os.replace` that fails for targets of these names, once each."""
+    real, left = os.replace, list(names)
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(target).name in left:
+            left.remove(Path(target).name)
+            raise FULL
+        real(source, target)
+
+    return replace
+
+
+def test_text_is_replaced_or_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deep" / "a.json"
+    store.write_json(path, {"ä": [1]})
+    assert json.loads(path.read_text("utf-8")) == {"ä": [1]}
+    before = everything(tmp_path)
+    monkeypatch.setattr(os, "replace", failing("a.json"))
+    with pytest.raises(FednotesError, match=r"a\.json: cannot be written \(No space left"):
+        store.write_text(path, "other")
+    assert everything(tmp_path) == before
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(FULL))
+    with pytest.raises(FednotesError, match="before is whole"):
+        store.write_text(path, "other")
+    assert everything(tmp_path) == before
+
+
+def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for target in (tmp_path / "file" / "x" / "y", tmp_path):
+        with pytest.raises(FednotesError, match="cannot be written"):
+            store.write_text(target, "text")
+    with pytest.raises(FednotesError, match="cannot be written"):
+        store.write_folder(tmp_path / "file" / "x", lambda folder: None)
+    assert everything(tmp_path) == {"file": b""}
+
+
+def put(text: str):
+    def fill(folder: Path) -> None:
+        (folder / "a").write_text(text)
+
+    return fill
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    store.write_folder(path, put("one"))
+    (path / "left over").write_text("")
+    store.write_folder(path, put("two"))
+    assert everything(tmp_path) == {"model/a": b"two"}
+
+
+@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt(), ValueError("a bug")])
+def test_a_folder_stays_whole_when_filling_fails(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "model"
+    store.write_folder(path, put("one"))
+
+    def fill(folder: Path) -> None:
+        (folder / "a").write_text("half")
+        raise error
+
+    with pytest.raises(FednotesError if error is FULL else type(error)):
+        store.write_folder(path, fill)
+    assert everything(tmp_path) == {"model/a": b"one"}
+
+
+@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()])
+def test_a_folder_stays_whole_when_the_last_rename_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The old folder has been moved aside by then, and comes back."""
+    path = tmp_path / "model"
+    store.write_folder(path, put("one"))
+    real = os.replace
+    calls = []
+
+    def replace(source: Path, target: Path) -> None:
+        calls.append(source)
+        if len(calls) == 2:
+            raise error
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises((FednotesError, KeyboardInterrupt)):
+        store.write_folder(path, put("two"))
+    assert len(calls) == 3
+    assert everything(tmp_path) == {"model/a": b"one"}
+
+
+def test_the_old_folder_is_never_deleted_while_there_is_no_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if putting it back fails as well, its content is still there beside its place."""
+    path = tmp_path / "model"
+    store.write_folder(path, put("one"))
+    monkeypatch.setattr(os, "replace", failing("model", "model"))
+    with pytest.raises(FednotesError):
+        store.write_folder(path, put("two"))
+    assert list(everything(tmp_path).values()) == [b"one"]
+
+
+TENSORS = {"a.b": torch.arange(6.0).reshape(2, 3).T, "n": torch.tensor(3), "e": torch.zeros(0)}
+FACTS = {"round": 3, "best": 0.25, "names": ["a", "ä"]}
+
+
+def test_state_comes_back_to_the_bit(tmp_path: Path) -> None:
+    store.save_state(tmp_path / "s", TENSORS, FACTS)
+    tensors, facts = store.load_state(tmp_path / "s")
+    assert facts == FACTS
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_no_state_at_all_is_a_state(tmp_path: Path) -> None:
+    store.save_state(tmp_path / "s", {}, {})
+    assert store.load_state(tmp_path / "s") == ({}, {})
+
+
+@pytest.mark.parametrize("name", ["tensors.safetensors", "facts.json"])
+def test_damage_is_found_by_its_checksum(tmp_path: Path, name: str) -> None:
+    store.save_state(tmp_path / "s", TENSORS, FACTS)
+    file = tmp_path / "s" / name
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(ModelError, match=f"{name}: damaged"):
+        store.load_state(tmp_path / "s")
+    file.unlink()
+    with pytest.raises(ModelError, match="not a readable state folder"):
+        store.load_state(tmp_path / "s")
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "3", '{"format": 1}'])
+def test_a_damaged_manifest_is_an_error_not_a_crash(tmp_path: Path, text: str) -> None:
+    store.save_state(tmp_path / "s", TENSORS, FACTS)
+    (tmp_path / "s" / "manifest.json").write_text(text)
+    with pytest.raises(ModelError, match="not a readable state folder"):
+        store.load_state(tmp_path / "s")
+
+
+def test_a_later_format_is_refused(tmp_path: Path) -> None:
+    store.save_state(tmp_path / "s", TENSORS, FACTS)
+    (tmp_path / "s" / "manifest.json").write_text('{"format": 2, "sha256": {}}')
+    with pytest.raises(ModelError, match="format 2, this version reads 1"):
+        store.load_state(tmp_path / "s")
+
+
+def test_a_missing_state_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="not a readable state folder"):
+        store.load_state(tmp_path / "nothing")
+
+
+def test_a_full_disk_while_tensors_are_written(tmp_path: Path, monkeypatch) -> None:
+    """What the tensor library itself raises: its own error for the system's."""
+    store.save_state(tmp_path / "s", TENSORS, FACTS)
+    before = everything(tmp_path)
+
+    def save_file(tensors, path) -> None:
+        path.write_bytes(b"half")
+        raise store.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(store, "save_file", save_file)
+    with pytest.raises(FednotesError, match="is the disk full"):
+        store.save_state(tmp_path / "s", TENSORS, {})
+    assert everything(tmp_path) == before

@@ -1,0 +1,126 @@
+"""Sums over sites against NumPy in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from fednotes.core.errors import TrainingError
+from fednotes.core.update import TOGETHER, Total, Update
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def updates(sites: int, size: int, dtype: torch.dtype = torch.float32) -> list[Update]:
+    rng = np.random.default_rng(sites)
+    return [
+        Update({"w": torch.from_numpy(rng.normal(size=size)).to(dtype)}, int(rng.integers(1, 999)))
+        for _ in range(sites)
+    ]
+
+
+@pytest.mark.parametrize("sites", [1, 2, 3, TOGETHER, TOGETHER + 1, 3 * TOGETHER + 2])
+@pytest.mark.parametrize("size", [1, 7, 2**15, 2**15 + 1, 100_003])
+def test_the_sum_is_numpys_in_float64_in_the_given_order(sites: int, size: int) -> None:
+    """NumPy: total = 0.0; for each site: total += weight * float64(value). Equal to the bit."""
+    given = updates(sites, size)
+    expected = np.zeros(size)
+    for update in given:
+        expected += update.weight * update.tensors["w"].numpy().astype(np.float64)
+    total = Total.of(iter(given))
+    assert total.tensors["w"].dtype == torch.float64
+    np.testing.assert_array_equal(total.tensors["w"].numpy(), expected)
+    weight = sum(update.weight for update in given)
+    assert (total.weight, total.sites) == (weight, sites)
+    mean = total.mean()["w"]
+    np.testing.assert_array_equal(mean.numpy(), (expected / weight).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64])
+def test_other_types_and_layouts_give_the_same_sum(dtype: torch.dtype) -> None:
+    """A transposed view and every type of number, against the same loop in NumPy."""
+    rng = np.random.default_rng(0)
+    values = [torch.from_numpy(rng.normal(size=(50, 30)) * 9).to(dtype).T for _ in range(3)]
+    weights = [3, 17, 170]
+    total = Total.of(Update({"w": v}, w) for v, w in zip(values, weights, strict=True))
+    pairs = zip(values, weights, strict=True)
+    expected = sum(w * v.to(torch.float64).numpy() for v, w in pairs)
+    np.testing.assert_array_equal(total.tensors["w"].numpy(), expected)
+    np.testing.assert_allclose(total.mean()["w"].numpy(), expected / 190, rtol=1e-6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    arrays.arrays(np.float32, st.integers(1, 40), elements=finite),
+    st.integers(1, 2**28),
+)
+def test_the_mean_of_one_site_is_its_value_to_the_last_bit(value: np.ndarray, weight: int) -> None:
+    """24 bits times 28 are exact in 53, so dividing gives the value back, signed zeros too."""
+    mean = Total.of([Update({"w": torch.from_numpy(value)}, weight)]).mean()["w"]
+    assert mean.numpy().tobytes() == value.tobytes()
+
+
+def test_the_mean_is_cast_once() -> None:
+    """(2^24 + 1 + 2^24 - 1) / 2 = 2^24; a float32 sum would lose the 1."""
+    pair = [Update({"w": torch.tensor([x])}) for x in (2.0**24, 2.0, 2.0**24 - 2)]
+    assert Total.of(pair).tensors["w"].item() == 2.0**25
+    assert Total.of(pair).mean(torch.float64)["w"].item() == 2.0**25 / 3
+
+
+def test_what_was_added_is_not_changed() -> None:
+    given = updates(3, 10)
+    before = [update.tensors["w"].clone() for update in given]
+    total = Total.of(given)
+    kept = total.tensors["w"].clone()
+    total.mean()["w"].zero_()
+    assert all(torch.equal(b, u.tensors["w"]) for b, u in zip(before, given, strict=True))
+    assert torch.equal(total.tensors["w"], kept)
+
+
+def test_metrics_add_and_are_not_weighted() -> None:
+    total = Total.of([Update({}, 5, {"tp": 2, "fn": 1}), Update({}, 7, {"tp": 3, "fp": 4.5})])
+    assert total.metrics == {"tp": 5.0, "fn": 1.0, "fp": 4.5}
+    assert total.weight == 12
+
+
+def test_totals_add_like_their_updates() -> None:
+    """Two groups of sites summed apart, against all in one sum."""
+    given = updates(5, 300)
+    apart = Total.of(given[:2]) + Total.of(given[2:])
+    whole = Total.of(given)
+    np.testing.assert_allclose(apart.tensors["w"], whole.tensors["w"], rtol=1e-14)
+    assert (apart.weight, apart.sites) == (whole.weight, whole.sites)
+
+
+@pytest.mark.parametrize("number", [2, TOGETHER + 1])
+def test_different_names_and_shapes_are_refused(number: int) -> None:
+    """Wherever the odd one comes, also behind the updates that are added together."""
+    plain = [Update({"a": torch.zeros(2)})] * (number - 1)
+    with pytest.raises(TrainingError, match="'b' is not in all"):
+        Total.of([*plain, Update({"b": torch.zeros(2)})])
+    with pytest.raises(TrainingError, match="not in all"):
+        Total.of([*plain, Update({})])
+    with pytest.raises(TrainingError, match=r"'a' has shape \(2,\) at one site and \(3,\)"):
+        Total.of([*plain, Update({"a": torch.zeros(3)})])
+    with pytest.raises(TrainingError, match="shape"):
+        Total.of(plain) + Total.of([Update({"a": torch.zeros(1, 2)})])
+
+
+def test_no_weight_has_no_mean() -> None:
+    with pytest.raises(TrainingError, match="no site has any training data"):
+        Total.of([Update({"a": torch.zeros(2)}, 0)]).mean()
+    assert Total.of([]).sites == 0
+
+
+def test_a_site_of_weight_zero_counts_for_nothing() -> None:
+    mean = Total.of([Update({"a": torch.ones(2)}, 0), Update({"a": torch.full((2,), 3.0)}, 4)])
+    assert mean.mean()["a"].tolist() == [3.0, 3.0]
+
+
+def test_gradients_do_not_follow_a_sum() -> None:
+    value = torch.ones(3, requires_grad=True)
+    assert not Total.of([Update({"a": value}, 2)]).tensors["a"].requires_grad
