@@ -209,8 +209,9 @@ def reproduce(
             tell=tell,
         )
     console.print(Markdown(markdown(table)))
-    drawn = plot(table, folder)
-    say(f"results: {folder / 'results.md'}{f', {drawn}' if drawn else ''}")
+    figure = folder / name / "figure.png"
+    drawn = f", {figure}" if plot(table, figure) else ""
+    say(f"results: {folder / name / 'results.md'}{drawn}")
 
 
 @corpus.command("stats")

@@ -100,7 +100,7 @@ def test_totals_add_like_their_updates() -> None:
 def test_different_names_and_shapes_are_refused(number: int) -> None:
     """Wherever the odd one comes, also behind the updates that are added together."""
     plain = [Update({"a": torch.zeros(2)})] * (number - 1)
-    with pytest.raises(TrainingError, match="'b' is not in all"):
+    with pytest.raises(TrainingError, match="'a' is not in all"):
         Total.of([*plain, Update({"b": torch.zeros(2)})])
     with pytest.raises(TrainingError, match="not in all"):
         Total.of([*plain, Update({})])

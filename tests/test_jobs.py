@@ -1,0 +1,153 @@
+"""Job files: what they may say, and how a mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.types import SiteData, TagSet
+from fednotes.jobs import Job, built_in_jobs, complete_tags, load_job, parse_job
+
+BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
+
+
+def job(**changes: Any) -> Job:
+    table = {**BASE, "synthetic": {"sites": 2}, **changes}
+    return parse_job({k: v for k, v in table.items() if v is not None}, "j", Path("/x"), "j.toml")
+
+
+def with_site(**site: Any) -> Job:
+    return job(synthetic=None, sites={"a": site})
+
+
+def test_a_job_has_what_its_file_says() -> None:
+    made = job(
+        title="T", seed=3, threads=2, conditions=["pooled", "alone"],
+        training={"private": ["crf"], "epochs": 4}, model={"tagger": "cnn-crf", "hashed_words": 8},
+    )  # fmt: skip
+    assert (made.title, made.seed, made.threads) == ("T", 3, 2)
+    assert made.conditions == ("alone", "pooled")  # in the order in which they are run
+    assert (made.config.private, made.config.epochs, made.config.seed) == (("crf",), 4, 3)
+    assert made.config.model.tagger == "cnn-crf"
+    assert made.module.__name__ == "fednotes.methods.fedner"
+    assert job().title == "j"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sead": 1}, r"j\.toml: unknown key 'sead'; did you mean 'seed'"),
+        ({"method": None}, "the key 'method' is missing"),
+        ({"method": "fednr"}, "method = 'fednr'; did you mean 'fedner'"),
+        ({"preset": "papr"}, "preset = 'papr'; did you mean 'paper'"),
+        ({"seed": "1"}, "seed = '1': expected a whole number"),
+        ({"threads": 0}, "threads = 0: at least 1"),
+        ({"conditions": []}, "conditions = .*: name some of alone, federated, pooled"),
+        ({"conditions": ["alon"]}, "conditions has 'alon'; did you mean 'alone'"),
+        ({"training": {"epoch": 1}}, r"\[training\]: unknown key 'epoch'; did you mean 'epochs'"),
+        ({"training": {"epochs": 0}}, r"\[training\]: epochs = 0"),
+        ({"training": {"learning_rate": float("nan")}}, "learning_rate = nan"),
+        ({"training": {"private": ["lstn"]}}, "no layer is called 'lstn'"),
+        ({"training": {"seed": 1}}, "'seed' does not belong here"),
+        ({"training": 3}, r"training is a value, expected a table \[training\]"),
+        ({"model": "x"}, r"model is a value, expected a table \[model\]"),
+        ({"model": {"lstm": 3}}, r"\[model\]: unknown model setting 'lstm'"),
+        ({"model": {"tagger": "elmonr"}}, "unknown tagger 'elmonr': did you mean 'elmoner'"),
+        ({"model": {"characters": False}}, "has no input"),
+        ({"synthetic": 3}, "synthetic is a value"),
+        ({"synthetic": {"site": 3}}, "unknown key 'site'; did you mean 'sites'"),
+        ({"synthetic": {"sites": 0}}, "at least 1 site"),
+        ({"synthetic": None}, r"give either \[sites\.NAME\] tables or a \[synthetic\] table"),
+        ({"sites": {"a": {"path": "x"}}}, "give either"),
+        ({"synthetic": None, "sites": {}}, r"expected one table \[sites\.NAME\]"),
+        ({"synthetic": None, "sites": {"a": 1}}, "sites.a is a value"),
+        ({"synthetic": None, "sites": {"a b": {"path": "x"}}}, "letters, digits"),
+        ({"synthetic": None, "sites": {"../x": {"path": "x"}}}, "letters, digits"),
+        ({"synthetic": None, "sites": {"pooled": {"path": "x"}}}, "this name is taken"),
+    ],
+)
+def test_a_mistake_names_its_place(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        job(**changes)
+
+
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        ({}, "give either `path`"),
+        ({"path": "x", "train": "y", "test": "z"}, "give either `path`"),
+        ({"train": "x"}, "`train` is given without `test`"),
+        ({"path": "x", "fraction": 0}, "fraction = 0"),
+        ({"path": "x", "fraction": 1.5}, r"fraction = 1\.5: expected 0 to 1"),
+        ({"path": "x", "mask_overlap": -0.1}, "mask_overlap"),
+        ({"path": "x", "valid_fraction": 0.5, "test_fraction": 0.5}, "nothing is left to train"),
+        ({"path": "x", "scheme": "BILOU"}, "scheme = 'BILOU': expected one of 'BIO'"),
+        ({"path": "x", "flatten": "inner"}, "flatten = 'inner'"),
+        ({"path": "x", "lable_map": {}}, "did you mean 'label_map'"),
+        ({"path": "x", "types": "Drug"}, "types = 'Drug': expected a list"),
+    ],
+)
+def test_a_sites_mistake_names_the_site(site: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=r"j\.toml \[sites\.a\].*" + message):
+        with_site(**site)
+
+
+def test_the_fingerprint_is_of_what_the_job_says() -> None:
+    assert job().fingerprint == job().fingerprint
+    others = [job(seed=2), job(training={"epochs": 9}), job(synthetic={"sites": 3})]
+    assert len({made.fingerprint for made in [job(), *others]}) == 4
+
+
+def test_settings_override_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text('method = "fedner"\n[model]\nhashed_words = 8\n[synthetic]\nsites = 2\n')
+    made = load_job(path, ("seed=5", "training.private=['crf']", "training.epochs=2"))
+    assert (made.name, made.seed, made.config.private) == ("my", 5, ("crf",))
+    assert made.folder == tmp_path
+    assert made.fingerprint != load_job(path).fingerprint
+    with pytest.raises(ConfigError, match=r"my\.toml \[training\]: unknown key 'epoch'"):
+        load_job(path, ("training.epoch=2",))
+
+
+def test_built_in_jobs_are_found_by_name(tmp_path: Path, monkeypatch) -> None:
+    """Also where a folder of that name is in the way, such as an earlier run's."""
+    assert {"demo", "fedner/paper", "fedner/real"} <= set(built_in_jobs())
+    assert not [name for name in built_in_jobs() if "table" in name or "fig" in name]
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_job("demo").synthetic is not None
+    with pytest.raises(ConfigError, match="nor a built-in job; did you mean 'demo'"):
+        load_job("dmo")
+
+
+def test_every_built_in_job_is_right(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path))
+    for name in built_in_jobs():
+        assert load_job(name).config.epochs > 0
+
+
+def test_an_unset_variable_is_named(monkeypatch) -> None:
+    monkeypatch.delenv("FEDNOTES_CORPORA", raising=False)
+    with pytest.raises(ConfigError, match=r"FEDNOTES_CORPORA is not set; for example: export"):
+        load_job("fedner/real")
+
+
+def test_model_files_beside_the_job_are_found_from_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "vectors.txt").write_text("")
+    table = {**BASE, "synthetic": {}, "model": {"word_vectors": "vectors.txt"}}
+    made = parse_job(table, "j", tmp_path, "j.toml")
+    assert made.config.model.word_vectors == str(tmp_path / "vectors.txt")
+    assert made.table["model"]["word_vectors"] == "vectors.txt"  # the record moves with the job
+    table["model"] = {"contextual": "minilm"}
+    assert parse_job(table, "j", tmp_path, "j.toml").config.model.contextual == "minilm"
+
+
+def test_the_complete_tag_set_keeps_the_order_of_the_sites() -> None:
+    sites = [
+        SiteData("a", TagSet(("Z", "A"), "BIOES"), (), (), ()),
+        SiteData("b", TagSet(("M", "A")), (), (), ()),
+    ]
+    assert complete_tags(sites) == TagSet(("Z", "A", "M"), "BIOES")

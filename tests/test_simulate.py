@@ -1,0 +1,416 @@
+"""A whole run: its folder, its summary, restarts, refusals, and what pooled means."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+
+from fednotes.core import store
+from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.jobs import Job, parse_job
+from fednotes.models.tagger_io import load_tagger
+from fednotes.simulate import simulate
+
+MODEL = {
+    "tagger": "cnn-clstm-crf", "hashed_words": 64, "word_dim": 4, "char_dim": 4,
+    "char_filters": 6, "cnn_filters": 8, "lstm_units": 4,
+}  # fmt: skip
+TABLE: dict[str, Any] = {
+    "method": "fedner",
+    "seed": 2,
+    "synthetic": {"sites": 3, "sentences": 30},
+    "training": {"epochs": 2, "batch_size": 24, "learning_rate": 0.01},
+    "model": MODEL,
+}
+SITES = ("discharge", "reports", "posts")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """A run chooses deterministic algorithms for its process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def job(folder: Path, **changes: Any) -> Job:
+    table = {**TABLE, **changes}
+    return parse_job({k: v for k, v in table.items() if v is not None}, "tiny", folder, "tiny.toml")
+
+
+def files(folder: Path, pattern: str = "*") -> dict[str, bytes]:
+    found = [path for path in folder.rglob(pattern) if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(found)}
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without the clock."""
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def told(out: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what a restart truly costs."""
+    return [{k: v for k, v in row.items() if not k.startswith("bytes")} for row in lines(out)]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("runs")
+    return folder / "run", simulate(job(folder), folder / "run")
+
+
+def test_the_folder_is_as_documented(done) -> None:
+    out, _ = done
+    assert {path.name for path in out.iterdir()} == {
+        "job.json", "metrics.jsonl", "summary.json", "report.html", "alone", "federated", "pooled"
+    }  # fmt: skip
+    parts = {f"alone/{site}": [site] for site in SITES}
+    parts |= {"federated": list(SITES), "pooled": ["pooled"]}
+    for part, sites in parts.items():
+        assert (out / part / "done.json").is_file()
+        assert len(list((out / part / "checkpoints").glob("round-*"))) == 2
+        for site in sites:
+            folder = out / part / "sites" / site
+            assert {p.name for p in folder.iterdir()} == {"model", "scores.json"}
+            assert load_tagger(folder / "model").predict([]) == ()
+    record = json.loads((out / "job.json").read_text())
+    assert record["table"]["seed"] == 2
+    assert record["versions"]["torch"] == torch.__version__
+    assert not [path for path in out.rglob("*") if path.suffix in {".tmp", ".old", ".pkl", ".pt"}]
+
+
+def test_the_summary_has_the_documented_keys(done) -> None:
+    out, summary = done
+    assert json.loads((out / "summary.json").read_text()) == summary
+    assert {"method", "seed", "seconds", "bytes_up", "bytes_down", "sites", "mean"} <= set(summary)
+    assert (summary["method"], summary["seed"]) == ("fedner", 2)
+    assert list(summary["sites"]) == list(SITES)
+    for by_condition in summary["sites"].values():
+        assert list(by_condition) == ["alone", "federated", "pooled"]
+        for score in by_condition.values():
+            assert {"strict", "relaxed", "by_type"} <= set(score)
+            for kind in ("strict", "relaxed"):
+                assert set(score[kind]) == {"precision", "recall", "f1"}
+                assert all(0 <= value <= 1 for value in score[kind].values())
+    federated = summary["conditions"]["federated"]
+    assert (summary["bytes_up"], summary["bytes_down"]) == (
+        federated["bytes_up"],
+        federated["bytes_down"],
+    )
+
+
+def test_the_mean_is_the_plain_mean_over_sites(done) -> None:
+    _, summary = done
+    for condition, kinds in summary["mean"].items():
+        for kind, scores in kinds.items():
+            for key, value in scores.items():
+                each = [summary["sites"][site][condition][kind][key] for site in SITES]
+                assert value == pytest.approx(mean(each), abs=1e-15)
+    assert summary["mean"]["alone"]["relaxed"]["f1"] > 0
+
+
+def test_a_line_for_each_evaluation(done) -> None:
+    """Two epochs of each part, by the part's own rounds; every site's F1 on its own line."""
+    out, summary = done
+    rows = lines(out)
+    parts = [*(f"alone/{site}" for site in SITES), "federated", "pooled"]
+    assert [row["part"] for row in rows] == [part for part in parts for _ in range(2)]
+    for row in rows:
+        assert {"condition", "round", "loss", "valid_f1", "bytes_up", "bytes_down"} <= set(row)
+        known = {"alone": {row.get("site")}, "federated": set(SITES), "pooled": {"pooled"}}
+        assert set(row["sites"]) == known[row["condition"]]
+    federated = [row for row in rows if row["part"] == "federated"]
+    assert federated[-1]["round"] + 1 == summary["conditions"]["federated"]["rounds"]
+    assert federated[-1]["bytes_up"] < summary["bytes_up"]  # the last counts travel after it
+
+
+def test_alone_and_federated_sites_make_equally_many_steps(done) -> None:
+    """|N_i| is proportional to |S_i|: each site's epoch has about as many rounds as all sites'."""
+    _, summary = done
+    rounds = {name: spent["rounds"] for name, spent in summary["conditions"].items()}
+    assert abs(rounds["alone"] - 3 * rounds["federated"]) <= 3
+
+
+def test_the_same_job_gives_the_same_bits(done, tmp_path: Path) -> None:
+    out, summary = done
+    again = simulate(job(tmp_path, conditions=["federated"]), tmp_path / "run")
+    for site in SITES:
+        assert again["sites"][site]["federated"] == summary["sites"][site]["federated"]
+    assert files(tmp_path / "run" / "federated", "*.safetensors") == files(
+        out / "federated", "*.safetensors"
+    )
+
+
+# restarts
+
+
+def test_a_finished_run_resumes_to_itself(done) -> None:
+    out, summary = done
+    before = files(out)
+    assert simulate(job(out.parent), out, resume=True)["sites"] == summary["sites"]
+    after = files(out)
+    assert {k: v for k, v in after.items() if k != "report.html"} == {
+        k: v for k, v in before.items() if k != "report.html"
+    }
+
+
+LONG = TABLE | {
+    "conditions": ["alone", "federated"],
+    "training": {"epochs": 12, "patience": 12, "batch_size": 24, "learning_rate": 0.01},
+    "synthetic": {"sites": 2, "sentences": 30},
+}
+
+
+def as_toml(table: dict[str, Any], path: Path) -> Path:
+    inner = [key for key, value in table.items() if isinstance(value, dict)]
+    rows = [f"{k} = {json.dumps(v)}" for k, v in table.items() if k not in inner]
+    for key in inner:
+        rows += [f"[{key}]", *(f"{k} = {json.dumps(v)}" for k, v in table[key].items())]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def test_killed_and_resumed_is_bit_identical_to_never_killed(tmp_path: Path) -> None:
+    """kill -9 of a real process once the federated part has a checkpoint."""
+    file = as_toml(LONG, tmp_path / "tiny.toml")
+    killed = tmp_path / "killed"
+    command = [sys.executable, "-m", "fednotes.cli", "simulate", str(file), "--out", str(killed)]
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not list(killed.glob("federated/checkpoints/round-*")):
+            assert process.poll() is None, process.stderr.read().decode()
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        os.kill(process.pid, signal.SIGKILL)
+    assert not (killed / "federated" / "done.json").exists()
+    assert not (killed / "summary.json").exists()
+    with (killed / "metrics.jsonl").open("a") as log:
+        log.write('{"part": "federated", "rou')  # what a kill in the middle of a line leaves
+    whole = simulate(job(tmp_path, **LONG), tmp_path / "whole")
+    again = simulate(job(tmp_path, **LONG), killed, resume=True)
+    assert again["sites"] == whole["sites"]
+    assert again["mean"] == whole["mean"]
+    assert again["bytes_up"] > whole["bytes_up"]  # sites agree on their shares once more
+    models = files(tmp_path / "whole", "tagger.safetensors")
+    assert len(models) == 4
+    assert files(killed, "tagger.safetensors") == models
+    assert told(killed) == told(tmp_path / "whole")
+
+
+class Stop(Exception):
+    pass
+
+
+def test_no_line_of_the_log_is_lost_or_written_twice(tmp_path: Path, monkeypatch) -> None:
+    """Killed at the worst moments: before a checkpoint is saved, and right after."""
+    made = job(tmp_path, **LONG | {"conditions": ["federated"]})
+    simulate(made, tmp_path / "whole")
+    from fednotes.engines import inprocess
+
+    real, left = inprocess.save_state, [3, 1, 2, 1]
+
+    def save(path: Path, *values: Any) -> None:
+        left[0] -= 1
+        if left[0] == 0 and len(left) % 2:
+            raise Stop  # not saved
+        real(path, *values)
+        if left[0] == 0:
+            raise Stop
+
+    for _ in range(4):
+        monkeypatch.setattr(inprocess, "save_state", save)
+        with pytest.raises(Stop):
+            simulate(made, tmp_path / "run", resume=True)
+        left.pop(0)
+    monkeypatch.setattr(inprocess, "save_state", real)
+    simulate(made, tmp_path / "run", resume=True)
+    assert told(tmp_path / "run") == told(tmp_path / "whole")
+
+
+# refusals
+
+
+def test_an_existing_run_is_left_alone(done) -> None:
+    out, _ = done
+    before = files(out)
+    with pytest.raises(ConfigError, match="holds a run already: give another --out, --resume"):
+        simulate(job(out.parent), out)
+    with pytest.raises(ConfigError, match="a run of another job"):
+        simulate(job(out.parent, seed=3), out, resume=True)
+    assert files(out) == before
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("x")
+    for options in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(ConfigError, match="is not the folder of a run"):
+            simulate(job(tmp_path), tmp_path / "mine", **options)
+        with pytest.raises(ConfigError, match="is not the folder of a run"):
+            simulate(job(tmp_path), tmp_path / "mine" / "letter.txt", **options)
+    assert files(tmp_path) == {"mine/letter.txt": b"x"}
+
+
+def quick(folder: Path, **changes: Any) -> Job:
+    table = {"conditions": ["alone"], "synthetic": {"sites": 1, "sentences": 12}, **changes}
+    return job(folder, **table)
+
+
+def test_overwriting_keeps_the_earlier_run_beside(tmp_path: Path) -> None:
+    out, previous = tmp_path / "run", tmp_path / "run.previous"
+    simulate(quick(tmp_path), out)
+    first = files(out)
+    simulate(quick(tmp_path, seed=3), out, overwrite=True)
+    assert files(previous) == first
+    assert json.loads((out / "summary.json").read_text())["seed"] == 3
+    second = files(out)
+    (out / "summary.json").unlink()  # as if it had been killed
+    simulate(quick(tmp_path, seed=4), out, overwrite=True)
+    assert files(previous) == first != second
+    simulate(quick(tmp_path, seed=5), out, overwrite=True)
+    assert json.loads((previous / "summary.json").read_text())["seed"] == 4
+
+
+def test_overwriting_touches_nothing_when_the_sites_cannot_be_read(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    simulate(quick(tmp_path), out)
+    before = files(tmp_path)
+    bad = job(tmp_path, synthetic=None, sites={"a": {"path": "nothing"}})
+    with pytest.raises(DataError, match="no such file"):
+        simulate(bad, out, overwrite=True)
+    assert files(tmp_path) == before
+
+
+def test_a_job_that_failed_at_once_claims_nothing(tmp_path: Path) -> None:
+    """A missing file, then a missing model: the corrected job may use the same folder."""
+    out = tmp_path / "run"
+    with pytest.raises(DataError):
+        simulate(job(tmp_path, synthetic=None, sites={"a": {"path": "nothing"}}), out)
+    assert not out.exists()
+    with pytest.raises(FednotesError):
+        simulate(quick(tmp_path, model={"word_vectors": "/no/vectors.txt"}), out)
+    assert simulate(quick(tmp_path), out)["seed"] == 2
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
+    out = tmp_path / "run"
+    simulate(quick(tmp_path), out)
+    (out / "job.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"run"):
+        simulate(quick(tmp_path), out, resume=True)
+
+
+def test_a_full_disk_leaves_the_earlier_summary_whole(tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "run"
+    simulate(quick(tmp_path), out)
+    before = (out / "summary.json").read_bytes()
+    real = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(target).name == "summary.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(store.os, "replace", replace)
+    with pytest.raises(FednotesError, match=r"summary\.json: cannot be written \(No space left"):
+        simulate(quick(tmp_path), out, resume=True)
+    assert (out / "summary.json").read_bytes() == before
+    assert not list(out.glob(".*"))
+
+
+# pooled
+
+
+def site(folder: Path, name: str, labels: tuple[str, str], first: int) -> dict[str, Any]:
+    """CoNLL files of sentences `Case <i> took <drug> and had <finding> .`"""
+    drugs, findings = "aspirin statin insulin".split(), "rash nausea cough fever".split()
+    for part, start, number in (("train", 0, 24), ("valid", 24, 8), ("test", 32, 8)):
+        rows = []
+        for i in range(first + start, first + start + number):
+            words = f"Case {i} took {drugs[i % 3]} and had {findings[i % 4]} .".split()
+            tags = ["O", "O", "O", f"B-{labels[0]}", "O", "O", f"B-{labels[1]}", "O"]
+            rows += [f"{word} {tag}" for word, tag in zip(words, tags, strict=True)] + [""]
+        (folder / f"{name}-{part}").write_text("\n".join(rows) + "\n")
+    return {part: f"{name}-{part}" for part in ("train", "valid", "test")}
+
+
+def tag_sets(out: Path) -> dict[str, list[str]]:
+    found = out.glob("pooled/sites/*/model/tagger.json")
+    return {p.parts[-3]: json.loads(p.read_text())["tagset"]["types"] for p in found}
+
+
+def test_equal_tag_sets_are_pooled_into_one_model(tmp_path: Path) -> None:
+    sites = {
+        "a": site(tmp_path, "a", ("Drug", "ADE"), 0),
+        "b": site(tmp_path, "b", ("Drug", "ADE"), 50),
+    }
+    made = job(tmp_path, synthetic=None, sites=sites, conditions=["pooled"])
+    summary = simulate(made, tmp_path / "run")
+    assert tag_sets(tmp_path / "run") == {"pooled": ["ADE", "Drug"]}
+    assert set(summary["sites"]) == {"a", "b"}
+    assert all(s["pooled"]["support"] == 16 for s in summary["sites"].values())
+
+
+def test_different_tag_sets_are_pooled_with_a_head_each(tmp_path: Path) -> None:
+    """Everything below the CRF is one model's: equal at both sites, to the bit."""
+    sites = {
+        "a": site(tmp_path, "a", ("Drug", "ADE"), 0),
+        "b": site(tmp_path, "b", ("Chemical", "ADE"), 50),
+    }
+    made = job(tmp_path, synthetic=None, sites=sites, conditions=["pooled"])
+    simulate(made, tmp_path / "run")
+    assert tag_sets(tmp_path / "run") == {"a": ["ADE", "Drug"], "b": ["ADE", "Chemical"]}
+    from safetensors.torch import load_file
+
+    last = max((tmp_path / "run" / "pooled" / "checkpoints").glob("round-*"))
+    names = load_file(last / "tensors.safetensors")
+    shared = {n.removeprefix("server/shared.").split(".")[0] for n in names if "/shared." in n}
+    private = {n.split("private.")[1].split(".")[0] for n in names if "/private." in n}
+    assert (shared, private) == ({"words", "characters", "cnn", "lstm"}, {"crf"})
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_generated_pooled_data_has_types_that_no_site_annotates(
+    tmp_path: Path, number: int
+) -> None:
+    made = job(
+        tmp_path, synthetic={"sites": number, "sentences": 20}, conditions=["pooled"],
+        training={"epochs": 1},
+    )  # fmt: skip
+    summary = simulate(made, tmp_path / "run")
+    for name, scores in summary["sites"].items():
+        own = load_tagger(tmp_path / "run" / "pooled/sites/pooled/model").tagset.types
+        assert set(scores["pooled"]["by_type"]) < set(own), name
+
+
+def test_a_site_without_held_out_data_trains(tmp_path: Path) -> None:
+    table = site(tmp_path, "a", ("Drug", "ADE"), 0)
+    sites = {"a": {"path": table["train"], "valid_fraction": 0, "test_fraction": 0}}
+    summary = simulate(
+        job(tmp_path, synthetic=None, sites=sites, conditions=["federated"]), tmp_path / "run"
+    )
+    assert summary["sites"]["a"]["federated"]["support"] == 0
+
+
+def test_sites_without_a_common_type_train(tmp_path: Path) -> None:
+    sites = {
+        "a": site(tmp_path, "a", ("Drug", "ADE"), 0),
+        "b": site(tmp_path, "b", ("Chemical", "Disease"), 50) | {"scheme": "BIOES"},
+    }
+    summary = simulate(job(tmp_path, synthetic=None, sites=sites), tmp_path / "run")
+    assert set(summary["mean"]) == {"alone", "federated", "pooled"}
