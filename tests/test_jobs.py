@@ -44,7 +44,7 @@ def test_a_job_has_what_its_file_says() -> None:
         ({"method": "fednr"}, "method = 'fednr'; did you mean 'fedner'"),
         ({"preset": "papr"}, "preset = 'papr'; did you mean 'paper'"),
         ({"seed": "1"}, "seed = '1': expected a whole number"),
-        ({"threads": 0}, "threads = 0: at least 1"),
+        ({"threads": 0}, "threads = 0: expected 1 to"),
         ({"conditions": []}, "conditions = .*: name some of alone, federated, pooled"),
         ({"conditions": ["alon"]}, "conditions has 'alon'; did you mean 'alone'"),
         ({"training": {"epoch": 1}}, r"\[training\]: unknown key 'epoch'; did you mean 'epochs'"),

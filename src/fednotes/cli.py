@@ -140,6 +140,8 @@ def check(
     from fednotes.jobs import built_in_jobs, load_job
     from fednotes.sites import load_sites
 
+    if not target.strip():
+        raise FednotesError("name a corpus file or folder, or a job")
     if target.endswith(".toml") or target in built_in_jobs():
         sites = load_sites(load_job(target, tuple(settings or ())))
         report = check_sites(list(sites.data))
@@ -225,9 +227,11 @@ def corpus_stats(
     from fednotes.data.stats import corpus_stats as count
     from fednotes.display import stats_tables
 
-    names = [path.name if paths.count(path) == 1 else str(path) for path in paths]
-    if len({path.name for path in paths}) < len(paths):
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
         names = [str(path) for path in paths]
+    if len(set(names)) < len(names):
+        raise FednotesError("a path is given twice: each stands for one site")
     stats = count({n: read(path, format or None) for n, path in zip(names, paths, strict=True)})
     if json_output:
         console.print_json(data=stats.to_dict())

@@ -81,6 +81,8 @@ class SiteConfig:
             raise ConfigError(
                 "valid_fraction + test_fraction: below 1, or nothing is left to train"
             )
+        if len(set(self.types)) < len(self.types):
+            raise ConfigError(f"types = {list(self.types)}: a type is named twice")
         if self.fraction == 0:
             raise ConfigError("fraction = 0: a site needs training data")
 
@@ -209,8 +211,9 @@ class _Top:
     def __post_init__(self) -> None:
         if not self.conditions:
             raise ConfigError(f"conditions = []: name some of {', '.join(CONDITIONS)}")
-        if self.threads < 1:
-            raise ConfigError(f"threads = {self.threads}: at least 1 is needed")
+        most = 4 * (os.cpu_count() or 1)
+        if not 1 <= self.threads <= most:
+            raise ConfigError(f"threads = {self.threads}: expected 1 to {most} on this machine")
 
 
 def _sources(

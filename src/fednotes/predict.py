@@ -43,7 +43,7 @@ def documents_of(text: str) -> tuple[Document, ...]:
         return (Document("stdin", _decoded("stdin", sys.stdin.buffer.read())),)
     path = Path(text)
     try:
-        exists = path.exists()
+        exists = bool(text.strip()) and path.exists()
     except (OSError, ValueError):  # a text longer than a path may be
         exists = False
     if not exists:

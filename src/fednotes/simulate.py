@@ -32,6 +32,8 @@ from fednotes.models.features import default_cache
 from fednotes.report.html import write_report
 from fednotes.sites import Sites, load_sites
 
+OUTCOME = {"scores", "rounds", "seconds", "bytes_up", "bytes_down"}  # of a finished part
+
 
 @dataclass(frozen=True)
 class Part:
@@ -91,12 +93,12 @@ def simulate(
     log = _Log(out / "metrics.jsonl", resume)
     results = {}
     for part in _parts(job, sites, config):
-        done = out / part.name / "done.json"
-        if not (resume and done.exists()):
-            folder = out / part.name
+        folder = out / part.name
+        outcome = _finished(folder / "done.json") if resume else None
+        if outcome is None:
             outcome = _run(job, part, folder, resume, device, display, cache, log, sites)
-            write_json(done, outcome)
-        results[part.name] = json.loads(done.read_text(encoding="utf-8"))
+            write_json(folder / "done.json", outcome)
+        results[part.name] = outcome
     summary = _summary(job, sites, results) | {"command": command}
     write_json(out / "summary.json", summary)
     write_report(out)
@@ -118,6 +120,15 @@ def _refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
         )
     if recorded(out).get("fingerprint") != job.fingerprint:
         raise ConfigError(f"{out} holds a run of another job (or other --set): nothing done")
+
+
+def _finished(done: Path) -> dict[str, Any] | None:
+    """What a part that ran to its end left; None, to run it again, where that is damaged."""
+    try:
+        outcome = json.loads(done.read_text(encoding="utf-8"))
+        return outcome if outcome.keys() >= OUTCOME else None
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _begun(out: Path) -> bool:
@@ -293,10 +304,10 @@ class _Log:
         for line in self.path.read_text(encoding="utf-8").splitlines():
             try:
                 entry = json.loads(line)
-            except json.JSONDecodeError:
+                if entry["part"] != part.name or entry["round"] < round:
+                    kept.append(line)
+            except (ValueError, KeyError, TypeError):
                 continue
-            if entry["part"] != part.name or entry["round"] < round:
-                kept.append(line)
         write_text(self.path, "".join(line + "\n" for line in kept))
 
     def write(self, part: Part, result: RoundResult) -> None:
@@ -340,7 +351,7 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         for site, score in result["scores"].items():
             scores[site][condition] = score
         spent = conditions.setdefault(condition, {})
-        for key in ("rounds", "seconds", "bytes_up", "bytes_down"):
+        for key in sorted(OUTCOME - {"scores"}):
             spent[key] = spent.get(key, 0) + result[key]
     federated = conditions.get("federated", {})
     return {

@@ -87,7 +87,10 @@ def _read_site(job: Job, name: str, site: SiteConfig, notes: list[str]) -> Parts
 
 def _read(job: Job, name: str, site: SiteConfig, part: str) -> tuple[Document, ...]:
     path = Path(expand(getattr(site, part), f"sites.{name}.{part}"))
-    return read(path if path.is_absolute() else job.folder / path, site.format or None)
+    try:
+        return read(path if path.is_absolute() else job.folder / path, site.format or None)
+    except ConfigError as error:
+        raise ConfigError(f"site {name!r}: {error}") from error
 
 
 def _check_labels(name: str, site: SiteConfig, found: tuple[str, ...], notes: list[str]) -> None:

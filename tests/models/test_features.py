@@ -255,3 +255,18 @@ def test_load_encoder_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(frozen, "MINILM", "gt_no_such_model")
     with pytest.raises(MissingExtra, match="gt-no-such-model"):
         load_encoder("minilm")
+
+
+def test_clearing_leaves_what_a_running_job_writes(tmp_path: Path) -> None:
+    """A part file under another open file's lock stays, with its progress; the rest goes."""
+    fcntl = pytest.importorskip("fcntl")
+    folder = tmp_path / "features"
+    folder.mkdir()
+    busy, done = "a" * 64, "b" * 64
+    for name in (f"{busy}.part", f"{busy}.json", f"{done}.npy", f"{done}.json"):
+        (folder / name).write_bytes(b"12345")
+    with (folder / f"{busy}.part").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert clear_cache(tmp_path) == 10
+        assert sorted(f.name for f in folder.iterdir()) == [f"{busy}.json", f"{busy}.part"]
+    assert clear_cache(tmp_path) == 10

@@ -98,8 +98,8 @@ def assign(table: dict[str, Any], assignment: str) -> None:
     if not sign or not dotted.strip():
         raise ConfigError(f"--set {assignment}: expected KEY=VALUE, such as training.epochs=3")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        (value,) = tomllib.loads(f"value = {text}").values()
+    except ValueError:  # not TOML, or more than one line of it
         value = text  # bare words are text
     *parents, last = dotted.strip().split(".")
     tables = [table]

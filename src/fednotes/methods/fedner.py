@@ -75,8 +75,8 @@ class Config:
         for name in ("local_epochs", "batch_size", "epochs", "evaluate_every", "patience"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
-        if not self.learning_rate > 0:
-            raise ConfigError(f"learning_rate = {self.learning_rate}: it must be above 0")
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"learning_rate = {self.learning_rate}: a number above 0 is needed")
         for name in ("rounds", "personal_epochs"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")

@@ -90,19 +90,40 @@ def default_cache() -> Path:
 
 
 def clear_cache(cache: Path) -> int:
-    """Remove every feature file of this cache folder, and nothing else: bytes freed."""
+    """Remove the feature files of this cache folder, and nothing else: bytes freed.
+
+    Files that a running job is writing are left to it.
+    """
     folder, freed = Path(cache) / "features", 0
-    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if re.fullmatch(r"[0-9a-f]{64}\.(npy|part|json|json\.tmp)", file.name):
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    ours = [f for f in files if re.fullmatch(r"[0-9a-f]{64}\.(npy|part|json|json\.tmp)", f.name)]
+    busy = {file.stem for file in ours if file.suffix == ".part" and _is_locked(file)}
+    for file in ours:
+        if file.name[:64] in busy:
+            continue
+        try:
             size = file.stat().st_size
-            try:
-                file.unlink()
-            except OSError as error:
-                raise FednotesError(f"cannot remove {file}: {error.strerror}") from error
-            freed += size
-    with suppress(OSError):  # something of the user's own is in there
-        folder.rmdir()
+            file.unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise FednotesError(f"cannot remove {file}: {error.strerror}") from error
+        freed += size
     return freed
+
+
+def _is_locked(file: Path) -> bool:
+    """Whether another process writes to it."""
+    if fcntl is None:
+        return False
+    try:
+        with file.open("rb") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 @dataclass(frozen=True)
