@@ -114,15 +114,14 @@ def clear_cache(cache: Path) -> int:
 
 def _is_locked(file: Path) -> bool:
     """Whether another process writes to it."""
-    if fcntl is None:
-        return False
-    try:
-        with file.open("rb") as opened:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+    if fcntl is not None:
+        try:
+            with file.open("rb") as opened:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # gone meanwhile
+            pass
     return False
 
 
