@@ -287,7 +287,7 @@ def main() -> None:
     except typer.Abort:
         sys.exit(130)
     except KeyboardInterrupt:
-        print("stopped; go on with --resume", file=sys.stderr)
+        print("stopped; a simulate goes on with --resume, a reproduce as it is", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # whoever reads our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

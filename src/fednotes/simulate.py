@@ -250,7 +250,8 @@ def _run(
         )
         for data in part.sites
     ]
-    examples = sum(member.num_examples for member in members)
+    sizes = [member.num_examples for member in members]
+    batch = sum(job.module.batch_shares(sizes, part.config.batch_size))
     engine = InProcess(
         members,
         directory=folder / "checkpoints",
@@ -260,7 +261,8 @@ def _run(
     state = engine.resume()
     log.rewind(part, state.round if state else 0)
     if display:
-        display.begin(part, job.module.total_rounds(part.config, examples), examples)
+        rounds = job.module.total_rounds(part.config, sum(sizes), batch)
+        display.begin(part, rounds, sum(sizes))
     final = job.module.train(engine, part.config)
     if display:
         display.end()

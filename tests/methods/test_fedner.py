@@ -237,9 +237,10 @@ def test_shares_agreed_by_sums_are_largest_remainders(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = [int(n) for n in rng.integers(1, 900, size=rng.integers(1, 9))]
     members = [SizeOnly(f"s{i}", n) for i, n in enumerate(sizes)]
-    total = fedner.agree_on_shares(Counting(members), 64)
+    total, batch = fedner.agree_on_shares(Counting(members), 64)
     expected = fedner.batch_shares(sizes, 64)
     assert total == sum(sizes)
+    assert batch == sum(expected)
     assert sorted(m.share for m in members) == sorted(expected)
     exact = [64 * n / total for n in sizes]
     assert all(max(1, int(x)) <= m.share <= int(x) + 1 for x, m in zip(exact, members, strict=True))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from fednotes.core import compiled
 from fednotes.core.errors import ModelError
-from fednotes.models import compiled
 from fednotes.models.crf import CRF, Backend
 
 BACKENDS: tuple[Backend, ...] = ("numba", "torch")

@@ -6,14 +6,14 @@ every round. Each step is one IEEE product, sum or quotient, so the bits are Num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from fednotes.core.compiled import kernel
 
 BLOCK = 2**15  # numbers of a sum that stay in the cache while every summand is added
 
@@ -53,33 +53,19 @@ def _simple(value: Tensor) -> bool:
     return wanted and value.is_cpu and value.is_contiguous()
 
 
-def _compile(*signatures: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Compile now, or load what an earlier process compiled; uncached where none can be kept."""
-
-    def compiled(function: Callable[..., None]) -> Callable[..., None]:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-        try:
-            made: Callable[..., None] = numba.njit([*signatures], cache=True, **options)(function)
-        except (RuntimeError, OSError):
-            made = numba.njit([*signatures], **options)(function)
-        return made
-
-    return compiled
-
-
-@_compile("void(f8[::1], f4[::1], f8)", "void(f8[::1], f8[::1], f8)")
+@kernel("void(f8[::1], f4[::1], f8)", "void(f8[::1], f8[::1], f8)", fused=False)
 def _times(product: Doubles, value: Floats | Doubles, weight: float) -> None:
     for i in range(value.size):
         product[i] = np.float64(value[i]) * weight
 
 
-@_compile("void(f8[::1], f4[::1], f8)", "void(f8[::1], f8[::1], f8)")
+@kernel("void(f8[::1], f4[::1], f8)", "void(f8[::1], f8[::1], f8)", fused=False)
 def _add(total: Doubles, value: Floats | Doubles, weight: float) -> None:
     for i in range(value.size):
         total[i] += np.float64(value[i]) * weight
 
 
-@_compile("void(f4[::1], f8[::1], f8)")
+@kernel("void(f4[::1], f8[::1], f8)", fused=False)
 def _divide(result: Floats, total: Doubles, weight: float) -> None:
     for i in range(total.size):
         result[i] = total[i] / weight

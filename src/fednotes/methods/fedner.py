@@ -106,10 +106,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 def train(federation: Federation, config: Config) -> State:
     """Algorithm 1 of Ge et al. 2020."""  # [fedner alg 1]
     server = Server(config, federation.resume())
-    examples = agree_on_shares(federation, config.batch_size)  # Σ_j |S_j|
+    examples, batch = agree_on_shares(federation, config.batch_size)  # Σ|S_j|, Σ|N_j|
     task = "gradients" if config.exchange == "gradients" else "train"
-    last = total_rounds(config, examples) - 1
-    period = config.evaluate_every * rounds_per_epoch(config, examples)
+    last = total_rounds(config, examples, batch) - 1
+    period = config.evaluate_every * rounds_per_epoch(config, examples, batch)
     for round in federation.rounds(server.round, last + 1):
         if server.converged:
             break
@@ -194,8 +194,8 @@ def batch_shares(sizes: list[int], batch_size: int) -> list[int]:
     return [max(1, floors[i] + (i in extra)) for i in range(len(sizes))]
 
 
-def agree_on_shares(federation: Federation, batch_size: int) -> int:
-    """Let every site learn its |N_i|; return Σ_j |S_j|.
+def agree_on_shares(federation: Federation, batch_size: int) -> tuple[int, int]:
+    """Let every site learn its |N_i|; return Σ_j |S_j| and Σ_j |N_j|.
 
     Largest remainders need an order of the sites' remainders, but no site may show its
     size. So the server asks for sums alone: of the sizes, of the rounded-down shares, and,
@@ -215,22 +215,25 @@ def agree_on_shares(federation: Federation, batch_size: int) -> int:
         if above == missing:
             break
         low, high = (threshold, high) if above > missing else (low, threshold)
-    federation.sum("take_share", **asked, threshold=threshold)
-    return examples
+    batch = federation.sum("take_share", **asked, threshold=threshold).metrics["share"]
+    return examples, int(batch)
 
 
-def rounds_per_epoch(config: Config, examples: int) -> int:
+def rounds_per_epoch(config: Config, examples: int, batch: int) -> int:
     """An epoch of mini-batches, or one round of weights."""
-    return math.ceil(examples / config.batch_size) if config.exchange == "gradients" else 1
+    return math.ceil(examples / batch) if config.exchange == "gradients" else 1
 
 
-def total_rounds(config: Config, examples: int) -> int:
-    """The most rounds that a run can take; examples: Σ_j |S_j|."""
+def total_rounds(config: Config, examples: int, batch: int) -> int:
+    """The most rounds that a run can take.
+
+    examples: Σ_j |S_j|. batch: Σ_j |N_j|, N or a little more (see `batch_shares`).
+    """
     if config.rounds:
         return config.rounds
     if config.exchange == "weights":
         return math.ceil(config.epochs / config.local_epochs)
-    return config.epochs * rounds_per_epoch(config, examples)
+    return config.epochs * rounds_per_epoch(config, examples, batch)
 
 
 def _check_layers(private: tuple[str, ...]) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednotes.core.compiled import Floats, Ints, kernel
 from fednotes.models import crf_numba
-from fednotes.models.compiled import Floats, Ints, kernel
 from fednotes.models.crf_numba import INPUTS
 
 

@@ -23,7 +23,7 @@ import math
 
 import numpy as np
 
-from fednotes.models.compiled import Floats, Ints, kernel, part, reduction
+from fednotes.core.compiled import Floats, Ints, kernel, part, reduction
 
 _SMALLEST_MESSAGE = 1e-100
 _SMALLEST_TRANSITION = -115.0  # natural logarithm of 1e-50

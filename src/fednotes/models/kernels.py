@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.models.compiled import kernel
+from fednotes.core.compiled import kernel
 
 
 def char_max(table: Tensor, characters: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Any]:

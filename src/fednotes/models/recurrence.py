@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.models.compiled import kernel
+from fednotes.core.compiled import kernel
 
 
 def bilstm(

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fednotes.core.compiled import kernel, part
 from fednotes.core.errors import ModelError
-from fednotes.models.compiled import kernel, part
 
 CHUNK = 1 << 24  # bytes parsed at a time
 _POWERS = 10.0 ** np.arange(23)  # each one exact in float64

@@ -21,18 +21,19 @@ part = numba.njit(fastmath={"contract"}, **_OPTIONS)
 reduction = numba.njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
 
 
-def kernel(signature: str) -> Callable[[Callable[..., Any]], Any]:
-    """Compile now for this signature, or load what an earlier process compiled.
+def kernel(*signatures: str, fused: bool = True) -> Callable[[Callable[..., Any]], Any]:
+    """Compile now for these signatures, or load what an earlier process compiled.
 
+    fused: a product and the sum after it may round once; False keeps NumPy's bits.
     numba caches beside the source file, or in the user's cache directory where that is
     read-only; where neither can be written (or the disk is full) nothing is cached.
     """
 
     def compiled(function: Callable[..., Any]) -> Any:
-        options = _OPTIONS | {"fastmath": {"contract"}}
+        options = _OPTIONS | ({"fastmath": {"contract"}} if fused else {})
         try:
-            return numba.njit(signature, cache=True, **options)(function)
+            return numba.njit([*signatures], cache=True, **options)(function)
         except (RuntimeError, OSError):
-            return numba.njit(signature, **options)(function)
+            return numba.njit([*signatures], **options)(function)
 
     return compiled
