@@ -60,11 +60,6 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
-def told(out: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what a restart truly costs."""
-    return [{k: v for k, v in row.items() if not k.startswith("bytes")} for row in lines(out)]
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("runs")
@@ -80,7 +75,7 @@ def test_the_folder_is_as_documented(done) -> None:
     parts |= {"federated": list(SITES), "pooled": ["pooled"]}
     for part, sites in parts.items():
         assert (out / part / "done.json").is_file()
-        assert len(list((out / part / "checkpoints").glob("round-*"))) == 2
+        assert not (out / part / "checkpoints").exists()  # private modules do not stay about
         for site in sites:
             folder = out / part / "sites" / site
             assert {p.name for p in folder.iterdir()} == {"model", "scores.json"}
@@ -111,14 +106,14 @@ def test_the_summary_has_the_documented_keys(done) -> None:
     )
 
 
-def test_the_mean_is_the_plain_mean_over_sites(done) -> None:
-    _, summary = done
+def test_the_mean_is_the_plain_mean_over_sites(tmp_path: Path) -> None:
+    summary = simulate(job(tmp_path, **LONG), tmp_path / "run")
+    assert summary["mean"]["federated"]["relaxed"]["f1"] > 0
     for condition, kinds in summary["mean"].items():
         for kind, scores in kinds.items():
             for key, value in scores.items():
                 each = [summary["sites"][site][condition][kind][key] for site in SITES]
                 assert value == pytest.approx(mean(each), abs=1e-15)
-    assert summary["mean"]["alone"]["relaxed"]["f1"] > 0
 
 
 def test_a_line_for_each_evaluation(done) -> None:
@@ -204,11 +199,12 @@ def test_killed_and_resumed_is_bit_identical_to_never_killed(tmp_path: Path) -> 
     again = simulate(job(tmp_path, **LONG), killed, resume=True)
     assert again["sites"] == whole["sites"]
     assert again["mean"] == whole["mean"]
-    assert again["bytes_up"] > whole["bytes_up"]  # sites agree on their shares once more
+    assert again["conditions"]["federated"]["bytes_up"] == whole["bytes_up"]
+    assert again["bytes_down"] == whole["bytes_down"]
     models = files(tmp_path / "whole", "tagger.safetensors")
     assert len(models) == 4
     assert files(killed, "tagger.safetensors") == models
-    assert told(killed) == told(tmp_path / "whole")
+    assert lines(killed) == lines(tmp_path / "whole")
 
 
 class Stop(Exception):
@@ -238,7 +234,7 @@ def test_no_line_of_the_log_is_lost_or_written_twice(tmp_path: Path, monkeypatch
         left.pop(0)
     monkeypatch.setattr(inprocess, "save_state", real)
     simulate(made, tmp_path / "run", resume=True)
-    assert told(tmp_path / "run") == told(tmp_path / "whole")
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
 
 
 # refusals
@@ -366,8 +362,11 @@ def test_equal_tag_sets_are_pooled_into_one_model(tmp_path: Path) -> None:
     assert all(s["pooled"]["support"] == 16 for s in summary["sites"].values())
 
 
-def test_different_tag_sets_are_pooled_with_a_head_each(tmp_path: Path) -> None:
-    """Everything below the CRF is one model's: equal at both sites, to the bit."""
+def test_different_tag_sets_are_pooled_with_a_head_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the last checkpoint, which is kept here, only the CRF is private."""
+    monkeypatch.setattr("fednotes.simulate.shutil.rmtree", lambda *_, **__: None)
     sites = {
         "a": site(tmp_path, "a", ("Drug", "ADE"), 0),
         "b": site(tmp_path, "b", ("Chemical", "ADE"), 50),

@@ -113,6 +113,10 @@ def evaluate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     path: Annotated[Path, typer.Argument(help="An annotated file or folder.")],
     format: Annotated[str, typer.Option(help="Of the file; guessed if not given.")] = "",
+    label_map: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--map", metavar="OLD=NEW", help="Rename a label of the file."),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
     device: Device = "cpu",
 ) -> None:
@@ -120,7 +124,14 @@ def evaluate(
     from fednotes.predict import evaluate_path, score_table
 
     check_device(device)
-    scores = evaluate_path(model, path, format or None, device)
+    for pair in label_map or ():
+        if "=" not in pair:
+            raise FednotesError(f"--map {pair}: expected OLD=NEW")
+    renamed = dict(pair.split("=", 1) for pair in label_map or ())
+    scores, unknown = evaluate_path(model, path, format or None, device, renamed)
+    if unknown:
+        names = ", ".join(unknown)
+        print(f"note: the model has no {names}: left out (--map OLD=NEW)", file=sys.stderr)
     if json_output:
         console.print_json(data=scores)
     else:

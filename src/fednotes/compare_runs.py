@@ -11,7 +11,7 @@ from fednotes.core.types import Document
 from fednotes.jobs import CONDITIONS, POOLED, Job, parse_job
 from fednotes.metrics.compare import Bootstrap, paired_bootstrap
 from fednotes.models.tagger_io import load_tagger
-from fednotes.simulate import recorded
+from fednotes.run_folder import recorded
 from fednotes.sites import load_sites
 
 
@@ -28,7 +28,7 @@ def compare_runs(
             raise ConfigError(f"no condition is called {name!r}; {nearest(name, CONDITIONS)}")
     job_a, job_b = job_of(a), job_of(b)
     sites = load_sites(job_a).data
-    if job_a.fingerprint != job_b.fingerprint:
+    if a.resolve() != b.resolve():
         other = {site.id: site.test for site in load_sites(job_b).data}
         for site in sites:
             if [d.text for d in other.get(site.id, ())] != [d.text for d in site.test]:

@@ -254,7 +254,9 @@ def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> An
     for key in table.get("training", {}):
         if key not in training:
             raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
-    settings = _expand(preset.get("model", {}) | table.get("model", {}), folder)
+    settings = _expand(table.get("model", {}), folder)
+    if settings.get("word_vectors"):  # what a preset says of the model is about word vectors
+        settings = preset.get("model", {}) | settings
     try:
         model = tagger_config(settings)
         model.require_input()

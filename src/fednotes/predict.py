@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from rich.text import Text
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document
 from fednotes.data.formats import FORMATS, guess_format, read
-from fednotes.data.tags import flatten
+from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.metrics.spans import SpanCounts
 from fednotes.models.tagger_io import load_tagger
 
@@ -67,24 +69,31 @@ def _decoded(source: str, data: bytes) -> str:
         raise DataError(f"{source}: not UTF-8 at byte {error.start}: convert it first") from error
 
 
-def evaluate_path(model: Path, path: Path, format: str | None, device: str) -> dict[str, Any]:
-    """Scores of a saved tagger on annotated documents, for the types that it knows.
+def evaluate_path(
+    model: Path,
+    path: Path,
+    format: str | None,
+    device: str,
+    label_map: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Scores of a saved tagger on annotated documents, and the labels that it does not know.
 
-    Raises DataError if the file annotates none of them.
+    label_map: as in the job; unknown labels are left out of the scores.
+    Raises DataError if the file annotates none of the model's types.
     """
     tagger = load_tagger(model, device=device)
-    gold = tuple(
-        Document(d.id, d.text, flatten(d.spans, "outermost")[0], sentences=d.sentences)
-        for d in read(path, format)
-    )
-    types = tagger.tagset.types
-    found = {span.label for document in gold for span in document.spans}
-    if not found & set(types):
+    documents = relabel(read(path, format), label_map or {}, None)
+    types, found = tagger.tagset.types, types_of(documents)
+    if not set(found) & set(types):
         raise DataError(
-            f"{path} annotates {', '.join(sorted(found)) or 'nothing'}, "
-            f"the model knows {', '.join(types)}: no label is common"
+            f"{path} annotates {', '.join(found) or 'nothing'}, the model knows "
+            f"{', '.join(types)}: no label is common; name them alike with --map OLD=NEW"
         )
-    return SpanCounts.of(gold, tagger.predict(gold), types=types).scores()
+    gold = tuple(
+        replace(d, spans=flatten(d.spans, "outermost")[0]) for d in relabel(documents, {}, types)
+    )
+    scores = SpanCounts.of(gold, tagger.predict(gold), types=types).scores()
+    return scores, tuple(label for label in found if label not in types)
 
 
 def score_table(scores: dict[str, Any]) -> Table:

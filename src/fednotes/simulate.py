@@ -9,10 +9,8 @@ OUT/summary.json, OUT/report.html
 from __future__ import annotations
 
 import json
-import os
-import platform
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -20,8 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-import fednotes
-from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json, write_text
 from fednotes.core.types import SiteData
 from fednotes.data.text import split_sentences
@@ -30,9 +27,8 @@ from fednotes.jobs import POOLED, Job, complete_tags
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.models.features import default_cache
 from fednotes.report.html import write_report
+from fednotes.run_folder import OUTCOME, claim, finished, refuse, set_aside, versions
 from fednotes.sites import Sites, load_sites
-
-OUTCOME = {"scores", "rounds", "seconds", "bytes_up", "bytes_down"}  # of a finished part
 
 
 @dataclass(frozen=True)
@@ -82,11 +78,11 @@ def simulate(
     Raises ConfigError if `out` holds another run.
     """
     replace_old = overwrite and not resume
-    _refuse(job, out, resume, replace_old)
+    refuse(job, out, resume, replace_old)
     sites = load_sites(job)
     if replace_old:
-        _set_aside(out)
-    _claim(job, out)
+        set_aside(out)
+    claim(job, out, sites, resume)
     torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(device == "cpu")
     config = replace(job.config, tags=complete_tags(list(sites.data)))
@@ -94,96 +90,16 @@ def simulate(
     results = {}
     for part in _parts(job, sites, config):
         folder = out / part.name
-        outcome = _finished(folder / "done.json") if resume else None
+        outcome = finished(folder / "done.json") if resume else None
         if outcome is None:
             outcome = _run(job, part, folder, resume, device, display, cache, log, sites)
             write_json(folder / "done.json", outcome)
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         results[part.name] = outcome
     summary = _summary(job, sites, results) | {"command": command}
     write_json(out / "summary.json", summary)
     write_report(out)
     return summary
-
-
-def _refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
-    """Raises ConfigError unless `out` is free for this job, or its own."""
-    if not (out / "job.json").exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"{out} is not the folder of a run, nor empty: give another --out")
-        return
-    if overwrite or not _begun(out):
-        return
-    if not resume:
-        raise ConfigError(
-            f"{out} holds a run already: give another --out, --resume to go on with it, "
-            "or --overwrite to replace it"
-        )
-    if recorded(out).get("fingerprint") != job.fingerprint:
-        raise ConfigError(f"{out} holds a run of another job (or other --set): nothing done")
-
-
-def _finished(done: Path) -> dict[str, Any] | None:
-    """What a part that ran to its end left; None, to run it again, where that is damaged."""
-    try:
-        outcome = json.loads(done.read_text(encoding="utf-8"))
-        return outcome if outcome.keys() >= OUTCOME else None
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
-def _begun(out: Path) -> bool:
-    """Whether anything in a run's folder took time: a job that failed at once claims nothing."""
-    log = out / "metrics.jsonl"
-    return log.exists() and log.stat().st_size > 0
-
-
-def _set_aside(out: Path) -> None:
-    """Move an earlier run to `OUT.previous`, where an unfinished one replaces no other."""
-    previous = out.with_name(out.name + ".previous")
-    if not _begun(out):
-        return
-    if previous.exists() and not (out / "summary.json").exists():
-        shutil.rmtree(out)
-        return
-    if previous.exists():
-        recorded(previous)  # the folder of a run, not somebody's own
-        shutil.rmtree(previous)
-    out.rename(previous)
-
-
-def recorded(run: Path) -> dict[str, Any]:
-    """A run's job.json. Raises ConfigError if it is missing or damaged."""
-    try:
-        record = json.loads((run / "job.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{run} is not the folder of a run (no whole job.json)") from error
-    if not isinstance(record, dict):
-        raise ConfigError(f"{run / 'job.json'}: damaged")
-    return record
-
-
-def _claim(job: Job, out: Path) -> None:
-    """Write down whose folder `out` is."""
-    write_json(
-        out / "job.json",
-        {
-            "fingerprint": job.fingerprint,
-            "job": job.name,
-            "folder": str(job.folder),
-            "table": job.table,
-            "versions": versions(),
-        },
-    )
-
-
-def versions() -> dict[str, str]:
-    """What a result may depend on."""
-    return {
-        "fednotes": fednotes.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-    }
 
 
 def _parts(job: Job, sites: Sites, config: Any) -> list[Part]:
@@ -368,8 +284,19 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         "conditions": conditions,
         "config": job.table,
         "versions": versions(),
-        "notes": list(sites.notes),
+        "notes": [*sites.notes, *_hints(scores)],
     }
+
+
+def _hints(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What to try where a tagger found nothing."""
+    for site, by_condition in scores.items():
+        for condition, score in by_condition.items():
+            if score["strict"]["f1"] == 0:
+                yield (
+                    f"{site}, {condition}: no mention found: raise training.epochs or "
+                    "training.learning_rate"
+                )
 
 
 def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

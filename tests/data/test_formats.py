@@ -517,12 +517,11 @@ def test_jsonl_round_trip(documents: list[Document], tmp_path: Path) -> None:
 @given(document=_documents())
 def test_brat_round_trip(document: Document, tmp_path: Path) -> None:
     """Text and spans of any document whose labels brat can hold; \\r and \\ufeff aside."""
-    text = re.sub("[\r\ufeff]", "x", document.text) or "x"
+    text = re.sub("[\r\ufeff]", "x", document.text)
     spans = tuple(sorted({Span(s.start, s.end, "L", s.fragments) for s in document.spans}))
     brat.write([Document("d", text, spans)], tmp_path / "b")
-    if text.strip(" \t\n"):
-        (again,) = read(tmp_path / "b")
-        assert (again.text, set(again.spans)) == (text, set(spans))
+    (again,) = read(tmp_path / "b")
+    assert (again.text, set(again.spans)) == (text, set(spans))
 
 
 # i2b2 2010

@@ -78,7 +78,7 @@ def plain_loop(data: SiteData, settings: fedner.Config, keep_best: bool = True):
             adam.step()
             step += 1
         f1 = strict_f1(data.valid, tagger.predict(data.valid), data.tags)
-        if f1 > best_f1:
+        if f1 > best_f1 or f1 == best_f1 == 0:
             best_f1 = f1
             best = {n: p.detach().clone() for n, p in tagger.trainable().items()}
     return best
@@ -298,6 +298,26 @@ def test_training_stops_when_validation_stops_improving(sites) -> None:
         server.judge(Total({}, 1.0, counts))
         history.append(server.converged)
     assert history == [False, False, False, False, True, True]
+
+
+def test_a_collapse_after_success_counts_as_waiting(sites) -> None:
+    server = fedner.Server(config(sites, patience=2), None)
+    for right in (5, 0, 0):
+        counts = {"strict/Drug/tp": right, "support/Drug/gold": 10, "support/Drug/predicted": 10}
+        server.judge(Total({}, 1.0, counts))
+    assert server.converged
+
+
+def test_without_a_mention_in_validation_the_last_tagger_is_kept(sites) -> None:
+    """Validation can say nothing then: the kept tagger is the one after the last epoch."""
+    bare = tuple(replace(d, spans=()) for d in sites[0].valid[:3])
+    data = replace(sites[0], valid=bare)
+    member, _ = federate([data], config(sites[:1], epochs=3))
+    other, _ = federate([data], config(sites[:1], epochs=2))
+    assert_same(weights(member[0]), plain_loop(data, config(sites[:1], epochs=3)))
+    assert not torch.equal(
+        weights(member[0])["crf.project.weight"], weights(other[0])["crf.project.weight"]
+    )
 
 
 def test_personal_epochs_never_lower_validation(sites) -> None:

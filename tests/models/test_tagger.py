@@ -294,7 +294,6 @@ def test_contextual_features(layers: int, project: int) -> None:
         ({"train_words": True}, "needs word_vectors"),
         ({"project": 5}, "needs contextual"),
         ({"tagger": ["elmoner"]}, "unknown tagger"),
-        ({"flatten": "outermos"}, "did you mean 'outermost'"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -24,6 +24,11 @@ from fednotes.data.text import split_sentences, tokenize
 
 Level = Literal["info", "warning", "error"]
 LEVELS: tuple[Level, ...] = ("info", "warning", "error")
+_WITHOUT_MENTIONS: tuple[tuple[str, Level, str, str], ...] = (  # part, level, code, effect
+    ("train", "error", "no_mentions", ""),
+    ("valid", "warning", "no_valid_mentions", ": no round can be chosen, the last model is kept"),
+    ("test", "warning", "no_test_mentions", ": nothing can be measured here"),
+)
 RARE = 20  # mentions below which a type can hardly be learnt or measured
 
 
@@ -301,22 +306,10 @@ def _parts(site: SiteData) -> dict[str, tuple[Document, ...]]:
 def _site_findings(
     site: SiteData, keys: Mapping[tuple[str, str], Counter[str]]
 ) -> Iterable[Finding]:
-    """Leakage between the parts of one site."""
-    for held_out in ("valid", "test"):
-        yield from _leak(
-            keys[site.id, "train"],
-            keys[site.id, held_out],
-            "leakage",
-            site.id,
-            f"sentences of {held_out} occur in train",
-        )
-    yield from _leak(
-        keys[site.id, "valid"],
-        keys[site.id, "test"],
-        "leakage",
-        site.id,
-        "sentences of test occur in valid",
-    )
+    """Leakage between the parts of one site, and parts that can teach or measure nothing."""
+    for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")):
+        what = f"sentences of {b} occur in {a}"
+        yield from _leak(keys[site.id, a], keys[site.id, b], "leakage", site.id, what)
     patients = {p: {d.patient for d in docs if d.patient} for p, docs in _parts(site).items()}
     shared = patients["train"] & (patients["valid"] | patients["test"])
     if shared:
@@ -327,8 +320,10 @@ def _site_findings(
             f"{len(shared)} patients are in train and in valid or test",
             {"patients": len(shared)},
         )
-    if site.train and not any(d.spans for d in site.train):
-        yield Finding("error", "no_mentions", f"{site.id}/train", "nothing is annotated")
+    for part, level, code, effect in _WITHOUT_MENTIONS:
+        documents = _parts(site)[part]
+        if documents and not any(d.spans for d in documents):
+            yield Finding(level, code, f"{site.id}/{part}", f"nothing is annotated{effect}")
 
 
 def _leak(

@@ -155,6 +155,8 @@ class InProcess:
         """Read the newest whole checkpoint and put the sites back to it."""
         if self._directory is None:
             return None
+        for cut in self._directory.glob(".round-*"):  # a killed run's, half-written
+            shutil.rmtree(cut, ignore_errors=True)
         folders = sorted(self._directory.glob("round-*"), reverse=True)
         for folder in folders:
             try:

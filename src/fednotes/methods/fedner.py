@@ -97,7 +97,8 @@ PRESETS: dict[str, dict[str, Any]] = {
             "batch_size": 64,
             "learning_rate": 0.001,
             "personal_epochs": 0,
-        }
+        },
+        "model": {"train_words": True},
     },
     "best": {"training": {"learning_rate": 0.003, "patience": 8, "personal_epochs": 5}},
 }
@@ -106,7 +107,9 @@ PRESETS: dict[str, dict[str, Any]] = {
 def train(federation: Federation, config: Config) -> State:
     """Algorithm 1 of Ge et al. 2020."""  # [fedner alg 1]
     server = Server(config, federation.resume())
-    examples, batch = agree_on_shares(federation, config.batch_size)  # Σ|S_j|, Σ|N_j|
+    if not server.examples:  # a resumed run has agreed before
+        server.examples, server.batch = agree_on_shares(federation, config.batch_size)
+    examples, batch = server.examples, server.batch  # Σ|S_j|, Σ|N_j|
     task = "gradients" if config.exchange == "gradients" else "train"
     last = total_rounds(config, examples, batch) - 1
     period = config.evaluate_every * rounds_per_epoch(config, examples, batch)
@@ -136,6 +139,7 @@ class Server:
         }
         self._adam = Adam(self.shared, config.learning_rate)
         self.round = 0
+        self.examples = self.batch = 0  # Σ|S_j|, Σ|N_j|, once agreed
         self.best = -1.0
         self.waited = 0  # evaluations since the best one
         self.metrics: dict[str, float] = {}
@@ -159,17 +163,22 @@ class Server:
     def judge(self, total: Total) -> None:
         """Note the micro F1 over every site's validation counts.
 
-        An F1 of zero does not count as waiting: a tagger says O until it has seen enough.
+        A first F1 of zero does not count as waiting: a tagger says O until it has seen enough.
         """
         f1 = SpanCounts.from_metrics(total.metrics).scores()["strict"]["f1"]
-        self.waited = 0 if f1 > self.best or f1 == 0 else self.waited + 1
+        self.waited = 0 if f1 > self.best or f1 == 0 >= self.best else self.waited + 1
         self.best = max(f1, self.best)
         self.metrics["valid_f1"] = f1
 
     def state(self) -> State:
         """Everything that the next round depends on."""
         tensors = {f"shared.{name}": value for name, value in self.shared.items()}
-        facts = {"best": self.best, "waited": self.waited}
+        facts = {
+            "best": self.best,
+            "waited": self.waited,
+            "examples": self.examples,
+            "batch": self.batch,
+        }
         return State(self.round, tensors | self._adam.state(), facts)
 
     def _restore(self, state: State) -> None:
@@ -178,6 +187,7 @@ class Server:
         self._adam.restore(state.tensors)
         self.round = state.round
         self.best, self.waited = state.facts["best"], state.facts["waited"]
+        self.examples, self.batch = state.facts["examples"], state.facts["batch"]
 
 
 def batch_shares(sizes: list[int], batch_size: int) -> list[int]:

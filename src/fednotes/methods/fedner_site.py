@@ -186,7 +186,7 @@ class Site:
     def _judge(self) -> SpanCounts:
         counts = self.counts(self.data.valid, self.valid_set)
         f1 = counts.scores()["strict"]["f1"]
-        if f1 > self.best_f1 or not self.data.valid:
+        if f1 > self.best_f1 or f1 == 0 >= self.best_f1:  # the later one while none finds any
             self.best_f1 = f1
             self.best = snapshot(self.tagger.trainable())
         return counts
@@ -229,7 +229,7 @@ class Site:
         own = self.private if self.config.exchange == "gradients" else self.tagger.trainable()
         tensors = {f"private.{name}": value.detach() for name, value in own.items()}
         tensors |= self.adam.state() | {f"best.{n}": value for n, value in self.best.items()}
-        return State(self.steps, tensors, {"best_f1": self.best_f1})
+        return State(self.steps, tensors, {"best_f1": self.best_f1, "share": self.share})
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
@@ -238,6 +238,7 @@ class Site:
         self.adam.restore(state.tensors)
         self.best = dict(_without_prefix(state.tensors, "best."))
         self.steps, self.best_f1 = state.round, state.facts["best_f1"]
+        self.share = state.facts["share"]
 
 
 def _layer(name: str) -> str:

@@ -24,15 +24,13 @@ class Adam:
             else None
         )
 
-    def step(self, gradients: Tensors | None = None, learning_rate: float | None = None) -> None:
+    def step(self, gradients: Tensors | None = None) -> None:
         """One step along `gradients`, or along each parameter's own `.grad`."""
         if self._optimizer is None:
             return
         if gradients is not None:
             for name, parameter in self.parameters.items():
                 parameter.grad = gradients[name]
-        if learning_rate is not None:
-            self._optimizer.param_groups[0]["lr"] = learning_rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 

@@ -159,7 +159,7 @@ class Tagger(nn.Module):
         """
         given = tuple(documents) if gold else without_gold(documents)
         config = self.config
-        encoded = encode_corpus(given, self.tagset, config.flatten, config.max_tokens)
+        encoded = encode_corpus(given, self.tagset, max_tokens=config.max_tokens)
         forms = encoded.forms
         word = hashed = characters = lengths = context = None
         if self.vectors is not None:

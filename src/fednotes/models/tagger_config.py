@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from typing import Any
 
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.data.tags import FlattenRule
 
 LAYERS = ("words", "characters", "context", "cnn", "lstm", "crf")  # bottom to top
 
@@ -28,8 +27,7 @@ class TaggerConfig:
     cnn_filters: word CNN, filters for each of cnn_widths (0 = none).
     lstm_units: BiLSTM units a direction (0 = none), lstm_layers of them.
     dropout: on the word representation and after the CNN and each LSTM.
-    flatten: rule for overlapping and discontinuous mentions. max_tokens: longer sentences
-        are cut.
+    max_tokens: longer sentences are cut.
     """
 
     tagger: str = "elmoner"
@@ -50,7 +48,6 @@ class TaggerConfig:
     lstm_units: int = 200
     lstm_layers: int = 1
     dropout: float = 0.2
-    flatten: FlattenRule = "outermost"
     max_tokens: int = 256
 
     def __post_init__(self) -> None:
@@ -66,9 +63,6 @@ class TaggerConfig:
             raise ConfigError(f"char_max = {self.char_max}: it must be from 3 to 255")
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"dropout = {self.dropout}: it must be at least 0 and below 1")
-        rules = get_args(FlattenRule)
-        if self.flatten not in rules:
-            raise ConfigError(f"flatten = {self.flatten!r}: {nearest(self.flatten, rules)}")
         widths = self.cnn_widths
         if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
             raise ConfigError(f"cnn_widths = {list(widths)}: distinct widths of at least 1")

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Offsets, Span
@@ -26,6 +26,10 @@ _PLACE = "[0-9]{1,9} [0-9]{1,9}"
 _MENTION = re.compile(rf"(T\S{{1,40}})\t(\S+) ({_PLACE}(?:;{_PLACE})*)\t(.*)", re.DOTALL)
 _OTHER = re.compile(r"[RAMN]\S*\t\S+ .*|E\S*\t\S+:\S.*|#\S*\t\S.*|\*\t\S+ .*", re.DOTALL)
 _WORD = re.compile(r"[^\s:]+")
+# The %XX that `_safe` writes. A % of an id is escaped only where it would begin one of them.
+_CODE = "%(?:[01][0-9A-F]|22|25|2A|2E|3A|3C|3E|3F|5C|7C|7F)"
+_ESCAPED = re.compile(_CODE)
+_UNSAFE = re.compile(rf'[\x00-\x1f\x7f\\:*?"<>|]|(?={_CODE})%')
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ def accepts(path: Path) -> bool:
 def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
     """Documents of one `.txt`/`.ann` pair or of all pairs in a folder; id: the file's name.
 
-    A `.txt` file without `.ann` is passed over in a folder. Raises DataError for a missing
+    A %XX that `write` puts into a name is turned back. An empty `.txt` is a document without
+    text. A `.txt` file without `.ann` is passed over in a folder. Raises DataError for a missing
     partner and, with the line, for a line that is cut short or does not fit the text.
     """
     path = Path(path)
@@ -60,7 +65,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
 
 def _read_pair(stem: Path, base: Path) -> Document:
     ann = Path(f"{stem}.ann")
-    raw = read_text(_text_of(stem), exact=True)
+    raw = read_text(_text_of(stem), empty=True, exact=True)
     lines = read_text(ann, empty=True).split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
     mentions: dict[int, _Mention] = {}
@@ -75,7 +80,7 @@ def _read_pair(stem: Path, base: Path) -> Document:
         mentions[number] = mention
     text = _matching(raw, mentions, ann)
     spans = tuple(mention.span for mention in mentions.values())
-    name = stem.relative_to(base).as_posix()
+    name = "/".join(map(_unsafe, stem.relative_to(base).parts))
     return Document(name, text, spans, meta={"brat": tuple(lines)} if lines else {})
 
 
@@ -164,9 +169,17 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 
 def _safe(part: str) -> str:
-    if part in ("", ".", ".."):
-        return part.replace(".", "%2E") or "%"
-    return re.sub(r'[\x00-\x1f\x7f\\:*?"<>|]', lambda m: quote(m.group(), safe=""), part)
+    """A part of an id as a file name: no empty, hidden or relative one, no odd characters."""
+    if part in ("", "%"):
+        return "%25" if part else "%"
+    bare = part.lstrip(".")
+    dots = "%2E" * (len(part) - len(bare))
+    return dots + _UNSAFE.sub(lambda m: quote(m.group(), safe=""), bare)
+
+
+def _unsafe(name: str) -> str:
+    """The part of an id that `_safe` made the name of; other names are what they are."""
+    return "" if name == "%" else _ESCAPED.sub(lambda m: unquote(m.group()), name)
 
 
 def _lines(document: Document) -> list[str]:

@@ -22,7 +22,8 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.formats.files import head, listing, read_text, unique, write_text
 
-_SPAN_KEYS = ("spans", "entities", "labels", "label")
+# Keys that hold spans; those of the second pair mean something else beside one of the first.
+_SPAN_KEYS = (("spans", "entities"), ("labels", "label"))
 _OWN_KEYS = {"id", "text", "patient", "codes", "meta", "sentences", "tokens"}
 
 
@@ -76,7 +77,7 @@ def _document(record: Any, name: str) -> Document | None:
         raise _RecordError('the key "text" is missing or no string')
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise _RecordError("the text holds half of a surrogate pair")
-    key = next((k for k in _SPAN_KEYS if isinstance(record.get(k), list)), None)
+    key = _span_key(record)
     spans = tuple(_span(value, len(text)) for value in record[key]) if key else ()
     patient = record.get("patient")
     given = record.get("id")
@@ -90,6 +91,22 @@ def _document(record: Any, name: str) -> Document | None:
         _ordered(record, "sentences", len(text)),
         _ordered(record, "tokens", len(text)),
     )
+
+
+def _span_key(record: Mapping[str, Any]) -> str | None:
+    """The key that holds the record's spans: of two, the one that is not empty.
+
+    A key that is null counts as absent. One that holds something else is an error, not a
+    record without mentions: a document classification is no corpus of mentions.
+    """
+    for keys in _SPAN_KEYS:
+        present = [k for k in keys if record.get(k) is not None]
+        wrong = next((k for k in present if not isinstance(record[k], list)), None)
+        if wrong:
+            raise _RecordError(f'the key "{wrong}" is no list of spans')
+        if present:
+            return next((k for k in present if record[k]), present[0])
+    return None
 
 
 def _list(record: Mapping[str, Any], key: str) -> list[Any]:

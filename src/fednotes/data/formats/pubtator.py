@@ -1,7 +1,7 @@
 """PubTator: `PMID|t|title`, `PMID|a|abstract`, then a line per mention or relation.
 
     PMID<TAB>start<TAB>end<TAB>text<TAB>type<TAB>concept[<TAB>parts of a joint mention]
-    PMID<TAB>relation<TAB>concept<TAB>concept…
+    PMID<TAB>relation<TAB>concept<TAB>concept[<TAB>Novel or No]
 
 Text is title, one line break, abstract: offsets count the break as one character.
 `meta["concepts"]` has a row (start, end, type, concept, parts…) per mention that names a
@@ -22,9 +22,9 @@ from fednotes.core.types import Document, Span
 from fednotes.data.formats.files import head, listing, read_text, same_text, unique
 
 _PASSAGE = re.compile(r"([^\s|]+)\|([ta])\|(.*)", re.DOTALL)
-
-
 _OFFSET = re.compile(r"[0-9]{1,9}")
+_RELATION = re.compile(r"[^\W\d_].*")
+_NOVELTY = {"Novel", "No"}  # BioRED's fifth column of a relation
 
 
 @dataclass
@@ -79,7 +79,7 @@ def _document(path: Path, article: _Article) -> Document:
     text = f"{article.title}\n{article.abstract}" if article.abstract else article.title
     spans, concepts, relations = [], [], []
     for number, columns in article.rows:
-        if len(columns) > 2 and not _OFFSET.fullmatch(columns[1]):
+        if _is_relation(columns, text):
             relations.append(tuple(columns[1:]))
             continue
         span = _span(path, number, columns, text)
@@ -94,9 +94,21 @@ def _document(path: Path, article: _Article) -> Document:
     return Document(article.id, text, tuple(spans), meta=meta)
 
 
+def _is_relation(columns: list[str], text: str) -> bool:
+    """Whether a line is a relation, and no mention whose start is not a number."""
+    if not 3 <= len(columns) <= 5 or not _RELATION.fullmatch(columns[1]):
+        return False
+    if len(columns) == 5 and columns[4] not in _NOVELTY:
+        return False
+    if len(columns) == 3 or not _OFFSET.fullmatch(columns[2]):
+        return True
+    # A gene's concept is a number too; only an end offset has the mention before it.
+    return not (columns[3] and text[: int(columns[2])].endswith(columns[3]))
+
+
 def _span(path: Path, number: int, columns: list[str], text: str) -> Span:
     if len(columns) < 5 or not all(map(_OFFSET.fullmatch, columns[1:3])):
-        message = f"{len(columns)} columns, expected PMID, start, end, text, type, concept"
+        message = f"{len(columns)} columns, expected PMID, start, end (numbers), text, type"
         raise DataError.at(path, number, message)
     start, end = int(columns[1]), int(columns[2])
     if not start < end <= len(text):

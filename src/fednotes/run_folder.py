@@ -1,0 +1,111 @@
+"""A run's folder: whose it is, whether it is free, and what a finished part left in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fednotes
+from fednotes.core.errors import ConfigError
+from fednotes.core.store import write_json
+from fednotes.jobs import Job
+from fednotes.sites import Sites, fingerprint
+
+OUTCOME = {"scores", "rounds", "seconds", "bytes_up", "bytes_down"}  # of a finished part
+
+
+def refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
+    """Raises ConfigError unless `out` is free for this job, or its own."""
+    if not (out / "job.json").exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"{out} is not the folder of a run, nor empty: give another --out")
+        return
+    if overwrite or not begun(out):
+        return
+    if not resume:
+        raise ConfigError(
+            f"{out} holds a run already: give another --out, --resume to go on with it, "
+            "or --overwrite to replace it"
+        )
+    if recorded(out).get("fingerprint") != job.fingerprint:
+        raise ConfigError(f"{out} holds a run of another job (or other --set): nothing done")
+
+
+def finished(done: Path) -> dict[str, Any] | None:
+    """What a part that ran to its end left; None, to run it again, where that is damaged."""
+    try:
+        outcome = json.loads(done.read_text(encoding="utf-8"))
+        return outcome if outcome.keys() >= OUTCOME else None
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def begun(out: Path) -> bool:
+    """Whether anything in a run's folder took time: a job that failed at once claims nothing."""
+    log = out / "metrics.jsonl"
+    return log.exists() and log.stat().st_size > 0
+
+
+def set_aside(out: Path) -> None:
+    """Move an earlier run to `OUT.previous`, where an unfinished one replaces no other."""
+    previous = out.with_name(out.name + ".previous")
+    if not begun(out):
+        return
+    if previous.exists() and not (out / "summary.json").exists():
+        shutil.rmtree(out)
+        return
+    if previous.exists():
+        recorded(previous)  # the folder of a run, not somebody's own
+        shutil.rmtree(previous)
+    out.rename(previous)
+
+
+def recorded(run: Path) -> dict[str, Any]:
+    """A run's job.json. Raises ConfigError if it is missing or damaged."""
+    try:
+        record = json.loads((run / "job.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{run} is not the folder of a run (no whole job.json)") from error
+    if not isinstance(record, dict):
+        raise ConfigError(f"{run / 'job.json'}: damaged")
+    return record
+
+
+def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:
+    """Write down whose folder `out` is, readable by its owner alone: it derives from notes.
+
+    Raises ConfigError if the notes are not those that an unfinished run began with.
+    """
+    notes = {site.id: fingerprint(site) for site in sites.data}
+    if resume and begun(out):
+        before = recorded(out).get("notes", {})
+        for site, digest in notes.items():
+            if before.get(site) != digest:
+                raise ConfigError(f"the notes of site {site!r} changed since {out} began")
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    out.chmod(0o700)
+    record = {
+        "fingerprint": job.fingerprint,
+        "job": job.name,
+        "folder": str(job.folder),
+        "table": job.table,
+        "versions": versions(),
+        "notes": notes,
+    }
+    write_json(out / "job.json", record)
+
+
+def versions() -> dict[str, str]:
+    """What a result may depend on."""
+    return {
+        "fednotes": fednotes.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }
