@@ -107,6 +107,13 @@ def test_tag_sets_without_overlap_warn_and_train(folder: Path, give) -> None:
     assert set(summary["sites"]) == {"north", "south"}
 
 
+def test_a_model_larger_than_the_memory(folder: Path, give) -> None:
+    """10^8 units a direction want 10^17 bytes, which no machine gives."""
+    huge = ("--set", "model.lstm_units=100000000")
+    code, _, err = give("simulate", folder / "job.toml", "--out", folder / "run", *huge)
+    assert one_line(code, err).startswith("error: not enough memory")
+
+
 def test_an_unset_variable(folder: Path, give, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTES", raising=False)
     job = folder / "job.toml"

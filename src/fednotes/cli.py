@@ -306,6 +306,8 @@ def main() -> None:
     except OSError as error:
         fail(f"{error.filename or 'a file'}: {error.strerror or error}")
     except Exception as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            fail("not enough memory: choose smaller layers or batches in the job's [model]")
         if type(error).__module__.split(".")[0] not in ("click", "typer"):
             raise
         fail(error.format_message() if hasattr(error, "format_message") else str(error))
