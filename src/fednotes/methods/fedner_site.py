@@ -74,6 +74,8 @@ class Site:
         local = self.private if config.exchange == "gradients" else parameters
         self.adam = Adam(local, config.learning_rate)
         self.steps = 0  # mini-batches so far
+        self._order: list[np.ndarray] = []
+        self._ordered: tuple[int, int] | None = None  # epoch and share of that order
         self.best_f1 = -1.0
         self.best: dict[str, torch.Tensor] = {}
         self.scores: dict[str, Any] = {}
@@ -169,10 +171,10 @@ class Site:
     def _batch(self, step: int) -> np.ndarray:
         """The mini-batch of a step: an epoch's order depends on seed, site and epoch alone."""
         epoch, position = divmod(step, self._batches_per_epoch())
-        if getattr(self, "_epoch", None) != (epoch, self.share):
+        if self._ordered != (epoch, self.share):
             rng = rng_of(self.config.seed, "order", self.id, epoch)
             self._order = buckets(self.train_set.lengths, self.share, rng)
-            self._epoch = (epoch, self.share)
+            self._ordered = (epoch, self.share)
         return self._order[position]
 
     # judging and keeping the best
