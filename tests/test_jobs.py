@@ -9,7 +9,8 @@ import pytest
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import SiteData, TagSet
-from fednotes.jobs import Job, built_in_jobs, complete_tags, load_job, parse_job
+from fednotes.jobs import Job, TagsConfig, built_in_jobs, load_job, parse_job
+from fednotes.methods import fedner
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
 
@@ -88,11 +89,54 @@ def test_a_mistake_names_its_place(changes: dict[str, Any], message: str) -> Non
         ({"path": "x", "flatten": "inner"}, "flatten = 'inner'"),
         ({"path": "x", "lable_map": {}}, "did you mean 'label_map'"),
         ({"path": "x", "types": "Drug"}, "types = 'Drug': expected a list"),
+        ({"path": "x", "test_types": ["A", "A"]}, r"test_types = \['A', 'A'\]: a type is named"),
+        ({"path": "x", "max_sentences": -1}, "max_sentences = -1: 0 is all"),
+        ({"path": "x", "where": "nw"}, "where = 'nw': expected KEY=VALUE"),
+        ({"path": "x", "share": "4/3"}, "share = '4/3': expected such as"),
+        ({"path": "x", "share": "0/3"}, "share = '0/3': expected such as"),
+        ({"path": "x", "share": "a third"}, "share = 'a third': expected such as"),
+        ({"train": "x", "test": "y", "share": "1/3"}, "share = '1/3': .* of `path`"),
     ],
 )
 def test_a_sites_mistake_names_the_site(site: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=r"j\.toml \[sites\.a\].*" + message):
         with_site(**site)
+
+
+def test_tag_sets_are_part_of_a_job() -> None:
+    assert job().tags is None
+    table = {"design": "appendix-d", "types": ["A", "B"], "runs_per_sampling": 3}
+    tags = job(tags=table).tags
+    assert tags == TagsConfig("appendix-d", ("A", "B"), runs_per_sampling=3)
+    assert tags.sampled
+    assert [tags.sampling(seed) for seed in range(-3, 8)] == [-1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert job(tags=table).fingerprint != job().fingerprint
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tags": 3}, r"tags is a value, expected a table \[tags\]"),
+        ({"tags": {"desing": "given"}}, "unknown key 'desing'; did you mean 'design'"),
+        ({"tags": {"design": "disjunct"}}, "design = 'disjunct': expected one of 'given'"),
+        ({"tags": {"design": "disjoint", "types": ["A", "A"]}}, "a type is named twice"),
+        ({"tags": {"design": "disjoint", "per_site": -1}}, "per_site = -1"),
+        ({"tags": {"design": "appendix-d", "per_site": 1}}, "per_site = 1: a number for design"),
+        ({"tags": {"design": "disjoint", "runs_per_sampling": 0}}, "at least 1"),
+        ({"tags": {"design": "given"}}, "generated sites have types of their own"),
+        (
+            {
+                "tags": {"design": "disjoint"},
+                "synthetic": None,
+                "sites": {"a": {"path": "x", "test_types": ["A"]}},
+            },
+            r"\[sites\.a\]: test_types does not go with design = 'disjoint'",
+        ),
+    ],
+)
+def test_a_mistake_about_tag_sets_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
+        job(**changes)
 
 
 def test_the_fingerprint_is_of_what_the_job_says() -> None:
@@ -126,7 +170,7 @@ def test_built_in_jobs_are_found_by_name(tmp_path: Path, monkeypatch) -> None:
 def test_every_built_in_job_is_right(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path))
     for name in built_in_jobs():
-        assert load_job(name).config.epochs > 0
+        assert load_job(name).config.batch_size > 0
 
 
 def test_an_unset_variable_is_named(monkeypatch) -> None:
@@ -150,4 +194,5 @@ def test_the_complete_tag_set_keeps_the_order_of_the_sites() -> None:
         SiteData("a", TagSet(("Z", "A"), "BIOES"), (), (), ()),
         SiteData("b", TagSet(("M", "A")), (), (), ()),
     ]
-    assert complete_tags(sites) == TagSet(("Z", "A", "M"), "BIOES")
+    complete = fedner.for_sites(fedner.Config(), sites).tags
+    assert complete == TagSet(("Z", "A", "M"), "BIOES")

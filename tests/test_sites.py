@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.settings import read_toml
 from fednotes.core.types import Document
 from fednotes.data.tags import types_of
-from fednotes.jobs import parse_job
-from fednotes.sites import Sites, load_sites
+from fednotes.jobs import built_in_jobs, parse_job
+from fednotes.sites import Sites, fingerprint, load_sites
 
 DRUGS = "aspirin metformin ibuprofen warfarin insulin statin codeine heparin".split()
 FINDINGS = "rash nausea cough fever pain ulcer cramps vertigo".split()
@@ -163,3 +166,253 @@ def test_generated_sites_come_twice() -> None:
     for own, complete in zip(made.data, made.complete, strict=True):
         assert [d.text for d in own.train] == [d.text for d in complete.train]
         assert set(own.tags.types) < set(complete.tags.types)
+
+
+TYPES = ("ADE", "Dose", "Drug", "Sign")
+WORDS = ((DRUGS, "Drug"), (FINDINGS, "ADE"), ("10mg 20mg 40mg".split(), "Dose"))
+
+
+def rich(
+    path: Path, first: int, number: int, labels: tuple[str, ...] = ("ADE", "Dose", "Drug")
+) -> str:
+    """Sentences with a drug, an effect, a dose and a sign each; only `labels` are annotated."""
+    lines = []
+    for i in range(first, first + number):
+        if i % 3 == 0:
+            lines.append(f"# newdoc id = d{i}")
+        lines += [f"Case{i} O"]
+        lines += [f"{w[i % len(w)]} {f'B-{t}' if t in labels else 'O'}" for w, t in WORDS]
+        lines += [f"pallor {'B-Sign' if 'Sign' in labels else 'O'}", ". O", ""]
+    path.write_text("\n".join(lines) + "\n")
+    return path.name
+
+
+def sampled(folder: Path, tags: dict[str, Any], seed: int = 4, **sites: dict[str, Any]) -> Sites:
+    table = {"method": "fedner", "model": {"hashed_words": 8}, "seed": seed, "tags": tags}
+    return load_sites(parse_job(table | {"sites": sites}, "j", folder, "j.toml"))
+
+
+def three(folder: Path) -> dict[str, dict[str, Any]]:
+    return {name: {"path": rich(folder / name, 100 * i, 60, TYPES)} for i, name in enumerate("abc")}
+
+
+@pytest.mark.parametrize("design", ["disjoint", "appendix-d"])
+def test_sampled_types_alone_are_annotated_in_training(tmp_path: Path, design: str) -> None:
+    """Each part is compared with the complete one, span by span."""
+    made = sampled(tmp_path, {"design": design}, **three(tmp_path))
+    assert made.complete is not None
+    for site, whole in zip(made.data, made.complete, strict=True):
+        assert whole.tags.types == site.test_types == site.scored_types == TYPES
+        assert set(site.tags.types) < set(TYPES)
+        for part, full in ((site.train, whole.train), (site.valid, whole.valid)):
+            assert [d.text for d in part] == [d.text for d in full]
+            for own, every in zip(part, full, strict=True):
+                assert own.spans == tuple(s for s in every.spans if s.label in site.tags.types)
+                assert {s.label for s in every.spans} == set(TYPES)
+        assert site.test == whole.test
+        assert f"{site.id}: annotates {', '.join(site.tags.types)} (of 4 types)" in made.notes
+    named = [t for site in made.data for t in site.tags.types]
+    assert set(named) == set(TYPES)
+    assert len(named) == 4 or design == "appendix-d"
+
+
+def test_seeds_share_a_sampling_but_not_a_split(tmp_path: Path) -> None:
+    sites = three(tmp_path)
+    tags = {"design": "appendix-d", "runs_per_sampling": 3}
+    made = [sampled(tmp_path, tags, seed, **sites).data for seed in range(1, 16)]
+    own = [tuple(site.tags.types for site in data) for data in made]
+    assert all(len(set(own[i : i + 3])) == 1 for i in range(0, 15, 3))
+    assert len(set(own)) > 1
+    assert len({tuple(d.text for d in data[0].test) for data in made[:3]}) == 3
+
+
+def test_types_drawn_for_no_site_leave_the_complete_tag_set(tmp_path: Path) -> None:
+    made = sampled(tmp_path, {"design": "disjoint", "per_site": 1}, **three(tmp_path))
+    own = {t for site in made.data for t in site.tags.types}
+    assert len(own) == 3
+    assert {site.test_types for site in made.data} == {tuple(t for t in TYPES if t in own)}
+    (left,) = set(TYPES) - own
+    assert made.notes[0] == f"annotated at no site in this sampling, left out: {left}"
+
+
+def test_a_site_may_be_drawn_a_type_that_its_text_lacks(tmp_path: Path) -> None:
+    sites = three(tmp_path) | {"c": {"path": rich(tmp_path / "c", 200, 60, ("ADE",))}}
+    tags: dict[str, Any] = {"design": "disjoint", "types": list(TYPES)}
+    drawn = {seed: sampled(tmp_path, tags, seed, **sites) for seed in range(1, 6)}
+    for made in drawn.values():
+        lacking = [t for t in made.data[2].tags.types if t != "ADE"]
+        note = f"c: no training mention of {', '.join(lacking)}"
+        assert (note in made.notes) == bool(lacking)
+    tags |= {"min_mentions": 1}
+    for seed in drawn:
+        assert sampled(tmp_path, tags, seed, **sites).data[2].tags.types == ("ADE",)
+    with pytest.raises(ConfigError, match="min_mentions = 999: in 10,000 draws"):
+        sampled(tmp_path, tags | {"min_mentions": 999}, **sites)
+
+
+def test_generated_sites_can_be_sampled_too() -> None:
+    table = {"method": "fedner", "model": {"hashed_words": 8}, "synthetic": {"sentences": 30}}
+    made = load_sites(parse_job(table | {"tags": {"design": "disjoint"}}, "j", Path(), "j.toml"))
+    assert made.complete is not None
+    own = [t for site in made.data for t in site.tags.types]
+    assert sorted(own) == sorted(made.complete[0].tags.types)
+    assert {s.label for d in made.data[0].train for s in d.spans} <= set(made.data[0].tags.types)
+
+
+def test_given_types_are_tested_on_more(tmp_path: Path) -> None:
+    """Trained on one type each, at sites that share none; tested on what the files annotate."""
+    a, b = rich(tmp_path / "a", 0, 60), rich(tmp_path / "b", 100, 60)
+    sites = {
+        "a": {"path": a, "types": ["Drug"], "test_types": ["ADE", "Drug"]},
+        "b": {"path": b, "types": ["ADE"], "label_map": {"Dose": ""}},
+    }
+    made = sampled(tmp_path, {"design": "given"}, **sites)
+    first, second = made.data
+    assert made.complete is None
+    assert (first.tags.types, second.tags.types) == (("Drug",), ("ADE",))
+    assert (first.test_types, first.scored_types) == (("ADE", "Drug"), ("ADE", "Drug"))
+    assert (second.test_types, second.scored_types) == ((), ("ADE",))
+    assert types_of(first.train) == types_of(first.valid) == ("Drug",)
+    assert types_of(first.test) == ("ADE", "Drug")
+    assert types_of(second.test) == ("ADE",)
+    (alone,) = load(tmp_path, a=sites["a"]).data  # needs no [tags]
+    assert alone == first
+
+
+def test_a_tag_set_is_part_of_what_a_run_is_on(tmp_path: Path) -> None:
+    site = {"path": rich(tmp_path / "a", 0, 60), "types": ["Drug"]}
+    (plain,) = load(tmp_path, a=site).data
+    (same,) = load(tmp_path, a=site).data
+    more = replace(plain, test_types=("Drug", "ADE"))
+    assert fingerprint(plain) == fingerprint(same) != fingerprint(more)
+
+
+@pytest.mark.parametrize(
+    ("tags", "site", "message"),
+    [
+        ({"types": ["ADE", "Drugg"]}, {}, r"'Drugg', which is annotated at no site; did you mean"),
+        ({"types": ["ADE"]}, {"types": ["Drug"]}, "site 'a' has the type 'Drug'"),
+        (
+            {"types": ["ADE", "Drug"]},
+            {"types": ["ADE"], "test_types": ["ADE", "Drug"]},
+            r"'Drug', which no site annotates in its training data \(a: ADE; b: ADE\)",
+        ),
+        ({"design": "disjoint"}, {"types": ["ADE"]}, "leave out its `types`"),
+        ({"design": "disjoint", "per_site": 3}, {}, "need 6 types, there are 3"),
+        ({}, {"types": ["Drugg"]}, "site 'a' asks for the type 'Drugg'"),
+        ({}, {"types": ["Drug"], "test_types": ["AED"]}, "asks for the type 'AED'.*did you mean"),
+    ],
+)
+def test_tag_sets_that_do_not_fit_are_named(
+    tmp_path: Path, tags: dict[str, Any], site: dict[str, Any], message: str
+) -> None:
+    a, b = rich(tmp_path / "a", 0, 60), rich(tmp_path / "b", 100, 60)
+    other = {"types": ["ADE"]} if "types" in tags else {}
+    with pytest.raises((ConfigError, DataError), match=message):
+        sampled(tmp_path, tags, a={"path": a, **site}, b={"path": b, **other})
+
+
+@pytest.mark.parametrize("unit", ["document", "sentence"])
+def test_shares_of_a_corpus_are_disjoint_and_together_everything(tmp_path: Path, unit: str) -> None:
+    name = rich(tmp_path / "all", 0, 90)
+    site = {"path": name, "split": unit, "valid_fraction": 0}
+    made = load(tmp_path, **{f"s{i}": site | {"share": f"{i}/3"} for i in (1, 2, 3)})
+    lines = [
+        sorted(line for d in (*s.train, *s.test) for line in d.text.split("\n")) for s in made.data
+    ]
+    assert [len(share) for share in lines] == [30, 30, 30]
+    assert len({line for share in lines for line in share}) == 90
+    assert [len(s.valid) for s in made.data] == [0, 0, 0]
+    (whole,) = load(tmp_path, one=site | {"share": "1/1"}).data
+    assert sum(len(d.sentences) for d in (*whole.train, *whole.test)) == 90
+
+
+def test_at_most_so_many_sentences_are_used(tmp_path: Path) -> None:
+    site = {"path": rich(tmp_path / "all", 0, 90), "split": "document", "valid_fraction": 0}
+    (full,) = load(tmp_path, a=site).data
+    made = load(tmp_path, a=site | {"max_sentences": 20, "max_test_sentences": 7})
+    (less,) = made.data
+    assert (len(less.train), len(less.test)) == (20, 7)
+    assert texts(less.train) < {t for d in full.train for t in d.text.split("\n")}
+    assert texts(less.test) < {t for d in full.test for t in d.text.split("\n")}
+    assert "a: 20 of 72 sentences of train are used" in made.notes
+    (more,) = load(tmp_path, a=site | {"max_sentences": 40}).data
+    assert texts(less.train) < texts(more.train)
+    (all_of_it,) = load(tmp_path, a=site | {"max_sentences": 500}).data
+    assert all_of_it == full
+
+
+def test_one_genre_of_a_corpus_can_be_a_site(tmp_path: Path) -> None:
+    lines = [
+        f'{{"text": "Case {i} had rash.", "genre": "{"nw" if i % 3 else "bc"}", '
+        '"spans": [{"start": 0, "end": 4, "label": "X"}]}'
+        for i in range(60)
+    ]
+    (tmp_path / "all.jsonl").write_text("\n".join(lines) + "\n")
+    site = {"path": "all.jsonl", "split": "document", "where": "genre=bc"}
+    (bc,) = load(tmp_path, a=site).data
+    found = [d.text for part in (bc.train, bc.valid, bc.test) for d in part]
+    assert sorted(found) == sorted(f"Case {i} had rash." for i in range(0, 60, 3))
+    with pytest.raises(DataError, match=r"site 'a': where = 'genre=tc': .* one of bc, nw"):
+        load(tmp_path, a=site | {"where": "genre=tc"})
+    with pytest.raises(DataError, match=r"where = 'gnre=bc'.*their meta has genre"):
+        load(tmp_path, a=site | {"where": "gnre=bc"})
+
+
+@pytest.mark.corpora
+@pytest.mark.parametrize("name", ["gum", "maccrobat", "mapped"])
+def test_the_built_in_jobs_on_heterogeneous_tag_sets_load(corpora: Path, name: str) -> None:
+    """Every site can teach its types and is tested on more than it can teach."""
+    made = stub_load(name)
+    complete = {t for site in made.data for t in site.tags.types}
+    for site in made.data:
+        assert site.train
+        assert site.test
+        assert set(types_of(site.test)) <= set(site.scored_types) <= complete
+        if name != "mapped" or site.id != "psytar":
+            assert set(types_of(site.test)) - set(site.tags.types)
+        assert types_of(site.train) == tuple(sorted(site.tags.types))
+
+
+def stub_load(name: str) -> Sites:
+    """A built-in job's sites; which method would train on them is of no account."""
+    path = built_in_jobs()[f"tagsets/{name}"]
+    stub = {"method": "fedner", "preset": "best", "model": {"hashed_words": 8}}
+    return load_sites(parse_job(read_toml(path) | stub, name, path.parent, str(path)))
+
+
+def test_the_papers_jobs_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On invented files in the layout that their first lines ask for."""
+    types = read_toml(built_in_jobs()["tagsets/ontonotes"])["tags"]["types"]
+    genres = ("nw", "tc", "wb", "bn", "bc", "mz")
+    for part in ("train", "development", "test"):
+        for genre in (*genres, "pt"):
+            rows = "".join(
+                f"{genre}/x 0 0 {part}{genre}{i} X * - - - - ({label}) -\n\n"
+                for i, label in enumerate(types if genre != "pt" else ())
+            )
+            folder = tmp_path / part / genre
+            folder.mkdir(parents=True)
+            (folder / "x.gold_conll").write_text(
+                f"#begin document ({genre}/x); part 000\n{rows}{genre}/x 0 0 end X * - - - - * -\n"
+                "\n#end document\n"
+            )
+    monkeypatch.setenv("ONTONOTES", str(tmp_path))
+    made = stub_load("ontonotes")
+    assert tuple(site.id for site in made.data) == genres
+    assert sorted(t for site in made.data for t in site.tags.types) == sorted(types)
+    for site in made.data:
+        assert {d.meta["genre"] for d in (*site.train, *site.valid, *site.test)} == {site.id}
+        assert len(types_of(site.train)) == len(types_of(site.valid)) == 3
+        assert types_of(site.test) == tuple(sorted(types))
+    for name in ("cadec", "ade", "smm4h"):
+        folder = tmp_path / name
+        folder.mkdir()
+        labels = ("Drug", "ADR" if name == "cadec" else "ADE", "Disease", "Finding", "Symptom")
+        spans = [{"start": 2 * i, "end": 2 * i + 1, "label": t} for i, t in enumerate(labels)]
+        lines = [json.dumps({"text": f"a b c d e {name} {i}", "spans": spans}) for i in range(20)]
+        (folder / "notes.jsonl").write_text("\n".join(lines) + "\n")
+    monkeypatch.setenv("CLINIC", str(tmp_path))
+    for site in stub_load("clinic").data:
+        assert [len(part) for part in (site.train, site.valid, site.test)] == [18, 0, 2]
+        assert types_of(site.test) == ("ADE", "Disease", "Drug", "Finding", "Symptom")

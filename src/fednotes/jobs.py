@@ -19,7 +19,6 @@ import pkgutil
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import reduce
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -28,13 +27,13 @@ from typing import Any, Literal
 from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import assign, build, read_toml
-from fednotes.core.types import Scheme, SiteData, TagSet
-from fednotes.models.tagger_config import tagger_config
+from fednotes.core.types import Scheme
 
 CONDITIONS = ("alone", "federated", "pooled")
 POOLED = "pooled"  # the site that has every site's sentences
+FILLED_IN = {"seed", "tags", "platforms", "model"}  # of a Config, by the job itself
 _TOP = {"title", "method", "preset", "seed", "conditions", "threads", "notes"}
-_TABLES = {"training", "model", "sites", "synthetic"}
+_TABLES = {"training", "model", "sites", "synthetic", "tags"}
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,16 @@ class SiteConfig:
         folder (without valid, a tenth of train is held out). Relative to the job file;
         `$NAME` stands for an environment variable.
     format: of the files; guessed from their content if empty.
+    where: "genre=nw" keeps the documents whose meta has this value. share: "2/3" is the
+        second of three random parts of `path`, disjoint and together everything, for sites
+        that divide one corpus; dealt after `where`, by `split` and the job's seed.
     types: the entity types kept, after label_map; all if empty. A label mapped to "" is
-        dropped.
+        dropped. test_types: those kept in the test part, if it is annotated more completely.
     split: what stays together when `path` is split: "sentence", "document", "patient" or a
         key of the documents' meta. valid_fraction, test_fraction: of the units.
     fraction: of the training sentences that are used. mask_overlap: the ratio of surface
         forms, annotated at another site too, that are masked in training (`data/split.py`).
+    max_sentences, max_test_sentences: random ones of the training and test data; 0 is all.
     flatten: what becomes of overlapping and discontinuous mentions.
     """
 
@@ -59,7 +62,10 @@ class SiteConfig:
     valid: str = ""
     test: str = ""
     format: str = ""
+    where: str = ""
+    share: str = ""
     types: tuple[str, ...] = ()
+    test_types: tuple[str, ...] = ()
     label_map: Mapping[str, str] = field(default_factory=dict)
     scheme: Scheme = "BIO"
     split: str = "sentence"
@@ -67,6 +73,8 @@ class SiteConfig:
     test_fraction: float = 0.2
     fraction: float = 1.0
     mask_overlap: float = 0.0
+    max_sentences: int = 0
+    max_test_sentences: int = 0
     flatten: Literal["outermost", "first_fragment", "drop"] = "outermost"
 
     def __post_init__(self) -> None:
@@ -81,10 +89,73 @@ class SiteConfig:
             raise ConfigError(
                 "valid_fraction + test_fraction: below 1, or nothing is left to train"
             )
-        if len(set(self.types)) < len(self.types):
-            raise ConfigError(f"types = {list(self.types)}: a type is named twice")
+        for name in ("types", "test_types"):
+            _check_distinct(name, getattr(self, name))
         if self.fraction == 0:
             raise ConfigError("fraction = 0: a site needs training data")
+        for name in ("max_sentences", "max_test_sentences"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: 0 is all, below is nothing")
+        if self.where and not re.fullmatch(r"[^=]+=.+", self.where):
+            raise ConfigError(f'where = {self.where!r}: expected KEY=VALUE, such as "genre=nw"')
+        if self.share:
+            number, of = self.shares
+            if not self.path or not 1 <= number <= of:
+                raise ConfigError(
+                    f'share = {self.share!r}: expected such as "2/3", the second third of `path`'
+                )
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """`share` as numbers: which one, counted from 1, of how many; zeros if it is none."""
+        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.share)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+@dataclass(frozen=True)
+class TagsConfig:
+    """Which types each site annotates, where its files are annotated with more.
+
+    design: "given" by each site's `types`; or sampled from the complete tag set:
+        "disjoint", every type at one site, or "appendix-d", one type of its own for each site
+        and the others at one or two (`data/heterogeneous.py`). Then training and validation
+        data keep the site's sampled types, test data have all.
+    types: the complete tag set; if empty, the union of the sites' types, sorted.
+    per_site: types of each site in "disjoint"; 0 deals out all, as evenly as can be.
+    min_mentions: draw again until every site's data mention each of its types so often; a
+        site cannot teach a type that its text does not have.
+    runs_per_sampling: so many seeds in a row share one sampling: with 3, seeds 1 to 3 are
+        three splits of sampling 1.
+    """
+
+    design: Literal["given", "disjoint", "appendix-d"] = "given"
+    types: tuple[str, ...] = ()
+    per_site: int = 0
+    min_mentions: int = 0
+    runs_per_sampling: int = 1
+
+    def __post_init__(self) -> None:
+        _check_distinct("types", self.types)
+        if self.per_site < 0 or (self.per_site and self.design != "disjoint"):
+            raise ConfigError(
+                f'per_site = {self.per_site}: a number for design = "disjoint", 0 is an even deal'
+            )
+        if self.runs_per_sampling < 1 or self.min_mentions < 0:
+            raise ConfigError("runs_per_sampling: at least 1; min_mentions: at least 0")
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the sites' types are drawn at random."""
+        return self.design != "given"
+
+    def sampling(self, seed: int) -> int:
+        """The number of the sampling that a job with this seed belongs to."""
+        return -(-seed // self.runs_per_sampling)  # rounded up
+
+
+def _check_distinct(name: str, types: tuple[str, ...]) -> None:
+    if len(set(types)) < len(types):
+        raise ConfigError(f"{name} = {list(types)}: a type is named twice")
 
 
 @dataclass(frozen=True)
@@ -121,6 +192,7 @@ class Job:
     synthetic: SyntheticConfig | None
     table: Mapping[str, Any]
     folder: Path
+    tags: TagsConfig | None = None
 
     @property
     def module(self) -> ModuleType:
@@ -195,6 +267,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         synthetic=synthetic,
         table=table,
         folder=folder,
+        tags=_tags(table, where),
     )
 
 
@@ -239,6 +312,24 @@ def _sources(
     return None, sites
 
 
+def _tags(table: Mapping[str, Any], where: str) -> TagsConfig | None:
+    if "tags" not in table:
+        return None
+    tags = build(TagsConfig, table["tags"], f"{where} [tags]")
+    if not tags.sampled and "synthetic" in table:
+        raise ConfigError(
+            f'{where} [tags]: generated sites have types of their own: design = "disjoint" or '
+            '"appendix-d" samples others'
+        )
+    for name, site in table.get("sites", {}).items():
+        if tags.sampled and site.get("test_types"):
+            raise ConfigError(
+                f"{where} [sites.{name}]: test_types does not go with design = {tags.design!r}, "
+                "which tests on the complete tag set"
+            )
+    return tags
+
+
 def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> Any:
     module = importlib.import_module(f"fednotes.methods.{top.method}")
     if top.preset not in module.PRESETS:
@@ -246,20 +337,21 @@ def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> An
             f"{where}: preset = {top.preset!r}; {nearest(top.preset, module.PRESETS)}"
         )
     preset = module.PRESETS[top.preset]
-    for key in ("seed", "tags", "model"):
+    for key in FILLED_IN:
         if key in table.get("training", {}):
             raise ConfigError(f"{where} [training]: {key!r} does not belong here")
     values = preset.get("training", {}) | table.get("training", {}) | {"seed": top.seed}
-    training = {f.name for f in fields(module.Config)} - {"seed", "tags", "model"}
+    training = {f.name for f in fields(module.Config)} - FILLED_IN
     for key in table.get("training", {}):
         if key not in training:
             raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
     settings = _expand(table.get("model", {}), folder)
-    if settings.get("word_vectors"):  # what a preset says of the model is about word vectors
+    if not settings.keys() & {"kind", "tagger"}:  # else the job starts from a model of its own
         settings = preset.get("model", {}) | settings
+    if settings.get("word_vectors"):
+        settings = preset.get("with_word_vectors", {}) | settings
     try:
-        model = tagger_config(settings)
-        model.require_input()
+        model = module.model_config(settings)
     except ConfigError as error:
         raise ConfigError(f"{where} [model]: {error}") from error
     return build(module.Config, values | {"model": model}, f"{where} [training]")
@@ -268,7 +360,7 @@ def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> An
 def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Environment variables in text values; files beside the job are found by their names."""
     found = {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
-    for key in ("word_vectors", "contextual"):
+    for key in ("word_vectors", "contextual", "encoder", "backbone"):
         value = found.get(key)
         if value and isinstance(value, str) and (folder / value).exists():
             found[key] = str(folder / value)
@@ -284,8 +376,3 @@ def expand(text: str, where: str) -> str:
             f"for example: export {missing[0]}=/path/to/folder"
         )
     return os.path.expanduser(os.path.expandvars(text))
-
-
-def complete_tags(sites: list[SiteData]) -> TagSet:
-    """The union of the sites' tag sets, in site order."""
-    return reduce(TagSet.union, (site.tags for site in sites))

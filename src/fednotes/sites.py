@@ -1,16 +1,26 @@
-"""A job's sites → their data: read, mapped, flattened, split, reduced."""
+"""A job's sites → their data.
+
+read        files, mapped labels; `where` and `share`
+flat        one annotation that every part is cut from: all types that the job asks for
+split       train, valid, test; without leaks
+reduced     `fraction`, `mask_overlap`, at most so many sentences
+restricted  to the types that the site annotates, given or sampled
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, nearest
+from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document, SiteData, TagSet
-from fednotes.data import synthetic
+from fednotes.data import heterogeneous, synthetic
 from fednotes.data.formats import read
 from fednotes.data.split import (
     mask_overlap,
@@ -20,16 +30,22 @@ from fednotes.data.split import (
     without_leaks,
 )
 from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
-from fednotes.jobs import Job, SiteConfig, expand
+from fednotes.jobs import Job, SiteConfig, TagsConfig, expand
 
-Parts = dict[str, tuple[Document, ...]]
+Documents = tuple[Document, ...]
+Parts = dict[str, Documents]
+Reader = Callable[[str, str, str], Documents]
+
+_SHOWN = 12  # values in a message
+_DRAWS = 10_000
 
 
 @dataclass(frozen=True)
 class Sites:
     """The sites of a job in its order.
 
-    complete: the same texts with every site's types annotated; synthetic data only.
+    complete: the same texts with every type annotated everywhere, where that is known: for
+        generated sites and sampled tag sets.
     notes: what was changed on the way, as counts.
     """
 
@@ -49,31 +65,259 @@ def load_sites(job: Job) -> Sites:
             sentences_per_site=job.synthetic.sentences,
             seed=job.seed,
         )
-        return Sites(tuple(s.data for s in made), tuple(s.complete for s in made))
+        complete = tuple(s.complete for s in made)
+        if job.tags is None:
+            return Sites(tuple(s.data for s in made), complete)
+        types = _complete(job.tags, [site.tags.types for site in complete])
+        texts = [(*s.train, *s.valid, *s.test) for s in complete]
+        sets = _draw(job.tags, job.seed, types, texts)
+        return _sampled(sets, types, complete, [])
     notes: list[str] = []
-    parts = {name: _read_site(job, name, site, notes) for name, site in job.sites.items()}
-    data = []
-    for name, site in job.sites.items():
-        documents = parts[name]
-        tags = TagSet(site.types or types_of(documents["train"]), site.scheme)
-        if not documents["train"]:
-            raise ConfigError(f"site {name!r}: no training document is left after splitting")
-        if not tags.types:
+    reader = _reader(job)
+    raw = {name: _read_site(job, name, site, reader, notes) for name, site in job.sites.items()}
+    found = {name: types_of(chain(*parts.values())) for name, parts in raw.items()}
+    complete_types = _complete(job.tags, _asked(job, found).values()) if job.tags else ()
+    kept = _kept(job, found, complete_types)
+    whole = {
+        name: _parts_of(job, name, site, raw.pop(name), kept[name], notes)
+        for name, site in job.sites.items()
+    }
+    full = tuple(_full(job, name, site, whole, notes) for name, site in job.sites.items())
+    if job.tags is not None and job.tags.sampled:
+        everything = [chain(*parts.values()) for parts in whole.values()]
+        sets = _draw(job.tags, job.seed, complete_types, everything)
+        return _sampled(sets, complete_types, full, notes)
+    data = tuple(_own(job.sites[site.id], site) for site in full)
+    if job.tags is not None:
+        _require_learnable(job.tags.types, data)
+        notes += _tag_notes(data)
+    return Sites(data, None, tuple(notes))
+
+
+def _full(
+    job: Job, name: str, site: SiteConfig, whole: Mapping[str, Parts], notes: list[str]
+) -> SiteData:
+    """A site with all the types that its documents were read with."""
+    train = whole[name]["train"]
+    if not train:
+        raise ConfigError(f"site {name!r}: no training document is left after splitting")
+    types = site.types or types_of(train)  # masked or unused mentions count
+    if not types:
+        raise ConfigError(
+            f"site {name!r}: no entity is annotated in its training data; "
+            "check its format and label_map"
+        )
+    parts = _reduced(job, name, site, whole, notes)
+    tags = TagSet(types, site.scheme)
+    return SiteData(name, tags, parts["train"], parts["valid"], parts["test"])
+
+
+def _own(site: SiteConfig, full: SiteData) -> SiteData:
+    """A site with the types that its table gives."""
+    own = site.types or None
+    return SiteData(
+        full.id,
+        full.tags,
+        relabel(full.train, {}, own),
+        relabel(full.valid, {}, own),
+        relabel(full.test, {}, site.test_types or own),
+        site.test_types,
+    )
+
+
+def _sampled(
+    sets: heterogeneous.TagSets,
+    types: tuple[str, ...],
+    full: Sequence[SiteData],
+    notes: Sequence[str],
+) -> Sites:
+    """Sites whose training and validation data keep the types that were drawn for them."""
+    unused = [t for t in types if not any(t in own for own in sets)]
+    if unused:
+        notes = [*notes, f"annotated at no site in this sampling, left out: {', '.join(unused)}"]
+    types = tuple(t for t in types if t not in unused)
+    complete, data = [], []
+    for site, own in zip(full, sets, strict=True):
+        train, valid, test = (relabel(p, {}, types) for p in (site.train, site.valid, site.test))
+        scheme = site.tags.scheme
+        complete.append(SiteData(site.id, TagSet(types, scheme), train, valid, test))
+        train, valid = relabel(train, {}, own), relabel(valid, {}, own)
+        data.append(SiteData(site.id, TagSet(own, scheme), train, valid, test, types))
+    return Sites(tuple(data), tuple(complete), (*notes, *_tag_notes(data)))
+
+
+def _draw(
+    config: TagsConfig, seed: int, types: tuple[str, ...], sites: Sequence[Iterable[Document]]
+) -> heterogeneous.TagSets:
+    """The tag sets of the job's sampling. sites: each one's documents, all parts.
+
+    Raises ConfigError where the types cannot be dealt out, or no draw has enough mentions.
+    """
+    number = config.sampling(seed)
+    counts = [Counter(s.label for d in documents for s in d.spans) for documents in sites]
+    for attempt in range(_DRAWS):
+        drawn = seed_of(number, "draw", attempt) if attempt else number
+        if config.design == "disjoint":
+            sets = heterogeneous.disjoint(types, len(sites), config.per_site, drawn)
+        else:
+            sets = heterogeneous.appendix_d(types, len(sites), drawn)
+        pairs = zip(counts, sets, strict=True)
+        if all(found[t] >= config.min_mentions for found, own in pairs for t in own):
+            return sets
+    raise ConfigError(
+        f"[tags] min_mentions = {config.min_mentions}: in {_DRAWS:,} draws some site never "
+        "mentions one of its types so often; lower it, or leave rare types out of [tags] types"
+    )
+
+
+def _require_learnable(types: tuple[str, ...], sites: Sequence[SiteData]) -> None:
+    """Every type of the complete tag set is in some site's."""
+    for label in types:
+        if not any(label in site.tags.types for site in sites):
+            own = "; ".join(f"{site.id}: {', '.join(site.tags.types)}" for site in sites)
             raise ConfigError(
-                f"site {name!r}: no entity is annotated in its training data; "
-                "check its format and label_map"
+                f"[tags] types has {label!r}, which no site annotates in its training data ({own})"
             )
-        train = _reduced(job, name, site, parts)
-        data.append(SiteData(name, tags, train, documents["valid"], documents["test"]))
-    return Sites(tuple(data), None, tuple(notes))
 
 
-def _read_site(job: Job, name: str, site: SiteConfig, notes: list[str]) -> Parts:
-    """Train, valid and test documents with mapped, flat labels."""
+def _tag_notes(sites: Sequence[SiteData]) -> list[str]:
+    """Which types each site annotates, and which of them its training data never mention."""
+    number = len({label for site in sites for label in site.tags.types})
+    notes = []
+    for site in sites:
+        own = site.tags.types
+        notes.append(f"{site.id}: annotates {', '.join(own)} (of {number} types)")
+        found = types_of(site.train)
+        if missing := [label for label in own if label not in found]:
+            notes.append(f"{site.id}: no training mention of {', '.join(missing)}")
+    return notes
+
+
+def _asked(job: Job, found: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Each site's types by its table; without, `found` in its files."""
+    return {
+        name: tuple(dict.fromkeys(site.types + site.test_types)) if site.types else found[name]
+        for name, site in job.sites.items()
+    }
+
+
+def _complete(config: TagsConfig, annotated: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """The complete tag set. Raises ConfigError for a type that occurs at no site."""
+    occurring = sorted({label for own in annotated for label in own})
+    for label in config.types:
+        if label not in occurring:
+            raise ConfigError(
+                f"[tags] types has {label!r}, which is annotated at no site; "
+                f"{nearest(label, occurring)}"
+            )
+    return config.types or tuple(occurring)
+
+
+def _kept(
+    job: Job, found: Mapping[str, tuple[str, ...]], complete: tuple[str, ...]
+) -> dict[str, tuple[str, ...] | None]:
+    """The types that each site's documents are read with; None for all of them.
+
+    Raises ConfigError where that does not go with the complete tag set.
+    """
+    asked = _asked(job, found)
+    if job.tags is None:
+        return {name: asked[name] if site.types else None for name, site in job.sites.items()}
+    for name, site in job.sites.items():
+        named = site.types + site.test_types
+        if job.tags.sampled and site.types and (lacks := set(complete) - set(named)):
+            raise ConfigError(
+                f"site {name!r} keeps {', '.join(named)}, but design = {job.tags.design!r} "
+                f"needs the complete tag set there, also {', '.join(sorted(lacks))}: leave out "
+                'its `types`, or set design = "given"'
+            )
+        if not job.tags.sampled and (other := [t for t in named if t not in complete]):
+            raise ConfigError(
+                f"site {name!r} has the type {other[0]!r}, [tags] types does not; "
+                f"{nearest(other[0], complete)}"
+            )
+    if job.tags.sampled:
+        return dict.fromkeys(job.sites, complete)
+    return {name: tuple(t for t in complete if t in own) for name, own in asked.items()}
+
+
+def _reader(job: Job) -> Reader:
+    """(path, format, where it is named) → documents; a file that sites share is read once."""
+
+    @cache
+    def read_once(path: Path, format: str) -> Documents:
+        return read(path, format or None)
+
+    def reader(text: str, format: str, where: str) -> Documents:
+        path = Path(expand(text, where))
+        return read_once(path if path.is_absolute() else job.folder / path, format)
+
+    return reader
+
+
+def _read_site(job: Job, name: str, site: SiteConfig, reader: Reader, notes: list[str]) -> Parts:
+    """The documents of `path`, or of train, valid and test, with mapped labels."""
     given = [part for part in ("path", "train", "valid", "test") if getattr(site, part)]
-    raw = {part: _read(job, name, site, part) for part in given}
+    try:
+        raw = {p: reader(getattr(site, p), site.format, f"sites.{name}.{p}") for p in given}
+    except ConfigError as error:
+        raise ConfigError(f"site {name!r}: {error}") from error
     _check_labels(name, site, types_of(chain(*raw.values())), notes)
-    flat = {part: _flat(name, site, part, documents, notes) for part, documents in raw.items()}
+    try:
+        chosen = {part: _where(documents, site.where) for part, documents in raw.items()}
+        if site.share:
+            number, of = site.shares
+            shares = {str(i): 1 / of for i in range(1, of + 1)}
+            chosen["path"] = split(chosen["path"], shares, site.split, job.seed)[str(number)]
+    except FednotesError as error:
+        raise type(error)(f"site {name!r}: {error}") from error
+    return {part: relabel(documents, site.label_map) for part, documents in chosen.items()}
+
+
+def _where(documents: Documents, where: str) -> Documents:
+    """The documents whose meta has the value; all if nothing is asked."""
+    if not where:
+        return documents
+    key, _, value = where.partition("=")
+    chosen = tuple(d for d in documents if str(d.meta.get(key)) == value)
+    if not chosen:
+        known = sorted({str(d.meta[key])[:20] for d in documents if key in d.meta})
+        keys = sorted({k for d in documents for k, v in d.meta.items() if isinstance(v, str | int)})
+        raise DataError(
+            f"where = {where!r}: no document has this value; "
+            + (
+                f"{key} is one of {', '.join(known[:_SHOWN])}"
+                if known
+                else f"their meta has {', '.join(keys[:_SHOWN]) or 'nothing to choose by'}"
+            )
+        )
+    return chosen
+
+
+def _check_labels(name: str, site: SiteConfig, found: tuple[str, ...], notes: list[str]) -> None:
+    """A type that is asked for but occurs in no file of the site is a misspelt one."""
+    for label in site.label_map:
+        if label not in found:
+            notes.append(f"{name}: label_map has {label!r}, which is not annotated")
+    mapped = sorted({site.label_map.get(label, label) for label in found} - {""})
+    for label in (*site.types, *site.test_types):
+        if label not in mapped:
+            raise DataError(
+                f"site {name!r} asks for the type {label!r}, its files have "
+                f"{', '.join(mapped) or 'no entity'}; {nearest(label, mapped)}"
+            )
+
+
+def _parts_of(
+    job: Job,
+    name: str,
+    site: SiteConfig,
+    raw: Parts,
+    types: tuple[str, ...] | None,
+    notes: list[str],
+) -> Parts:
+    """Train, valid and test documents with flat labels."""
+    flat = {part: _flat(name, site, part, raw[part], types, notes) for part in raw}
     try:
         parts = _split(job, site, flat)
     except FednotesError as error:
@@ -86,34 +330,17 @@ def _read_site(job: Job, name: str, site: SiteConfig, notes: list[str]) -> Parts
     return parts
 
 
-def _read(job: Job, name: str, site: SiteConfig, part: str) -> tuple[Document, ...]:
-    path = Path(expand(getattr(site, part), f"sites.{name}.{part}"))
-    try:
-        return read(path if path.is_absolute() else job.folder / path, site.format or None)
-    except ConfigError as error:
-        raise ConfigError(f"site {name!r}: {error}") from error
-
-
-def _check_labels(name: str, site: SiteConfig, found: tuple[str, ...], notes: list[str]) -> None:
-    """A type that is asked for but occurs in no file of the site is a misspelt one."""
-    for label in site.label_map:
-        if label not in found:
-            notes.append(f"{name}: label_map has {label!r}, which is not annotated")
-    mapped = sorted({site.label_map.get(label, label) for label in found} - {""})
-    for label in site.types:
-        if label not in mapped:
-            raise DataError(
-                f"site {name!r} asks for the type {label!r}, its files have "
-                f"{', '.join(mapped) or 'no entity'}; {nearest(label, mapped)}"
-            )
-
-
 def _flat(
-    name: str, site: SiteConfig, part: str, raw: tuple[Document, ...], notes: list[str]
-) -> tuple[Document, ...]:
+    name: str,
+    site: SiteConfig,
+    part: str,
+    raw: Documents,
+    types: tuple[str, ...] | None,
+    notes: list[str],
+) -> Documents:
     counts = FlattenCounts()
     documents = []
-    for document in relabel(raw, site.label_map, site.types or None):
+    for document in relabel(raw, {}, types):
         spans, count = flatten(document.spans, site.flatten)
         documents.append(replace(document, spans=spans))
         counts += count
@@ -124,7 +351,7 @@ def _flat(
     return tuple(documents)
 
 
-def _split(job: Job, site: SiteConfig, flat: Mapping[str, tuple[Document, ...]]) -> Parts:
+def _split(job: Job, site: SiteConfig, flat: Mapping[str, Documents]) -> Parts:
     if site.path:
         fractions = {
             "train": 1 - site.valid_fraction - site.test_fraction,
@@ -140,21 +367,28 @@ def _split(job: Job, site: SiteConfig, flat: Mapping[str, tuple[Document, ...]])
 
 
 def _reduced(
-    job: Job, name: str, site: SiteConfig, parts: Mapping[str, Parts]
-) -> tuple[Document, ...]:
-    """The training data after `fraction` and `mask_overlap`."""
-    train = parts[name]["train"]
+    job: Job, name: str, site: SiteConfig, parts: Mapping[str, Parts], notes: list[str]
+) -> Parts:
+    """The parts after `mask_overlap`, `fraction` and the most sentences of train and test."""
+    own = dict(parts[name])
     if site.mask_overlap:
         others = [other["train"] for key, other in parts.items() if key != name]
-        train = mask_overlap(train, others, site.mask_overlap, job.seed)
+        own["train"] = mask_overlap(own["train"], others, site.mask_overlap, job.seed)
     if site.fraction < 1:
-        train = subsample(sentence_documents(train), site.fraction, job.seed)
-    return train
+        own["train"] = subsample(sentence_documents(own["train"]), site.fraction, job.seed)
+    for part, most in (("train", site.max_sentences), ("test", site.max_test_sentences)):
+        sentences = sentence_documents(own[part]) if most else ()
+        if len(sentences) > most > 0:
+            own[part] = subsample(sentences, most / len(sentences), job.seed)
+            notes.append(f"{name}: {most:,} of {len(sentences):,} sentences of {part} are used")
+    return own
 
 
 def fingerprint(site: SiteData) -> str:
     """SHA-256 of a site's texts, mentions and parts: two runs on the same notes agree in it."""
     digest = hashlib.sha256(repr(site.tags).encode())
+    if site.test_types:
+        digest.update(repr(site.test_types).encode())
     for part in (site.train, site.valid, site.test):
         digest.update(b"\x1d")
         for document in part:

@@ -689,6 +689,6 @@ def test_pubtator_of_bc5cdr(corpora: Path) -> None:
 
 def test_every_format_reads() -> None:
     """The interface that `formats/__init__.py` promises."""
-    assert set(FORMATS) == {"ade", "brat", "conll", "i2b2", "jsonl", "pubtator"}
+    assert set(FORMATS) == {"ade", "brat", "conll", "i2b2", "jsonl", "ontonotes", "pubtator"}
     assert all(callable(m.read) and callable(m.accepts) for m in FORMATS.values())
     assert all(callable(FORMATS[name].write) for name in ("brat", "conll", "jsonl"))

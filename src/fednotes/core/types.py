@@ -74,10 +74,20 @@ class TagSet:
 
 @dataclass(frozen=True, slots=True)
 class SiteData:
-    """One site's corpus. Never leaves the site."""
+    """One site's corpus. Never leaves the site.
+
+    test_types: the types annotated in `test` where it is annotated more completely than
+        `train` and `valid`; those of `tags` if empty.
+    """
 
     id: str
     tags: TagSet
     train: tuple[Document, ...]
     valid: tuple[Document, ...]
     test: tuple[Document, ...]
+    test_types: tuple[str, ...] = ()
+
+    @property
+    def scored_types(self) -> tuple[str, ...]:
+        """The types that predictions on `test` can be judged by."""
+        return self.test_types or self.tags.types

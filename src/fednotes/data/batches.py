@@ -16,7 +16,7 @@ import numpy as np
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.tags import Alignment, FlattenCounts, FlattenRule, encode, flatten
+from fednotes.data.tags import Alignment, FlattenCounts, FlattenRule, decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
 
@@ -115,6 +115,20 @@ def encode_corpus(
 def without_gold(documents: Sequence[Document]) -> tuple[Document, ...]:
     """The same documents as a model may see them: no spans, so that nothing leaks from them."""
     return tuple(replace(document, spans=()) for document in documents)
+
+
+def with_spans(encoded: Encoded, ids: np.ndarray) -> tuple[Document, ...]:
+    """The documents with what these tags (tokens,) say in place of their own spans."""
+    found: list[list[Span]] = [[] for _ in encoded.documents]
+    for sentence in range(encoded.sentences):
+        part = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
+        if ids[part].any():
+            spans = decode(ids[part], encoded.offsets[part], encoded.tagset)
+            found[encoded.sentence_document[sentence]] += spans
+    return tuple(
+        replace(document, spans=tuple(spans))
+        for document, spans in zip(encoded.documents, found, strict=True)
+    )
 
 
 def buckets(

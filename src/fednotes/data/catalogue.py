@@ -69,6 +69,18 @@ CORPORA: tuple[Corpus, ...] = (
         True,
     ),
     Corpus(
+        "clinic",
+        "CADEC beside the texts of ADE and SMM4H, annotated anew with CADEC's five types",
+        "three corpora, as above",
+        "those of the three corpora",
+        "announced by Wang et al. 2023 (Findings of ACL, pages 7449-7463); ask the authors where "
+        "the repository is empty",
+        "https://github.com/RayWangWR/ClinicDataset",
+        "jsonl",
+        ("Drug", "ADE", "Disease", "Finding", "Symptom"),
+        True,
+    ),
+    Corpus(
         "psytar",
         "patients' reviews of four psychiatric drugs",
         "891 posts, 5,591 sentences, 5,043 mentions",
@@ -198,9 +210,10 @@ CORPORA: tuple[Corpus, ...] = (
         "OntoNotes 5.0: English, Chinese and Arabic text of several genres",
         "English: about 1.5 million words, 18 entity types",
         "LDC user agreement; may not be passed on",
-        "Linguistic Data Consortium, catalogue number LDC2013T19",
+        "Linguistic Data Consortium, LDC2013T19; columns of the CoNLL-2012 shared task (release "
+        "v12 on cemantix.org/data/ontonotes.html), filled with the LDC's words by its script",
         "doi:10.35111/xmhb-2b84",
-        "conll",
+        "ontonotes",
         (
             "PERSON",
             "NORP",

@@ -291,7 +291,10 @@ def check_sites(sites: Sequence[SiteData], max_tokens: int = 256) -> Report:
         for part, documents in _parts(site).items():
             where = f"{site.id}/{part}"
             if documents or part == "train":
-                report += check_documents(documents, site.tags, where, max_tokens)
+                types = site.scored_types if part == "test" else site.tags.types
+                report += check_documents(
+                    documents, TagSet(types, site.tags.scheme), where, max_tokens
+                )
             else:
                 report += Report((Finding("warning", "empty_part", where, "no documents"),))
             keys[site.id, part] = Counter(k for d in documents for k in sentence_keys(d))

@@ -108,8 +108,8 @@ def _site(
     own = {part: _annotated(notes, types) for part, notes in parts.items()}
     own["train"] = _noisy(own["train"], types, noise, rng_of(seed, "noise", index))
     return SyntheticSite(
-        SiteData(name, TagSet(types, scheme), **own),
-        SiteData(name, TagSet(TYPES, scheme), **parts),
+        SiteData(name, TagSet(types, scheme), own["train"], own["valid"], own["test"]),
+        SiteData(name, TagSet(TYPES, scheme), parts["train"], parts["valid"], parts["test"]),
         tuple(zip(GENRES, shares, strict=True)),
     )
 
