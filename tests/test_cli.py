@@ -20,7 +20,7 @@ from fednotes import cli
 from fednotes.core.types import Document
 from fednotes.data.formats import read
 from fednotes.metrics.spans import SpanCounts
-from fednotes.models.tagger_io import load_tagger
+from fednotes.models.saving import load_model
 
 NAME = "Zebulonovic"  # stands for what must never be shown
 DRUGS = ("aspirin", "codeine", "heparin", "insulin")
@@ -182,7 +182,7 @@ def test_missing_files(refused: Callable[..., str], tmp_path: Path, model: Path)
     assert "nowhere.txt: no such file" in refused("evaluate", model, tmp_path / "nowhere.txt")
     assert "nowhere.txt: no such file" in refused("predict", model, tmp_path / "nowhere.txt")
     assert "nowhere.txt" in refused("corpus", "stats", tmp_path / "nowhere.txt")
-    assert "no tagger here" in refused("predict", tmp_path / "nomodel", "He took aspirin.")
+    assert "no model here" in refused("predict", tmp_path / "nomodel", "He took aspirin.")
     assert "no summary.json" in refused("report", tmp_path)
     assert "not the folder of a run" in refused("compare", tmp_path, tmp_path)
     line = refused("reproduce", "fedner-tabel2", "--out", tmp_path / "r")
@@ -271,7 +271,7 @@ TEXT = f"{NAME} n5 took codeine today ."
 @pytest.fixture
 def expected(model: Path) -> list[tuple[int, int, str]]:
     """What the tagger itself says of TEXT: the one drug, which it learnt from 70 sentences."""
-    found = spans_of(load_tagger(model).predict((Document("x", TEXT),))[0])
+    found = spans_of(load_model(model).predict((Document("x", TEXT),))[0])
     start = TEXT.index("codeine")
     assert found == [(start, start + len("codeine"), "Drug")]
     return found
@@ -316,7 +316,7 @@ def test_predict_formats(
 def test_evaluate(run: Run, trained: Path, model: Path) -> None:
     """The numbers of --json are those counted here from the tagger's own predictions."""
     gold = read(trained.parent / "north-test.txt")
-    predicted = load_tagger(model).predict(gold)
+    predicted = load_model(model).predict(gold)
     right = sum(len(set(g.spans) & set(p.spans)) for g, p in zip(gold, predicted, strict=True))
     out, err = run("evaluate", model, trained.parent / "north-test.txt", "--json")
     scores = json.loads(out)

@@ -21,7 +21,7 @@ import torch
 from fednotes.core import store
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.jobs import Job, parse_job
-from fednotes.models.tagger_io import load_tagger
+from fednotes.models.saving import load_model
 from fednotes.simulate import mean_scores, simulate
 
 MODEL = {
@@ -80,7 +80,7 @@ def test_the_folder_is_as_documented(done) -> None:
         for site in sites:
             folder = out / part / "sites" / site
             assert {p.name for p in folder.iterdir()} == {"model", "scores.json"}
-            assert load_tagger(folder / "model").predict([]) == ()
+            assert load_model(folder / "model").predict([]) == ()
     record = json.loads((out / "job.json").read_text())
     assert record["table"]["seed"] == 2
     assert record["versions"]["torch"] == torch.__version__
@@ -396,7 +396,7 @@ def test_generated_pooled_data_has_types_that_no_site_annotates(
     )  # fmt: skip
     summary = simulate(made, tmp_path / "run")
     for name, scores in summary["sites"].items():
-        own = load_tagger(tmp_path / "run" / "pooled/sites/pooled/model").tagset.types
+        own = load_model(tmp_path / "run" / "pooled/sites/pooled/model").tagset.types
         assert set(scores["pooled"]["by_type"]) < set(own), name
 
 

@@ -26,11 +26,17 @@ corpus = typer.Typer(help="Look at corpora.", no_args_is_help=True, rich_markup_
 cache = typer.Typer(help="The cache of frozen features.", no_args_is_help=True)
 app.add_typer(corpus, name="corpus")
 app.add_typer(cache, name="cache")
+backbones = typer.Typer(help="Frozen backbones that need no download.", no_args_is_help=True)
+app.add_typer(backbones, name="backbone")
 console = Console()
 
 Settings = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this form
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."),
+]
+Backbone = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Where the frozen encoder is, if it has moved since training."),
 ]
 Device = Annotated[str, typer.Option(help="Where tensors live: cpu, cuda, cuda:1 …")]
 
@@ -100,12 +106,13 @@ def predict(
     format: Annotated[Output, typer.Option(help="How predictions are written.")] = Output.jsonl,
     out: Annotated[Path | None, typer.Option(help="A file or folder; stdout if not given.")] = None,
     device: Device = "cpu",
+    backbone: Backbone = None,
 ) -> None:
     """Find the mentions in new text."""
     from fednotes.predict import predict_text
 
     check_device(device)
-    predict_text(model, text, format.value, out, device)
+    predict_text(model, text, format.value, out, device, backbone)
 
 
 @app.command()
@@ -119,6 +126,7 @@ def evaluate(
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
     device: Device = "cpu",
+    backbone: Backbone = None,
 ) -> None:
     """Score a saved model on annotated text."""
     from fednotes.predict import evaluate_path, score_table
@@ -128,7 +136,7 @@ def evaluate(
         if "=" not in pair:
             raise FednotesError(f"--map {pair}: expected OLD=NEW")
     renamed = dict(pair.split("=", 1) for pair in label_map or ())
-    scores, unknown = evaluate_path(model, path, format or None, device, renamed)
+    scores, unknown = evaluate_path(model, path, format or None, device, renamed, backbone)
     if unknown:
         names = ", ".join(unknown)
         print(f"note: the model has no {names}: left out (--map OLD=NEW)", file=sys.stderr)
@@ -287,6 +295,33 @@ def cache_clear() -> None:
 
     freed = clear_cache(default_cache())
     say(f"{freed / 1e6:.1f} MB freed in {default_cache()}")
+
+
+@backbones.command("graft")
+def backbone_graft(
+    out: Annotated[Path, typer.Argument(help="A new folder, in Hugging Face's BART layout.")],
+    text: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(help="Public text to train on, repeatable; generated notes if not given."),
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="minilm or a BERT directory.")] = "minilm",
+    layers: Annotated[int, typer.Option(min=1, help="Of the decoder.")] = 2,
+    steps: Annotated[int, typer.Option(min=0, help="Of training.")] = 2500,
+    seed: Annotated[int, typer.Option(help="The same seed, the same backbone.")] = 1,
+) -> None:
+    """Make a small BART of a BERT: its encoder as it is, a decoder trained on public text."""
+    from fednotes.display import runs_bar
+    from fednotes.models.graft import describe, graft, read_texts
+
+    texts, names = read_texts(text or [], seed)
+    with runs_bar(console, "graft") as tell:
+        report = graft(
+            encoder, out, texts=texts, steps=steps, seed=seed, sources=names,
+            decoder_layers=layers, progress=lambda done, total: tell("steps", done, total),
+        )  # fmt: skip
+    for line in describe(report):
+        say(line)
+    say(f'in a job: [model] kind = "prompt-bart", backbone = "{out}"')
 
 
 def main() -> None:

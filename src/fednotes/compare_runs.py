@@ -11,7 +11,7 @@ from fednotes.core.types import Document
 from fednotes.jobs import CONDITIONS, POOLED, Job, parse_job
 from fednotes.metrics.compare import Bootstrap, paired_bootstrap
 from fednotes.models.features import default_cache
-from fednotes.models.tagger_io import load_tagger
+from fednotes.models.saving import load_model
 from fednotes.run_folder import recorded
 from fednotes.sites import load_sites
 
@@ -64,7 +64,7 @@ def _predict(
         folder = part / "sites" / POOLED / "model"
     if not folder.exists():
         raise DataError(f"{run} has no {condition} model of site {site!r}: was it run to its end?")
-    tagger = load_tagger(folder)
+    tagger = load_model(folder)
     return tagger.predict(tagger.prepare(documents, cache=default_cache(), gold=False))
 
 

@@ -1,4 +1,4 @@
-"""A saved tagger on new text."""
+"""A saved model on new text."""
 
 from __future__ import annotations
 
@@ -18,18 +18,27 @@ from fednotes.core.types import Document
 from fednotes.data.formats import FORMATS, guess_format, read
 from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.metrics.spans import SpanCounts
-from fednotes.models.tagger_io import load_tagger
+from fednotes.models.saving import load_model
 
 
-def predict_text(model: Path, text: str, format: str, out: Path | None, device: str) -> None:
+def predict_text(
+    model: Path,
+    text: str,
+    format: str,
+    out: Path | None,
+    device: str,
+    backbone: str | None = None,
+) -> None:
     """Predict and write. text: a path, `-` for stdin, or the text itself.
+
+    backbone: where the frozen encoder is, if it has moved since the model was saved.
 
     Raises ConfigError where brat is asked for without a folder, DataError for a bad file.
     """
     if format == "brat" and out is None:
         raise ConfigError("brat is a folder of files: give --out FOLDER")
-    tagger = load_tagger(model, device=device)
-    predicted = tagger.predict(documents_of(text))
+    recogniser = load_model(model, device, backbone)
+    predicted = recogniser.predict(documents_of(text))
     if out is not None:
         FORMATS[format].write(predicted, out)
         return
@@ -75,15 +84,17 @@ def evaluate_path(
     format: str | None,
     device: str,
     label_map: Mapping[str, str] | None = None,
+    backbone: str | None = None,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Scores of a saved tagger on annotated documents, and the labels that it does not know.
+    """Scores of a saved model on annotated documents, and the labels that it does not know.
 
-    label_map: as in the job; unknown labels are left out of the scores.
+    label_map: as in the job; unknown labels are left out of the scores. backbone: as in
+    `predict_text`.
     Raises DataError if the file annotates none of the model's types.
     """
-    tagger = load_tagger(model, device=device)
+    recogniser = load_model(model, device, backbone)
     documents = relabel(read(path, format), label_map or {}, None)
-    types, found = tagger.tagset.types, types_of(documents)
+    types, found = recogniser.tagset.types, types_of(documents)
     if not set(found) & set(types):
         raise DataError(
             f"{path} annotates {', '.join(found) or 'nothing'}, the model knows "
@@ -92,7 +103,7 @@ def evaluate_path(
     gold = tuple(
         replace(d, spans=flatten(d.spans, "outermost")[0]) for d in relabel(documents, {}, types)
     )
-    scores = SpanCounts.of(gold, tagger.predict(gold), types=types).scores()
+    scores = SpanCounts.of(gold, recogniser.predict(gold), types=types).scores()
     return scores, tuple(label for label in found if label not in types)
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.models import tagger as tagger_module
+from fednotes.models.saving import load_model, save_model
 from fednotes.models.tagger import (
     LAYERS,
     PRESETS,
@@ -27,7 +28,6 @@ from fednotes.models.tagger import (
     hash_forms,
     tagger_config,
 )
-from fednotes.models.tagger_io import load_tagger, save_tagger
 
 TAGS = TagSet(("ADR", "Drug"))
 DRUGS = ("Zoloft", "aspirin", "Lexapro", "metformin", "Effexor-XR")
@@ -325,13 +325,13 @@ def saved(tmp_path: Path, glove: Path) -> tuple[Tagger, Path]:
     with torch.no_grad():
         for parameter in tagger.parameters():
             parameter.mul_(3.0)
-    save_tagger(tagger, tmp_path / "model")
+    save_model(tagger, tmp_path / "model")
     return tagger, tmp_path / "model"
 
 
 def test_saved_and_loaded_is_the_same_bit_for_bit(saved: tuple[Tagger, Path]) -> None:
     tagger, path = saved
-    loaded = load_tagger(path)
+    loaded = load_model(path)
     assert sorted(p.name for p in path.iterdir()) == ["tagger.json", "tagger.safetensors"]
     assert not loaded.training
     assert loaded.tagset == tagger.tagset
@@ -348,18 +348,18 @@ def test_word_vectors_may_have_moved_but_not_changed(saved: tuple[Tagger, Path])
     there = path.parent / "moved.txt"
     shutil.move(path.parent / "glove.txt", there)
     with pytest.raises(ModelError, match=r"glove\.txt: cannot read word vectors"):
-        load_tagger(path)
-    loaded = load_tagger(path, word_vectors=there)
+        load_model(path)
+    loaded = load_model(path, word_vectors=there)
     assert loaded.predict(_documents()) == tagger.predict(_documents())
     there.write_text(there.read_text().replace("took", "take"))
     with pytest.raises(ModelError, match="other content: name the right file"):
-        load_tagger(path, word_vectors=there)
+        load_model(path, word_vectors=there)
 
 
 def test_another_encoder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tagger_module, "load_encoder", lambda spec: HashEncoder())
     tagger = _build(contextual="here")
-    save_tagger(tagger, tmp_path / "model")
+    save_model(tagger, tmp_path / "model")
     specs = []
 
     def load(spec: str) -> HashEncoder:
@@ -368,8 +368,8 @@ def test_another_encoder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(tagger_module, "load_encoder", load)
     with pytest.raises(ModelError, match="is another one"):
-        load_tagger(tmp_path / "model")
-    assert load_tagger(tmp_path / "model", contextual="there").config.contextual == "there"
+        load_model(tmp_path / "model")
+    assert load_model(tmp_path / "model", backbone="there").config.contextual == "there"
     assert specs == ["here", "there"]
 
 
@@ -427,9 +427,9 @@ def _damage(path: Path, how: str) -> None:
         ("missing", r"'cnn\.bias_3' is missing"),
         ("shape", r"'cnn\.bias_3' has shape \[9\]"),
         ("no weights", r"tagger\.safetensors: cannot be read"),
-        ("no facts", "no tagger here"),
+        ("no facts", "no model here"),
         ("not json", "not JSON"),
-        ("list", "not a tagger's description"),
+        ("list", "not a model's description"),
         ("version", r"format 99, written by fednotes 9\.0"),
         ("config", "did you mean 'lstm_units'"),
         ("tagset", "incomplete"),
@@ -439,7 +439,7 @@ def test_damage_gives_one_line(saved: tuple[Tagger, Path], how: str, message: st
     _, path = saved
     _damage(path, how)
     with pytest.raises(ModelError, match=message) as caught:
-        load_tagger(path)
+        load_model(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
 
@@ -456,18 +456,18 @@ def test_a_failed_save_leaves_the_earlier_tagger(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fednotes.models.tagger_io._write", full)
+        patch.setattr("fednotes.models.saving._write", full)
         with pytest.raises(FednotesError, match="No space left"):
-            save_tagger(tagger, path)
+            save_model(tagger, path)
     with torch.no_grad():
         tagger.cnn.bias_3[0] = float("inf")
     with pytest.raises(ModelError, match=r"'cnn\.bias_3' is not finite"):
-        save_tagger(tagger, path)
+        save_model(tagger, path)
     assert {p.name: p.read_bytes() for p in path.iterdir()} == before
     assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []
     other = path.parent / "notes"
     other.mkdir()
     (other / "note.txt").write_text("x")
-    with pytest.raises(ModelError, match="not a tagger's folder"):
-        save_tagger(tagger, other)
+    with pytest.raises(ModelError, match="not a model's folder"):
+        save_model(tagger, other)
     assert (other / "note.txt").exists()

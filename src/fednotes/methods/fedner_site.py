@@ -22,8 +22,8 @@ from fednotes.data.batches import buckets
 from fednotes.federation import State
 from fednotes.methods.optim import Adam
 from fednotes.metrics.spans import SpanCounts, forms_of
+from fednotes.models.saving import save_model
 from fednotes.models.tagger import Prepared, build_tagger
-from fednotes.models.tagger_io import save_tagger
 
 if TYPE_CHECKING:
     from fednotes.methods.fedner import Config
@@ -84,6 +84,13 @@ class Site:
     def id(self) -> str:
         """The site's name in the job."""
         return self.data.id
+
+    def described(self) -> str:
+        """What is shared and what stays."""
+        shared, private = (
+            sum(p.numel() for p in part.values()) for part in (self.shared, self.private)
+        )
+        return f"{shared:,} parameters are shared, {private:,} are private to each site"
 
     # |N_i| without showing |S_i|: see `agree_on_shares`
 
@@ -203,7 +210,7 @@ class Site:
         counts = self.counts(self.data.test, self.test_set, forms_of(self.data.train))
         self.scores = counts.scores()
         if self.directory is not None:
-            save_tagger(self.tagger, self.directory / "model")
+            save_model(self.tagger, self.directory / "model")
             write_json(self.directory / "scores.json", self.scores)
         return Update(metrics=counts.to_metrics())
 
@@ -223,6 +230,12 @@ class Site:
         """Right, wrong and missed mentions of the types that this site annotates."""
         predicted = self.tagger.predict(prepared)
         return SpanCounts.of(documents, predicted, seen=seen, types=self.data.tags.types)
+
+    def scores_on(self, site: SiteData) -> dict[str, Any]:
+        """This tagger's scores on another site's test data, that site's own types only."""
+        predicted = self.tagger.predict(site.test)
+        seen = forms_of(site.train)
+        return SpanCounts.of(site.test, predicted, seen=seen, types=site.tags.types).scores()
 
     # what a restart must not lose
 

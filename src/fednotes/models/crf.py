@@ -9,11 +9,16 @@ comes from one forward-backward pass instead of from autograd:
     d loss / d emission[t, j]    = p(y_t = j) - [gold_t = j]
     d loss / d transitions[i, j] = Σ_t p(y_t = i, y_t+1 = j) - [gold_t = i, gold_t+1 = j]
 
+In place of gold there may be a set of sequences (its sum of exp(score) takes the place of
+exp(score(gold)), its posterior that of the counts) or a distribution over them, given by its
+expected counts, in which the score is linear.
+
 `crf_cpu` does this on CPU (compiled kernels, one thread), `crf_torch` everywhere else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Literal, cast
 
@@ -28,6 +33,9 @@ from fednotes.models import crf_torch
 Backend = Literal["auto", "numba", "torch"]
 Mask = np.ndarray | Tensor | None
 _Scores = tuple[Tensor, Tensor, Tensor]
+Counts = tuple[Tensor, Tensor]
+"""Expected counts: of tags (batch, tokens, tags), of transitions (batch, tags, tags)."""
+_Target = Tensor | Counts  # tags; allowed tags (bool); expected counts
 
 
 class CRF(nn.Module):
@@ -78,7 +86,7 @@ class CRF(nn.Module):
         NaN for a sentence with an emission that is NaN or +inf. Raises ModelError when a tag is
         no tag of this CRF or is forbidden where it stands, or when shapes disagree.
         """
-        return self._loss(emissions, tags.long(), lengths)
+        return self._losses(emissions, [tags.long()], lengths)[0]
 
     def partial_loss(self, emissions: Tensor, allowed: Tensor, lengths: Tensor) -> Tensor:
         """-log p(any sequence within `allowed`) per sentence: (batch,).
@@ -86,17 +94,51 @@ class CRF(nn.Module):
         allowed: (batch, tokens, tags) bool, the tags that each token may have (Tsuboi et al.
         2008). Raises ModelError when `allowed` and the constraints leave no sequence.
         """
-        return self._loss(emissions, allowed.bool(), lengths)
+        return self._losses(emissions, [allowed.bool()], lengths)[0]
+
+    def expected_loss(self, emissions: Tensor, counts: Counts, lengths: Tensor) -> Tensor:
+        """E[-log p(y)] per sentence (batch,), over a distribution with these expected counts.
+
+        = log Z - Σ_t counts[t]·emissions[t] - (start, transitions and end likewise). With
+        `posterior` of another CRF this is what distillation of structures minimises (Wang et
+        al. 2020b). The counts get no gradient. Raises ModelError when shapes disagree or
+        something is expected that the constraints forbid.
+        """
+        return self._losses(emissions, [counts], lengths)[0]
+
+    def split_loss(
+        self, emissions: Tensor, target: Tensor | Counts, allowed: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of `target` (tags, or expected counts) in two parts, each (batch,).
+
+        -log p(within `allowed`), as `partial_loss`; and -log p(target | within `allowed`). They
+        share their forward and backward messages, and their sum is `loss` (`expected_loss`).
+        Raises ModelError as these do.
+        """
+        chosen = target.long() if isinstance(target, Tensor) else target
+        source, rest = self._losses(emissions, [allowed.bool(), chosen], lengths)
+        return source, rest
 
     @torch.no_grad()
-    def marginals(self, emissions: Tensor, lengths: Tensor) -> Tensor:
-        """p(tag at token) (batch, tokens, tags), in the emissions' type, 0 behind the end.
+    def posterior(
+        self, emissions: Tensor, lengths: Tensor, allowed: Tensor | None = None
+    ) -> Counts:
+        """What this CRF expects to see, given that each token has one of its `allowed` tags.
 
-        Without gradient. NaN where an emission is NaN or +inf; raises ModelError when the
-        constraints leave no sequence.
+        p(tag at token) (batch, tokens, tags), 0 behind the end, and Σ_t p(i at t, j at t + 1)
+        (batch, tags, tags) [from, to]; in the emissions' type, without gradient. NaN where an
+        emission is NaN or +inf; raises ModelError when the constraints leave no sequence.
         """
         scores, x, lengths, ops = self._prepare(emissions, lengths)
-        return _partition(ops, x, lengths, scores, True)[1].to(emissions.dtype)
+        if allowed is not None:
+            _require_shape(allowed, x.shape)
+            x = x.masked_fill(~allowed.to(x.device).bool(), -torch.inf)
+        _, unary, pairs = _partition(ops, x, lengths, scores, True)
+        return unary.to(emissions.dtype), pairs.to(emissions.dtype)
+
+    def marginals(self, emissions: Tensor, lengths: Tensor) -> Tensor:
+        """p(tag at token) (batch, tokens, tags): the first part of `posterior`."""
+        return self.posterior(emissions, lengths)[0]
 
     @torch.no_grad()
     def decode(self, emissions: Tensor, lengths: Tensor) -> Tensor:
@@ -117,18 +159,26 @@ class CRF(nn.Module):
         constrained = any(m is not None for m in (self.start_mask, self.transition_mask))
         return f"{self.num_tags}, constrained={constrained}, backend={self.backend!r}"
 
-    def _loss(self, emissions: Tensor, target: Tensor, lengths: Tensor) -> Tensor:
+    def _losses(
+        self, emissions: Tensor, targets: Sequence[_Target], lengths: Tensor
+    ) -> tuple[Tensor, ...]:
+        """-log p(target | the one before it) of nested targets; the first, of all sequences."""
         scores, x, lengths, ops = self._prepare(emissions, lengths)
-        expected = emissions.shape[: 3 if target.dtype == torch.bool else 2]
-        if target.shape != expected:
-            raise ModelError(
-                f"the target has shape {tuple(target.shape)}, "
-                f"the emissions ask for {tuple(expected)}"
-            )
+        moved: list[_Target] = []
+        for target in targets:
+            if isinstance(target, Tensor):
+                _require_shape(target, x.shape if target.dtype == torch.bool else x.shape[:2])
+                moved.append(target.to(x.device))
+            else:
+                unary, pairs = (part.detach().to(x.device, x.dtype) for part in target)
+                _require_shape(unary, x.shape)
+                _require_shape(pairs, (len(x), self.num_tags, self.num_tags))
+                outside = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+                moved.append((unary.masked_fill(outside[..., None], 0.0), pairs))
         inputs = (emissions, self.start, self.transitions, self.end)
         gradient = torch.is_grad_enabled() and any(p.requires_grad for p in inputs)
-        target = target.to(emissions.device)
-        return cast(Tensor, _Loss.apply(*inputs, x, target, lengths, scores, ops, gradient))
+        losses = _Loss.apply(*inputs, x, moved, lengths, scores, ops, gradient)
+        return cast(tuple[Tensor, ...], losses)
 
     def _prepare(
         self, emissions: Tensor, lengths: Tensor
@@ -179,7 +229,7 @@ class CRF(nn.Module):
 
 
 class _Loss(torch.autograd.Function):
-    """The loss, with its gradient computed along with it (the two share the forward messages)."""
+    """The losses, with their gradients computed along (both come from the same messages)."""
 
     @staticmethod
     def forward(
@@ -189,33 +239,71 @@ class _Loss(torch.autograd.Function):
         transitions: Tensor,
         end: Tensor,
         x: Tensor,
-        target: Tensor,
+        targets: Sequence[_Target],
         lengths: Tensor,
         scores: _Scores,
         ops: ModuleType,
         gradient: bool,
-    ) -> Tensor:
+    ) -> tuple[Tensor, ...]:
         # the first four are here for autograd; their values are in `x` and `scores`
-        log_z, unary, pairs = _partition(ops, x, lengths, scores, gradient)
-        if target.dtype == torch.bool:
-            within = x.masked_fill(~target, -torch.inf)
-            log_within, of_unary, of_pairs = _partition(ops, within, lengths, scores, gradient)
-            loss, unary, pairs = log_z - log_within, unary - of_unary, pairs - of_pairs
-        else:
-            score, wrong = ops.path_score(x, lengths, *scores, target)
-            _require_allowed(target, wrong)
-            loss = log_z - score
-            if gradient:
-                ops.subtract_path(unary, pairs, target, lengths)
-        ctx.save_for_backward(unary, pairs, lengths)
+        losses, kept = [], []
+        outer, unary, pairs = _partition(ops, x, lengths, scores, gradient)
+        for target in targets:
+            if isinstance(target, Tensor) and target.dtype == torch.bool:
+                within = x.masked_fill(~target, -torch.inf)
+                inner, of_unary, of_pairs = _partition(ops, within, lengths, scores, gradient)
+                kept += [unary - of_unary, pairs - of_pairs]
+                unary, pairs = of_unary, of_pairs
+            elif isinstance(target, Tensor):
+                inner, wrong = ops.path_score(x, lengths, *scores, target)
+                _require_allowed(target, wrong)
+                if gradient:
+                    ops.subtract_path(unary, pairs, target, lengths)
+                kept += [unary, pairs]
+            else:
+                inner = _expected_score(x, lengths, scores, *target)
+                kept += [unary - target[0], pairs - target[1]] if gradient else [unary, pairs]
+            losses.append((outer - inner).to(emissions.dtype))
+            outer = inner
+        ctx.save_for_backward(lengths, *kept)
         ctx.ops, ctx.dtypes = ops, [t.dtype for t in (emissions, start, transitions, end)]
-        return loss.to(emissions.dtype)
+        ctx.set_materialize_grads(False)
+        return tuple(losses)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, weights: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.ops.weigh(*ctx.saved_tensors, weights)
-        return (*(g.to(d) for g, d in zip(gradients, ctx.dtypes, strict=True)), *[None] * 6)
+    def backward(ctx: Any, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+        lengths, *kept = ctx.saved_tensors
+        total: list[Tensor] = []  # of emissions, start, transitions and end
+        for k, weight in enumerate(weights):
+            if weight is not None:
+                part = ctx.ops.weigh(kept[2 * k], kept[2 * k + 1], lengths, weight)
+                total = [a + b for a, b in zip(total, part, strict=True)] if total else [*part]
+        gradients = [g.to(dtype) for g, dtype in zip(total, ctx.dtypes, strict=False)]
+        return (*gradients, *[None] * (10 - len(gradients)))
+
+
+def _expected_score(
+    x: Tensor, lengths: Tensor, scores: _Scores, unary: Tensor, pairs: Tensor
+) -> Tensor:
+    """E[score(y)] (batch,) from the expected counts."""
+    start, transitions, end = scores
+    rows = torch.arange(len(x), device=x.device)
+    score = _product(unary, x).sum((1, 2))
+    score = score + _product(unary[:, 0], start).sum(1) + _product(pairs, transitions).sum((1, 2))
+    score = score + _product(unary[rows, lengths - 1], end).sum(1)
+    wrong = score == -torch.inf
+    if bool(wrong.any()):
+        raise ModelError(
+            f"sentence {int(wrong.nonzero()[0, 0])} of the batch: a tag or transition is expected "
+            "that this CRF's constraints forbid: the counts come from another tag set or scheme"
+        )
+    return score
+
+
+def _product(count: Tensor, score: Tensor) -> Tensor:
+    """count · score, 0 where the count is, whatever the score."""
+    return torch.where(count == 0.0, 0.0, count * score)
 
 
 def _partition(
@@ -243,6 +331,13 @@ def _mask(name: str, mask: Mask, shape: tuple[int, ...]) -> Tensor | None:
             f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, bool of {shape} is expected"
         )
     return tensor.clone()
+
+
+def _require_shape(target: Tensor, expected: tuple[int, ...]) -> None:
+    if target.shape != expected:
+        raise ModelError(
+            f"the target has shape {tuple(target.shape)}, the emissions ask for {tuple(expected)}"
+        )
 
 
 def _require_allowed(tags: Tensor, wrong: tuple[int, int]) -> None:

@@ -74,13 +74,12 @@ class HuggingFaceEncoder:
         device: str = "cpu",
         layer: int | None = None,
     ) -> None:
-        _check(directory)
         self._directory, self._pooling, self._device = directory, pooling, device
-        self._tokenizer, self._model = _open(directory, device)
-        self._prefix, self._suffix = _special(self._tokenizer)
+        self._tokenizer, self._model = open_encoder(directory, device)
+        self._prefix, self._suffix = marks_of(self._tokenizer)
         self._pad = self._tokenizer.pad_token_id or 0
         marks = len(self._prefix) + len(self._suffix)
-        self._capacity = _positions(self._tokenizer, self._model) - marks
+        self._capacity = positions_of(self._tokenizer, self._model) - marks
         if self._capacity < 1:
             raise ModelError(f"{directory}: the model has no room for a word beside its marks")
         states = self._probe()
@@ -109,7 +108,7 @@ class HuggingFaceEncoder:
     @torch.inference_mode()
     def hidden(self, sentences: Sequence[Sequence[str]]) -> Tensor:
         """As `encode`, in float32."""
-        pieces = self._pieces(sentences)
+        pieces = sub_words(self._tokenizer, sentences, self._pooling)
         parts = [(p, w) for p in pieces for w in windows(len(p.ids), self._capacity) if p.ids]
         total = sum(len(words) for words in sentences)
         out = torch.zeros(total, self.layers, self.dim)
@@ -120,7 +119,7 @@ class HuggingFaceEncoder:
             self._add([parts[i] for i in batch], int(max(lengths[i] for i in batch)), out)
         return out
 
-    def _add(self, batch: list[tuple[_Pieces, Window]], longest: int, out: Tensor) -> None:
+    def _add(self, batch: list[tuple[Pieces, Window]], longest: int, out: Tensor) -> None:
         """Run one batch of windows and add each kept sub-word's share to its word in `out`."""
         ids = torch.full((len(batch), longest), self._pad)  # (batch, sub-words)
         mask = torch.zeros(len(batch), longest, dtype=torch.long)
@@ -164,30 +163,9 @@ class HuggingFaceEncoder:
         except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
             raise ModelError(f"{self._directory}: does not work as a text encoder") from error
 
-    def _pieces(self, sentences: Sequence[Sequence[str]]) -> list[_Pieces]:
-        """Sub-words of each sentence that has words."""
-        starts = np.cumsum([0, *map(len, sentences)])
-        kept = [i for i, words in enumerate(sentences) if len(words)]
-        if not kept:
-            return []
-        result = self._tokenizer(
-            [[_clean(word) for word in sentences[i]] for i in kept],
-            is_split_into_words=True,
-            add_special_tokens=False,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        return [
-            _Pieces.of(result["input_ids"][n], result.word_ids(n), int(starts[i]), self._pooling)
-            for n, i in enumerate(kept)
-        ]
-
 
 @dataclass(frozen=True)
-class _Pieces:
+class Pieces:
     """The sub-words of one sentence."""
 
     ids: list[int]
@@ -195,7 +173,7 @@ class _Pieces:
     shares: np.ndarray  # (sub-words,) weight in the word's vector; a word's shares sum to 1
 
     @classmethod
-    def of(cls, ids: list[int], word: list[int | None], start: int, pooling: str) -> _Pieces:
+    def of(cls, ids: list[int], word: list[int | None], start: int, pooling: str) -> Pieces:
         # A sub-word of no word (white space that some tokenisers keep) is context only.
         owner = np.array([-1 if w is None else w for w in word], dtype=np.int64)
         first = np.diff(owner, prepend=-1) != 0
@@ -206,6 +184,30 @@ class _Pieces:
             shares = (1 / size[owner + 1]).astype(np.float32)
         shares[owner < 0] = 0
         return cls(ids, owner + start, shares)
+
+
+def sub_words(
+    tokenizer: Any, sentences: Sequence[Sequence[str]], pooling: str = "mean"
+) -> list[Pieces]:
+    """Sub-words of each sentence that has words."""
+    starts = np.cumsum([0, *map(len, sentences)])
+    kept = [i for i, words in enumerate(sentences) if len(words)]
+    if not kept:
+        return []
+    result = tokenizer(
+        [[_clean(word) for word in sentences[i]] for i in kept],
+        is_split_into_words=True,
+        add_special_tokens=False,
+        padding=False,
+        truncation=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    return [
+        Pieces.of(result["input_ids"][n], result.word_ids(n), int(starts[i]), pooling)
+        for n, i in enumerate(kept)
+    ]
 
 
 def _clean(word: str) -> str:
@@ -226,8 +228,12 @@ def _check(directory: Path) -> None:
     raise ModelError(f"{directory}: no *.safetensors file beside config.json")
 
 
-def _open(directory: Path, device: str) -> tuple[Any, Any]:
-    """Tokeniser and model. Quiet, local, and complete: no weight may be left to chance."""
+def open_encoder(directory: Path, device: str) -> tuple[Any, Any]:
+    """Tokeniser and frozen model. Quiet, local, complete: no weight may be left to chance.
+
+    Raises ModelError (no safetensors, not an encoder, damaged), MissingExtra.
+    """
+    _check(directory)
     settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     with _quiet():
         try:
@@ -283,7 +289,7 @@ def _quiet() -> Iterator[None]:
                 logging.enable_progress_bar()
 
 
-def _special(tokenizer: Any) -> tuple[list[int], list[int]]:
+def marks_of(tokenizer: Any) -> tuple[list[int], list[int]]:
     """The ids that the tokeniser puts before and after a sentence."""
     result = tokenizer(["a"], is_split_into_words=True, return_special_tokens_mask=True)
     ids, special = result["input_ids"], result["special_tokens_mask"]
@@ -293,7 +299,7 @@ def _special(tokenizer: Any) -> tuple[list[int], list[int]]:
     return list(ids[: inner[0]]), list(ids[inner[-1] + 1 :])
 
 
-def _positions(tokenizer: Any, model: Any) -> int:
+def positions_of(tokenizer: Any, model: Any) -> int:
     """How many sub-words the model can read at once, marks included."""
     limits = [int(tokenizer.model_max_length)]  # a huge number where nobody set it
     positions = getattr(model.config, "max_position_embeddings", None)

@@ -53,15 +53,19 @@ def load_encoder(spec: str, device: str = "cpu") -> FrozenEncoder:
     Raises ConfigError (unknown option), ModelError (nothing usable there), MissingExtra.
     """
     path, options = _parse(spec)
+    return _load(path, options, device, stamp_of(path))
+
+
+def stamp_of(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, times and sizes of a directory's files: changes when one of them does."""
     try:
-        stamp = tuple(
+        return tuple(
             (file.name, file.stat().st_mtime_ns, file.stat().st_size)
             for file in sorted(path.iterdir())
             if file.is_file()
         )
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
-    return _load(path, options, device, stamp)
 
 
 @lru_cache(maxsize=4)
@@ -111,13 +115,21 @@ def _parse(spec: str) -> tuple[Path, _Options]:
             raise ConfigError(f"encoder {spec!r}: unknown option {word!r}; {hint}")
     if layer is not None and layers > 1:
         raise ConfigError(f"encoder {spec!r}: layer= and layers= exclude each other")
+    return encoder_directory(name, spec), _Options(pooling, layers, layer)
+
+
+def encoder_directory(name: str, spec: str = "") -> Path:
+    """Where "minilm" or a directory is. `spec`: how messages call it.
+
+    Raises ModelError where nothing is, MissingExtra.
+    """
     path = _minilm() if name == "minilm" else Path(name).expanduser()
     if not path.is_dir():
         raise ModelError(
-            f"encoder {spec!r}: no such directory; give 'minilm', a Hugging Face directory or "
-            "a directory with ELMo's options.json and weights.hdf5"
+            f"encoder {spec or name!r}: no such directory; give 'minilm', a Hugging Face "
+            "directory or a directory with ELMo's options.json and weights.hdf5"
         )
-    return path.resolve(), _Options(pooling, layers, layer)
+    return path.resolve()
 
 
 def _minilm() -> Path:

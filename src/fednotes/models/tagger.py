@@ -10,10 +10,9 @@ a process share; it is no part of a tagger's state and never travels.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.batches import Encoded, encode_corpus, without_gold
+from fednotes.data.batches import encode_corpus, without_gold
 from fednotes.data.tags import allowed_transitions, decode
 from fednotes.models.crf import CRF
 from fednotes.models.features import FrozenEncoder, cached_features, load_encoder
@@ -33,14 +32,29 @@ from fednotes.models.layers import (
     BiLSTM,
     Characters,
     Context,
-    Layout,
     WordCNN,
     Words,
     character_table,
     dropout,
-    with_zero,
+)
+from fednotes.models.model import Corpus, Losses
+from fednotes.models.partial import (
+    Soft,
+    posterior,
+    require_types,
+    retag,
+    split_loss,
+    transfer_gradients,
 )
 from fednotes.models.tagger_config import LAYERS, PRESETS, TaggerConfig, tagger_config
+from fednotes.models.tagger_corpus import (
+    Batch,
+    Prepared,
+    by_length,
+    evaluating,
+    hash_forms,
+    prepared_by_tagger,
+)
 from fednotes.models.vectors import WordVectors, load_vectors
 
 __all__ = [
@@ -50,33 +64,9 @@ __all__ = [
     "Tagger",
     "TaggerConfig",
     "build_tagger",
+    "hash_forms",
     "tagger_config",
 ]
-
-PREDICT_TOKENS = 4096  # tokens in one batch of prediction, padding not counted
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A corpus as a tagger reads it. Belongs to its site, like the corpus.
-
-    encoded: the flat corpus. lengths: (sentences,) tokens. word, hashed: (forms,) rows of the
-    word tables. characters, character_lengths: (forms, size) and (forms,) uint8. context:
-    (tokens, layers, dim) float16, frozen. What the tagger's configuration does not use is None.
-    """
-
-    encoded: Encoded
-    lengths: np.ndarray
-    word: Tensor | None
-    hashed: Tensor | None
-    characters: np.ndarray | None
-    character_lengths: np.ndarray | None
-    context: np.ndarray | None
-
-    @property
-    def sentences(self) -> int:
-        """Number of sentences."""
-        return len(self.lengths)
 
 
 class Tagger(nn.Module):
@@ -84,7 +74,14 @@ class Tagger(nn.Module):
 
     config, tagset: what it was built from. layers: the names of its layers, bottom to top,
     frozen ones included. vectors, encoder: the frozen tables it looks up in, or None.
+
+    It fulfils `Model`. Its transfer parameter is the last layer's weight: small (as many
+    columns as the BiLSTM has outputs), shared by all types, the one through which every
+    loss reaches everything below, and its per-sentence gradients need no backward pass.
     """
+
+    transfer: str = "crf.project.weight"
+    softens: bool = True
 
     def __init__(
         self,
@@ -137,6 +134,24 @@ class Tagger(nn.Module):
         """Where the parameters are."""
         return self.crf.project.weight.device
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The columns of each layer of `Losses.hidden`: context (if it learns), cnn, lstm."""
+        config = self.config
+        widths = [config.project or self.encoder.dim] if self._mixes and self.encoder else []
+        widths += [self.cnn.outputs] if config.cnn_filters else []
+        return tuple(widths + ([2 * config.lstm_units] if config.lstm_units else []))
+
+    @property
+    def output_width(self) -> int:
+        """The columns of `Losses.outputs`."""
+        return self.crf.project.in_features
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether the contextual features go through a layer that learns."""
+        return self.encoder is not None and (self.encoder.layers > 1 or self.config.project > 0)
+
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name → parameter, sorted by name, of everything that training changes."""
         named = sorted(self.named_parameters(), key=lambda pair: pair[0])
@@ -172,7 +187,85 @@ class Tagger(nn.Module):
             context = cached_features(
                 self.encoder, forms, encoded.form, encoded.bounds, cache, progress
             )
-        return Prepared(encoded, encoded.lengths, word, hashed, characters, lengths, context)
+        known = frozenset(self.tagset.types)
+        tables = word, hashed, characters, lengths, context
+        return Prepared(encoded, encoded.lengths, *tables, known)
+
+    def annotate(
+        self, corpus: Corpus, documents: Sequence[Document], known: Collection[str]
+    ) -> Prepared:
+        """The same texts with the spans of `documents` as the annotation; hard targets.
+
+        Tokens, sentences and what was looked up stay. Raises DataError (other texts, an unknown
+        label), ConfigError for a known type that the tag set lacks.
+        """
+        prepared, own = prepared_by_tagger(corpus), require_types(known, self.tagset)
+        encoded = retag(prepared.encoded, documents, own)
+        return replace(prepared, encoded=encoded, known=own, soft=None)
+
+    @torch.no_grad()
+    def soften(self, corpus: Corpus) -> Prepared:
+        """The corpus with this tagger's posterior, given the known types' spans, as the target.
+
+        Without dropout. Unchanged where every type is known: nothing is left to guess.
+        """
+        prepared, tags = prepared_by_tagger(corpus), len(self.tagset.tags)
+        if prepared.complete(self.tagset):
+            return replace(prepared, soft=None)
+        unary = np.zeros((len(prepared.encoded.form), tags), np.float32)
+        pairs = np.zeros((prepared.sentences, tags, tags), np.float32)
+        with evaluating(self):
+            for indices in by_length(prepared.lengths):
+                batch = Batch.of(prepared, indices, self.device)
+                emissions, allowed = batch.pad(self._emissions(batch)), batch.allowed(self.tagset)
+                of_tags, of_pairs = posterior(self.crf.crf, emissions, allowed, batch.lengths)
+                unary[batch.tokens] = of_tags.cpu().numpy()[batch.layout.row, batch.layout.step]
+                pairs[batch.rows] = of_pairs.cpu().numpy()
+        return replace(prepared, soft=Soft(unary, pairs))
+
+    def losses(
+        self, corpus: Corpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
+    ) -> Losses:
+        """The losses of some sentences by the origin of their targets, in the order of `indices`.
+
+        Where every type is known, source is the ordinary loss and target exactly 0 (without a
+        gradient). Dropout as in `loss`. Raises TrainingError for no sentences.
+        """
+        batch = Batch.of(prepared_by_tagger(corpus), indices, self.device)
+        hidden: list[Tensor] = []
+        features = self._features(batch, hidden)
+        emissions = batch.pad(self.crf.project(features))
+        source, target = split_loss(self.crf.crf, emissions, *batch.targets(self.tagset))
+        losses = Losses(source[batch.back], target[batch.back])
+        if not states:
+            return losses
+        return replace(
+            losses,
+            hidden=batch.means(hidden),
+            outputs=features[batch.tokens_back],  # (tokens, width)
+            pseudo=batch.added(self.tagset),
+            score=self.crf.project,
+        )
+
+    @torch.no_grad()
+    def gradients(
+        self, corpus: Corpus, indices: Sequence[int] | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients with respect to the projection's weight: (sentences, size) of each source
+        loss, (size,) of the sum of the target losses; without dropout, `.grad` untouched."""
+        prepared, chosen = prepared_by_tagger(corpus), np.asarray(indices, dtype=np.int64)
+        project, size = self.crf.project, self.crf.project.weight.numel()
+        each, total = project.weight.new_zeros(len(chosen), size), project.weight.new_zeros(size)
+        with evaluating(self):
+            for part in by_length(prepared.lengths[chosen]):
+                batch = Batch.of(prepared, chosen[part], self.device)
+                features, targets = self._features(batch), batch.targets(self.tagset)
+                of_source, of_target = transfer_gradients(
+                    self.crf.crf, project, batch.pad(features), *targets
+                )
+                each[part] = of_source[batch.back]
+                total += of_target
+        return each, total
 
     def loss(
         self, prepared: Prepared, indices: Sequence[int] | np.ndarray, reduction: str = "mean"
@@ -184,42 +277,32 @@ class Tagger(nn.Module):
 
         Raises TrainingError for no sentences.
         """
-        layout, tokens = self._place(prepared, indices)
-        emissions = self._emissions(prepared, layout, tokens)
-        lengths = torch.from_numpy(prepared.lengths[np.asarray(indices)[layout.order]])
-        padded = layout.padded()  # (sentences, steps)
-        gold = torch.from_numpy(prepared.encoded.tags[tokens]).to(self.device)
-        losses = self.crf.crf.loss(
-            with_zero(emissions)[padded], with_zero(gold)[padded], lengths.to(self.device)
-        )  # (sentences,)
+        batch = Batch.of(prepared, indices, self.device)
+        emissions = batch.pad(self._emissions(batch))
+        losses = self.crf.crf.loss(emissions, batch.tags, batch.lengths)  # (sentences,)
         return losses.sum() if reduction == "sum" else losses.mean()  # [fedner eq 1]
 
     @torch.no_grad()
-    def predict(self, documents: Sequence[Document] | Prepared) -> tuple[Document, ...]:
+    def predict(self, documents: Sequence[Document] | Corpus) -> tuple[Document, ...]:
         """The documents with predicted spans in place of their own.
 
         Given documents, what is annotated in them is not looked at. Dropout is off.
         """
-        prepared = documents if isinstance(documents, Prepared) else None
-        if prepared is None:
-            prepared = self.prepare(documents, gold=False)  # type: ignore[arg-type]
-        training = self.training
-        self.eval()
-        try:
+        if isinstance(documents, Sequence):
+            prepared = self.prepare(documents, gold=False)
+        else:
+            prepared = prepared_by_tagger(documents)
+        with evaluating(self):
             return self._predict(prepared)
-        finally:
-            self.train(training)
 
     def _predict(self, prepared: Prepared) -> tuple[Document, ...]:
         encoded = prepared.encoded
         found: list[list[Span]] = [[] for _ in encoded.documents]
         ids = np.zeros(len(encoded.form), np.int64)  # (tokens,)
-        for indices in _by_length(prepared.lengths):
-            layout, tokens = self._place(prepared, indices)
-            emissions = self._emissions(prepared, layout, tokens)
-            lengths = torch.from_numpy(prepared.lengths[indices[layout.order]]).to(self.device)
-            best = self.crf.crf.decode(with_zero(emissions)[layout.padded()], lengths)
-            ids[tokens] = best.cpu().numpy()[layout.row, layout.step]
+        for indices in by_length(prepared.lengths):
+            batch = Batch.of(prepared, indices, self.device)
+            best = self.crf.crf.decode(batch.pad(self._emissions(batch)), batch.lengths)
+            ids[batch.tokens] = best.cpu().numpy()[batch.layout.row, batch.layout.step]
         for sentence in range(prepared.sentences):
             part = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
             if ids[part].any():
@@ -230,28 +313,27 @@ class Tagger(nn.Module):
             for document, spans in zip(encoded.documents, found, strict=True)
         )
 
-    def _place(
-        self, prepared: Prepared, indices: Sequence[int] | np.ndarray
-    ) -> tuple[Layout, np.ndarray]:
-        """The batch's layout, and (tokens,) its tokens' positions in the corpus."""
-        chosen = np.asarray(indices, dtype=np.int64)
-        if len(chosen) == 0:
-            raise TrainingError("a mini-batch without sentences has no loss")
-        layout = Layout.of(prepared.lengths[chosen], self.device)
-        starts = prepared.encoded.bounds[chosen[layout.order]]
-        return layout, starts[layout.row] + layout.step
-
-    def _emissions(self, prepared: Prepared, layout: Layout, tokens: np.ndarray) -> Tensor:
+    def _emissions(self, batch: Batch) -> Tensor:
         """(tokens, tags) unnormalised scores, in the layout's order."""
-        rate = self.config.dropout
-        parts = [dropout(p, rate, self.training) for p in self._represent(prepared, tokens)]
-        if self.config.cnn_filters:
-            parts = [dropout(self.cnn(parts, layout), rate, self.training)]
-        if self.config.lstm_units:
-            parts = [dropout(self.lstm(parts, layout, rate), rate, self.training)]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        scores: Tensor = self.crf.project(joined)
+        scores: Tensor = self.crf.project(self._features(batch))
         return scores
+
+    def _features(self, batch: Batch, hidden: list[Tensor] | None = None) -> Tensor:
+        """(tokens, width) what the projection reads, in the layout's order.
+
+        hidden: receives the layers that `widths` counts, each (tokens, ·), before dropout.
+        """
+        rate, seen = self.config.dropout, [] if hidden is None else hidden
+        raw = list(self._represent(batch.prepared, batch.tokens))
+        seen += raw[-1:] if self._mixes else []
+        parts = [dropout(part, rate, self.training) for part in raw]
+        if self.config.cnn_filters:
+            seen.append(self.cnn(parts, batch.layout))
+            parts = [dropout(seen[-1], rate, self.training)]
+        if self.config.lstm_units:
+            seen.append(self.lstm(parts, batch.layout, rate))
+            parts = [dropout(seen[-1], rate, self.training)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _represent(self, prepared: Prepared, tokens: np.ndarray) -> Iterator[Tensor]:
         """The parts of each token's representation, (tokens, ·) each."""
@@ -303,20 +385,6 @@ def build_tagger(
     vectors = load_vectors(config.word_vectors, config.max_words) if config.word_vectors else None
     encoder = load_encoder(config.contextual) if config.contextual else None
     return Tagger(config, tagset, seed, vectors, encoder).to(device)
-
-
-def hash_forms(forms: Sequence[str], buckets: int) -> np.ndarray:
-    """(forms,) bucket of each lower-cased form: CRC-32, the same on every machine."""
-    return np.fromiter(
-        (zlib.crc32(form.lower().encode()) % buckets for form in forms), np.int64, len(forms)
-    )
-
-
-def _by_length(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Sentence indices in batches of like length and about PREDICT_TOKENS tokens."""
-    order = np.argsort(lengths, kind="stable")
-    group = np.cumsum(lengths[order]) // PREDICT_TOKENS
-    yield from np.split(order, np.flatnonzero(np.diff(group)) + 1) if len(order) else ()
 
 
 @contextmanager

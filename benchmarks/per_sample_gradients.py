@@ -1,0 +1,151 @@
+"""Per-sentence gradients of the prompts q in one backward pass, against the paper's loop.
+
+    python benchmarks/per_sample_gradients.py [--base] [--threads 1]
+
+Three batches of 32, bucketed as in training from 512 sentences of 6 to 30 words with up to four
+entities; the site annotates three of the five types. A random BART is built here: 6 + 2 layers
+of 384, the shape that `fednotes backbone graft` makes of MiniLM; with --base also one of
+bart-base's size. First the two are compared in float64 (each sentence's source gradient and the
+batch's target gradient); then they are timed in turns, float32, medians. The loop computes, as
+Algorithm 2 does, both gradients of one sentence after the other.
+Expected: at least 2 times as fast on the smaller one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.data.batches import buckets
+from fednotes.models.pointer_corpus import PointerCorpus
+from fednotes.models.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
+
+BATCH, SENTENCES, BATCHES = 32, 512, 3
+TAGS = TagSet(("Drug", "ADE", "Disease", "Finding", "Symptom"))
+KNOWN = {"Drug", "ADE", "Disease"}
+WORDS = """drug ade disease finding symptom patient denies pain fever nausea after before the of
+with and no was given daily dose mild severe chronic acute chest abdominal left right history
+hypertension diabetes aspirin metformin insulin warfarin heparin rash cough dizziness""".split()
+
+
+def build(folder: Path, width: int, decoder: int, vocabulary: int) -> PromptBart:
+    """A random BART with prompts: 6 encoder layers, `decoder` decoder layers."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", *WORDS]
+    tokenizer = transformers.BertTokenizerFast(
+        vocab={word: i for i, word in enumerate(words)},
+        cls_token="<s>",
+        sep_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token="<unk>",
+    )
+    tokenizer.save_pretrained(folder)
+    config = transformers.BartConfig(
+        vocab_size=vocabulary,
+        d_model=width,
+        encoder_layers=6,
+        decoder_layers=decoder,
+        encoder_attention_heads=12,
+        decoder_attention_heads=12,
+        encoder_ffn_dim=4 * width,
+        decoder_ffn_dim=4 * width,
+        max_position_embeddings=512,
+        init_std=0.1,
+    )
+    torch.manual_seed(0)
+    transformers.BartModel(config).save_pretrained(folder)
+    return build_prompt_bart(PromptBartConfig(backbone=str(folder)), TAGS, seed=0)
+
+
+def documents(rng: np.random.Generator) -> list[Document]:
+    """One sentence each; every third has no entity."""
+    made = []
+    for number in range(SENTENCES):
+        words = rng.choice(WORDS[5:], rng.integers(6, 31)).tolist()
+        at = np.cumsum([0, *(len(word) + 1 for word in words)])
+        first = rng.choice(len(words) - 1, 0 if number % 3 == 0 else rng.integers(1, 5), False)
+        spans = [
+            Span(int(at[i]), int(at[i + 1 + i % 2]) - 1, str(rng.choice(TAGS.types)))
+            for i in sorted(first.tolist())
+        ]
+        made.append(Document(str(number), " ".join(words), tuple(spans)))
+    return made
+
+
+def loop(model: PromptBart, corpus: PointerCorpus, batch: np.ndarray) -> tuple[Tensor, Tensor]:
+    """What `gradients` returns, one sentence after the other."""
+    q = model.trainable()[model.transfer]
+    rows, total = [], q.new_zeros(q.numel())
+    for sentence in batch:
+        losses = model.losses(corpus, [sentence])
+        some = bool(losses.target.detach().any())
+        (source,) = torch.autograd.grad(losses.source.sum(), q, retain_graph=some)
+        rows.append(source.flatten())
+        if some:
+            total = total + torch.autograd.grad(losses.target.sum(), q)[0].flatten()
+    return torch.stack(rows), total
+
+
+def in_turns(
+    first: Callable[[], object], second: Callable[[], object], repeats: int
+) -> list[float]:
+    """Median seconds of each, timed alternately so that a busy machine slows down both."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(repeats):
+        for function, taken in zip((first, second), seconds, strict=True):
+            begin = time.perf_counter()
+            function()
+            taken.append(time.perf_counter() - begin)
+    return [statistics.median(taken) for taken in seconds]
+
+
+def compare(name: str, model: PromptBart, repeats: int) -> float:
+    """How many times faster one pass is, after a check that both agree."""
+    rng = np.random.default_rng(0)
+    corpus = model.prepare(documents(rng))
+    corpus = model.annotate(corpus, corpus.documents, KNOWN)
+    batches = buckets(corpus.lengths, BATCH, rng)[:BATCHES]
+    model.eval().double()
+    pairs = zip(model.gradients(corpus, batches[0]), loop(model, corpus, batches[0]), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6 * float(theirs.abs().max()))
+    model.float()
+    one, many = in_turns(
+        lambda: [model.gradients(corpus, batch) for batch in batches],
+        lambda: [loop(model, corpus, batch) for batch in batches],
+        repeats,
+    )
+    milliseconds = [taken * 1e3 / BATCHES for taken in (one, many)]
+    print("{}: a batch {:.0f} ms, loop {:.0f} ms".format(name, *milliseconds))
+    return many / one
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--base", action="store_true", help="also one of bart-base's size")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.base:
+            base = build(Path(folder) / "base", width=768, decoder=6, vocabulary=50265)
+            compare("bart-base's size", base, min(arguments.repeats, 3))
+        small = build(Path(folder) / "small", width=384, decoder=2, vocabulary=30522)
+        ratio = compare("6 + 2 layers of 384", small, arguments.repeats)
+    print(f"per-sample gradients ratio={ratio:.1f} against the loop")
+
+
+if __name__ == "__main__":
+    main()

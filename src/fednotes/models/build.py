@@ -1,0 +1,61 @@
+"""Any kind of model from one TOML table.
+
+kind = "tagger"           light: a CRF on frozen features (default)
+kind = "encoder-tagger"   a frozen encoder tuned by prompts or LoRA, a CRF on top
+kind = "prompt-bart"      a prompt-tuned encoder-decoder that points into the text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.settings import build
+from fednotes.core.types import TagSet
+from fednotes.models.encoder_tagger import EncoderTaggerConfig, build_encoder_tagger
+from fednotes.models.model import Model
+from fednotes.models.prompt_bart import PromptBartConfig, build_prompt_bart
+from fednotes.models.tagger import build_tagger
+from fednotes.models.tagger_config import TaggerConfig, tagger_config
+
+ModelConfig = TaggerConfig | EncoderTaggerConfig | PromptBartConfig
+KINDS = ("tagger", "encoder-tagger", "prompt-bart")
+
+
+def kind_of(config: ModelConfig) -> str:
+    """The `kind` of a specification."""
+    return "tagger" if isinstance(config, TaggerConfig) else config.kind
+
+
+def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
+    """A specification from a TOML table; its key `kind` says of what (default "tagger").
+
+    where: how messages call the table. Raises ConfigError for an unknown kind or key (with
+    the nearest name), a value of the wrong type or an impossible one.
+    """
+    kind = table.get("kind", "tagger")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ConfigError(f"{where}: unknown kind {kind!r}; {nearest(str(kind), KINDS)}")
+    if kind == "tagger":
+        return tagger_config({key: value for key, value in table.items() if key != "kind"})
+    if kind == "encoder-tagger":
+        return build(EncoderTaggerConfig, table, where)
+    return build(PromptBartConfig, table, where)
+
+
+def build_model(
+    config: ModelConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
+) -> Model:
+    """A new model; equal seeds give equal initial values of all that tag sets share.
+
+    The global random state is left as it was. Raises ConfigError (no types, no input),
+    ModelError (word vectors, encoder or backbone missing or damaged), MissingExtra.
+    """
+    if isinstance(config, TaggerConfig):
+        return build_tagger(config, tagset, seed, device)
+    if isinstance(config, EncoderTaggerConfig):
+        return build_encoder_tagger(config, tagset, seed, device)
+    return build_prompt_bart(config, tagset, seed, device)

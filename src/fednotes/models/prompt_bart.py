@@ -1,0 +1,378 @@
+"""A pointer network on a frozen BART, tuned by prompts: the model of Wang et al. 2023.
+
+LightNER (Chen et al. 2022) on any Hugging Face BART directory. The encoder reads a sentence;
+the decoder writes its entities as [start, end, type] each (`models/pointer.py` has the exact
+ids) and an end token. At every step the ids are scored against the decoder's state: end token
+and types by their embeddings, a position by (encoder output + token embedding) / 2; begin and
+padding are masked. A type's embedding is the mean of its words' sub-words, in a buffer of this
+model: the backbone's table of embeddings is only ever read. Eq. 3 is the cross-entropy of
+these scores; in training every id of the sentence competes, in use the grammar rules some out.
+
+The loss by origin (Eqs. 6 to 9): all three targets of an entity belong to the source where its
+type is one that the site annotates, else to the target. The end token belongs to the source,
+so that a complete tag set has no target loss at all.
+
+Trained are the prompts (`prompts.q`, `prompts.w1`, `prompts.w2`) and, if asked for, the
+decoder's cross-attentions (`cross.*`). The transfer parameter is `prompts.q`: the gradients of
+instance weighting are with respect to q alone (section 3.3).
+
+What is trained of bart-base (d = 768, 6 + 6 layers, 139.42 M parameters without prompts), by
+Eq. 15 with h = 400, no biases and 10 prompts: 12 (768·400 + 400·1536) + 10·768 = 11,066,880,
+that is η = 11.07 / (139.42 + 11.07) = 7.35 %. The paper says 7.04 %, and no way of counting
+that was tried gives it: with biases in W_1 and W_2 7.37 %; of BART alone 7.94 %; with an
+output layer that is not the table of embeddings (38.6 M more) 5.85 %; prompts in the encoder or
+the decoder alone 3.82 %. LightNER's public code has one W_1 for all layers of a stack, prompts
+in the cross-attentions too, three q and biases: 12.03 M, 7.94 %. With Eq. 15 as printed, 7.04 %
+asks for a whole of 157.2 M, which is 6.7 M more than bart-base and its prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.data.batches import without_gold
+from fednotes.models.bart_backbone import (
+    Backbone,
+    fixed_rows,
+    load_backbone,
+    own_cross_attentions,
+)
+from fednotes.models.bart_decoding import (
+    Memory,
+    Sources,
+    Stepper,
+    Targets,
+    greedy,
+    teacher_forced,
+    word_edges,
+)
+from fednotes.models.frozen import length_batches
+from fednotes.models.model import Losses
+from fednotes.models.pointer import END, Grammar, repair
+from fednotes.models.pointer_corpus import (
+    Limits,
+    PointerCorpus,
+    annotate_pointers,
+    encode_pointers,
+)
+from fednotes.models.prompts import KeyValues, Prompts, joined, self_attentions
+
+PREDICT_BATCH = (4096, 64)  # most sub-words (with padding) and sentences of one batch
+
+
+@dataclass(frozen=True)
+class PromptBartConfig:
+    """Field names are TOML keys of a job's [model] table.
+
+    backbone: a Hugging Face BART directory. prompts, prompt_hidden: N_q and h of Eq. 15.
+    tune_cross_attention: train the decoder's cross-attentions too. label_words: type → the
+    words whose embedding stands for it; a type that is not named stands for the words of its
+    own name, parted at "_" and capitals ("Sign_symptom" → "sign symptom").
+    max_entities, max_subwords: of one sentence, longer ones are cut (0: what the backbone's
+    positions allow). dropout: of the backbone in training, on its states, attentions and
+    feed-forward layers (bart-base was trained with 0.1).
+    """
+
+    kind: str = "prompt-bart"
+    backbone: str = ""
+    prompts: int = 10
+    prompt_hidden: int = 400
+    tune_cross_attention: bool = False
+    label_words: Mapping[str, str] = field(default_factory=dict)
+    max_entities: int = 0
+    max_subwords: int = 0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that no model can have."""
+        if self.kind != "prompt-bart":
+            raise ConfigError(f'kind = {self.kind!r}: a prompt-tuned BART is "prompt-bart"')
+        for name in ("prompts", "prompt_hidden"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it must be at least 1")
+        for name in ("max_entities", "max_subwords"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it cannot be negative")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout = {self.dropout}: it must be at least 0 and below 1")
+
+
+class PromptBart(nn.Module):
+    """The pointer model for one tag set; see `build_prompt_bart`.
+
+    config, tagset: what it was built from. backbone_fingerprint: SHA-256 over the backbone's
+    files. The backbone is no part of the module: it is shared, never saved and never sent.
+    """
+
+    transfer = "prompts.q"
+    softens = False
+
+    def __init__(
+        self,
+        config: PromptBartConfig,
+        tagset: TagSet,
+        seed: int,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        super().__init__()
+        self.config, self.tagset = config, tagset
+        backbone = load_backbone(config.backbone, device)
+        shape = backbone.model.config
+        heads = [shape.encoder_attention_heads] * shape.encoder_layers
+        heads += [shape.decoder_attention_heads] * shape.decoder_layers
+        self.prompts = Prompts(
+            len(heads), heads, shape.d_model, config.prompts, config.prompt_hidden, seed
+        ).to(device)
+        self._fixed: Tensor
+        rows = fixed_rows(backbone, tagset.types, config.label_words)
+        self.register_buffer("_fixed", rows, persistent=False)  # (3 + types, d)
+        self.backbone_fingerprint = backbone.fingerprint
+        if config.tune_cross_attention:
+            self.cross = nn.ModuleList(own_cross_attentions(backbone.view(config.dropout)))
+        self._attach(backbone)
+
+    def _attach(self, backbone: Backbone) -> None:
+        """Run on this backbone from now on, with one's own cross-attentions if there are any."""
+        view = backbone.view(self.config.dropout)
+        if self.config.tune_cross_attention:
+            for layer, mine in zip(view.decoder.layers, self.cross, strict=True):
+                layer.encoder_attn = mine
+        # In a tuple, so that it is no submodule: neither saved nor moved with this model.
+        self._frozen = (backbone, view, self_attentions(view))
+        self.train(self.training)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PromptBart:
+        """Moved to another device or precision, it runs on the backbone's copy there."""
+        super()._apply(fn, recurse)
+        q, model = self.prompts.q, self._frozen[0].model
+        if (q.device, q.dtype) != (model.device, model.dtype):
+            self._attach(load_backbone(self.config.backbone, q.device, q.dtype))
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PromptBart:
+        """A model of its own on the same backbone."""
+        other = type(self)(self.config, self.tagset, 0, self.device).to(self.prompts.q.dtype)
+        other.load_state_dict(self.state_dict())
+        other.train(self.training)
+        memo[id(self)] = other
+        return other
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.prompts.q.device
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """d for each layer of the encoder."""
+        shape = self._frozen[0].model.config
+        return (int(shape.d_model),) * int(shape.encoder_layers)
+
+    @property
+    def output_width(self) -> int:
+        """The columns of `Losses.outputs`."""
+        return int(self._frozen[0].model.config.d_model)
+
+    @property
+    def limits(self) -> Limits:
+        """The most sub-words and entities of one sentence."""
+        backbone, config = self._frozen[0], self.config
+        room = (backbone.steps - 1) // 3
+        return Limits(
+            min(config.max_subwords or backbone.subwords, backbone.subwords),
+            min(config.max_entities or room, room),
+        )
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name → parameter, sorted by name: `prompts.*`, and `cross.*` where tuned."""
+        return dict(sorted(self.named_parameters(), key=lambda pair: pair[0]))
+
+    def eta(self) -> float:
+        """η: trained parameters / all parameters, the backbone's counted once."""
+        frozen: int = sum(p.numel() for p in self._frozen[0].model.parameters())
+        prompts = sum(p.numel() for p in self.prompts.parameters())
+        return sum(p.numel() for p in self.parameters()) / (frozen + prompts)
+
+    def train(self, mode: bool = True) -> PromptBart:
+        """Training mode; the backbone follows only where the configuration has dropout."""
+        super().train(mode)
+        self._frozen[1].train(mode and self.config.dropout > 0)
+        return self
+
+    def prepare(
+        self,
+        documents: Sequence[Document],
+        cache: Path | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        gold: bool = True,
+    ) -> PointerCorpus:
+        """Encode a corpus, every type known. Nothing is kept in `cache`.
+
+        gold=False strips the spans first, so that no boundary owes anything to them.
+        Raises DataError for a label that the tag set does not have.
+        """
+        given = tuple(documents) if gold else without_gold(documents)
+        corpus = encode_pointers(given, self.tagset, self._frozen[0].split, self.limits)
+        if progress is not None:
+            progress(len(given), len(given))
+        return corpus
+
+    def annotate(
+        self, corpus: PointerCorpus, documents: Sequence[Document], known: Collection[str]
+    ) -> PointerCorpus:
+        """The same texts with other spans; see `annotate_pointers` for what it raises."""
+        return annotate_pointers(corpus, documents, known)
+
+    def soften(self, corpus: PointerCorpus) -> NoReturn:
+        """Raises ConfigError: a pointer model has no posterior that can be summed."""
+        raise ConfigError(
+            'soft distillation needs a model with a CRF: set kind = "tagger" or '
+            '"encoder-tagger", or switch it off'
+        )
+
+    def losses(
+        self, corpus: PointerCorpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
+    ) -> Losses:
+        """Sums of each sentence's cross-entropies, by origin; see `Losses`.
+
+        hidden: each encoder layer's output, mean over the sentence's sub-words. outputs: the
+        decoder's last states, a sentence's steps together. The candidates of `score` are the
+        ids of `models/pointer.py`. Raises TrainingError for no sentences.
+        """
+        return self._losses(corpus, indices, self.prompts(), states)
+
+    def _losses(
+        self,
+        corpus: PointerCorpus,
+        indices: Sequence[int] | np.ndarray,
+        pairs: Sequence[KeyValues],
+        states: bool = False,
+    ) -> Losses:
+        chosen = np.asarray(indices, dtype=np.int64)
+        if len(chosen) == 0:
+            raise TrainingError("a mini-batch without sentences has no loss")
+        backbone, view, attentions = self._frozen
+        prompts = joined(attentions, pairs)
+        sources = Sources.of(corpus, chosen, backbone, self.device)
+        targets = Targets.of(corpus, chosen, self.device)
+        memory = Memory.of(view, sources, self._fixed, prompts, states)
+        outputs = teacher_forced(view, memory, targets, prompts)  # (batch, steps, width)
+        scores = memory.scores(outputs)
+        wanted = targets.ids.masked_fill(~targets.real, END)
+        nll = F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), reduction="none")
+        nll = nll.view(wanted.shape)  # (batch, steps) [tagsets eq 3]
+        source = (nll * (targets.real & ~targets.pseudo)).sum(dim=1)  # [tagsets eq 8]
+        target = (nll * targets.pseudo).sum(dim=1)  # [tagsets eq 9]
+        if not states:
+            return Losses(source, target)
+
+        def score(steps: Tensor) -> Tensor:
+            padded = torch.zeros_like(outputs).masked_scatter(targets.real.unsqueeze(-1), steps)
+            return memory.scores(padded)[targets.real]
+
+        at = sources.real.unsqueeze(-1)  # (batch, sub-words, 1)
+        text = slice(sources.offset, sources.offset + at.shape[1])
+        hidden = tuple((h[:, text] * at).sum(1) / at.sum(1) for h in memory.layers)
+        real = targets.real
+        return Losses(source, target, hidden, outputs[real], targets.pseudo[real], score)
+
+    @torch.enable_grad()
+    def gradients(
+        self, corpus: PointerCorpus, indices: Sequence[int] | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """See `Model.gradients`; size = N_q · d.
+
+        Each sentence gets its own copy of every layer's prompt keys and values, behind the
+        projections, which so run once for all. One backward pass through the backbone gives
+        the loss's gradient with respect to each copy, and one vector-Jacobian product takes
+        them through the projections to q. Sentences of a batch do not see each other, so this
+        is what a loop over sentences gives. The target's sum takes a second backward pass.
+        """
+        training, size = self.training, len(indices)
+        self.eval()
+        try:
+            parts = [part.detach() for pair in self.prompts() for part in pair]
+            leaves = [part.expand(size, *part.shape).requires_grad_() for part in parts]
+            pairs = list(zip(leaves[::2], leaves[1::2], strict=True))
+            losses = self._losses(corpus, indices, pairs)
+        finally:
+            self.train(training)
+        added = bool(losses.target.detach().any())
+        own = torch.autograd.grad(losses.source.sum(), leaves, retain_graph=added)
+        source = self.prompts.pull(own).flatten(1)
+        if not added:
+            return source, torch.zeros_like(source[0])
+        other = torch.autograd.grad(losses.target.sum(), leaves)
+        total = self.prompts.pull([part.sum(dim=0, keepdim=True) for part in other])
+        return source, total.flatten()
+
+    @torch.no_grad()
+    def predict(self, documents: Sequence[Document] | PointerCorpus) -> tuple[Document, ...]:
+        """The documents with predicted spans in place of their own.
+
+        Given documents, what is annotated in them is not looked at. Dropout is off.
+        """
+        corpus = documents if isinstance(documents, PointerCorpus) else None
+        if corpus is None:
+            corpus = self.prepare(documents, gold=False)  # type: ignore[arg-type]
+        training = self.training
+        self.eval()
+        found: list[list[Span]] = [[] for _ in corpus.documents]
+        try:
+            pairs = self.prompts()
+            for chosen in length_batches(corpus.lengths.tolist(), *PREDICT_BATCH):
+                for sentence, ids in zip(
+                    chosen.tolist(), self._decode(corpus, chosen, pairs), strict=True
+                ):
+                    length = int(corpus.lengths[sentence])
+                    entities = repair(ids.tolist(), len(self.tagset.types), length)
+                    if len(entities):
+                        spans = corpus.spans(sentence, entities)
+                        found[corpus.sentence_document[sentence]] += spans
+        finally:
+            self.train(training)
+        return tuple(
+            replace(document, spans=tuple(sorted(spans)))
+            for document, spans in zip(corpus.documents, found, strict=True)
+        )
+
+    def _decode(
+        self, corpus: PointerCorpus, chosen: np.ndarray, pairs: Sequence[KeyValues]
+    ) -> list[np.ndarray]:
+        """The ids that the model writes for some sentences, without END."""
+        backbone, view, attentions = self._frozen
+        prompts = joined(attentions, pairs)
+        sources = Sources.of(corpus, chosen, backbone, self.device)
+        memory = Memory.of(view, sources, self._fixed, prompts, states=False)
+        edges = word_edges(corpus, chosen, sources.text.shape[1])
+        starts, ends = (torch.from_numpy(edge).to(self.device) for edge in edges)
+        grammar = Grammar.begin(len(self.tagset.types), starts, ends, self.limits.entities)
+        return greedy(Stepper(view, memory, prompts), grammar)
+
+
+def build_prompt_bart(
+    config: PromptBartConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
+) -> PromptBart:
+    """A new model.
+
+    The prompts' first values come from the seed alone: sites with other tag sets start equal.
+    The global random state is left as it was.
+
+    Raises ConfigError (no backbone, no types, label words for no type or alike for two),
+    ModelError (the backbone), MissingExtra.
+    """
+    if not config.backbone:
+        raise ConfigError('kind = "prompt-bart" needs backbone = a Hugging Face BART directory')
+    if not tagset.types:
+        raise ConfigError("the tag set has no entity types: a model needs at least one")
+    return PromptBart(config, tagset, seed, device)

@@ -1,0 +1,204 @@
+"""Prompts: trainable keys and values beside those that a frozen transformer computes.
+
+Chen et al. 2022 (LightNER), as Wang et al. 2023, Appendix B, use it. One array q is shared by
+all layers; a layer's own two matrices make its keys and values of q (`Prompts`, Eq. 15), and
+each self-attention sees them beside the text's (`prompt_attention`, Eq. 14).
+
+How they reach the attention of any Hugging Face model that calls its attention through
+`AttentionInterface` (BERT, BART, ...):
+
+    attentions = install(model)                      # once; its self-attentions, bottom to top
+    prompts = Prompts(len(attentions), heads, width)
+    model(ids, mask, prompts=joined(attentions, prompts()))
+
+The keyword argument goes down to every attention with the call; a cross-attention, or a
+module that the mapping does not name, works as it did. So nothing is kept between calls, any
+number of models may be at work in a process, and without the argument an installed model gives
+the very numbers that it gave before. (A prefix in a `DynamicCache`, the common way, moves a
+decoder's positions by the number of prompts and cannot serve an encoder.)
+
+Every query sees all prompts, whatever the mask hides of the text; no position moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fednotes.core.errors import ConfigError, MissingExtra, ModelError
+from fednotes.core.seeds import seed_of
+
+NAME = "fednotes_prompts"  # of the attention, in the Hugging Face registry
+
+KeyValues = tuple[Tensor, Tensor]  # each (heads, prompts, d_head) or (batch, heads, ...)
+
+
+class Prompts(nn.Module):
+    """q and the projections that make each layer's keys and values of it.
+
+    q: (count, width). w1: (layers, width, hidden). w2: (layers, hidden, 2 * width). No biases,
+    as Eq. 15 has none. heads: of every layer, or one number for each.
+
+    The first values: q from N(0, 1), w1 and w2 uniform as in `nn.Linear`; they come from the
+    seed alone, and the global random state is left as it was.
+    Raises ConfigError for sizes below 1 or a width that the heads do not divide.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        heads: int | Sequence[int],
+        width: int,
+        count: int = 10,
+        hidden: int = 400,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.heads = (heads,) * num_layers if isinstance(heads, int) else tuple(heads)
+        sizes = (num_layers, width, count, hidden, *self.heads)
+        if len(self.heads) != num_layers or min(sizes) < 1:
+            raise ConfigError(
+                f"prompts: {num_layers} layers, heads {list(self.heads)}, width {width}, "
+                f"{count} prompts, hidden {hidden}: at least 1 each, and heads for each layer"
+            )
+        if any(width % h for h in self.heads):
+            raise ConfigError(f"prompts: width {width} is no multiple of heads {list(self.heads)}")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(seed, "init", "prompts"))
+            self.q = nn.Parameter(torch.randn(count, width))
+            self.w1 = nn.Parameter(_uniform(num_layers, width, hidden))
+            self.w2 = nn.Parameter(_uniform(num_layers, hidden, 2 * width))
+
+    def forward(self) -> list[KeyValues]:
+        """Keys and values of every layer from the prompts' own q."""
+        return self.project(self.q)
+
+    def project(self, q: Tensor) -> list[KeyValues]:
+        """q (count, width) → for each layer keys and values, (heads, count, width / heads) each.
+
+        A batch of its own q for each sentence, (batch, count, width), gives
+        (batch, heads, count, width / heads).
+        """
+        rows = q.reshape(-1, q.shape[-1])  # (batch * count, width), so that no w is copied
+        both = torch.tanh(rows @ self.w1) @ self.w2  # (layers, rows, 2 width) [tagsets eq 15]
+        pairs = []
+        for layer, heads in zip(both.unbind(0), self.heads, strict=True):
+            halves = layer.view(*q.shape[:-1], 2, heads, -1)  # (..., count, 2, heads, d_head)
+            keys, values = (half.transpose(-3, -2) for half in halves.unbind(-3))
+            pairs.append((keys, values))
+        return pairs
+
+    @torch.no_grad()
+    def pull(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Gradients of the keys and values that were made of q → of q, for many losses at once.
+
+        gradients: keys, values, keys, ... of each layer in turn, (batch, heads, count, d_head).
+        Returns (batch, count, width): row b is the vector-Jacobian product of row b of each.
+        """
+        size = len(gradients[0])
+        flat = [part.transpose(-3, -2).flatten(-2).flatten(0, 1) for part in gradients]
+        layers = zip(flat[::2], flat[1::2], strict=True)
+        both = torch.stack([torch.cat(pair, dim=1) for pair in layers])  # (layers, rows, 2 width)
+        slope = 1 - torch.tanh(self.q @ self.w1).square()  # (layers, count, hidden)
+        inner = (both @ self.w2.mT).unflatten(1, (size, -1)) * slope.unsqueeze(1)
+        return (inner.flatten(1, 2) @ self.w1.mT).sum(dim=0).unflatten(0, (size, -1))
+
+
+def joined(
+    attentions: Sequence[nn.Module], pairs: Sequence[KeyValues]
+) -> dict[nn.Module, KeyValues]:
+    """The `prompts=` argument of a forward pass: which attention takes which prompts."""
+    return dict(zip(attentions, pairs, strict=True))
+
+
+def install(model: Any) -> list[nn.Module]:
+    """Let a loaded Hugging Face model take prompts; return its self-attentions, bottom to top.
+
+    Of an encoder-decoder the encoder's come first, then the decoder's; cross-attentions are
+    left out. Changes the model's attention implementation, not one of its parameters.
+
+    Raises ModelError for a model that does not take its attention from the registry or whose
+    self-attentions cannot be told; MissingExtra without transformers.
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError:
+        raise MissingExtra("transformers", "transformers") from None
+    AttentionInterface.register(NAME, prompt_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
+    found = self_attentions(model)
+    if not found or model.config._attn_implementation != NAME:
+        kind = getattr(model.config, "model_type", type(model).__name__)
+        raise ModelError(f"a model of the kind {kind!r} takes no prompts; BERT's and BART's do")
+    return found
+
+
+def self_attentions(model: nn.Module) -> list[nn.Module]:
+    """The self-attentions of a BERT-like encoder or a BART-like encoder-decoder, in order."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if type(module).__name__.endswith(("SelfAttention", "BartAttention"))
+        and hasattr(module, "is_causal")
+        and not name.endswith(("encoder_attn", "crossattention.self"))
+    ]
+
+
+def prompt_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    prompts: Mapping[nn.Module, KeyValues] | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Scaled dot-product attention over [K; Φ_K] and [V; Φ_V] (row concatenation).
+
+    query, key, value: (batch, heads, queries or keys, d_head). attention_mask: bool, True where
+    a query may look, broadcast to (batch, heads, queries, keys), or None. prompts: as `joined`
+    gives them; where there is none for `module` this is transformers' own attention, unchanged.
+    Returns (batch, queries, heads, d_head), and None in place of the attention's weights.
+
+    Eq. 14 divides the scores by d; that is a misprint for √d_head, by which the frozen model
+    divided in its own training and LightNER divides too. So do we.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    pair = None if prompts is None else prompts.get(module)
+    if pair is not None:  # [tagsets eq 14]
+        mask = _mask(module, query, key, attention_mask)
+        added_keys, added_values = (part.expand(len(key), -1, -1, -1) for part in pair)
+        if mask is not None:
+            seen = mask.new_ones(()).expand(*mask.shape[:-1], added_keys.shape[-2])
+            mask = torch.cat([mask, seen], dim=-1)  # (batch or 1, 1, queries, keys + prompts)
+        key = torch.cat([key, added_keys], dim=-2)  # (batch, heads, keys + prompts, d_head)
+        value = torch.cat([value, added_values], dim=-2)
+        attention_mask, options = mask, {**options, "is_causal": False}
+    out, _ = sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+    )
+    return out, None
+
+
+def _mask(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The mask, written out where transformers left it to the kernel: causal, aligned right."""
+    if mask is not None:
+        return mask
+    queries, keys = query.shape[-2], key.shape[-2]
+    if queries == 1 or not getattr(module, "is_causal", False):
+        return None
+    whole = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+    return whole.tril(keys - queries)[None, None]  # (1, 1, queries, keys)
+
+
+def _uniform(layers: int, inputs: int, outputs: int) -> Tensor:
+    """(layers, inputs, outputs) uniform in ±1/√inputs, as `nn.Linear` starts."""
+    return (torch.rand(layers, inputs, outputs) * 2 - 1) / inputs**0.5

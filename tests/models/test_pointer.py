@@ -1,0 +1,266 @@
+"""Entities ⇄ ids, their grammar and repair, and corpora as a pointer network reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.models.pointer import (
+    BEGIN,
+    END,
+    FIRST_LABEL,
+    PAD,
+    Grammar,
+    encode_entities,
+    first_position,
+    in_order,
+    repair,
+)
+from fednotes.models.pointer_corpus import (
+    Limits,
+    PointerCorpus,
+    annotate_pointers,
+    encode_pointers,
+)
+
+TYPES = ("Drug", "ADE", "Disease")
+DRUG, ADE, DISEASE = range(FIRST_LABEL, FIRST_LABEL + 3)
+ZERO = first_position(3)  # id of sub-word 0
+TAGS = TagSet(TYPES)
+ROOM = Limits(subwords=1000, entities=300)
+
+Entities = st.sets(
+    st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 2)).map(
+        lambda e: (min(e[:2]), max(e[:2]), e[2])
+    ),
+    max_size=8,
+)
+
+
+def figure_2() -> tuple[str, list[tuple[str, str]]]:
+    text = "Clozapine induced akathisia in children with schizophrenia ."
+    return text, [("Clozapine", "Drug"), ("akathisia", "ADE"), ("schizophrenia", "Disease")]
+
+
+def letters(words: Sequence[str]) -> list[list[int]]:
+    """Sub-words of up to five letters, their first letter as the id; "~" has none."""
+    return [[ord(w[i]) for i in range(0, len(w), 5)] if w != "~" else [] for w in words]
+
+
+def document(text: str, found: Sequence[tuple[str, str]], name: str = "d") -> Document:
+    """Each entity where its words first stand."""
+    spans = [Span(text.index(w), text.index(w) + len(w), label) for w, label in found]
+    return Document(name, text, tuple(spans))
+
+
+def test_figure_2() -> None:
+    """The figure's own example: [0, 1, Drug] and what becomes of "Drug, Drug"."""
+    text, found = figure_2()
+    corpus = encode_pointers([document(text, found)], TAGS, letters, ROOM)
+    # cloza pine | induc ed | akath isia | in | child ren | with | schiz ophre nia | .
+    assert corpus.entities.tolist() == [[0, 1, 0], [4, 5, 1], [10, 12, 2]]
+    target = encode_entities(corpus.entities, 3).tolist()
+    drug, ade, disease = (0, 1, DRUG), (4, 5, ADE), (10, 12, DISEASE)
+    wanted = [(a + ZERO, b + ZERO, t) for a, b, t in (drug, ade, disease)]
+    assert target == [i for entity in wanted for i in entity] + [END]
+    # The global model's output: the second "Drug" stands for no span.
+    output = [*wanted[0], DRUG, *wanted[2], END]
+    assert repair(output, 3, 14).tolist() == [[0, 1, 0], [10, 12, 2]]
+    assert corpus.spans(0, repair(target, 3, 14)) == list(corpus.documents[0].spans)
+
+
+def test_layout() -> None:
+    """The ids as the module's text lists them."""
+    assert (BEGIN, END, PAD, FIRST_LABEL, first_position(5)) == (0, 1, 2, 3, 8)
+    assert encode_entities(np.zeros((0, 3), int), 5).tolist() == [END]
+    assert encode_entities(np.array([[2, 4, 3]]), 5).tolist() == [10, 12, 6, END]
+
+
+@given(Entities)
+def test_round_trip(entities: set[tuple[int, int, int]]) -> None:
+    """Any set of entities, nested, adjacent or crossing, comes back; order by Python's sort."""
+    given = np.array(sorted(entities)).reshape(-1, 3)
+    ids = encode_entities(given, 3)
+    assert len(ids) == 3 * len(entities) + 1
+    ordered = sorted(entities, key=lambda e: (e[0], -e[1], e[2]))
+    assert [tuple(e) for e in repair(ids.tolist(), 3, 10).tolist()] == ordered
+    assert [tuple(e) for e in in_order(given[::-1]).tolist()] == ordered
+
+
+@given(st.lists(st.integers(0, ZERO + 5), max_size=25))
+@settings(max_examples=300)
+def test_repair_equals_a_regular_expression(ids: list[int]) -> None:
+    """Any output as letters (p position, l label): exactly "pp" before an "l" is a span."""
+    whole = [i for i in ids[: ids.index(END) if END in ids else None] if i not in (BEGIN, PAD)]
+    text = "".join("p" if i >= ZERO else "l" for i in whole)
+    wanted = set()
+    for match in re.finditer(r"(?<!p)(?=ppl)", text):
+        start, end, label = whole[match.start() : match.start() + 3]
+        if start <= end < ZERO + 5:
+            wanted.add((start - ZERO, end - ZERO, label - FIRST_LABEL))
+    found = [tuple(e) for e in repair(ids, 3, 5).tolist()]
+    assert set(found) == wanted
+    assert found == sorted(found, key=lambda e: (e[0], -e[1], e[2]))
+
+
+def paths(grammar: Grammar, prefix: tuple[int, ...] = ()) -> set[tuple[int, ...]]:
+    """All complete sequences of a grammar of one sentence, by trying every allowed id."""
+    found: set[tuple[int, ...]] = set()
+    options = grammar.allowed()[0].nonzero().squeeze(1)
+    assert len(options), "the grammar leads into a dead end"
+    for option in options:
+        ids = (*prefix, int(option))
+        found |= {ids} if option == END else paths(grammar.after(option[None]), ids)
+    return found
+
+
+@pytest.mark.parametrize(("types", "most"), [(1, 4), (2, 2)])
+def test_grammar_allows_exactly_the_targets(types: int, most: int) -> None:
+    """Every set of entities on words of 2, 1 and 1 sub-words, and nothing else."""
+    starts = torch.tensor([[True, False, True, True, False]])  # the last column is padding
+    ends = torch.tensor([[False, True, True, True, False]])
+    spans = [(a, b) for a, b in product((0, 2, 3), (1, 2, 3)) if a <= b]
+    every = [(*span, t) for span in spans for t in range(types)]
+    limit = min(most, 3)  # no more entities than words
+    wanted = {
+        tuple(encode_entities(np.array(chosen).reshape(-1, 3), types).tolist())
+        for size in range(limit + 1)
+        for chosen in combinations(every, size)
+    }
+    assert paths(Grammar.begin(types, starts, ends, most)) == wanted
+
+
+def test_grammar_of_a_batch() -> None:
+    """Sentences side by side as alone, and after one has left."""
+    starts = torch.tensor([[True, True, True], [True, False, False], [True, True, False]])
+    ends = torch.tensor([[True, True, True], [False, True, False], [True, True, False]])
+    chosen = torch.tensor([[5, 5, 6], [7, 6, 6], [4, 3, 4]])  # (step, sentence)
+    batch = Grammar.begin(2, starts, ends, 9)
+    alone = [Grammar.begin(2, starts[i : i + 1], ends[i : i + 1], 9) for i in range(3)]
+    for step in chosen:
+        for i in range(3):
+            assert torch.equal(batch.allowed()[i], alone[i].allowed()[0])
+            alone[i] = alone[i].after(step[i : i + 1])
+        batch = batch.after(step)
+    rest = batch.rows(torch.tensor([0, 2]))
+    assert torch.equal(rest.allowed(), torch.cat([alone[0].allowed(), alone[2].allowed()]))
+
+
+def test_nested_adjacent_and_other_spans() -> None:
+    """What becomes of each kind of span, by hand."""
+    text = "lung cancer stage two ~ pain, pain"
+    spans = (
+        Span(0, 11, "Disease"),
+        Span(0, 4, "ADE"),
+        Span(5, 11, "ADE"),
+        Span(5, 11, "ADE"),  # twice
+        Span(13, 20, "Drug"),  # inside two words: snapped to "stage two"
+        Span(22, 23, "Drug"),  # on a word of no sub-words
+        Span(24, 34, "Disease", fragments=((24, 28), (30, 34))),
+    )
+    corpus = encode_pointers([Document("d", text, spans)], TAGS, letters, ROOM)
+    # lung | cance r | stage | two | pain | , | pain
+    assert corpus.entities.tolist() == [[0, 2, 2], [0, 0, 1], [1, 2, 1], [3, 4, 0], [5, 7, 2]]
+    fell = corpus.alignment
+    assert (fell.exact, fell.snapped, fell.merged, fell.lost, fell.shortened) == (4, 1, 1, 1, 0)
+    assert corpus.known == frozenset(TYPES)
+    assert [text[a:b] for a, b in corpus.offsets] == list(re.findall(r"\w+|,", text))
+
+
+@st.composite
+def long_documents(draw: st.DrawFn) -> Document:
+    """40 words of one sentence; spans that do not cross each other."""
+    words = draw(st.lists(st.sampled_from(["a", "bravo", "charlies"]), min_size=40, max_size=40))
+    at = np.cumsum([0] + [len(w) + 1 for w in words])
+    first = draw(st.lists(st.integers(0, 37), max_size=12, unique=True))
+    spans = [
+        Span(int(at[i]), int(at[i + n]) - 1, TYPES[i % 3])
+        for i in sorted(first)
+        for n in ([2, 1] if i % 2 == 0 else [1])
+    ]
+    return Document("d", " ".join(words), tuple(spans))
+
+
+@given(long_documents(), st.integers(4, 12), st.integers(3, 6))
+def test_long_sentences_lose_nothing(given: Document, room: int, entities: int) -> None:
+    """Pieces obey the limits, their sub-words joined are the sentence's, all entities are there.
+
+    Against the same document without limits.
+    """
+    whole = encode_pointers([given], TAGS, letters, ROOM)
+    cut = encode_pointers([given], TAGS, letters, Limits(room, entities))
+    assert whole.sentences == 1 < cut.sentences
+    assert cut.lengths.max() <= room
+    assert np.diff(cut.entity_bounds).max(initial=0) <= entities
+    np.testing.assert_array_equal(cut.ids, whole.ids)
+    np.testing.assert_array_equal(cut.offsets, whole.offsets)
+    assert cut.alignment == whole.alignment
+    assert found_in(cut) == found_in(whole) == sorted(given.spans)
+
+
+def found_in(corpus: PointerCorpus) -> list[Span]:
+    """All entities as spans of the documents."""
+    spans: list[Span] = []
+    for s in range(corpus.sentences):
+        part = slice(corpus.entity_bounds[s], corpus.entity_bounds[s + 1])
+        spans += corpus.spans(s, corpus.entities[part])
+    return sorted(spans)
+
+
+def test_what_alone_is_too_long() -> None:
+    """A word keeps its first sub-words; an entity its first piece; too many entities go."""
+    text = "abcdefghijklmnopqrstuvwxyz one"
+    corpus = encode_pointers([document(text, [(text, "Drug")])], TAGS, letters, Limits(3, 9))
+    assert corpus.lengths.tolist() == [3, 1]
+    assert found_in(corpus) == [Span(0, 26, "Drug")]
+    assert (corpus.alignment.shortened, corpus.alignment.spans) == (1, 1)
+    nest = document("one", [("one", "Drug"), ("one", "ADE"), ("one", "Disease")])
+    corpus = encode_pointers([nest], TAGS, letters, Limits(3, 2))
+    assert found_in(corpus) == [Span(0, 3, "ADE"), Span(0, 3, "Drug")]
+    assert (corpus.alignment.exact, corpus.alignment.lost) == (2, 1)
+
+
+def test_annotate() -> None:
+    """The same sub-words with another annotation; the corpus given is not changed."""
+    text, found = figure_2()
+    docs = [document(text, found), Document("e", "~ ~"), document("one two", [("two", "ADE")])]
+    corpus = encode_pointers(docs, TAGS, letters, ROOM)
+    assert corpus.sentence_document.tolist() == [0, 2]
+    new = [document(text, found[:1]), docs[1], document("one two", [("one", "Drug")])]
+    other = annotate_pointers(corpus, new, {"Drug"})
+    assert other.known == {"Drug"}
+    assert other.ids is corpus.ids
+    assert other.documents == tuple(new)
+    assert found_in(other) == [Span(0, 3, "Drug"), Span(0, 9, "Drug")]
+    again = annotate_pointers(other, docs, TYPES)
+    np.testing.assert_array_equal(again.entities, corpus.entities)
+    np.testing.assert_array_equal(again.entity_bounds, corpus.entity_bounds)
+
+
+def test_refuses_other_texts_and_labels() -> None:
+    corpus = encode_pointers([Document("d", "one")], TAGS, letters, ROOM)
+    nested = Document("d", "one", (Span(0, 3, "Drug"), Span(0, 3, "Sign")))
+    with pytest.raises(DataError, match="'Sign' is not in the tag set"):
+        encode_pointers([nested], TAGS, letters, ROOM)
+    with pytest.raises(DataError, match="'Sign' is not in the tag set"):
+        annotate_pointers(corpus, [nested], TYPES)
+    with pytest.raises(DataError, match="whose texts are other ones"):
+        annotate_pointers(corpus, [Document("d", "two")], TYPES)
+    with pytest.raises(ConfigError, match="did you mean 'Drug'"):
+        annotate_pointers(corpus, corpus.documents, {"drug"})
+
+
+def test_empty_corpora() -> None:
+    for documents in ([], [Document("d", "")], [Document("d", "~", (Span(0, 1, "ADE"),))]):
+        corpus = encode_pointers(documents, TAGS, letters, ROOM)
+        assert corpus.sentences == len(corpus.lengths) == len(corpus.entities) == 0
+        assert annotate_pointers(corpus, documents, TYPES).sentences == 0

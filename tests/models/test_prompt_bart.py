@@ -1,0 +1,363 @@
+"""The prompt-tuned pointer network on a tiny random BART made here from public words."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.models.bart_decoding import Memory, Sources, Stepper, Targets, teacher_forced
+from fednotes.models.pointer import END, first_position
+from fednotes.models.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
+from fednotes.models.prompts import joined
+
+transformers = pytest.importorskip("transformers")
+
+TAGS = TagSet(("Drug", "ADE", "Disease"))
+TEXTS = (
+    "Clozapine induced akathisia in children with schizophrenia .",
+    "no pain",
+    "akathisia with Clozapine in no schizophrenia , pain in the ankle and no disease at all .",
+    "with",
+    "no finding",
+)
+
+
+@pytest.fixture(scope="session")
+def model(bart: Path) -> PromptBart:
+    return build(bart)
+
+
+def build(bart: Path, tagset: TagSet = TAGS, **settings: Any) -> PromptBart:
+    given = {"prompts": 3, "prompt_hidden": 8} | settings
+    model = build_prompt_bart(PromptBartConfig(backbone=str(bart), **given), tagset, 1)
+    with torch.no_grad():  # so that the prompts matter as they do once they are trained
+        model.prompts.w2 *= 4
+    return model.eval()
+
+
+def documents() -> list[Document]:
+    """Nested, adjacent and no entities."""
+    found = (
+        [("Clozapine", "Drug"), ("akathisia", "ADE"), ("akathisia in children", "Disease")],
+        [],
+        [("akathisia", "ADE"), ("Clozapine", "Drug"), ("pain", "ADE"), ("in the", "Drug")],
+        [("with", "Disease")],
+        [("no", "ADE"), ("finding", "Disease")],
+    )
+    return [
+        Document(
+            str(i),
+            text,
+            tuple(Span(text.index(w), text.index(w) + len(w), label) for w, label in spans),
+        )
+        for i, (text, spans) in enumerate(zip(TEXTS, found, strict=True))
+    ]
+
+
+def inner(model: PromptBart, corpus: Any, chosen: Sequence[int], prompted: bool = True) -> Any:
+    """Backbone, prompts, memory and targets of some sentences."""
+    at = np.array(chosen)
+    backbone, view, attentions = model._frozen
+    prompts = joined(attentions, model.prompts()) if prompted else None
+    sources = Sources.of(corpus, at, backbone, "cpu")
+    memory = Memory.of(view, sources, model._fixed, prompts, states=False)
+    return view, prompts, sources, memory, Targets.of(corpus, at, "cpu")
+
+
+@torch.no_grad()
+def test_no_prompts_is_stock_bart(bart: Path, model: PromptBart) -> None:
+    """Bit for bit transformers' own BartModel, on the embeddings that it is to read."""
+    corpus = model.prepare(documents())
+    view, _, sources, memory, targets = inner(model, corpus, [0, 1, 2], prompted=False)
+    stock = transformers.BartModel.from_pretrained(bart).eval()
+    assert stock.config._attn_implementation == "sdpa"
+    result = stock(
+        input_ids=sources.ids,
+        attention_mask=sources.mask,
+        decoder_inputs_embeds=memory.read(targets.inputs),
+        use_cache=False,
+    )
+    torch.testing.assert_close(memory.states, result.encoder_last_hidden_state, rtol=0, atol=0)
+    outputs = teacher_forced(view, memory, targets, None)
+    torch.testing.assert_close(outputs, result.last_hidden_state, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_steps_equal_teacher_forcing(model: PromptBart) -> None:
+    """Scores of each cached step as those of one pass over the true targets."""
+    corpus = model.prepare(documents())
+    view, prompts, _, memory, targets = inner(model, corpus, [2, 0, 4])
+    wanted = memory.scores(teacher_forced(view, memory, targets, prompts))
+    stepper = Stepper(view, memory, prompts)
+    for step, ids in enumerate(targets.inputs.T):
+        found = stepper.step(ids)
+        torch.testing.assert_close(found, wanted[:, step], rtol=0, atol=5e-5)
+        assert torch.equal(found == -torch.inf, wanted[:, step] == -torch.inf)
+    stepper = Stepper(view, memory, prompts)
+    stepper.step(targets.inputs[:, 0])
+    stepper.keep(torch.tensor([0, 2]))
+    found = stepper.step(targets.inputs[[0, 2], 1])
+    torch.testing.assert_close(found, wanted[[0, 2], 1], rtol=0, atol=5e-5)
+
+
+def naive_loss(model: PromptBart, corpus: Any, sentence: int, known: set[str]) -> list[float]:
+    """Source and target of one sentence: NumPy over the words of the issue, nothing shared.
+
+    The decoder is called once a target with all that came before; candidates are listed.
+    """
+    backbone, view, attentions = model._frozen
+    prompts = joined(attentions, model.prompts())
+    table = view.shared.weight.detach().numpy().astype(np.float64)
+    text = corpus.ids[corpus.bounds[sentence] : corpus.bounds[sentence + 1]].tolist()
+    call: dict[str, Any] = {"prompts": prompts, "return_dict": True}
+    encoded = view.encoder(torch.tensor([[0, *text, 2]]), **call).last_hidden_state
+    label_ids = [backbone.tokenizer(" " + t.lower(), add_special_tokens=False) for t in TAGS.types]
+    labels = np.stack([table[i["input_ids"]].mean(axis=0) for i in label_ids])
+    source = (encoded[0, 1:-1].detach().numpy() + table[text]) / 2
+    candidates = np.concatenate([table[[2]], labels, source])  # END, types, positions
+    inputs = np.concatenate([labels, table[text]])
+    bounds = corpus.entity_bounds[sentence : sentence + 2]
+    targets: list[tuple[int, bool]] = []
+    for start, end, kind in corpus.entities[slice(*bounds)].tolist():
+        pseudo = TAGS.types[kind] not in known
+        targets += [(4 + start, pseudo), (4 + end, pseudo), (1 + kind, pseudo)]
+    targets.append((0, False))
+    sums, read = [0.0, 0.0], [table[2]]
+    for wanted, pseudo in targets:
+        given = torch.tensor(np.stack(read)[None], dtype=torch.float32)
+        state = view.decoder(inputs_embeds=given, encoder_hidden_states=encoded, **call)
+        scores = candidates @ state.last_hidden_state[0, -1].detach().numpy()
+        sums[pseudo] += float(np.log(np.exp(scores - scores.max()).sum()) + scores.max())
+        sums[pseudo] -= float(scores[wanted])
+        read.append(inputs[wanted - 1])
+    return sums
+
+
+def test_losses_equal_a_naive_program(model: PromptBart) -> None:
+    """Each sentence against `naive_loss`, in a padded batch. [tagsets eq 3, eq 8, eq 9]"""
+    corpus = model.prepare(documents())
+    for known in ({"Drug"}, {"ADE", "Disease"}):
+        losses = model.losses(model.annotate(corpus, documents(), known), range(5))
+        wanted = np.array([naive_loss(model, corpus, i, known) for i in range(5)])
+        np.testing.assert_allclose(losses.source.detach(), wanted[:, 0], rtol=1e-5)
+        np.testing.assert_allclose(losses.target.detach(), wanted[:, 1], rtol=1e-5)
+        assert (losses.target > 0).tolist() == (wanted[:, 1] > 0).tolist()
+
+
+def test_parts_of_the_loss(model: PromptBart) -> None:
+    """Source and target make the whole; all types known: no target at all. [tagsets eq 6]"""
+    corpus = model.prepare(documents())
+    whole = model.losses(corpus, range(5))
+    assert not whole.target.any()
+    for known in ({"Drug"}, {"ADE", "Disease"}, set()):
+        parts = model.losses(model.annotate(corpus, documents(), known), range(5))
+        torch.testing.assert_close(parts.source + parts.target, whole.source)
+
+
+def test_a_batch_is_its_sentences(model: PromptBart) -> None:
+    """Losses and predictions of mixed lengths as one by one, and in any order."""
+    corpus = model.annotate(model.prepare(documents()), documents(), {"Drug"})
+    order = [3, 0, 2, 4, 1]
+    together = model.losses(corpus, order)
+    for row, sentence in enumerate(order):
+        alone = model.losses(corpus, [sentence])
+        torch.testing.assert_close(together.source[row], alone.source[0])
+        torch.testing.assert_close(together.target[row], alone.target[0])
+    predicted = model.predict(documents())
+    assert [model.predict([d])[0] for d in documents()] == list(predicted)
+    assert model.predict(corpus) == predicted
+    assert sum(len(d.spans) for d in predicted) > 3
+
+
+def naive_decode(model: PromptBart, corpus: Any, sentence: int) -> list[int]:
+    """The best of what may come, by a list of all entities and a fresh pass at every step."""
+    words = slice(corpus.word_bounds[sentence], corpus.word_bounds[sentence + 1])
+    first, last = corpus.first[words].tolist(), corpus.last[words].tolist()
+    left = [(s, -e, t) for s in first for e in last if s <= e for t in range(3)]
+    shift, written = first_position(3), []
+    view, prompts, _, memory, _ = inner(model, corpus, [sentence])
+    for _ in first:  # no more entities than words
+        options = {(s + shift, -e + shift, t + 3) for s, e, t in left}
+        for place in range(3):
+            ids = torch.tensor([[*written, END]])
+            given = Targets(ids, ids > 0, ids < 0)
+            scores = memory.scores(teacher_forced(view, memory, given, prompts))[0, -1]
+            ahead = {entity[place] for entity in options} | ({END} if place == 0 else set())
+            best = max(ahead, key=lambda i: float(scores[i]))
+            if best == END:
+                return written
+            written.append(best)
+            options = {entity for entity in options if entity[place] == best}
+        chosen = (written[-3] - shift, shift - written[-2], written[-1] - 3)
+        left = [entity for entity in left if entity > chosen]
+    return written
+
+
+@torch.no_grad()
+def test_decoding_equals_a_naive_program(model: PromptBart) -> None:
+    """Cached and batched against `naive_decode`, sentence by sentence. [tagsets eq 4]"""
+    corpus = model.prepare(documents())
+    found = model._decode(corpus, np.array([2, 4, 1, 0, 3]), model.prompts())
+    assert [f.tolist() for f in found] == [naive_decode(model, corpus, s) for s in (2, 4, 1, 0, 3)]
+    assert len({len(f) for f in found}) > 1
+
+
+def test_per_sentence_gradients(bart: Path) -> None:
+    """One backward pass against a loop over sentences, float64; they sum to the batch's."""
+    for tuned in (False, True):
+        model = build(bart, tune_cross_attention=tuned, dropout=0.5).double().train()
+        corpus = model.annotate(model.prepare(documents()), documents(), {"ADE"})
+        order = [2, 0, 1, 4]
+        source, target = model.gradients(corpus, order)
+        assert model.training
+        assert all(p.grad is None for p in model.parameters())
+        model.eval()
+        q = model.trainable()[model.transfer]
+        assert source.shape == (4, q.numel())
+        for row, sentence in zip(source, order, strict=True):
+            (alone,) = torch.autograd.grad(model.losses(corpus, [sentence]).source.sum(), q)
+            torch.testing.assert_close(row, alone.flatten(), rtol=1e-9, atol=1e-9)
+        losses = model.losses(corpus, order)
+        for found, loss in ((source.sum(0), losses.source), (target, losses.target)):
+            (batch,) = torch.autograd.grad(loss.sum(), q, retain_graph=True)
+            torch.testing.assert_close(found, batch.flatten(), rtol=1e-9, atol=1e-9)
+        assert source.abs().max() > 1e-3 < target.abs().max()
+        complete = model.annotate(corpus, documents(), TAGS.types)
+        assert not model.gradients(complete, order)[1].any()
+
+
+def test_states(model: PromptBart) -> None:
+    """Means over sub-words, decoder states and their scores; the loss follows from them."""
+    corpus = model.annotate(model.prepare(documents()), documents(), {"Drug"})
+    losses = model.losses(corpus, [2, 1], states=True)
+    assert (
+        [tuple(h.shape) for h in losses.hidden] == [(2, w) for w in model.widths] == [(2, 32)] * 2
+    )
+    _, view, attentions = model._frozen
+    text = corpus.ids[corpus.bounds[1] : corpus.bounds[2]].tolist()
+    prompts = joined(attentions, model.prompts())
+    alone = view.encoder(torch.tensor([[0, *text, 2]]), prompts=prompts, output_hidden_states=True)
+    for found, layer in zip(losses.hidden, alone.hidden_states[1:], strict=True):
+        torch.testing.assert_close(found[1], layer[0, 1:-1].mean(0), rtol=1e-4, atol=1e-5)
+    assert losses.outputs is not None
+    assert losses.pseudo is not None
+    assert losses.score is not None
+    assert losses.outputs.shape == (3 * 4 + 1 + 1, 32)
+    in_order = ("ADE", "Drug", "ADE", "Drug")
+    assert losses.pseudo.tolist() == [t == "ADE" for t in in_order for _ in "set"] + [False] * 2
+    scores = losses.score(losses.outputs)
+    targets = Targets.of(corpus, np.array([2, 1]), "cpu")
+    nll = -scores.log_softmax(-1).gather(1, targets.ids[targets.real][:, None]).squeeze(1)
+    torch.testing.assert_close(nll[losses.pseudo].sum(), losses.target.sum())
+    torch.testing.assert_close(nll[~losses.pseudo].sum(), losses.source.sum())
+    assert (scores[-1] > -torch.inf).sum() == 1 + 3 + corpus.lengths[1]
+
+
+def test_long_sentences_are_split_and_joined(model: PromptBart) -> None:
+    """Beyond the backbone's 38 sub-words: nothing is lost, nothing cut inside an entity."""
+    text = " ".join(TEXTS[2].replace(" .", " ,") for _ in range(3)) + " Clozapine"
+    spans = [Span(m, m + 9, "Drug") for m in range(len(text)) if text.startswith("Clozapine", m)]
+    spans += [Span(s.start - 5, s.end + 3, "ADE") for s in spans[:-1]]
+    given = [Document("long", text, tuple(sorted(spans)))]
+    corpus = model.prepare(given)
+    assert corpus.sentences > 3
+    assert corpus.lengths.max() <= model.limits.subwords == 38
+    found = [
+        span
+        for s, (a, b) in enumerate(pairwise(corpus.entity_bounds))
+        for span in corpus.spans(s, corpus.entities[a:b])
+    ]
+    assert sorted(found) == sorted(spans)
+    assert corpus.offsets[-1, 1] == len(text)
+    assert torch.isfinite(model.losses(corpus, range(corpus.sentences)).source).all()
+    assert model.predict(given)[0].text == text
+
+
+def test_backbone_is_shared_and_never_written(bart: Path) -> None:
+    """Models share one copy of the weights, train on it, and leave every byte as it was."""
+    before = transformers.BartModel.from_pretrained(bart).state_dict()
+    one, two = build(bart), build(bart, tune_cross_attention=True)
+    tables = [m._frozen[1].shared.weight.data_ptr() for m in (one, two)]
+    assert tables[0] == tables[1]
+    assert set(one.trainable()) == {"prompts.q", "prompts.w1", "prompts.w2"}
+    assert {n.split(".")[0] for n in two.trainable()} == {"prompts", "cross"}
+    assert set(one.state_dict()) == set(one.trainable())
+    assert set(two.state_dict()) == set(two.trainable())
+    attention = 2 * 4 * (32 * 32 + 32)
+    prompts, frozen = (
+        4 * 8 * 3 * 32 + 3 * 32,
+        sum(v.numel() for v in one._frozen[0].model.parameters()),
+    )
+    assert one.eta() == prompts / (frozen + prompts)
+    assert two.eta() == (prompts + attention) / (frozen + prompts)
+    assert frozen == sum({v.data_ptr(): v.numel() for v in before.values()}.values())
+    first = one.predict(documents())
+    fit(two, two.prepare(documents()), steps=3)
+    assert one.predict(documents()) == first
+    for name, value in one._frozen[0].model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def fit(model: PromptBart, corpus: Any, steps: int, rate: float = 0.02) -> float:
+    optimizer = torch.optim.Adam(model.trainable().values(), lr=rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model.losses(corpus, range(corpus.sentences)).source.sum()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize(("tuned", "rate"), [(True, 0.003), (False, 0.01)])
+def test_learns_two_sentences(bart: Path, tuned: bool, rate: float) -> None:
+    """Overfitted, with or without its cross-attentions, it predicts what it was given."""
+    model = build(bart, tune_cross_attention=tuned, prompts=10)
+    given = [documents()[0], documents()[4]]
+    corpus = model.prepare(given)
+    assert model.predict(given) != tuple(given)
+    assert fit(model, corpus, steps=200, rate=rate) < 4
+    assert [sorted(d.spans) for d in model.predict(given)] == [sorted(d.spans) for d in given]
+
+
+def test_dropout(bart: Path) -> None:
+    """Only where the configuration has it, only in training, from torch's generator alone."""
+    without, model = build(bart).train(), build(bart, dropout=0.3)
+    corpus = model.prepare(documents())
+    still = model.losses(corpus, [0, 2]).source
+    torch.testing.assert_close(without.losses(corpus, [0, 2]).source, still)
+    model.train()
+    torch.manual_seed(3)
+    first = model.losses(corpus, [0, 2]).source
+    assert not torch.allclose(first, model.losses(corpus, [0, 2]).source)
+    torch.manual_seed(3)
+    assert torch.equal(first, model.losses(corpus, [0, 2]).source)
+    assert model.predict(documents()) == without.predict(documents())
+    assert model.training
+
+
+def test_copies_and_precision(bart: Path) -> None:
+    """A copy trains apart from its original; in float64 it computes the same."""
+    model = build(bart, tune_cross_attention=True)
+    corpus = model.prepare(documents())
+    loss = model.losses(corpus, range(5)).source
+    other = copy.deepcopy(model)
+    assert other._frozen[0] is model._frozen[0]
+    torch.testing.assert_close(other.losses(corpus, range(5)).source, loss, rtol=0, atol=0)
+    fit(other, corpus, steps=2)
+    torch.testing.assert_close(model.losses(corpus, range(5)).source, loss, rtol=0, atol=0)
+    torch.testing.assert_close(
+        model.double().losses(corpus, range(5)).source, loss.double(), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_nothing_to_read(model: PromptBart) -> None:
+    assert model.predict([]) == ()
+    assert model.predict([Document("d", " ")]) == (Document("d", " "),)

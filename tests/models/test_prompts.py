@@ -1,0 +1,258 @@
+"""Prompts in the attention of tiny random BERT and BART models made here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fednotes.core.errors import ConfigError, ModelError
+from fednotes.models.prompts import Prompts, install, joined, prompt_attention
+
+transformers = pytest.importorskip("transformers")
+
+IDS = torch.tensor([[5, 6, 7, 8, 9, 3, 2], [9, 8, 4, 1, 1, 1, 1]])
+MASK = torch.tensor([[1] * 7, [1, 1, 1, 0, 0, 0, 0]])
+TARGET = torch.tensor([[2, 5, 6, 7], [2, 9, 8, 1]])
+
+
+def bert() -> Any:
+    config = transformers.BertConfig(
+        vocab_size=20,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=48,
+        initializer_range=0.4,
+    )
+    torch.manual_seed(0)
+    return transformers.BertModel(config).eval()
+
+
+def bart(**changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "vocab_size": 20,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+        "max_position_embeddings": 24,
+        "init_std": 0.4,
+    }
+    torch.manual_seed(0)
+    return transformers.BartModel(transformers.BartConfig(**settings | changes)).eval()
+
+
+def run(model: Any, mask: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The last states of either kind."""
+    given = {"decoder_input_ids": TARGET, "use_cache": False} if hasattr(model, "decoder") else {}
+    with torch.no_grad():
+        return model(IDS, attention_mask=mask, **given, **options).last_hidden_state
+
+
+def attend(q: Any, k: Any, v: Any, seen: Any, scale: float) -> np.ndarray:
+    """Attention of one head in NumPy, float64: loops over queries."""
+    q, k, v = (np.asarray(x, dtype=np.float64) for x in (q, k, v))
+    out = []
+    for i in range(len(q)):
+        scores = np.where(seen[i], k @ q[i] * scale, -np.inf)
+        weights = np.exp(scores - scores.max())
+        out.append(weights / weights.sum() @ v)
+    return np.array(out)
+
+
+@pytest.mark.parametrize("make", [bert, bart])
+@pytest.mark.parametrize("mask", [MASK, torch.ones_like(MASK)])
+def test_without_prompts_nothing_changes(make: Any, mask: torch.Tensor) -> None:
+    """Bit for bit what the model gives that was never touched (transformers' own attention)."""
+    stock, installed = make(), make()
+    install(installed)
+    torch.testing.assert_close(run(installed, mask), run(stock, mask), rtol=0, atol=0)
+    assert all(
+        torch.equal(p, q)
+        for p, q in zip(*map(nn.Module.parameters, (stock, installed)), strict=True)
+    )
+
+
+@pytest.mark.parametrize("case", ["bidirectional", "padded", "causal", "cached"])
+def test_attention_equals_numpy(case: str) -> None:
+    """Against `attend` on [K; Φ_K], [V; Φ_V]; √d_head divides. [tagsets eq 14]"""
+    torch.manual_seed(1)
+    queries, keys, count, size, heads = (2 if case == "cached" else 5), 5, 3, 8, 2
+    q = torch.randn(2, heads, queries, size)
+    k, v = torch.randn(2, 2, heads, keys, size).unbind(0)
+    pair = (torch.randn(heads, count, size), torch.randn(2, heads, count, size))
+    module = nn.Module()
+    module.is_causal = case in ("causal", "cached")
+    module.training = False
+    seen = np.ones((2, queries, keys), bool)
+    if module.is_causal:
+        seen &= np.tri(queries, keys, keys - queries, dtype=bool)
+    mask = None
+    if case == "padded":
+        seen[1, :, 2:] = False
+        mask = torch.from_numpy(seen)[:, None]
+    out, _ = prompt_attention(module, q, k, v, mask, scaling=size**-0.5, prompts={module: pair})
+    assert out.shape == (2, queries, heads, size)
+    every = np.concatenate([seen, np.ones((2, queries, count), bool)], axis=2)
+    for row in range(2):
+        for head in range(heads):
+            whole_keys = torch.cat([k[row, head], pair[0][head]])
+            whole_values = torch.cat([v[row, head], pair[1][row, head]])
+            wanted = attend(q[row, head], whole_keys, whole_values, every[row], 1 / np.sqrt(size))
+            np.testing.assert_allclose(out[row, :, head], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [bert, bart])
+def test_padding_does_not_matter(make: Any) -> None:
+    """A sentence in a padded batch as alone, with prompts."""
+    model = make()
+    attentions = install(model)
+    prompts = joined(attentions, Prompts(len(attentions), 4, 32, count=3, hidden=8)())
+    together = run(model, MASK, prompts=prompts)[1]
+    options = {} if make is bert else {"decoder_input_ids": TARGET[1:], "use_cache": False}
+    with torch.no_grad():
+        alone = model(IDS[1:, :3], prompts=prompts, **options).last_hidden_state[0]
+    size = 3 if make is bert else 4
+    torch.testing.assert_close(together[:size], alone[:size], rtol=0, atol=1e-5)
+    assert (run(model, MASK)[1][:size] - alone[:size]).abs().max() > 1e-3
+
+
+def test_which_attentions() -> None:
+    """Of BART the encoder's, then the decoder's; never a cross-attention."""
+    model = bart()
+    names = {module: name for name, module in model.named_modules()}
+    assert [names[m] for m in install(model)] == [
+        f"{side}.layers.{layer}.self_attn" for side in ("encoder", "decoder") for layer in (0, 1)
+    ]
+    model = bert()
+    names = {module: name for name, module in model.named_modules()}
+    assert [names[m] for m in install(model)] == [
+        f"encoder.layer.{layer}.attention.self" for layer in range(3)
+    ]
+
+
+def test_each_layer_has_its_own_prompts() -> None:
+    """A layer's prompts change that layer's output and what is above it, nothing below."""
+    model = bart()
+    attentions = install(model)
+    pairs = Prompts(4, 4, 32, count=3, hidden=8)()
+    with torch.no_grad():
+        plain = model.encoder(IDS, MASK, output_hidden_states=True).hidden_states
+        second = model.encoder(
+            IDS, MASK, output_hidden_states=True, prompts={attentions[1]: pairs[1]}
+        ).hidden_states
+    assert torch.equal(plain[1], second[1])
+    assert not torch.allclose(plain[2], second[2], atol=1e-3)
+
+
+def test_two_models_at_work_do_not_meet() -> None:
+    """What one gives is the same whether or not another runs in between, with other prompts."""
+    one, two = bart(), bart(d_model=16, init_std=0.7)
+    first = joined(install(one), Prompts(4, 4, 32, count=3, hidden=8)())
+    alone = run(one, MASK, prompts=first)
+    second = joined(install(two), Prompts(4, 4, 16, count=5, hidden=8)())
+    run(two, MASK, prompts=second)
+    assert torch.equal(run(one, MASK, prompts=first), alone)
+
+
+def test_projection_equals_numpy() -> None:
+    """A loop over layers, prompts and heads in float64. [tagsets eq 15]"""
+    prompts = Prompts(2, (4, 2), 8, count=3, hidden=5, seed=3)
+    assert sorted(dict(prompts.named_parameters())) == ["q", "w1", "w2"]
+    q, w1, w2 = (p.detach().double().numpy() for p in (prompts.q, prompts.w1, prompts.w2))
+    pairs = prompts()
+    for layer, heads in enumerate((4, 2)):
+        size = 8 // heads
+        for c in range(3):
+            both = np.tanh(q[c] @ w1[layer]) @ w2[layer]
+            for head in range(heads):
+                part = slice(head * size, head * size + size)
+                for found, wanted in zip(pairs[layer], (both[:8], both[8:]), strict=True):
+                    assert found.shape == (heads, 3, size)
+                    np.testing.assert_allclose(
+                        found[head, c].detach(), wanted[part], atol=1e-6, rtol=1e-5
+                    )
+
+
+def test_a_batch_of_q() -> None:
+    """Each sentence's own q as if it were projected alone."""
+    prompts = Prompts(3, 2, 8, count=4, hidden=5)
+    many = torch.randn(5, 4, 8)
+    together = prompts.project(many)
+    for row in range(5):
+        for whole, alone in zip(together, prompts.project(many[row]), strict=True):
+            for a, b in zip(whole, alone, strict=True):
+                torch.testing.assert_close(a[row], b)
+
+
+def test_pull_equals_autograd() -> None:
+    """Gradients of q for many losses at once, against autograd one by one, float64."""
+    prompts = Prompts(3, (2, 4, 1), 8, count=4, hidden=5).double()
+    parts = [part for pair in prompts() for part in pair]
+    given = [torch.randn(6, *part.shape, dtype=torch.float64) for part in parts]
+    found = prompts.pull(given)
+    assert found.shape == (6, 4, 8)
+    for row in range(6):
+        weights = [part[row] for part in given]
+        (wanted,) = torch.autograd.grad(parts, prompts.q, weights, retain_graph=True)
+        torch.testing.assert_close(found[row], wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_the_seed_alone_decides() -> None:
+    """Equal seeds, equal prompts; the global random state is left as it was."""
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one = Prompts(2, 2, 8, seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    two, three = Prompts(2, 2, 8, seed=7), Prompts(2, 2, 8, seed=8)
+    assert torch.equal(one.w2, two.w2)
+    assert torch.equal(one.q, two.q)
+    assert not torch.equal(one.q, three.q)
+
+
+def test_size_of_bart_base() -> None:
+    """Parameters of bart-base and its prompts, counted by the sizes in the paper (closed form).
+
+    d = 768, 12 layers, h = 400, 10 prompts, Eq. 15 without biases.
+    """
+    d, ffn, vocabulary, positions = 768, 3072, 50265, 1024 + 2
+    attention, norm = 4 * (d * d + d), 2 * d
+    feed_forward = 2 * d * ffn + ffn + d
+    encoder = positions * d + norm + 6 * (attention + feed_forward + 2 * norm)
+    decoder = positions * d + norm + 6 * (2 * attention + feed_forward + 3 * norm)
+    with torch.device("meta"):
+        config = transformers.BartConfig(
+            vocab_size=vocabulary,
+            d_model=d,
+            encoder_layers=6,
+            decoder_layers=6,
+            encoder_attention_heads=12,
+            decoder_attention_heads=12,
+            encoder_ffn_dim=ffn,
+            decoder_ffn_dim=ffn,
+        )
+        whole = sum(p.numel() for p in transformers.BartModel(config).parameters())
+        trained = sum(p.numel() for p in Prompts(12, 12, d, 10, 400).parameters())
+    assert whole == vocabulary * d + encoder + decoder == 139_420_416
+    assert trained == 12 * (d * 400 + 400 * 2 * d) + 10 * d == 11_066_880
+    assert round(100 * trained / (whole + trained), 2) == 7.35
+
+
+def test_refuses_what_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="width 10 is no multiple of heads"):
+        Prompts(2, 4, 10)
+    with pytest.raises(ConfigError, match="at least 1 each"):
+        Prompts(2, 4, 8, count=0)
+    with pytest.raises(ConfigError, match="heads for each layer"):
+        Prompts(2, (4,), 8)
+    config = transformers.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2)
+    with pytest.raises(ModelError, match="'gpt2' takes no prompts"):
+        install(transformers.GPT2Model(config))

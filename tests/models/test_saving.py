@@ -1,0 +1,279 @@
+"""Saved models of every kind: whole, small, refused where something is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.models.build import KINDS, build_model, kind_of, model_config
+from fednotes.models.saving import load_model, save_model
+from fednotes.predict import evaluate_path, predict_text
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "no", "pain", "took", "aspirin", ".",
+         "adr", "drug"]  # fmt: skip
+TAGS = TagSet(("ADR", "Drug"))
+TEXT = "took aspirin . no pain ."
+DOCUMENTS = (
+    Document("a", TEXT, (Span(5, 12, "Drug"), Span(18, 22, "ADR")), sentences=((0, 24),)),
+    Document("b", "pain .", (Span(0, 4, "ADR"),), sentences=((0, 6),)),
+)
+MODELS = ["tagger", "lora", "prompts", "none", "prompt-bart", "prompt-bart with cross-attention"]
+
+
+def write_backbone(path: Path, model: str, seed: int = 0) -> Path:
+    """A tiny random BERT or BART with a tokeniser of whole words."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "vocab.txt").write_text("\n".join(WORDS))
+    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if model == "bert":
+            config: Any = transformers.BertConfig(
+                vocab_size=len(WORDS),
+                hidden_size=16,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                intermediate_size=24,
+                max_position_embeddings=64,
+            )
+            transformers.BertModel(config).save_pretrained(path)
+        else:
+            config = transformers.BartConfig(
+                vocab_size=len(WORDS),
+                d_model=16,
+                encoder_layers=1,
+                decoder_layers=1,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=24,
+                decoder_ffn_dim=24,
+                max_position_embeddings=64,
+                pad_token_id=0,
+                bos_token_id=2,
+                eos_token_id=3,
+                decoder_start_token_id=3,
+                forced_eos_token_id=3,
+            )
+            transformers.BartModel(config).save_pretrained(path)
+    return path
+
+
+def make(which: str, folder: Path) -> Any:
+    """A small model of this kind with parameters away from their start."""
+    backbone = folder / ("bart" if which.startswith("prompt-bart") else "bert")
+    if which == "tagger":
+        table: dict[str, Any] = {"characters": True, "char_filters": 6, "cnn_filters": 5}
+        table |= {"lstm_units": 4, "kind": "tagger"}
+    elif which.startswith("prompt-bart"):
+        write_backbone(backbone, "bart")
+        table = {"kind": "prompt-bart", "backbone": str(backbone), "prompts": 3}
+        table |= {"prompt_hidden": 4, "label_words": {"ADR": "pain"}}
+        table["tune_cross_attention"] = "cross" in which
+    else:
+        write_backbone(backbone, "bert")
+        table = {"kind": "encoder-tagger", "encoder": str(backbone), "tuning": which}
+    model = build_model(model_config(table), TAGS, seed=1)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.trainable().values():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return make(request.param, tmp_path)
+
+
+def test_what_is_loaded_is_what_was_saved(model: Any, tmp_path: Path) -> None:
+    """Parameters bit for bit, predictions and losses; nothing of the backbone on disk."""
+    path = tmp_path / "model"
+    save_model(model, path)
+    stem = "tagger" if kind_of(model.config) == "tagger" else "model"
+    assert sorted(f.name for f in path.iterdir()) == [f"{stem}.json", f"{stem}.safetensors"]
+    stored = load_file(path / f"{stem}.safetensors")
+    assert set(stored) == set(model.trainable())
+    assert sum(v.numel() for v in stored.values()) == sum(
+        p.numel() for p in model.trainable().values()
+    )
+    state = torch.random.get_rng_state()
+    loaded: Any = load_model(path)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert not loaded.training
+    assert (loaded.config, loaded.tagset) == (model.config, model.tagset)
+    for name, parameter in model.trainable().items():
+        assert torch.equal(parameter, loaded.trainable()[name])
+        assert parameter.data_ptr() != loaded.trainable()[name].data_ptr()
+    assert loaded.predict(DOCUMENTS) == model.predict(DOCUMENTS)
+    model.train(False)
+    losses = [m.losses(m.prepare(DOCUMENTS), [0, 1]).source for m in (model, loaded)]
+    assert torch.equal(*losses)
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    file = next(path.glob("*.json"))
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def _replace(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Other tensors, and a description that agrees with them."""
+    file = next(path.glob("*.safetensors"))
+    save_file(tensors, file)
+    _edit(path, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+def _damage(path: Path, how: str) -> None:
+    weights = next(path.glob("*.safetensors"))
+    tensors = load_file(weights)
+    name = sorted(tensors)[0]
+    if how == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-9])
+    elif how == "nan":
+        tensors[name].view(-1)[0] = float("nan")
+        _replace(path, tensors)
+    elif how == "missing":
+        _replace(path, {n: v for n, v in tensors.items() if n != name})
+    elif how == "unknown":
+        _replace(path, tensors | {"encoder.weight": torch.zeros(2)})
+    elif how == "shape":
+        _replace(path, tensors | {name: torch.zeros(1, 1, 1, 1)})
+    elif how == "no weights":
+        weights.unlink()
+    elif how == "later":
+        _edit(path, format=2, fednotes="7.0")
+    elif how == "kind":
+        _edit(path, kind="promt-bart")
+    elif how == "config":
+        _edit(path, config={"dropuot": 0.1})
+    elif how == "not json":
+        next(path.glob("*.json")).write_text("{")
+
+
+DAMAGES = {
+    "truncated": "its SHA-256 differs",
+    "nan": "is not finite",
+    "missing": "is missing",
+    "unknown": r"'encoder\.weight' is unknown",
+    "shape": r"has shape \[1, 1, 1, 1\]",
+    "no weights": r"\.safetensors: cannot be read",
+    "later": r"format 2, written by fednotes 7\.0.*install the version that wrote it",
+    "kind": "did you mean 'prompt-bart'",
+    "config": "did you mean 'dropout'",
+    "not json": "not JSON",
+}
+
+
+def test_damage_gives_one_line(model: Any, tmp_path: Path) -> None:
+    save_model(model, tmp_path / "whole")
+    for how, message in DAMAGES.items():
+        path = tmp_path / how
+        shutil.copytree(tmp_path / "whole", path)
+        _damage(path, how)
+        with pytest.raises(ModelError, match=message) as caught:
+            load_model(path)
+        assert "\n" not in str(caught.value)
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("which", ["lora", "prompt-bart"])
+def test_a_backbone_may_have_moved_but_not_changed(which: str, tmp_path: Path) -> None:
+    model = make(which, tmp_path)
+    save_model(model, tmp_path / "model")
+    here = tmp_path / ("bart" if which == "prompt-bart" else "bert")
+    there = tmp_path / "elsewhere"
+    shutil.move(here, there)
+    with pytest.raises(ModelError, match=r"no such directory.*--backbone"):
+        load_model(tmp_path / "model")
+    loaded = load_model(tmp_path / "model", backbone=str(there))
+    assert loaded.predict(DOCUMENTS) == model.predict(DOCUMENTS)
+    save_model(loaded, tmp_path / "again")
+    assert load_model(tmp_path / "again").predict(DOCUMENTS) == model.predict(DOCUMENTS)
+    write_backbone(there, "bart" if which == "prompt-bart" else "bert", seed=1)
+    with pytest.raises(ModelError, match="is another one: name the right folder as backbone"):
+        load_model(tmp_path / "model", backbone=str(there))
+
+
+def test_a_path_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative backbone is saved as what it was then."""
+    make("lora", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    model = build_model(model_config({"kind": "encoder-tagger", "encoder": "bert"}), TAGS, 1)
+    save_model(model, "model")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert load_model("../model").predict(DOCUMENTS) == model.predict(DOCUMENTS)
+
+
+def test_folders_of_earlier_versions(tmp_path: Path) -> None:
+    """They name no kind: a tagger."""
+    model = make("tagger", tmp_path)
+    save_model(model, tmp_path / "model")
+    file = tmp_path / "model" / "tagger.json"
+    facts = json.loads(file.read_text())
+    assert facts.pop("kind") == "tagger"
+    assert "kind" not in facts["config"]
+    file.write_text(json.dumps(facts))
+    assert load_model(tmp_path / "model").predict(DOCUMENTS) == model.predict(DOCUMENTS)
+
+
+def test_another_kind_takes_the_folder_whole(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save_model(make("tagger", tmp_path), path)
+    lora = make("lora", tmp_path)
+    save_model(lora, path)
+    assert sorted(f.name for f in path.iterdir()) == ["model.json", "model.safetensors"]
+    before = {f.name: f.read_bytes() for f in path.iterdir()}
+    with torch.no_grad():
+        lora.lora.up[0, 0, 0] = float("inf")
+    with pytest.raises(ModelError, match=r"'lora\.up' is not finite"):
+        save_model(lora, path)
+    assert {f.name: f.read_bytes() for f in path.iterdir()} == before
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "a.txt").write_text("x")
+    with pytest.raises(ModelError, match="is not a model's folder"):
+        save_model(lora, notes)
+    with pytest.raises(ModelError, match="no model here"):
+        load_model(notes)
+
+
+@pytest.mark.parametrize("which", ["lora", "prompt-bart"])
+def test_predict_and_evaluate_take_every_kind(
+    which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fednotes.data.formats import FORMATS
+
+    model = make(which, tmp_path)
+    save_model(model, tmp_path / "model")
+    predict_text(tmp_path / "model", TEXT, "jsonl", None, "cpu")
+    line = json.loads(capsys.readouterr().out.splitlines()[0])
+    (wanted,) = model.predict((Document("text", TEXT),))
+    assert line["text"] == TEXT
+    assert len(line["spans"]) == len(wanted.spans)
+    FORMATS["jsonl"].write(DOCUMENTS, tmp_path / "gold.jsonl")
+    scores, unknown = evaluate_path(tmp_path / "model", tmp_path / "gold.jsonl", None, "cpu")
+    assert scores["support"] == 3
+    assert unknown == ()
+
+
+def test_kinds() -> None:
+    for kind in KINDS:
+        assert kind_of(model_config({"kind": kind})) == kind
+    assert kind_of(model_config({"tagger": "cnn-crf", "dropout": 0.5})) == "tagger"
+    with pytest.raises(
+        ConfigError, match="model: unknown kind 'promptbart'; did you mean 'prompt-b"
+    ):
+        model_config({"kind": "promptbart"})
+    with pytest.raises(ConfigError, match="unknown kind 3"):
+        model_config({"kind": 3})
