@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAPERS = "fedner|distill|adversarial|pretrain|finetune|phenotype"
+PAPERS = "fedner|tagsets|bert|phenotype"
 MARKER = re.compile(rf"\[(?:{PAPERS}) [a-z0-9][a-z0-9 .-]*\]")
 ROW = re.compile(r"^\|\s*`(\[[^`]+\])`\s*\|\s*`([\w.]+)`\s*\|\s*(.+?)\s*\|$", re.MULTILINE)
 
@@ -126,7 +126,7 @@ def test_markers_are_read_from_comments_only() -> None:
     """By hand: line 2 holds two markers; the string and the tensor shape hold none."""
     source = (
         'text = "[fedner eq 9]"\n'
-        "x = 1  # mean [fedner eq 2], and [distill eq 11]\n"
+        "x = 1  # mean [fedner eq 2], and [tagsets eq 11]\n"
         "# [fedner, eq 2] (tags, tags) [from to]\n"
     )
-    assert markers(source) == [("[fedner eq 2]", 2), ("[distill eq 11]", 2)]
+    assert markers(source) == [("[fedner eq 2]", 2), ("[tagsets eq 11]", 2)]

@@ -142,6 +142,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
         }
         mean = scores.pop("mean")
         summary = {"seconds": 10.0 * run.seed, "sites": scores, "mean": mean}
+        summary |= {"bytes_up": 1_000_000 * run.seed, "bytes_down": 2_000_000}
         write_json(run.folder / "summary.json", summary)
         return run.row.label
 
@@ -211,3 +212,35 @@ def test_a_wrong_setting_shows_before_any_run(tiny: list[Run], tmp_path: Path) -
     with pytest.raises(ConfigError, match="did you mean 'epochs'"):
         reproduce("fedner-tiny", tmp_path / "out", settings=("training.epoch=1",))
     assert tiny == []
+
+
+def test_f1_at_equal_bytes_and_seconds(tiny: list[Run], tmp_path: Path) -> None:
+    """Three traced rounds of 1 MB up, 1 MB down and 10 s: at 4 MB the second, at 15 s the first."""
+    path = tmp_path / "fedner" / "tiny.toml"
+    path.write_text("megabytes = 4.0\nseconds = 15.0\n" + GRID, encoding="utf-8")
+    out = tmp_path / "out"
+    for run in planned_from(path, out):
+        lines = [
+            {
+                "condition": run.condition,
+                "bytes_up": round * 1_000_000,
+                "bytes_down": round * 1_000_000,
+                "seconds": 10.0 * round,
+                "test_f1": 0.1 * round,
+            }
+            for round in (1, 2, 3)
+        ]
+        run.folder.mkdir(parents=True, exist_ok=True)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (run.folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+    reproduce("fedner-tiny", out, workers=1)
+    text = (out / "fedner-tiny" / "results.md").read_text(encoding="utf-8")
+    (row,) = (line for line in text.splitlines() if line.startswith("| second"))
+    assert row.endswith("| 20.0 ± 0.0 | 10.0 ± 0.0 | 4.0 | 20 |")
+
+
+def planned_from(path: Path, out: Path) -> list[Run]:
+    grid, _ = module.load_grid("fedner-tiny")
+    base = f"{path.parent.name}/{grid.base}"
+    rows = [row for row in grid.runs if not row.full]
+    return [run for row in rows for run in module.plan(row, base, grid.budget, False, out, ())]

@@ -29,7 +29,7 @@ class RichDisplay:
         self._bar: Progress | None = None
 
     def begin(self, part: Part, rounds: int, sentences: int) -> None:
-        """A part starts (or goes on)."""
+        """A part starts (or goes on). sentences: trained on in each round, all sites together."""
         self._close()
         self._part, self._rounds, self._sentences = part, rounds, sentences
         self._started: tuple[int, float] | None = None
@@ -79,11 +79,7 @@ class RichDisplay:
             self._started = (result.round, result.seconds)
             return 0.0
         rounds, seconds = result.round - self._started[0], result.seconds - self._started[1]
-        config = self._part.config
-        each = config.batch_size
-        if config.exchange == "weights":
-            each = self._sentences * config.local_epochs
-        return rounds * each / seconds if seconds > 0 else 0.0
+        return rounds * self._sentences / seconds if seconds > 0 else 0.0
 
     def __enter__(self) -> RichDisplay:
         return self

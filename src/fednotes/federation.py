@@ -2,8 +2,9 @@
 
     total = federation.sum("gradients", shared, round=7)      # Σ over sites
 
-A method never learns who added what, how the tensors travelled, who dropped out or whether
-the sum was masked: the engine between method and sites (`engines/`) does.
+A method never learns who added what, how the tensors travelled or whether the sum was
+masked: the engine between method and sites (`engines/`) does. It may learn who is in a sum
+(`Total.included`), so that a site can take its own part out of it again.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -21,10 +21,9 @@ import torch
 from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json, write_text
 from fednotes.core.types import SiteData
-from fednotes.data.text import split_sentences
 from fednotes.engines.inprocess import InProcess, RoundResult
-from fednotes.jobs import POOLED, Job, complete_tags
-from fednotes.metrics.spans import SpanCounts, forms_of
+from fednotes.jobs import POOLED, Job
+from fednotes.metrics.spans import SpanCounts
 from fednotes.models.features import default_cache
 from fednotes.report.html import write_report
 from fednotes.run_folder import OUTCOME, claim, finished, refuse, set_aside, versions
@@ -85,7 +84,7 @@ def simulate(
     claim(job, out, sites, resume)
     torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(device == "cpu")
-    config = replace(job.config, tags=complete_tags(list(sites.data)))
+    config = job.module.for_sites(job.config, sites.data)
     log = _Log(out / "metrics.jsonl", resume)
     results = {}
     for part in _parts(job, sites, config):
@@ -106,40 +105,16 @@ def _parts(job: Job, sites: Sites, config: Any) -> list[Part]:
     """The training runs of the asked conditions."""
     parts = []
     if "alone" in job.conditions:
-        sizes = [sum(len(split_sentences(d)) for d in s.train) for s in sites.data]
-        batch = job.module.batch_shares(sizes, config.batch_size)
+        own = job.module.alone(config, sites.data)
         parts += [
-            Part("alone", (site,), replace(config, batch_size=share), site.id)
-            for site, share in zip(sites.data, batch, strict=True)
+            Part("alone", (site,), settings, site.id)
+            for site, settings in zip(sites.data, own, strict=True)
         ]
     if "federated" in job.conditions:
         parts.append(Part("federated", sites.data, config))
     if "pooled" in job.conditions:
-        parts.append(_pooled(sites, config))
+        parts.append(Part("pooled", *job.module.pooled(config, sites.data, sites.complete)))
     return parts
-
-
-def _pooled(sites: Sites, config: Any) -> Part:
-    """One model trained on all sites' sentences.
-
-    With complete labels, or one tag set everywhere: simply all sentences together. Otherwise
-    one output layer for each site's tag set over layers trained on all, which is this same
-    method with a private CRF alone: a reference, not a bound.
-    """
-    schemes = {site.tags.scheme for site in sites.data}
-    types = {frozenset(site.tags.types) for site in sites.data}
-    source = sites.complete or sites.data
-    if len(schemes) > 1 or (sites.complete is None and len(types) > 1):
-        heads = replace(config, private=("crf",), exchange="gradients", personal_epochs=0)
-        return Part("pooled", sites.data, heads)
-    together = SiteData(
-        id=POOLED,
-        tags=complete_tags(list(source)),
-        train=tuple(d for site in source for d in site.train),
-        valid=tuple(d for site in source for d in site.valid),
-        test=(),
-    )
-    return Part("pooled", (together,), replace(config, tags=together.tags, personal_epochs=0))
 
 
 def _run(
@@ -167,7 +142,6 @@ def _run(
         for data in part.sites
     ]
     sizes = [member.num_examples for member in members]
-    batch = sum(job.module.batch_shares(sizes, part.config.batch_size))
     engine = InProcess(
         members,
         directory=folder / "checkpoints",
@@ -177,28 +151,21 @@ def _run(
     state = engine.resume()
     log.rewind(part, state.round if state else 0)
     if display:
-        rounds = job.module.total_rounds(part.config, sum(sizes), batch)
-        display.begin(part, rounds, sum(sizes))
+        display.begin(part, *job.module.planned(part.config, sizes))
     final = job.module.train(engine, part.config)
     if display:
         display.end()
     scores = {member.id: member.scores for member in members}
     if members[0].id == POOLED:
-        scores = {site.id: _scores_of(members[0], site) for site in sites.data}
+        scores = {site.id: members[0].scores_on(site) for site in sites.data}
     return {
         "scores": scores,
         "rounds": final.round,
         "seconds": engine.seconds,
         "bytes_up": engine.bytes_up,
         "bytes_down": engine.bytes_down,
+        "described": members[0].described(),
     }
-
-
-def _scores_of(pooled: Any, site: SiteData) -> dict[str, Any]:
-    """A pooled tagger on one site's test data, the site's own types only."""
-    predicted = pooled.tagger.predict(site.test)
-    seen = forms_of(site.train)
-    return SpanCounts.of(site.test, predicted, seen=seen, types=site.tags.types).scores()
 
 
 def _observe(result: RoundResult, part: Part, log: _Log, display: Display | None) -> None:
@@ -284,8 +251,14 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         "conditions": conditions,
         "config": job.table,
         "versions": versions(),
-        "notes": [*sites.notes, *_hints(scores)],
+        "notes": [*sites.notes, *_described(results), *_hints(scores)],
     }
+
+
+def _described(results: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    """How much of the model travels."""
+    if text := results.get("federated", {}).get("described"):
+        yield f"federated: {text}"
 
 
 def _hints(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -63,6 +63,8 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
     if origin in (Union, UnionType):
         if value is None and type(None) in arguments:
             return None
+        if any(is_dataclass(a) and isinstance(value, a) for a in arguments):  # type: ignore[arg-type]
+            return value
         return _convert(value, next(a for a in arguments if a is not type(None)), where)
     if origin is tuple:
         if not isinstance(value, list | tuple):

@@ -38,12 +38,16 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """A sum over sites: `tensors` = Σ weight · value in float64, `weight` = Σ weight."""
+    """A sum over sites: `tensors` = Σ weight · value in float64, `weight` = Σ weight.
+
+    included: the names of the sites whose updates are in it, where the engine knows them.
+    """
 
     tensors: Tensors
     weight: float
     metrics: Mapping[str, float]
     sites: int = 1
+    included: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, updates: Iterable[Update]) -> Total:
@@ -74,6 +78,7 @@ class Total:
             self.weight + other.weight,
             metrics,
             self.sites + other.sites,
+            self.included + other.included,
         )
 
     def mean(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -84,6 +89,14 @@ class Total:
         if self.weight <= 0:
             raise TrainingError("the sites' weights sum to zero: no site has any training data")
         return {name: quotient(value, self.weight, dtype) for name, value in self.tensors.items()}
+
+
+def contribution(update: Update) -> dict[str, Tensor]:
+    """What an update adds to a sum: weight · value in float64, exactly as `Total.of` forms it.
+
+    A site that subtracts this from a sum that includes it is left with the others' part.
+    """
+    return _sum((update,))
 
 
 def _sum(updates: Sequence[Update]) -> dict[str, Tensor]:

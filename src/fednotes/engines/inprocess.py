@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ class InProcess:
 
     def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
         """Run `task` at every site in turn and add the replies as they come."""
-        return Total.of(self._call(site, task, tensors, options) for site in self._sites)
+        total = Total.of(self._call(site, task, tensors, options) for site in self._sites)
+        return replace(total, included=tuple(site.id for site in self._sites))
 
     def each(
         self, task: str, tensors: Tensors | None = None, /, **options: Option

@@ -55,7 +55,12 @@ class Size:
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid file. paper: the paper's own figures, label → column → percent."""
+    """A grid file.
+
+    paper: the paper's own figures, label → column → percent. megabytes, seconds: where they
+    are not 0, a further column each: the micro F1 of the last model within that cost, for jobs
+    whose training has trace = true.
+    """
 
     title: str
     base: str
@@ -63,6 +68,8 @@ class Grid:
     budget: Size
     full: Size
     x: str = ""
+    megabytes: float = 0.0
+    seconds: float = 0.0
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     paper_note: str = ""
 
@@ -175,6 +182,10 @@ def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[s
                     "set": list(row.set),
                     "scores": summarise([_picked(run, condition) for run in read]),
                     "seconds": sum(run["seconds"] for run in read) / len(read),
+                    "megabytes": sum(r["bytes_up"] + r["bytes_down"] for r in read)
+                    / len(read)
+                    / 1e6,
+                    "within": summarise([_within(r.folder, condition, grid) for r in own]),
                 }
             )
     return {
@@ -183,6 +194,8 @@ def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[s
         "seeds": list(size.seeds),
         "set": list(size.set),
         "x": grid.x,
+        "megabytes": grid.megabytes,
+        "seconds": grid.seconds,
         "rows": rows,
         "paper": grid.paper,
         "paper_note": grid.paper_note,
@@ -198,6 +211,27 @@ def _picked(run: Mapping[str, Any], condition: str) -> dict[str, Any]:
     }
 
 
+def _within(folder: Path, condition: str, grid: Grid) -> dict[str, float]:
+    """Micro F1 on the test data of the last traced model within the grid's bytes and seconds.
+
+    0 where the budget ends before the first evaluation.
+    """
+    limits = {"megabytes": grid.megabytes, "seconds": grid.seconds}
+    if not any(limits.values()):
+        return {}
+    found = dict.fromkeys((name for name, limit in limits.items() if limit), 0.0)
+    for text in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
+        line = json.loads(text)
+        spent = {
+            "megabytes": (line["bytes_up"] + line["bytes_down"]) / 1e6,
+            "seconds": line["seconds"],
+        }
+        for name in found:
+            if line["condition"] == condition and spent[name] <= limits[name]:
+                found[name] = line.get("test_f1", 0.0)
+    return found
+
+
 def markdown(table: Mapping[str, Any]) -> str:
     """The table as Markdown: F1 in percent, mean ± standard deviation over seeds."""
     return "".join(line + "\n" for line in _lines(table))
@@ -211,13 +245,22 @@ def _lines(table: Mapping[str, Any]) -> Iterator[str]:
     if table["note"]:
         yield table["note"]
     yield ""
-    yield "| run | condition | " + " | ".join(columns) + " |"
-    yield "|---|---|" + "---:|" * len(columns)
+    within = {
+        name: f"micro strict at {table[name]:g} {unit}"
+        for name, unit in (("megabytes", "MB"), ("seconds", "s"))
+        if table[name]
+    }
+    heads = [*columns, *within.values(), *(("MB", "s") if within else ())]
+    yield "| run | condition | " + " | ".join(heads) + " |"
+    yield "|---|---|" + "---:|" * len(heads)
     for row in table["rows"]:
         cells = [
             " / ".join(_cell(row["scores"][column][kind]["f1"]) for kind in KINDS)
             for column in columns
         ]
+        if within:
+            cells += [_cell(row["within"][name]) for name in within]
+            cells += [f"{row['megabytes']:.1f}", f"{row['seconds']:.0f}"]
         yield f"| {row['label']} | {row['condition']} | " + " | ".join(cells) + " |"
     if table["paper"]:
         heads = list(next(iter(table["paper"].values())))

@@ -20,18 +20,21 @@ sum over |N_i| ∝ |S_i| sentences would weight twice.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.types import TagSet
+from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Total
+from fednotes.data.text import split_sentences
 from fednotes.federation import Federation, State
 from fednotes.methods.fedner_site import Site as Site
 from fednotes.methods.optim import Adam
 from fednotes.metrics.spans import SpanCounts
 from fednotes.models.tagger import build_tagger
-from fednotes.models.tagger_config import LAYERS, TaggerConfig
+from fednotes.models.tagger_config import LAYERS, TaggerConfig, tagger_config
 
 BISECTIONS = 64
 
@@ -98,7 +101,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "learning_rate": 0.001,
             "personal_epochs": 0,
         },
-        "model": {"train_words": True},
+        "with_word_vectors": {"train_words": True},
     },
     "best": {"training": {"learning_rate": 0.003, "patience": 8, "personal_epochs": 5}},
 }
@@ -244,6 +247,61 @@ def total_rounds(config: Config, examples: int, batch: int) -> int:
     if config.exchange == "weights":
         return math.ceil(config.epochs / config.local_epochs)
     return config.epochs * rounds_per_epoch(config, examples, batch)
+
+
+# what a job asks of a method
+
+
+def model_config(table: Mapping[str, Any]) -> TaggerConfig:
+    """The [model] table. Raises ConfigError."""
+    config = tagger_config(table)
+    config.require_input()
+    return config
+
+
+def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
+    """The configuration with what only the sites together can say."""
+    return replace(config, tags=reduce(TagSet.union, (site.tags for site in sites)))
+
+
+def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
+    """Each site's configuration where it trains by itself: the mini-batch that it has in the
+    federation."""
+    sizes = [sum(len(split_sentences(d)) for d in site.train) for site in sites]
+    shares = batch_shares(sizes, config.batch_size)
+    return tuple(replace(config, batch_size=share) for share in shares)
+
+
+def pooled(
+    config: Config, sites: Sequence[SiteData], complete: Sequence[SiteData] | None
+) -> tuple[tuple[SiteData, ...], Config]:
+    """One model trained on all sites' sentences.
+
+    With complete labels, or one tag set everywhere: simply all sentences together. Otherwise
+    one output layer for each site's tag set over layers trained on all, which is this same
+    method with a private CRF alone: a reference, not a bound.
+    """
+    schemes = {site.tags.scheme for site in sites}
+    types = {frozenset(site.tags.types) for site in sites}
+    source = complete or sites
+    if len(schemes) > 1 or (complete is None and len(types) > 1):
+        heads = replace(config, private=("crf",), exchange="gradients", personal_epochs=0)
+        return tuple(sites), heads
+    together = SiteData(
+        id="pooled",
+        tags=reduce(TagSet.union, (site.tags for site in source)),
+        train=tuple(d for site in source for d in site.train),
+        valid=tuple(d for site in source for d in site.valid),
+        test=(),
+    )
+    return (together,), replace(config, tags=together.tags, personal_epochs=0)
+
+
+def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+    """The most rounds that a run of sites of these sizes can take, and the sentences of each."""
+    batch = sum(batch_shares(list(sizes), config.batch_size))
+    each = batch if config.exchange == "gradients" else sum(sizes) * config.local_epochs
+    return total_rounds(config, sum(sizes), batch), each
 
 
 def _check_layers(private: tuple[str, ...]) -> None:

@@ -1,0 +1,400 @@
+"""Distillation with heterogeneous tag sets against plain loops and identities."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.core.update import Total, Update
+from fednotes.data.batches import buckets
+from fednotes.data.synthetic import generate
+from fednotes.engines.inprocess import InProcess
+from fednotes.methods import distill
+from fednotes.methods.distill_site import pseudo_complete, weighted_loss
+from fednotes.models.build import build_model
+from fednotes.models.model import Losses
+from fednotes.models.saving import load_model
+from fednotes.models.tagger_config import TaggerConfig
+
+MODEL = TaggerConfig(
+    char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4
+)
+NO_DROPOUT = replace(MODEL, dropout=0.0)
+QUICK: dict[str, Any] = {"unannotated": "marginal", "batch_size": 4, "learning_rate": 0.03}
+
+
+@pytest.fixture(scope="module")
+def sites() -> list[SiteData]:
+    return [site.data for site in generate(num_sites=3, sentences_per_site=30, seed=5)]
+
+
+@pytest.fixture(scope="module")
+def complete() -> list[SiteData]:
+    return [site.complete for site in generate(num_sites=3, sentences_per_site=30, seed=5)]
+
+
+def config(sites: list[SiteData], **changes: Any) -> distill.Config:
+    base = distill.Config(model=MODEL, batch_size=8, rounds=2, seed=3, learning_rate=0.01)
+    return distill.for_sites(replace(base, **changes), sites)
+
+
+def federate(sites, settings, **options):
+    members = [distill.Site(site, settings) for site in sites]
+    return members, distill.train(InProcess(members, **options), settings)
+
+
+def shared(state) -> dict[str, torch.Tensor]:
+    return {k: v for k, v in state.tensors.items() if k.startswith("shared.")}
+
+
+def assert_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def local_training(data: SiteData, settings: distill.Config, start, round: int = 0):
+    """One epoch as anybody would write it: gold tags, torch's Adam, a mean loss."""
+    model = build_model(settings.model, settings.tags, settings.seed)
+    with torch.no_grad():
+        for name, parameter in model.trainable().items():
+            parameter.copy_(start[name])
+    corpus = model.prepare(data.train)
+    adam = torch.optim.Adam(list(model.trainable().values()), lr=settings.learning_rate, fused=True)
+    order = buckets(
+        corpus.lengths, settings.batch_size, rng_of(settings.seed, "order", data.id, round, 0)
+    )
+    for step, batch in enumerate(order):
+        torch.manual_seed(seed_of(settings.seed, "dropout", data.id, round, step))
+        model.train()
+        adam.zero_grad()
+        model.losses(corpus, batch).source.mean().backward()
+        adam.step()
+    return {name: value.detach().clone() for name, value in model.trainable().items()}
+
+
+def test_eq_1_is_the_plain_mean_of_the_sites_models(complete) -> None:
+    """[tagsets eq 1] m_k = 1 / K, against local training written out and NumPy's mean."""
+    settings = config(complete, rounds=1, weighting=False)
+    _, state = federate(complete, settings)
+    start = distill.initial(settings)
+    trained = [local_training(site, settings, start) for site in complete]
+    for name, value in shared(state).items():
+        own = [t[name.removeprefix("shared.")].double().numpy() for t in trained]
+        assert np.array_equal(value.numpy(), (sum(own) / len(own)).astype(np.float32)), name
+
+
+def test_aggregation_by_size_weighs_by_sentences(complete) -> None:
+    """m_k = N_k / Σ N_j, by NumPy's average."""
+    settings = config(complete, rounds=1, weighting=False, aggregation="size")
+    members, state = federate(complete, settings)
+    start = distill.initial(settings)
+    trained = [local_training(site, settings, start) for site in complete]
+    sizes = [member.num_examples for member in members]
+    assert len(set(sizes)) > 1
+    for name, value in shared(state).items():
+        own = np.stack([t[name.removeprefix("shared.")].double().numpy() for t in trained])
+        np.testing.assert_allclose(
+            value.numpy(), np.average(own, axis=0, weights=sizes), rtol=1e-6, atol=1e-7
+        )
+
+
+def test_one_site_federated_is_trained_alone_bitwise(complete) -> None:
+    """A mean over one site is its value: rounds are epochs of the loop above."""
+    settings = config(complete[:1], rounds=2, weighting=False)
+    _, state = federate(complete[:1], settings)
+    start = distill.initial(settings)
+    for round in range(2):
+        start = local_training(complete[0], settings, start, round)
+    assert_same(shared(state), {f"shared.{name}": value for name, value in start.items()})
+
+
+@pytest.mark.parametrize("unannotated", ["pseudo", "soft", "marginal"])
+def test_a_complete_tag_set_leaves_nothing_to_distil(complete, unannotated) -> None:
+    """[tagsets eq 5] T_k = T at every site: each way ends in plain federated averaging."""
+    plain = config(complete, weighting=False, unannotated="outside")
+    other = config(complete, weighting=False, unannotated=unannotated)
+    assert_same(federate(complete, other)[1].tensors, federate(complete, plain)[1].tensors)
+
+
+def test_weights_of_one_give_the_unweighted_loss() -> None:
+    """[tagsets eq 6] [tagsets eq 10] by hand: mean(w · source) + mean(target)."""
+    losses = Losses(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 3.0]))
+    ones, source, target = weighted_loss(losses, np.ones(2), "pseudo")
+    assert (float(ones), source, target) == (5.0, 3.0, 2.0)
+    weighted, source, _ = weighted_loss(losses, np.array([0.5, -1.0]), "pseudo")
+    assert (float(weighted), source) == (-1.5 + 2.0, -1.5)
+    assert float(weighted_loss(losses, np.ones(2), "marginal")[0]) == 3.0
+
+
+class OnlySums:
+    """A federation that can do nothing but add, and remembers what it was asked."""
+
+    def __init__(self, members, left_out: tuple[str, ...] = ()) -> None:
+        self.members, self.left_out = members, left_out
+        self.totals: dict[str, Total] = {}
+
+    def sum(self, task, tensors=None, /, **options):
+        replies = {m.id: getattr(m, task)(tensors or {}, **options) for m in self.members}
+        kept = {name: r for name, r in replies.items() if name not in self.left_out}
+        total = replace(Total.of(kept.values()), included=tuple(kept))
+        self.totals[task] = total
+        return total
+
+
+def begun(sites, left_out=(), **changes):
+    settings = config(sites, model=NO_DROPOUT, **changes)
+    members = [distill.Site(site, settings) for site in sites]
+    federation = OnlySums(members, left_out)
+    federation.sum("begin", distill.initial(settings), round=0)
+    return settings, members, federation
+
+
+def plain_weights(members, settings, included) -> list[np.ndarray]:
+    """Eq. 11 and 12 with every gradient in the open, one sentence at a time, in NumPy."""
+    sources, targets = [], []
+    for member in members:
+        corpus = member._begun[1]
+        parameter = member.parameters[member.model.transfer]
+        own, total = [], 0.0
+        member.model.eval()
+        for i in range(corpus.sentences):
+            losses = member.model.losses(corpus, [i])
+            for part, keep in ((losses.source, own), (losses.target, None)):
+                (g,) = torch.autograd.grad(
+                    part.sum(), parameter, retain_graph=True, allow_unused=True,
+                    materialize_grads=True,
+                )  # fmt: skip
+                if keep is None:
+                    total = total + g.double().numpy().ravel()
+                else:
+                    keep.append(g.double().numpy().ravel())
+        sources.append(np.stack(own))
+        targets.append(total / corpus.sentences)
+    weights = []
+    for k, source in enumerate(sources):
+        others = sum(t for j, t in enumerate(targets) if j != k and members[j].id in included)
+        cosine = source @ others / np.linalg.norm(source, axis=1) / np.linalg.norm(others)
+        weights.append(settings.momentum + (1 - settings.momentum) * cosine)
+    return weights
+
+
+def test_eq_11_and_12_from_sums_alone(sites) -> None:
+    """[tagsets eq 12] The weights that a site gets from a total are those of Eq. 11 and 12
+    computed in the open."""
+    settings, members, federation = begun(sites)
+    distill._update_weights(federation, federation.totals["begin"], 0)
+    for member, expected in zip(
+        members, plain_weights(members, settings, [s.id for s in sites]), strict=True
+    ):
+        np.testing.assert_allclose(member.weights, expected, atol=2e-5)
+        assert np.ptp(member.weights) > 0.01
+
+
+def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
+    """Four sites, one's reply is lost: the others subtract their part, it does not."""
+    four = [*sites, replace(sites[0], id="fourth", tags=sites[0].tags)]
+    settings, members, federation = begun(four, left_out=("fourth",))
+    distill._update_weights(federation, federation.totals["begin"], 0)
+    included = [s.id for s in sites]
+    for member, expected in zip(members, plain_weights(members, settings, included), strict=True):
+        np.testing.assert_allclose(member.weights, expected, atol=2e-5)
+
+
+def test_two_contributors_are_refused_on_both_sides(sites) -> None:
+    """With two, the difference is the other site's own gradient."""
+    settings = config(sites[:2])
+    members = [distill.Site(site, settings) for site in sites[:2]]
+    with pytest.raises(RefusedError, match="need 3 sites"):
+        distill.train(InProcess(members), settings)
+    _, members, federation = begun(sites)
+    total = federation.totals["begin"]
+    with pytest.raises(RefusedError, match="2 sites"):
+        members[0].update_weights(total.tensors, round=0, included="discharge,reports")
+
+
+def test_the_sum_instead_of_the_mean_is_the_mean_times_the_sentences(sites) -> None:
+    """[tagsets alg 2] sums over i where Eq. 7 takes the mean."""
+    _, members, by_mean = begun(sites)
+    _, _, by_sum = begun(sites, target_gradient="sum")
+    parts = {}
+    for name, federation in (("mean", by_mean), ("sum", by_sum)):
+        parts[name] = [m._sent.tensors["target_gradient"] for m in federation.members]
+    for member, mean, total in zip(members, parts["mean"], parts["sum"], strict=True):
+        torch.testing.assert_close(total, mean * member.num_examples)
+
+
+def test_weights_never_leave_the_site(sites) -> None:
+    """No reply is as long as the training set, and no metric is a weight's."""
+    _, members, federation = begun(sites)
+    distill._update_weights(federation, federation.totals["begin"], 0)
+    federation.sum("train", round=0)
+    size = members[0].parameters[members[0].model.transfer].numel()
+    assert {k: v.numel() for k, v in federation.totals["begin"].tensors.items()} == {
+        "target_gradient": size
+    }
+    assert not federation.totals["update_weights"].tensors
+    assert not federation.totals["update_weights"].metrics
+    assert set(federation.totals["train"].metrics) == {
+        "loss", "source", "target", "sentences", "pseudo"
+    }  # fmt: skip
+
+
+def test_figure_2() -> None:
+    """Clozapine induced akathisia in children with schizophrenia: ADE from the platform's own
+    annotation, Drug and Disease from the global model, whose own ADE is not taken."""
+    text = "Clozapine induced akathisia in children with schizophrenia."
+    at = {word: (text.index(word), text.index(word) + len(word)) for word in text[:-1].split()}
+    own = Document("1", text, (Span(*at["akathisia"], "ADE"),))
+    guess = (
+        Span(*at["Clozapine"], "Drug"),
+        Span(*at["children"], "ADE"),  # of a type that the platform annotates itself
+        Span(*at["schizophrenia"], "Disease"),
+    )
+    made = pseudo_complete(own, replace(own, spans=guess), {"ADE"})
+    assert made.spans == (guess[0], own.spans[0], guess[2])
+
+
+def test_gold_wins_where_spans_overlap() -> None:
+    gold = Document("1", "aspirin induced asthma", (Span(0, 15, "ADE"),))
+    guess = (Span(0, 7, "Drug"), Span(16, 22, "Disease"))
+    made = pseudo_complete(gold, replace(gold, spans=guess), {"ADE"})
+    assert made.spans == (Span(0, 15, "ADE"), Span(16, 22, "Disease"))
+
+
+def test_pseudo_annotation_is_what_the_global_model_predicts(sites) -> None:
+    """[tagsets eq 4] by predicting and merging in the open, from a model that says a lot."""
+    settings = config(sites, model=NO_DROPOUT, weighting=False)
+    start = distill.initial(settings)
+    start["crf.project.weight"] = 20 * torch.randn(
+        start["crf.project.weight"].shape, generator=torch.Generator().manual_seed(1)
+    )
+    model = build_model(settings.model, settings.tags, settings.seed)
+    model.load_state_dict({**model.state_dict(), **start})
+    for data in sites:
+        member = distill.Site(data, settings)
+        member.begin(start, round=0)
+        guesses = model.predict(model.prepare(data.train))
+        own = set(data.tags.types)
+        expected = sum(
+            s.label not in own and not any(s.start < g.end and g.start < s.end for g in gold.spans)
+            for gold, guess in zip(data.train, guesses, strict=True)
+            for s in guess.spans
+        )
+        assert member.pseudo == expected > 0
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(sites, tmp_path: Path) -> None:
+    """Rounds 0 and 1, a restart from disk, rounds 2 and 3, against four rounds in one go."""
+    whole = config(sites, rounds=4)
+    _, expected = federate(sites, whole)
+    federate(sites, replace(whole, rounds=2), directory=tmp_path)
+    members, state = federate(sites, whole, directory=tmp_path, resume=True)
+    assert_same(state.tensors, expected.tensors)
+    assert [line["round"] for line in members[0].history] == [0, 1, 2, 3]
+
+
+def test_the_best_model_is_kept_where_asked(sites) -> None:
+    """By F1 on the validation data, against the highest of the committed rounds."""
+    settings = config(sites, rounds=8, weighting=False, select="best", **QUICK)
+    members = [distill.Site(site, settings) for site in sites]
+    seen: list[tuple[float, int]] = []
+    engine = InProcess(
+        members, observer=lambda result: seen.append((result.metrics["valid_f1"], result.round))
+    )
+    state = distill.train(engine, settings)
+    best_f1, best_round = max(seen)
+    assert state.facts["best_f1"] == best_f1 > 0
+    short = config(sites, rounds=best_round + 1, weighting=False, **QUICK)
+    _, again = federate(sites, short)
+    for name, value in shared(again).items():
+        assert torch.equal(value, state.tensors["best." + name.removeprefix("shared.")])
+
+
+def test_the_global_model_predicts_types_that_a_site_never_annotated(sites, tmp_path) -> None:
+    """Saved at a site, loaded again: all types, some of them predicted there."""
+    larger = replace(MODEL, hashed_words=512, word_dim=24, cnn_filters=32, lstm_units=16)
+    settings = config(sites, rounds=10, weighting=False, model=larger, **QUICK)
+    members = [distill.Site(site, settings, directory=tmp_path / site.id) for site in sites]
+    distill.train(InProcess(members), settings)
+    model = load_model(tmp_path / sites[0].id / "model")
+    assert set(model.tagset.types) == {t for site in sites for t in site.tags.types}
+    foreign = [
+        span.label
+        for site in sites
+        for document in model.predict(site.test)
+        for span in document.spans
+        if span.label not in site.tags.types
+    ]
+    assert foreign
+
+
+def test_the_distribution_of_weights_is_kept_at_the_site(sites, tmp_path: Path) -> None:
+    settings = config(sites, rounds=2)
+    members = [distill.Site(site, settings, directory=tmp_path / site.id) for site in sites]
+    distill.train(InProcess(members), settings)
+    for member in members:
+        text = (tmp_path / member.id / "weights.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert [line["round"] for line in lines] == [0, 1]
+        low, high = lines[-1]["weight_quantiles"][0], lines[-1]["weight_quantiles"][-1]
+        assert low == pytest.approx(member.weights.min(), abs=1e-4)
+        assert high == pytest.approx(member.weights.max(), abs=1e-4)
+
+
+def test_clipping_and_normalising_are_switches(sites) -> None:
+    member = distill.Site(sites[0], config(sites, clip_weights=True, normalise_weights=True))
+    member.weights = np.linspace(-1, 1, member.num_examples)
+    made = member._effective_weights()
+    expected = np.maximum(np.linspace(-1, 1, member.num_examples), 0)
+    np.testing.assert_allclose(made, expected / expected.mean())
+    plain = distill.Site(sites[0], config(sites))
+    plain.weights = member.weights
+    assert np.array_equal(plain._effective_weights(), member.weights)
+
+
+def test_a_site_without_mentions_of_its_types_takes_part(sites) -> None:
+    bare = replace(sites[0], train=tuple(replace(d, spans=()) for d in sites[0].train))
+    _, state = federate([bare, *sites[1:]], config(sites, rounds=2))
+    assert all(torch.isfinite(v).all() for v in shared(state).values())
+
+
+def test_a_type_unknown_to_the_job_is_named(sites) -> None:
+    settings = replace(config(sites), tags=TagSet(("Weather",)))
+    with pytest.raises(ConfigError, match=r"annotates .* complete tag set is Weather"):
+        distill.Site(sites[0], settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 0}, "rounds = 0"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"unannotated": "marginal"}, "weighting = false"),
+        ({"warmup": -1}, "warmup"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        distill.Config(**changes)
+
+
+def test_an_update_minus_its_contribution_leaves_the_others() -> None:
+    """Bitwise for integers that float64 holds; the identity that Eq. 11 rests on."""
+    from fednotes.core.update import contribution
+
+    a = Update({"g": torch.tensor([1.5, -2.0])}, 3)
+    b = Update({"g": torch.tensor([0.25, 8.0])}, 2)
+    rest = Total.of((a, b)).tensors["g"] - contribution(a)["g"]
+    assert torch.equal(rest, torch.tensor([0.5, 16.0], dtype=torch.float64))
