@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, MissingExtra, ModelError, nearest
 from fednotes.models.encoder import (
     FINGERPRINTED,
-    _check,
-    _quiet,
+    check_weights,
     marks_of,
     positions_of,
+    quiet,
     sub_words,
 )
 from fednotes.models.frozen import fingerprint, stamp_of
+from fednotes.models.graft import set_layer_norm_eps
 from fednotes.models.prompts import install
 
 
@@ -96,12 +97,13 @@ def _load(
     directory: Path, device: str, dtype: torch.dtype, stamp: tuple[tuple[str, int, int], ...]
 ) -> Backbone:
     """`stamp` makes a directory that changed on disk a new one."""
-    _check(directory)
+    check_weights(directory)
     tokenizer, model = _open(directory, dtype)
     try:
         model = model.to(device).eval().requires_grad_(False)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {device!r} is not available here; use 'cpu'") from error
+    set_layer_norm_eps(model)
     install(model)
     prefix, suffix = marks_of(tokenizer)
     config = model.config
@@ -130,7 +132,7 @@ def _load(
 def _open(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """Tokeniser and model. Quiet, local, and complete: no weight may be left to chance."""
     settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with _quiet():
+    with quiet():
         try:
             from transformers import AutoConfig, AutoTokenizer, BartModel
         except ImportError:

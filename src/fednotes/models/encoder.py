@@ -215,7 +215,7 @@ def _clean(word: str) -> str:
     return word if word.isascii() else word.encode("utf-8", "replace").decode("utf-8")
 
 
-def _check(directory: Path) -> None:
+def check_weights(directory: Path) -> None:
     """Refuse pickled weights before any library looks at them."""
     if any(directory.glob("*.safetensors")):
         return
@@ -233,9 +233,9 @@ def open_encoder(directory: Path, device: str) -> tuple[Any, Any]:
 
     Raises ModelError (no safetensors, not an encoder, damaged), MissingExtra.
     """
-    _check(directory)
+    check_weights(directory)
     settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with _quiet():
+    with quiet():
         try:
             from transformers import AutoModel, AutoTokenizer
         except ImportError:
@@ -270,7 +270,7 @@ def open_encoder(directory: Path, device: str) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No bars, no advice, while the library loads; its settings are put back."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

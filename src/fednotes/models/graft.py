@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import nbytes
-from fednotes.models.encoder import FINGERPRINTED, _quiet, open_encoder
+from fednotes.models.encoder import FINGERPRINTED, open_encoder, quiet
 from fednotes.models.frozen import encoder_directory, fingerprint
 from fednotes.models.graft_tasks import Pieces, make_pieces, read_texts
 from fednotes.models.graft_training import Measured, Progress, Schedule, padded, train_decoder
@@ -161,7 +161,7 @@ def bart_of(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
     """A BartModel whose encoder computes what the BertModel computes; see the module."""
     from transformers import BartModel
 
-    with torch.random.fork_rng(devices=[]), _quiet():
+    with torch.random.fork_rng(devices=[]), quiet():
         model = BartModel(_bart_config(bert.config, tokenizer, decoder_layers)).eval()
     set_layer_norm_eps(model)
     source = bert.state_dict()
@@ -272,7 +272,7 @@ def _check_settings(out: Path, decoder_layers: int, schedule: Schedule) -> None:
 
 
 def _fill(folder: Path, model: Any, tokenizer: Any, facts: dict[str, Any]) -> None:
-    with _quiet():
+    with quiet():
         model.save_pretrained(folder, safe_serialization=True)
         tokenizer.save_pretrained(folder)
     # The library writes the place that the tokenizer came from; a folder says nothing of it.
