@@ -94,6 +94,18 @@ def test_eq_1_is_the_plain_mean_of_the_sites_models(complete) -> None:
         assert np.array_equal(value.numpy(), (sum(own) / len(own)).astype(np.float32)), name
 
 
+def test_soft_targets_have_no_gradient_where_they_are_made(sites) -> None:
+    """Fisher's identity at θ_t: why soft distillation takes no instance weights."""
+    settings = config(sites, model=NO_DROPOUT, weighting=False, unannotated="soft")
+    for data in sites:
+        member = distill.Site(data, settings)
+        member.begin(distill.initial(settings), round=0)
+        corpus = member._begun[1]
+        source, target = member.model.gradients(corpus, np.arange(corpus.sentences))
+        assert float(target.norm()) < 1e-4 * float(source.norm(dim=1).sum())
+        assert float(source.norm()) > 0
+
+
 def test_aggregation_by_size_weighs_by_sentences(complete) -> None:
     """m_k = N_k / Σ N_j, by NumPy's average."""
     settings = config(complete, rounds=1, weighting=False, aggregation="size")
@@ -381,7 +393,8 @@ def test_a_type_unknown_to_the_job_is_named(sites) -> None:
         ({"rounds": 0}, "rounds = 0"),
         ({"momentum": 1.0}, "momentum"),
         ({"learning_rate": 0.0}, "learning_rate"),
-        ({"unannotated": "marginal"}, "weighting = false"),
+        ({"unannotated": "marginal"}, "no target loss"),
+        ({"unannotated": "soft"}, "target gradient is zero"),
         ({"warmup": -1}, "warmup"),
     ],
 )

@@ -187,12 +187,15 @@ def test_the_folder_says_what_it_was_made_of_and_holds_no_text(made: tuple[Path,
 
 def test_the_folder_serves_the_pointer_model(made: tuple[Path, Any]) -> None:
     """The whole of it: built by path, a loss, a prediction."""
+    from fednotes.models.bart_backbone import load_backbone
     from fednotes.models.prompt_bart import PromptBartConfig, build_prompt_bart
 
     config = PromptBartConfig(
         backbone=str(made[0]), prompts=3, prompt_hidden=4, label_words={"Drug": "aspirin"}
     )
     model = build_prompt_bart(config, TagSet(("Drug",)), seed=0)
+    norms = [m for m in load_backbone(made[0]).model.modules() if isinstance(m, torch.nn.LayerNorm)]
+    assert {norm.eps for norm in norms} == {1e-12}  # the encoder stays the original's
     text = TEXTS[0]
     at = text.index("aspirin")
     corpus = model.prepare([Document("a", text, (Span(at, at + 7, "Drug"),))])

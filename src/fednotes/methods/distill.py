@@ -53,7 +53,7 @@ class Config:
         "outside": no entity (the paper's ablation without distillation).
     warmup: rounds before θ_t is asked; until then "marginal" stands in, or "outside" where
         the model has no CRF.
-    weighting: instance weights on the source loss; needs three sites or more.
+    weighting: instance weights on the source loss; needs "pseudo" and three sites or more.
     momentum: α. clip_weights: negative ones count as 0. normalise_weights: to a mean of 1.
     target_gradient: "mean" over a site's sentences (Eq. 7), or "sum" (Algorithm 2).
     aggregation: m_k, "uniform" or in proportion to the sites' "size".
@@ -95,10 +95,15 @@ class Config:
             raise ConfigError(f"learning_rate = {self.learning_rate}: a number above 0 is needed")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum = {self.momentum}: expected 0 up to, not including, 1")
-        if self.weighting and self.unannotated in ("marginal", "outside"):
+        if self.weighting and self.unannotated != "pseudo":
+            why = (
+                "learns from the model that it starts from, so its target gradient is zero"
+                if self.unannotated == "soft"
+                else "has no target loss to weight for"
+            )
             raise ConfigError(
-                f'unannotated = "{self.unannotated}" has no target loss to weight for: '
-                "set weighting = false"
+                f'unannotated = "{self.unannotated}" {why}: set weighting = false, '
+                'or unannotated = "pseudo"'
             )
 
 
