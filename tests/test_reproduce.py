@@ -239,6 +239,37 @@ def test_f1_at_equal_bytes_and_seconds(tiny: list[Run], tmp_path: Path) -> None:
     assert row.endswith("| 20.0 ± 0.0 | 10.0 ± 0.0 | 4.0 | 20 |")
 
 
+def test_types_that_a_site_does_not_annotate_have_a_column(
+    tiny: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: psytar annotates A, is tested on A, B and C; the others annotate all they are
+    tested on. (0.2 + 0.4) / 2 at psytar alone; D has no mention in the test data."""
+
+    def fake(run: Run) -> str:
+        by_type = {
+            name: {"strict": {"f1": f1}, "support": support}
+            for name, f1, support in (("A", 0.9, 3), ("B", 0.2, 1), ("C", 0.4, 5), ("D", 0.0, 0))
+        }
+        kinds = {kind: {"f1": 0.5} for kind in ("strict", "relaxed")}
+        summary = {
+            "seconds": 1.0,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "annotated": {"psytar": ["A"], "bc5cdr": ["A", "B", "C"], "ncbi": ["A", "B", "C"]},
+            "sites": {site: {run.condition: kinds | {"by_type": by_type}} for site in SITES},
+            "mean": {run.condition: kinds},
+        }
+        write_json(run.folder / "summary.json", summary)
+        return run.row.label
+
+    monkeypatch.setattr(module, "_run", fake)
+    reproduce("fedner-tiny", tmp_path / "out", workers=1)
+    text = (tmp_path / "out" / "fedner-tiny" / "results.md").read_text(encoding="utf-8")
+    assert "| mean | types not annotated |" in text
+    (row,) = (line for line in text.splitlines() if line.startswith("| second"))
+    assert row.endswith("| 30.0 ± 0.0 |")
+
+
 def planned_from(path: Path, out: Path) -> list[Run]:
     grid, _ = module.load_grid("fedner-tiny")
     base = f"{path.parent.name}/{grid.base}"

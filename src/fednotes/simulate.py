@@ -246,6 +246,7 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         "seconds": sum(c["seconds"] for c in conditions.values()),
         "bytes_up": federated.get("bytes_up", 0),
         "bytes_down": federated.get("bytes_down", 0),
+        "annotated": {site.id: list(site.tags.types) for site in sites.data},
         "sites": scores,
         "mean": {c: mean_scores([scores[s][c] for s in ids]) for c in conditions},
         "conditions": conditions,

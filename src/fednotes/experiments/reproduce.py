@@ -181,6 +181,7 @@ def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[s
                     "x": row.x,
                     "set": list(row.set),
                     "scores": summarise([_picked(run, condition) for run in read]),
+                    "not_annotated": summarise([_not_annotated(run, condition) for run in read]),
                     "seconds": sum(run["seconds"] for run in read) / len(read),
                     "megabytes": sum(r["bytes_up"] + r["bytes_down"] for r in read)
                     / len(read)
@@ -211,13 +212,30 @@ def _picked(run: Mapping[str, Any], condition: str) -> dict[str, Any]:
     }
 
 
+def _not_annotated(run: Mapping[str, Any], condition: str) -> dict[str, float]:
+    """{"f1": …}, strict, of the types that a site is tested on but does not annotate.
+
+    The plain mean over types, then over sites; empty where there are none.
+    """
+    means = []
+    for site, known in run.get("annotated", {}).items():
+        types = run["sites"][site][condition].get("by_type", {})
+        scores = [
+            score["strict"]["f1"]
+            for name, score in types.items()
+            if name not in known and score["support"]
+        ]
+        means += [sum(scores) / len(scores)] if scores else []
+    return {"f1": sum(means) / len(means)} if means else {}
+
+
 def _within(folder: Path, condition: str, grid: Grid) -> dict[str, float]:
     """Micro F1 on the test data of the last traced model within the grid's bytes and seconds.
 
     0 where the budget ends before the first evaluation.
     """
     limits = {"megabytes": grid.megabytes, "seconds": grid.seconds}
-    if not any(limits.values()):
+    if condition != "federated" or not any(limits.values()):
         return {}
     found = dict.fromkeys((name for name, limit in limits.items() if limit), 0.0)
     for text in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
@@ -250,7 +268,13 @@ def _lines(table: Mapping[str, Any]) -> Iterator[str]:
         for name, unit in (("megabytes", "MB"), ("seconds", "s"))
         if table[name]
     }
-    heads = [*columns, *within.values(), *(("MB", "s") if within else ())]
+    foreign = any(row["not_annotated"] for row in table["rows"])
+    heads = [
+        *columns,
+        *(("types not annotated",) if foreign else ()),
+        *within.values(),
+        *(("MB", "s") if within else ()),
+    ]
     yield "| run | condition | " + " | ".join(heads) + " |"
     yield "|---|---|" + "---:|" * len(heads)
     for row in table["rows"]:
@@ -258,9 +282,12 @@ def _lines(table: Mapping[str, Any]) -> Iterator[str]:
             " / ".join(_cell(row["scores"][column][kind]["f1"]) for kind in KINDS)
             for column in columns
         ]
+        if foreign:
+            cells.append(_cell(row["not_annotated"]["f1"]) if row["not_annotated"] else "")
         if within:
-            cells += [_cell(row["within"][name]) for name in within]
-            cells += [f"{row['megabytes']:.1f}", f"{row['seconds']:.0f}"]
+            spent = row["within"]
+            cells += [_cell(spent[name]) if spent else "" for name in within]
+            cells += [f"{row['megabytes']:.1f}" if spent else "", f"{row['seconds']:.0f}"]
         yield f"| {row['label']} | {row['condition']} | " + " | ".join(cells) + " |"
     if table["paper"]:
         heads = list(next(iter(table["paper"].values())))
