@@ -196,6 +196,12 @@ def test_full_size_has_its_own_rows_and_seeds(tiny: list[Run], tmp_path: Path) -
     assert not any("training.epochs=2" in run.arguments for run in tiny)
 
 
+def test_chosen_seeds_take_the_place_of_the_grids(tiny: list[Run], tmp_path: Path) -> None:
+    table = reproduce("fedner-tiny", tmp_path / "out", seeds=(3,), workers=1)
+    assert {run.seed for run in tiny} == {3}
+    assert table["seeds"] == [3]
+
+
 def test_one_seed_has_no_deviation(tiny: list[Run], tmp_path: Path) -> None:
     """A deviation of one number is unknown, not zero."""
     path = tmp_path / "fedner" / "tiny.toml"

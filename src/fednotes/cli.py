@@ -162,6 +162,8 @@ def check(
     if not target.strip():
         raise FednotesError("name a corpus file or folder, or a job")
     if target.endswith(".toml") or target in built_in_jobs():
+        if format:
+            raise FednotesError("--format is for a corpus; a job's sites have their own format")
         sites = load_sites(load_job(target, tuple(settings or ())))
         report = check_sites(list(sites.data))
         for note in sites.notes:
@@ -209,6 +211,10 @@ def reproduce(
         bool, typer.Option("--budget/--full", help="About an hour on two cores, or all of it.")
     ] = True,
     settings: Settings = None,
+    seed: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(help="A seed in place of the experiment's own; may be repeated."),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
 ) -> None:
     """Repeat a paper's table or figure; go on where an earlier call stopped."""
@@ -226,6 +232,7 @@ def reproduce(
             folder,
             full=not budget,
             settings=tuple(settings or ()),
+            seeds=tuple(seed or ()),
             workers=workers,
             tell=tell,
         )

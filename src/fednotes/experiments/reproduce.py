@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -96,17 +96,19 @@ def reproduce(
     *,
     full: bool = False,
     settings: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = (),
     workers: int = 2,
     tell: Callable[[str, int, int], None] = lambda run, done, all: None,
 ) -> dict[str, Any]:
     """Run a grid and gather its table; finished runs in `out` are kept, unfinished resumed.
 
-    settings: further `--set` for every run. tell: called after each run.
+    settings: further `--set` for every run. seeds: in place of the grid's. tell: called after each run.
     out: holds runs/ (shared by all grids) and a folder NAME with the results.
     Raises FednotesError with a failed run's own message.
     """
     grid, path = load_grid(name)
     size = grid.full if full else grid.budget
+    size = replace(size, seeds=seeds or size.seeds)
     base = f"{path.parent.name}/{grid.base}"
     rows = [row for row in grid.runs if full or not row.full]
     runs = [run for row in rows for run in plan(row, base, size, full, out, settings)]
