@@ -171,6 +171,33 @@ def test_a_corpus_file_is_read_as_what_it_is(model: Path, tmp_path: Path, give) 
     assert "took someol ." in out
 
 
+@pytest.mark.parametrize("name", ["missingfile", "notes.txtt", "no/such", "long"])
+def test_a_word_that_is_no_path(model: Path, give, name: str) -> None:
+    """A slip in a file's name is not tagged as if it were a note."""
+    name = "x" * 5000 if name == "long" else name
+    code, out, err = give("predict", model, name)
+    assert "no such file; for text give more than one word or use -" in one_line(code, err)
+    assert err.startswith(f"error: {name[:100]}")
+    assert len(err) < 300
+    assert out == ""
+
+
+@pytest.mark.parametrize("text", ["aspirin codeine", "two\nlines", "a/path and.more"])
+def test_more_than_one_word_is_text(model: Path, give, text: str) -> None:
+    code, out, _ = give("predict", model, text)
+    assert code == 0
+    assert json.loads(out)["text"] == text
+
+
+def test_a_corpus_format_for_a_job(folder: Path, give) -> None:
+    """It would be ignored: the sites' own formats count. A corpus takes it."""
+    for job in (folder / "job.toml", "demo"):
+        code, out, err = give("check", job, "--format", "conll")
+        assert "--format is for a corpus; a job's sites have their own" in one_line(code, err)
+        assert out == ""
+    assert give("check", folder / "north.conll", "--format", "conll")[0] == 0
+
+
 def test_a_folder_of_plain_notes(model: Path, tmp_path: Path, give) -> None:
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text(f"Note {name}.")

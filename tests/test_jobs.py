@@ -55,8 +55,10 @@ def test_a_job_has_what_its_file_says() -> None:
         ({"training": {"seed": 1}}, "'seed' does not belong here"),
         ({"training": 3}, r"training is a value, expected a table \[training\]"),
         ({"model": "x"}, r"model is a value, expected a table \[model\]"),
-        ({"model": {"lstm": 3}}, r"\[model\]: unknown model setting 'lstm'"),
-        ({"model": {"tagger": "elmonr"}}, "unknown tagger 'elmonr': did you mean 'elmoner'"),
+        ({"model": {"lstm": 3}}, r"j\.toml \[model\]: unknown key 'lstm'; known: "),
+        ({"model": {"lstm_unit": 3}}, r"\[model\]: unknown key .*; did you mean 'lstm_units'"),
+        ({"model": {"lstm_units": "3"}}, r"\[model\]: lstm_units = '3': expected a whole number"),
+        ({"model": {"tagger": "elmonr"}}, "unknown tagger 'elmonr'; did you mean 'elmoner'"),
         ({"model": {"characters": False}}, "has no input"),
         ({"synthetic": 3}, "synthetic is a value"),
         ({"synthetic": {"site": 3}}, "unknown key 'site'; did you mean 'sites'"),
@@ -68,6 +70,11 @@ def test_a_job_has_what_its_file_says() -> None:
         ({"synthetic": None, "sites": {"a b": {"path": "x"}}}, "letters, digits"),
         ({"synthetic": None, "sites": {"../x": {"path": "x"}}}, "letters, digits"),
         ({"synthetic": None, "sites": {"pooled": {"path": "x"}}}, "this name is taken"),
+        ({"synthetic": None, "sites": {"Pooled": {"path": "x"}}}, r"taken, .* \(it is 'pooled'"),
+        (
+            {"synthetic": None, "sites": {"mercy": {"path": "x"}, "Mercy": {"path": "y"}}},
+            r"\[sites\.Mercy\]: this name is taken, .* \(it is 'mercy' where case does not count",
+        ),
     ],
 )
 def test_a_mistake_names_its_place(changes: dict[str, Any], message: str) -> None:

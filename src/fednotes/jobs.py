@@ -298,14 +298,18 @@ def _sources(
         return build(SyntheticConfig, table["synthetic"], f"{where} [synthetic]"), {}
     if not table["sites"]:
         raise ConfigError(f"{where}: expected one table [sites.NAME] for each site")
-    sites = {}
+    sites: dict[str, SiteConfig] = {}
     for site, values in table["sites"].items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", site):
             raise ConfigError(
                 f"{where} [sites.{site}]: a site's name has letters, digits, - and _ only"
             )
-        if site == POOLED:
-            raise ConfigError(f"{where} [sites.{site}]: this name is taken, choose another")
+        taken = {name.lower(): name for name in (POOLED, *sites)}
+        if found := taken.get(site.lower()):  # a site is a folder; some systems ignore case
+            raise ConfigError(
+                f"{where} [sites.{site}]: this name is taken, choose another (it is {found!r} "
+                "where case does not count)"
+            )
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}: sites.{site} is a value, expected a table [sites.{site}]")
         sites[site] = build(SiteConfig, values, f"{where} [sites.{site}]")
@@ -353,7 +357,8 @@ def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> An
     try:
         model = module.model_config(settings)
     except ConfigError as error:
-        raise ConfigError(f"{where} [model]: {error}") from error
+        told = str(error).removeprefix("model: ").removeprefix("model ")  # [model] says so
+        raise ConfigError(f"{where} [model]: {told}") from error
     return build(module.Config, values | {"model": model}, f"{where} [training]")
 
 

@@ -20,6 +20,8 @@ from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.metrics.spans import SpanCounts
 from fednotes.models.saving import load_model
 
+_NAME = 100  # characters of a path that a message shows
+
 
 def predict_text(
     model: Path,
@@ -49,7 +51,10 @@ def predict_text(
 
 
 def documents_of(text: str) -> tuple[Document, ...]:
-    """Documents from a corpus file or folder, plain text files, stdin or the text itself."""
+    """Documents from a corpus file or folder, plain text files, stdin or the text itself.
+
+    Raises DataError for a single word that is no path, and for what cannot be read.
+    """
     if text == "-":
         return (Document("stdin", _decoded("stdin", sys.stdin.buffer.read())),)
     path = Path(text)
@@ -58,8 +63,9 @@ def documents_of(text: str) -> tuple[Document, ...]:
     except (OSError, ValueError):  # a text longer than a path may be
         exists = False
     if not exists:
-        if "\n" not in text and " " not in text and ("/" in text or path.suffix):
-            raise DataError(f"{text}: no such file")
+        if text.split() == [text]:  # rather a slip in a path than a note of one word
+            name = text if len(text) <= _NAME else f"{text[:_NAME]}…"
+            raise DataError(f"{name}: no such file; for text give more than one word or use -")
         return (Document("text", _decoded("the text", os.fsencode(text))),)
     try:
         format = guess_format(path)

@@ -40,7 +40,8 @@ def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
     if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError(f"{where}: unknown kind {kind!r}; {nearest(str(kind), KINDS)}")
     if kind == "tagger":
-        return tagger_config({key: value for key, value in table.items() if key != "kind"})
+        settings = {key: value for key, value in table.items() if key != "kind"}
+        return tagger_config(settings, where)
     if kind == "encoder-tagger":
         return build(EncoderTaggerConfig, table, where)
     return build(PromptBartConfig, table, where)

@@ -40,6 +40,7 @@ from fednotes.models.encoder_corpus import (
     ranges,
 )
 from fednotes.models.frozen import length_batches
+from fednotes.models.layers import Output, seeded
 from fednotes.models.lora import LoRA, targets
 from fednotes.models.model import Corpus, Losses
 from fednotes.models.partial import (
@@ -53,8 +54,6 @@ from fednotes.models.partial import (
     transfer_gradients,
 )
 from fednotes.models.prompts import Prompts, install, joined
-from fednotes.models.tagger import _Output as Output
-from fednotes.models.tagger import _seeded as seeded
 from fednotes.models.tagger_corpus import evaluating
 
 TOKENISED = 512  # sentences in one call of the tokeniser

@@ -13,7 +13,8 @@ contextual features) so costs no gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,6 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fednotes.core.seeds import seed_of
+from fednotes.core.types import TagSet
+from fednotes.data.tags import allowed_transitions
+from fednotes.models.crf import CRF
 from fednotes.models.kernels import char_max, char_scatter, dropout_cpu
 from fednotes.models.recurrence import bilstm
 
@@ -341,3 +346,21 @@ class Context(nn.Module):
         else:
             mixed = features[:, 0]
         return F.linear(mixed, self.project, self.bias) if hasattr(self, "project") else mixed
+
+
+class Output(nn.Module):
+    """Projection to the tags of a tag set, and their CRF."""
+
+    def __init__(self, inputs: int, tagset: TagSet) -> None:
+        super().__init__()
+        masks = (torch.from_numpy(mask) for mask in allowed_transitions(tagset))
+        self.project = nn.Linear(inputs, len(tagset.tags))
+        self.crf = CRF(len(tagset.tags), *masks)
+
+
+@contextmanager
+def seeded(seed: int, layer: str) -> Iterator[None]:
+    """Torch's CPU generator seeded for one layer's initial values, then put back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(seed, "init", layer))
+        yield

@@ -11,10 +11,8 @@ a process share; it is no part of a tagger's state and never travels.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,20 +20,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.seeds import seed_of
-from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.batches import encode_corpus, without_gold
-from fednotes.data.tags import allowed_transitions, decode
-from fednotes.models.crf import CRF
+from fednotes.core.types import Document, TagSet
+from fednotes.data.batches import encode_corpus, with_spans, without_gold
 from fednotes.models.features import FrozenEncoder, cached_features, load_encoder
 from fednotes.models.layers import (
     BiLSTM,
     Characters,
     Context,
+    Output,
     WordCNN,
     Words,
     character_table,
     dropout,
+    seeded,
 )
 from fednotes.models.model import Corpus, Losses
 from fednotes.models.partial import (
@@ -97,15 +94,15 @@ class Tagger(nn.Module):
         self.vectors, self.encoder = vectors, encoder
         size = self._build_inputs(seed)
         if config.cnn_filters:
-            with _seeded(seed, "cnn"):
+            with seeded(seed, "cnn"):
                 self.cnn = WordCNN(size, config.cnn_filters, config.cnn_widths)
             size = self.cnn.outputs
         if config.lstm_units:
-            with _seeded(seed, "lstm"):
+            with seeded(seed, "lstm"):
                 self.lstm = BiLSTM(size, config.lstm_units, config.lstm_layers)
             size = 2 * config.lstm_units
-        with _seeded(seed, "crf"):
-            self.crf = _Output(size, tagset)
+        with seeded(seed, "crf"):
+            self.crf = Output(size, tagset)
 
     def _build_inputs(self, seed: int) -> int:
         """Make the layers that represent a word; return the columns of the representation."""
@@ -114,17 +111,17 @@ class Tagger(nn.Module):
         if self.vectors is not None:
             size += self.vectors.dim
         if trained is not None or config.hashed_words:
-            with _seeded(seed, "words"):
+            with seeded(seed, "words"):
                 self.words = Words(trained, config.hashed_words, config.word_dim)
             size += config.word_dim if config.hashed_words else 0
         if config.characters:
-            with _seeded(seed, "characters"):
+            with seeded(seed, "characters"):
                 self.characters = Characters(
                     config.char_dim, config.char_filters, config.char_width
                 )
             size += config.char_filters
         if self.encoder is not None:
-            with _seeded(seed, "context"):
+            with seeded(seed, "context"):
                 self.context = Context(self.encoder.layers, self.encoder.dim, config.project)
             size += config.project or self.encoder.dim
         return size
@@ -296,22 +293,12 @@ class Tagger(nn.Module):
             return self._predict(prepared)
 
     def _predict(self, prepared: Prepared) -> tuple[Document, ...]:
-        encoded = prepared.encoded
-        found: list[list[Span]] = [[] for _ in encoded.documents]
-        ids = np.zeros(len(encoded.form), np.int64)  # (tokens,)
+        ids = np.zeros(len(prepared.encoded.form), np.int64)  # (tokens,)
         for indices in by_length(prepared.lengths):
             batch = Batch.of(prepared, indices, self.device)
             best = self.crf.crf.decode(batch.pad(self._emissions(batch)), batch.lengths)
             ids[batch.tokens] = best.cpu().numpy()[batch.layout.row, batch.layout.step]
-        for sentence in range(prepared.sentences):
-            part = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
-            if ids[part].any():
-                spans = decode(ids[part], encoded.offsets[part], self.tagset)
-                found[encoded.sentence_document[sentence]] += spans
-        return tuple(
-            replace(document, spans=tuple(spans))
-            for document, spans in zip(encoded.documents, found, strict=True)
-        )
+        return with_spans(prepared.encoded, ids)
 
     def _emissions(self, batch: Batch) -> Tensor:
         """(tokens, tags) unnormalised scores, in the layout's order."""
@@ -358,16 +345,6 @@ class Tagger(nn.Module):
             yield self.context(features.to(device).float())
 
 
-class _Output(nn.Module):
-    """Projection to tags and CRF."""
-
-    def __init__(self, inputs: int, tagset: TagSet) -> None:
-        super().__init__()
-        masks = (torch.from_numpy(mask) for mask in allowed_transitions(tagset))
-        self.project = nn.Linear(inputs, len(tagset.tags))
-        self.crf = CRF(len(tagset.tags), *masks)
-
-
 def build_tagger(
     config: TaggerConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
 ) -> Tagger:
@@ -385,11 +362,3 @@ def build_tagger(
     vectors = load_vectors(config.word_vectors, config.max_words) if config.word_vectors else None
     encoder = load_encoder(config.contextual) if config.contextual else None
     return Tagger(config, tagset, seed, vectors, encoder).to(device)
-
-
-@contextmanager
-def _seeded(seed: int, layer: str) -> Iterator[Any]:
-    """Torch's CPU generator seeded for one layer's initial values, then put back."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(seed, "init", layer))
-        yield

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.settings import build
 
 LAYERS = ("words", "characters", "context", "cnn", "lstm", "crf")  # bottom to top
 
@@ -113,35 +114,13 @@ PRESETS: dict[str, TaggerConfig] = {
 }
 
 
-def tagger_config(settings: Mapping[str, Any]) -> TaggerConfig:
+def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfig:
     """A specification from a TOML table: the preset that `tagger` names, then the other keys.
 
-    Raises ConfigError for an unknown key or preset (with the nearest name), a value of the
-    wrong type, or an impossible one.
+    where: how messages call the table. Raises ConfigError for an unknown key or preset (with
+    the nearest name), a value of the wrong type, or an impossible one.
     """
-    name = settings.get("tagger", "elmoner")
+    name = table.get("tagger", "elmoner")
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(f"unknown tagger {name!r}: {nearest(str(name), PRESETS)}")
-    preset = PRESETS[name]
-    known = {field.name: getattr(preset, field.name) for field in fields(TaggerConfig)}
-    changes: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key not in known:
-            raise ConfigError(f"unknown model setting {key!r}: {nearest(key, known)}")
-        changes[key] = _typed(key, value, known[key])
-    return replace(preset, **changes)
-
-
-def _typed(key: str, value: Any, like: Any) -> Any:
-    """The value, if it has the type of the setting's default."""
-    if isinstance(like, tuple) and isinstance(value, (list, tuple)):
-        if all(type(item) is int for item in value):
-            return tuple(value)
-    elif isinstance(like, float) and type(value) in (int, float):
-        return float(value)
-    elif type(value) is type(like):
-        return value
-    kind = {tuple: "a list of integers", float: "a number", bool: "true or false"}.get(
-        type(like), {int: "an integer", str: "a string"}.get(type(like), "another type")
-    )
-    raise ConfigError(f"model setting {key} = {value!r}: it must be {kind}")
+        raise ConfigError(f"{where}: unknown tagger {name!r}; {nearest(str(name), PRESETS)}")
+    return build(TaggerConfig, asdict(PRESETS[name]) | dict(table), where)

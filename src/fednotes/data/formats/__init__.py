@@ -13,13 +13,14 @@ from types import ModuleType
 
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.types import Document
-from fednotes.data.formats import ade, brat, conll, i2b2, jsonl, ontonotes, pubtator
+from fednotes.data.formats import ade, brat, conll, i2b2, i2b2_2012, jsonl, ontonotes, pubtator
 from fednotes.data.formats.files import read_text, visible
 
 # The order in which a file is tried: from what cannot be mistaken to the loosest.
 FORMATS: dict[str, ModuleType] = {
     "brat": brat,
     "i2b2": i2b2,
+    "i2b2-2012": i2b2_2012,
     "ontonotes": ontonotes,
     "jsonl": jsonl,
     "ade": ade,

@@ -53,12 +53,13 @@ def accepts(path: Path) -> bool:
 def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
     """Documents of one `.txt`/`.ann` pair or of all pairs in a folder; id: the file's name.
 
+    The folders below are read too, their names before a / of the id, as `write` puts them.
     A %XX that `write` puts into a name is turned back. An empty `.txt` is a document without
     text. A `.txt` file without `.ann` is passed over in a folder. Raises DataError for a missing
     partner and, with the line, for a line that is cut short or does not fit the text.
     """
     path = Path(path)
-    files = listing(path, lambda p: p.suffix == ".ann" and accepts(p), "brat")
+    files = listing(path, lambda p: p.suffix == ".ann" and accepts(p), "brat", True)
     base = path if path.is_dir() else path.parent
     return unique(_read_pair(file.with_suffix(""), base) for file in files)
 

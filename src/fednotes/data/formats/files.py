@@ -72,19 +72,21 @@ def head(path: Path) -> list[str]:
     return [line.rstrip("\r") for line in lines if line.strip()]
 
 
-def listing(path: Path, accepts: Callable[[Path], bool], name: str) -> list[Path]:
+def listing(
+    path: Path, accepts: Callable[[Path], bool], name: str, below: bool = False
+) -> list[Path]:
     """The files of one format: `path` itself if it is a file, else those in the folder.
 
-    Only where none lies in the folder itself are the folders below it searched. Other files
-    (a README, a licence) are passed over. Raises DataError where none is found.
+    Only where none lies in the folder itself are the folders below it searched; with `below`
+    always. Other files (a README, a licence) are passed over. Raises DataError where none is
+    found.
     """
     if not os.path.exists(path):
         raise DataError(f"{path}: no such file or folder")
     if path.is_file():
         return [path]
-    found = [p for p in visible(path) if accepts(p)] or [
-        p for p in visible(path, True) if accepts(p)
-    ]
+    found = [] if below else [p for p in visible(path) if accepts(p)]
+    found = found or [p for p in visible(path, True) if accepts(p)]
     if not found:
         raise DataError(f"{path}: no file in this folder looks like {name}")
     return found

@@ -1,0 +1,43 @@
+"""What the tests of all formats use: a file to read, what was found in it, what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fednotes.core.errors import DataError
+from fednotes.core.types import Document
+from fednotes.data.formats import read
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., Path]:
+    """file(content, name) writes a file below a folder of the test's and gives its path."""
+
+    def make(content: str | bytes, name: str = "f.txt") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def forms() -> Callable[[Document], list[tuple[str, str]]]:
+    """forms(document): the text and label of each span."""
+    return lambda document: [(document.text[s.start : s.end], s.label) for s in document.spans]
+
+
+@pytest.fixture
+def complains() -> Callable[..., None]:
+    """complains(path, message, format): reading it is refused, in one line."""
+
+    def check(path: Path, message: str, format: str | None = None) -> None:
+        with pytest.raises(DataError, match=message) as caught:
+            read(path, format)
+        assert "\n" not in str(caught.value)
+
+    return check
