@@ -1,0 +1,316 @@
+"""Notes tokenised once: flat token ids on disk, mapped into memory, with their bounds.
+
+    <folder>/<key>/ids.bin         every token of every sentence, uint16 or uint32
+                   sentences.bin   int64 bounds of sentences in the ids
+                   documents.bin   int64 bounds of documents in the sentences
+                   facts.json      counts, types and the key's parts
+
+The key is a hash of the notes' texts, the tokenizer, and how notes are cut into sentences, so
+a cache is used again exactly as long as all three are the same. It is written beside its place
+and renamed into it: a killed writer leaves nothing that could be taken for a cache. Ids are as
+sensitive as the notes; folder and files can be read by their owner only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from fednotes.core.errors import DataError, ModelError
+from fednotes.data.clinical import RECIPE, sentences
+from fednotes.data.notes import Note
+from fednotes.data.silos import Key, patient_of
+
+Tokenize = Callable[[list[str]], list[list[int]]]
+_BATCH = 2000  # sentences given to the tokenizer at once
+_NAMES: Final = ("ids", "sentences", "documents")
+_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A tokenised corpus.
+
+    ids: (tokens,) uint16 or uint32. sentences: (sentences + 1,) int64 bounds in `ids`.
+    documents: (documents + 1,) int64 bounds in `sentences`. No sentence and no document is
+    empty. patients: whose notes they are, the site's sample size in pre-training.
+    dropped: notes in which the tokenizer found nothing.
+    """
+
+    ids: np.ndarray
+    sentences: np.ndarray
+    documents: np.ndarray
+    patients: int = 0
+    dropped: int = 0
+
+
+def tokens_of(documents: Iterable[Sequence[Sequence[int]]]) -> Tokens:
+    """A corpus in memory, from the ids of each document's sentences. Empty ones are left out."""
+    kept = [[s for s in document if len(s)] for document in documents]
+    kept = [document for document in kept if document]
+    flat = [s for document in kept for s in document]
+    if not flat:
+        raise DataError("the corpus holds no token: give notes with text")
+    return Tokens(
+        np.array([i for s in flat for i in s], dtype=np.uint32),
+        _bounds([len(s) for s in flat]),
+        _bounds([len(d) for d in kept]),
+    )
+
+
+def _bounds(lengths: Sequence[int]) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(np.asarray(lengths, dtype=np.int64))))
+
+
+def cached_tokens(
+    notes: Callable[[], Iterable[Note]],
+    tokenize: Tokenize,
+    fingerprint: str,
+    vocabulary: int,
+    folder: Path,
+    *,
+    split: Callable[[str], list[str]] = sentences,
+    recipe: str = RECIPE,
+) -> Tokens:
+    """The notes' tokens, from the cache in `folder` if they are there, else written to it.
+
+    notes: gives the notes from the first one on; called once for the key and once to
+        tokenise, so that no more than a batch of them is in memory.
+    tokenize: sentences → ids without special tokens. fingerprint: what tells the tokenizer
+        from others. vocabulary: ids are less than this.
+    split: a note's text → sentences. recipe: its name and version.
+
+    Raises DataError where there is no token, or the notes change between the two passes;
+    ModelError for an id outside the vocabulary.
+    """
+    content, patients = _digest(notes())
+    if not patients:
+        raise DataError("the corpus is empty: there is no note with text")
+    parts = [str(_FORMAT), content, fingerprint, str(vocabulary), recipe]
+    key = hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:32]
+    path = folder / key
+    found = _load(path)
+    if found is not None:
+        return found
+    with _NewFolder(path) as temporary:
+        seen = hashlib.sha256()
+        facts = _write(temporary.path, _watched(notes(), seen), tokenize, vocabulary, split)
+        if seen.hexdigest() != content:
+            raise DataError("the notes changed while they were tokenised: start again")
+        facts |= {"patients": patients, "content": content, "recipe": recipe}
+        (temporary.path / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        temporary.finish()
+    made = _load(path)
+    if made is None:
+        raise DataError(f"{path}: the cache was written and cannot be read: is the disk sound?")
+    return made
+
+
+def _digest(notes: Iterable[Note]) -> tuple[str, int]:
+    """A hash of all texts and who they are of; and the number of patients."""
+    sums, patients = hashlib.sha256(), set[Key]()
+    for note in _watched(notes, sums):
+        patients.add(patient_of(note))
+    return sums.hexdigest(), len(patients)
+
+
+def _watched(notes: Iterable[Note], sums: Any) -> Iterator[Note]:
+    for note in notes:
+        for part in (*patient_of(note), note.text):
+            data = part.encode("utf-8")
+            sums.update(len(data).to_bytes(8, "little"))
+            sums.update(data)
+        yield note
+
+
+def _write(
+    folder: Path,
+    notes: Iterable[Note],
+    tokenize: Tokenize,
+    vocabulary: int,
+    split: Callable[[str], list[str]],
+) -> dict[str, Any]:
+    """Tokenise batch by batch into the three files; the facts of the corpus."""
+    dtype = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+    files = {name: _private(folder / f"{name}.bin") for name in _NAMES}
+    tokens = kept = documents = dropped = 0
+    try:
+        for name in ("sentences", "documents"):
+            files[name].write(np.zeros(1, np.int64).tobytes())
+        for batch in _batches(notes, split):
+            lengths, counts, ids = _encode(batch, tokenize, vocabulary)
+            files["ids"].write(ids.astype(dtype).tobytes())
+            files["sentences"].write((tokens + np.cumsum(lengths)).astype(np.int64).tobytes())
+            files["documents"].write((kept + np.cumsum(counts)).astype(np.int64).tobytes())
+            tokens, kept = tokens + len(ids), kept + len(lengths)
+            documents, dropped = documents + len(counts), dropped + len(batch) - len(counts)
+        for file in files.values():
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        for file in files.values():
+            file.close()
+    if not tokens:
+        raise DataError("the corpus is empty: the tokenizer found no token in any note")
+    sizes = {"ids": tokens, "sentences": kept + 1, "documents": documents + 1}
+    return {"format": _FORMAT, "dtype": dtype.name, "sizes": sizes, "dropped": dropped}
+
+
+def _batches(notes: Iterable[Note], split: Callable[[str], list[str]]) -> Iterator[list[list[str]]]:
+    batch: list[list[str]] = []
+    size = 0
+    for note in notes:
+        batch.append(split(note.text))
+        size += len(batch[-1])
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encode(
+    batch: list[list[str]], tokenize: Tokenize, vocabulary: int
+) -> tuple[list[int], list[int], np.ndarray]:
+    """Lengths of sentences, numbers of sentences of documents, and all ids; none of them empty."""
+    flat = [sentence for document in batch for sentence in document]
+    encoded = tokenize(flat) if flat else []
+    if len(encoded) != len(flat):
+        raise ModelError(f"the tokenizer gave {len(encoded)} lists for {len(flat)} sentences")
+    lengths = [len(ids) for ids in encoded if len(ids)]
+    counts, at = [], 0
+    for document in batch:
+        filled = sum(len(ids) > 0 for ids in encoded[at : at + len(document)])
+        at += len(document)
+        if filled:
+            counts.append(filled)
+    ids = np.fromiter(chain.from_iterable(encoded), np.int64, count=sum(lengths))
+    if len(ids) and (ids.min() < 0 or ids.max() >= vocabulary):
+        worst = int(ids.min() if ids.min() < 0 else ids.max())
+        raise ModelError(
+            f"the tokenizer gives the id {worst}, the model's vocabulary has {vocabulary}: "
+            "the tokenizer does not fit the model; use the one of the model's own directory"
+        )
+    return lengths, counts, ids
+
+
+def _private(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+class _NewFolder:
+    """A folder only its owner can enter, that appears whole under its name, or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._target = path
+        self.path = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+    def __enter__(self) -> _NewFolder:
+        parent = self._target.parent
+        try:
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for left in parent.glob(f".{self._target.name}.*.tmp"):
+                if not _alive(left.name.split(".")[-2]) or left == self.path:
+                    shutil.rmtree(left, ignore_errors=True)
+            self.path.mkdir(mode=0o700)
+        except OSError as error:
+            raise DataError(f"{parent}: cannot write the cache ({error.strerror})") from None
+        return self
+
+    def finish(self) -> None:
+        """Put the folder in its place; one that another process put there meanwhile stays."""
+        os.chmod(self.path / "facts.json", 0o600)
+        if _load(self._target) is None:
+            shutil.rmtree(self._target, ignore_errors=True)  # damaged
+            try:
+                os.replace(self.path, self._target)
+            except OSError:
+                if _load(self._target) is None:  # else another process was first
+                    raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+            raise DataError(f"{self._target}: cannot write the cache ({reason})") from error
+
+
+def _alive(pid: str) -> bool:
+    """Whether a process of this number runs."""
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _load(path: Path) -> Tokens | None:
+    """The corpus in a cache folder; None where it is missing, damaged or of another format."""
+    try:
+        facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
+        if facts["format"] != _FORMAT:
+            return None
+        kinds = {"ids": facts["dtype"], "sentences": "int64", "documents": "int64"}
+        arrays = {}
+        for name in _NAMES:
+            file, size = path / f"{name}.bin", int(facts["sizes"][name])
+            if file.stat().st_size != size * np.dtype(kinds[name]).itemsize:
+                return None
+            arrays[name] = np.memmap(file, dtype=kinds[name], mode="r", shape=(size,))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Tokens(**arrays, patients=int(facts["patients"]), dropped=int(facts["dropped"]))
+
+
+@dataclass(frozen=True, eq=False)
+class FastTokenizer:
+    """What the data layer needs of a tokenizer.
+
+    continues: (vocabulary,) bool, whether a token goes on with the word before it.
+    """
+
+    tokenize: Tokenize
+    fingerprint: str
+    vocabulary: int
+    continues: np.ndarray
+
+
+def fast_tokenizer(tokenizer: Tokenizer) -> FastTokenizer:
+    """A tokenizer of the `tokenizers` package: no special tokens, no padding, nothing cut off.
+
+    Continuations are told by the marks of WordPiece (`##` before one), of byte-level BPE (`Ġ`
+    before a new word) and of SentencePiece (`▁` likewise). Works on a copy.
+    """
+    own = Tokenizer.from_str(tokenizer.to_str())
+    own.no_padding()
+    own.no_truncation()
+    words = own.get_vocab(with_added_tokens=True)
+    vocabulary = max(words.values()) + 1
+    continues = np.zeros(vocabulary, dtype=bool)
+    pieces = any(word.startswith("##") for word in words)
+    marks = tuple(m for m in ("Ġ", "▁") if not pieces and any(w.startswith(m) for w in words))
+    added = {token.content for token in own.get_added_tokens_decoder().values()}
+    for word, index in words.items():
+        if pieces:
+            continues[index] = word.startswith("##")
+        elif marks:
+            continues[index] = not word.startswith(marks) and word not in added
+
+    def tokenize(texts: list[str]) -> list[list[int]]:
+        encoded = own.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encoded]
+
+    digest = hashlib.sha256(own.to_str().encode("utf-8")).hexdigest()
+    return FastTokenizer(tokenize, digest, vocabulary, continues)

@@ -1,0 +1,231 @@
+"""Clinical preprocessing: invented notes worked by hand, and what must hold for any text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fednotes.data.clinical import blocks, is_header, replace_placeholders, sections, sentences
+from fednotes.data.notes import read_notes
+
+NOTE = """Admission Date:  [**2130-1-1**]     Discharge Date:   [**2130-1-5**]
+
+Date of Birth:  [**2061-3-4**]             Sex:   M
+
+Service: MEDICINE
+
+Allergies:
+Penicillins
+
+Attending:[**First Name3 (LF) 12**]
+Chief Complaint:
+fever
+
+History of Present Illness:
+The patient is a 68 y.o. man seen by Dr. [**Last Name (STitle) 7**] at
+[**Hospital1 18**] for fever of 101.5. He was given 5 mg. of warfarin
+p.o. b.i.d. and sent home vs. observed. Denies chest pain.
+
+Medications on Admission:
+1. Aspirin 81 mg daily.
+2. Lisinopril 10 mg
+   daily
+- Lasix 20 mg
+_____________________
+Labs:
+WBC-8.8 RBC-4.4
+Hgb-12
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[**2130-1-1**]", "date"),
+        ("[**3-/2130**]", "date"),
+        ("[**January 2130**]", "date"),
+        ("[**Month (only) 12**] 3", "date 3"),
+        ("[**Hospital1 18**]", "hospital"),
+        ("[**Hospital\n Ward Name 3**]", "hospital"),
+        ("Dr.[**Last Name (STitle) **]said", "Dr.name said"),
+        ("x[**Known lastname 5**]", "x name"),
+        ("[**Known firstname**][**Known lastname**]", "name name"),
+        ("[**Telephone/Fax (1) 12**]", "number"),
+        ("[**Medical Record Number 4**]", "number"),
+        ("a [**Age over 90 **] y.o.", "a number y.o."),
+        ("[**123456**]", "number"),
+        ("[**Location (un) 5**]", "place"),
+        ("[**University/College **]", "organization"),
+        ("[**Initials (NamePattern4) **]", "name"),
+        ("[** **]", "name"),
+        ("open [**never closed", "open [**never closed"),
+        ("[x] and **bold**", "[x] and **bold**"),
+    ],
+)
+def test_placeholders(text: str, expected: str) -> None:
+    """Kinds by hand, from the forms that MIMIC-III's notes are known to hold."""
+    assert replace_placeholders(text) == expected
+
+
+def test_a_note_by_hand() -> None:
+    assert sentences(NOTE) == [
+        "Admission Date: date",
+        "Discharge Date: date",
+        "Date of Birth: date",
+        "Sex: M",
+        "Service: MEDICINE",
+        "Allergies: Penicillins",
+        "Attending:name",
+        "Chief Complaint: fever",
+        "History of Present Illness:",
+        "The patient is a 68 y.o. man seen by Dr. name at hospital for fever of 101.5.",
+        "He was given 5 mg. of warfarin p.o. b.i.d. and sent home vs. observed.",
+        "Denies chest pain.",
+        "Medications on Admission:",
+        "1. Aspirin 81 mg daily.",
+        "2. Lisinopril 10 mg daily",
+        "- Lasix 20 mg",
+        "Labs:",
+        "WBC-8.8 RBC-4.4",
+        "Hgb-12",
+    ]
+
+
+def test_sections_open_with_headers() -> None:
+    found = sections("Before.\n\nPast Medical History:\n1. COPD\n2. CHF\n\nPLAN\n\nRest. Fluids.\n")
+    assert found == [
+        ["Before."],
+        ["Past Medical History:", "1. COPD", "2. CHF"],
+        ["PLAN", "Rest. Fluids."],
+    ]
+
+
+def test_the_first_item_under_a_header_is_kept() -> None:
+    """The published program drops it (its own authors' note says so)."""
+    assert sentences("Discharge Medications:\n\nAspirin\n\nLasix\n") == [
+        "Discharge Medications:",
+        "Aspirin",
+        "Lasix",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("History of Present Illness:", True),
+        ("Neuro (on admission):", True),
+        ("CHIEF COMPLAINT", True),
+        ("ASSESSMENT AND PLAN", True),
+        ("She said:", False),
+        ("He was seen today", False),
+        ("WBC 8.8", False),
+        ("CT", False),
+        ("", False),
+        (":", False),
+    ],
+)
+def test_headers(line: str, expected: bool) -> None:
+    assert is_header(line) is expected
+
+
+def test_wrapped_lines_are_joined_even_before_a_capital() -> None:
+    """At a width of 60, "Lasix" did not fit; in the list below, the lines are the writer's own."""
+    prose = (
+        "He was transferred to the unit overnight and was started on\n"
+        "Lasix with good effect. In the morning his weight was lower\n"
+        "and he felt better.\n"
+    )
+    assert sentences(prose) == [
+        "He was transferred to the unit overnight and was started on Lasix with good effect.",
+        "In the morning his weight was lower and he felt better.",
+    ]
+    listed = "Allopurinol 100 mg DAILY\nAspirin 250 mg DAILY\nPrilosec OTC 20 mg once a day\n"
+    assert blocks(listed) == listed.splitlines()
+
+
+def _visible(text: str) -> str:
+    return "".join(text.split())
+
+
+_MARKUP = re.compile(r"[-_=*~#]{3,}")
+_WORDS = st.sampled_from(
+    [
+        *"Dr. Smith 5 mg. p.o. Plan: 1. 2) PMH b.i.d. pain Pain? a.b (n.v.) é".split(),
+        *("\n", "\n\n", "- ", "  ", "\t", "\r\n", "\u2028", "x" * 70, "Sex:   M", '"', "\x0c"),
+    ]
+)
+_TEXTS = st.one_of(
+    st.lists(_WORDS, max_size=40).map(" ".join),
+    st.text(st.characters(codec="utf-8"), max_size=200),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_TEXTS)
+@example("")
+@example("----")
+@example("a\n---\nb")
+@example(" Plan:  x")
+def test_nothing_visible_is_lost(text: str) -> None:
+    """All characters but white space stay, in order; runs of rule signs may go, no others."""
+    found = sentences(text)
+    assert all(s and s == s.strip() and s == " ".join(s.split()) for s in found)
+    plain = replace_placeholders(text)
+    if not _MARKUP.search(plain):
+        assert _visible("".join(found)) == _visible(plain)
+    else:
+        keep = re.compile(r"[-_=*~#]")
+        assert keep.sub("", _visible("".join(found))) == keep.sub("", _visible(plain))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.text("ab .\n", max_size=8), st.text("ab1- ()\n", max_size=8)), max_size=6)
+)
+def test_placeholders_leave_the_rest(parts: list[tuple[str, str]]) -> None:
+    """Split at the placeholders by a plain scan: what is outside is there, in order, once."""
+    text = "".join(f"{outside}[**{inside}**]" for outside, inside in parts)
+    made = replace_placeholders(text)
+    assert "[**" not in made
+    assert replace_placeholders(made) == made
+    at = 0
+    for outside, _ in parts:
+        at = made.index(outside, at) + len(outside)
+    words = r"(?: ?(?:date|hospital|number|place|organization|name) ?)"
+    assert re.fullmatch("".join(re.escape(outside) + words for outside, _ in parts), made)
+
+
+def test_a_very_long_note_in_linear_time() -> None:
+    """200,000 characters with stops, and without one; also runs that could make `re` go back."""
+    text = "The patient was stable overnight. " * 6000
+    assert len(sentences(text)) == 6000
+    dots = "Well. So " + "." * 200_000 + "x"  # each stop could begin the end of a sentence
+    assert _visible("".join(sentences(dots))) == _visible(dots)
+    for unit in ("x", "x ", "[**", "[**a ", "- ", "A", "\n", "1. ", "....", "A: ", "  A"):
+        long = unit * (200_000 // len(unit))
+        assert _visible("".join(sentences(long))) == _visible(long)
+
+
+@pytest.mark.corpora
+def test_real_notes_lose_nothing(corpora: Path) -> None:
+    """ACI-Bench and every tenth CodiEsp case: same visible characters; sane sentence lengths."""
+    notes = list(read_notes(corpora / "aci_bench"))
+    notes += list(read_notes(corpora / "codiesp/background"))[::10]
+    total = words = 0
+    for note in notes:
+        found = sentences(note.text)
+        if not _MARKUP.search(note.text):
+            assert _visible("".join(found)) == _visible(note.text)
+        total += len(found)
+        words += sum(len(s.split()) for s in found)
+    assert 8 < words / total < 25
+    found = sentences(next(read_notes(corpora / "aci_bench/train.csv")).text)
+    assert found[:3] == [
+        "CHIEF COMPLAINT",
+        "Annual exam.",
+        "HISTORY OF PRESENT ILLNESS",
+    ]

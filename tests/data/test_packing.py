@@ -1,0 +1,234 @@
+"""Packing: every token once without pairs; pairs as the original BERT's program makes them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.data.packing import Plan, Specials, _shorten, gather, plan_full, plan_pairs
+from fednotes.data.token_cache import Tokens, tokens_of
+
+SPECIALS = Specials(cls=1, sep=2, mask=3, pad=0)
+
+
+def _corpus(lengths: list[list[int]]) -> Tokens:
+    """Documents of sentences of these lengths; ids are 10, 11, 12 … so that each is unique."""
+    at = 10
+    documents = []
+    for document in lengths:
+        sentences = []
+        for length in document:
+            sentences.append(list(range(at, at + length)))
+            at += length
+        documents.append(sentences)
+    return tokens_of(documents)
+
+
+shapes = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(shapes, st.integers(3, 30), st.integers(0, 3))
+def test_full_holds_every_token_once(lengths: list[list[int]], length: int, epoch: int) -> None:
+    """Brute force over the gathered batch: ids are unique, so a sorted list says it all."""
+    tokens = _corpus(lengths)
+    plan = plan_full(tokens, length, 7, epoch)
+    batch = gather(tokens, plan, np.arange(len(plan)), SPECIALS)
+    assert batch.ids.shape[1] <= length
+    assert sorted(batch.ids[batch.ids >= 10].tolist()) == sorted(tokens.ids.tolist())
+    assert batch.random_next is None
+    assert not batch.segments.any()
+    starts = [0, *np.cumsum([sum(d) for d in lengths])]
+    home = {10 + i: d for d in range(len(lengths)) for i in range(starts[d], starts[d + 1])}
+    for row, count in zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True):
+        body = row[:count]
+        assert (body[0], body[-1], set(row[count:]) <= {0}) == (1, 2, True)
+        for left, right in pairwise(body):
+            if left >= 10 and right >= 10:  # no seam inside a stretch
+                assert right == left + 1
+                assert home[left] == home[right]
+            assert (left, right) != (2, 2)
+
+
+def test_full_is_packed_tightly() -> None:
+    """100 documents of one sentence of 9: in 32 tokens fit three with their [SEP]s, 1 + 3·10."""
+    plan = plan_full(_corpus([[9]] * 100), 32, 0, 0)
+    assert Counter(np.diff(plan.bounds).tolist()) == {3: 33, 1: 1}
+
+
+def test_sentences_stay_whole_where_they_fit() -> None:
+    tokens = _corpus([[6, 6, 6, 25, 3]])
+    plan = plan_full(tokens, 16, 0, 0)
+    # By hand: 25 tokens do not fit 14, so 14 of them, then 11 with the 3 that follow.
+    assert plan.stretches.tolist() == [[0, 12], [12, 18], [18, 32], [32, 46]]
+
+
+@pytest.mark.parametrize("plan", [plan_full, plan_pairs])
+def test_plans_replay(plan: object) -> None:
+    tokens = _corpus([[random.Random(i).randint(2, 9) for _ in range(20)] for i in range(12)])
+
+    def made(seed: int, epoch: int) -> tuple[list[list[int]], list[int]]:
+        result: Plan = plan(tokens, 32, seed, epoch)  # type: ignore[operator]
+        return result.stretches.tolist(), result.bounds.tolist()
+
+    assert made(1, 0) == made(1, 0)
+    assert made(1, 0) != made(1, 1)
+    assert made(1, 0) != made(2, 0)
+
+
+def test_pairs_are_what_their_labels_say() -> None:
+    """B follows A at once where it is next; where random it is from another document."""
+    tokens = _corpus([[5, 6, 7, 8] * 60 for _ in range(5)])
+    plan = plan_pairs(tokens, 64, 3, 0)
+    size = 26 * 60
+    assert plan.random_next is not None
+    for (a0, a1), (b0, b1), random_next in zip(
+        plan.stretches[::2], plan.stretches[1::2], plan.random_next, strict=True
+    ):
+        assert a0 < a1
+        assert b0 < b1
+        assert (a1 - a0) + (b1 - b0) + 3 <= 64
+        assert a0 // size == (a1 - 1) // size
+        assert b0 // size == (b1 - 1) // size
+        # What was cut at the front of B, or the end of A, may lie between the two.
+        assert (a0 // size != b0 // size) == random_next
+        assert random_next or a1 <= b0 < a1 + 2 * 64
+    batch = gather(tokens, plan, np.arange(8), SPECIALS)
+    for row, segments, length in zip(batch.ids, batch.segments, batch.lengths, strict=True):
+        first, second = np.flatnonzero(row == SPECIALS.sep)
+        assert (row[0], second) == (SPECIALS.cls, length - 1)
+        assert segments.tolist() == [0] * (first + 1) + [1] * (second - first) + [0] * (
+            len(row) - length
+        )
+    assert batch.random_next is not None
+    assert batch.random_next.tolist() == plan.random_next[:8].astype(int).tolist()
+
+
+def test_half_of_the_pairs_are_random() -> None:
+    """Long documents: all but the last chunk of each have two sentences, so a coin decides.
+
+    Binomial: the count lies within four standard deviations, plus one forced pair a document.
+    """
+    tokens = _corpus([[4] * 2000 for _ in range(10)])
+    labels = plan_pairs(tokens, 64, 5, 0).random_next
+    assert labels is not None
+    n = len(labels)
+    assert n > 1500
+    assert abs(int(labels.sum()) - n / 2) < 4 * (n / 4) ** 0.5 + 10
+    single = plan_pairs(_corpus([[4]] * 30), 64, 5, 0).random_next
+    assert single is not None
+    assert single.all()
+
+
+def _google_truncate(a: list[int], b: list[int], room: int, rng: random.Random) -> None:
+    """`truncate_seq_pair` of the original, token by token."""
+    while len(a) + len(b) > room:
+        longer = a if len(a) > len(b) else b
+        if rng.random() < 0.5:
+            del longer[0]
+        else:
+            longer.pop()
+
+
+@pytest.mark.parametrize("room", [2, 3, 8, 13])
+def test_shortening_is_the_originals(room: int) -> None:
+    """Lengths equal the original's loop for all sizes; the ends that go are a fair coin's."""
+    rng = np.random.default_rng(0)
+    for na in range(1, 18):
+        for nb in range(1, 18):
+            a, b = list(range(na)), list(range(nb))
+            _google_truncate(a, b, room, random.Random(1))
+            a0, a1, b0, b1 = _shorten((0, na), (100, 100 + nb), room, rng)
+            assert (a1 - a0, b1 - b0) == (len(a), len(b))
+            assert a0 >= 0
+            assert a1 <= na
+            assert b0 >= 100
+            assert b1 <= 100 + nb
+    fronts = [_shorten((0, 20), (0, 4), 8, rng)[0] for _ in range(2000)]
+    theirs = []
+    coin = random.Random(2)
+    for _ in range(2000):
+        a = list(range(20))
+        _google_truncate(a, [0] * 4, 8, coin)
+        theirs.append(a[0])
+    assert abs(np.mean(fronts) - np.mean(theirs)) < 0.25  # standard error 0.06
+    assert abs(np.std(fronts) - np.std(theirs)) < 0.25
+
+
+def _google_pairs(docs: list[list[int]], room: int, rng: random.Random) -> list[tuple[int, bool]]:
+    """`create_instances_from_document` of the original: tokens used and label of each pair."""
+    made = []
+    for index, document in enumerate(docs):
+        target = room
+        if rng.random() < 0.1:
+            target = rng.randint(2, room)
+        chunk: list[int] = []
+        i = 0
+        while i < len(document):
+            chunk.append(document[i])
+            if i == len(document) - 1 or sum(chunk) >= target:
+                a_end = rng.randint(1, len(chunk) - 1) if len(chunk) >= 2 else 1
+                a = sum(chunk[:a_end])
+                if len(chunk) == 1 or rng.random() < 0.5:
+                    other = rng.choice([d for d in range(len(docs)) if d != index])
+                    start = rng.randint(0, len(docs[other]) - 1)
+                    b = 0
+                    for n in docs[other][start:]:
+                        b += n
+                        if b >= target - a:
+                            break
+                    i -= len(chunk) - a_end
+                    made.append((min(room, a + b), True))
+                else:
+                    made.append((min(room, a + sum(chunk[a_end:])), False))
+                chunk = []
+                target = rng.randint(2, room) if rng.random() < 0.1 else room
+            i += 1
+    return made
+
+
+def test_pairs_have_the_originals_statistics() -> None:
+    """Number of pairs, mean length and share of random ones, against its loop; 2 % apart."""
+    draw = random.Random(8)
+    shape = [[draw.randint(3, 25) for _ in range(draw.randint(1, 60))] for _ in range(300)]
+    tokens, room = _corpus(shape), 61
+    mine = [plan_pairs(tokens, 64, 0, epoch) for epoch in range(4)]
+    theirs = [pair for _ in range(4) for pair in _google_pairs(shape, room, draw)]
+    count = sum(map(len, mine))
+    sizes = np.concatenate([np.diff(p.stretches).reshape(-1, 2).sum(1) for p in mine])
+    labels = np.concatenate([p.random_next for p in mine if p.random_next is not None])
+    assert count == pytest.approx(len(theirs), rel=0.02)
+    assert sizes.mean() == pytest.approx(np.mean([n for n, _ in theirs]), rel=0.02)
+    assert labels.mean() == pytest.approx(np.mean([r for _, r in theirs]), rel=0.04)
+
+
+def test_a_note_of_one_endless_sentence_is_not_thrown_away() -> None:
+    """50,000 tokens without a full stop: all in the full plan, nearly all in the pairs."""
+    tokens = _corpus([[50_000], [10]])
+    full = plan_full(tokens, 512, 0, 0)
+    assert int(np.diff(full.stretches).sum()) == 50_010
+    pairs = plan_pairs(tokens, 512, 0, 0)
+    seen = np.zeros(50_010, bool)
+    for start, end in pairs.stretches:
+        seen[start:end] = True
+    assert seen.mean() > 0.95
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(DataError, match="holds no token"):
+        tokens_of([[[]], []])
+    empty = Tokens(np.zeros(0, np.uint16), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    tokens = _corpus([[3]])
+    for plan in (plan_full, plan_pairs):
+        with pytest.raises(DataError, match="holds no token"):
+            plan(empty, 128, 0, 0)
+        with pytest.raises(ConfigError, match="hold no text"):
+            plan(tokens, 2, 0, 0)
+    assert len(plan_pairs(tokens, 128, 0, 0)) == 1  # one document: B can only be its own

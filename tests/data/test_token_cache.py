@@ -1,0 +1,207 @@
+"""The cache: the tokenizer's own ids, written once, whole or not at all, for its owner only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace
+
+from fednotes.core.errors import DataError, ModelError
+from fednotes.data.notes import Note, read_notes
+from fednotes.data.packing import plan_full
+from fednotes.data.token_cache import Tokenize, Tokens, cached_tokens, fast_tokenizer
+
+TEXTS = ["Has pain. No fever.", "  ", "Well.\n\nPlan:\nrest", "Dr. Who."]
+
+
+def _notes(texts: list[str] = TEXTS) -> list[Note]:
+    return [Note(str(i), t, f"p{i // 2}", None, "s") for i, t in enumerate(texts)]
+
+
+def _characters(calls: list[int] | None = None) -> Tokenize:
+    """A tokenizer of characters that notes how often it was asked."""
+
+    def tokenize(texts: list[str]) -> list[list[int]]:
+        if calls is not None:
+            calls.append(len(texts))
+        return [[ord(c) for c in text if not c.isspace()] for text in texts]
+
+    return tokenize
+
+
+def _cached(
+    folder: Path, notes: list[Note] | None = None, calls: list[int] | None = None, **more: object
+) -> Tokens:
+    given = _notes() if notes is None else notes
+    options = {"fingerprint": "f", "vocabulary": 1 << 16, **more}
+    return cached_tokens(lambda: given, _characters(calls), folder=folder, **options)  # type: ignore[arg-type]
+
+
+def test_what_is_in_it(tmp_path: Path) -> None:
+    """Characters by hand: sentences and documents are where the bounds say."""
+    tokens = _cached(tmp_path)
+    text = "".join(map(chr, tokens.ids.tolist()))
+    parts = [
+        [text[tokens.sentences[i] : tokens.sentences[i + 1]] for i in range(start, end)]
+        for start, end in zip(tokens.documents, tokens.documents[1:], strict=False)
+    ]
+    assert parts == [["Haspain.", "Nofever."], ["Well.", "Plan:rest"], ["Dr.Who."]]
+    assert (tokens.ids.dtype, tokens.sentences.dtype) == (np.uint16, np.int64)
+    assert (tokens.patients, tokens.dropped) == (2, 1)
+    assert isinstance(tokens.ids, np.memmap)
+    assert _cached(tmp_path, vocabulary=(1 << 16) + 1).ids.dtype == np.uint32
+
+
+def test_used_again_until_something_changes(tmp_path: Path) -> None:
+    calls: list[int] = []
+    first = _cached(tmp_path, calls=calls)
+    assert (len(calls), len(list(tmp_path.iterdir()))) == (1, 1)
+    again = _cached(tmp_path, calls=calls)
+    assert (len(calls), again.ids.tolist()) == (1, first.ids.tolist())
+    assert (again.patients, again.dropped) == (2, 1)
+    _cached(tmp_path, calls=calls, fingerprint="g")
+    _cached(tmp_path, calls=calls, recipe="other")
+    _cached(tmp_path, _notes([*TEXTS, "More."]), calls)
+    _cached(tmp_path, _notes(["Has pain. ", "No fever.", *TEXTS[1:]]), calls)
+    assert (len(calls), len(list(tmp_path.iterdir()))) == (5, 5)
+
+
+def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        _cached(tmp_path / "new" / "cache")
+    finally:
+        os.umask(old)
+    (folder,) = (tmp_path / "new/cache").iterdir()
+    for path in (folder.parent, folder, *folder.iterdir()):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+
+
+def test_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
+    calls: list[int] = []
+    whole = _cached(tmp_path, calls=calls).ids.tolist()
+    (folder,) = tmp_path.iterdir()
+    for name in ("ids.bin", "facts.json"):
+        (folder / name).write_bytes((folder / name).read_bytes()[:-3])
+        assert _cached(tmp_path, calls=calls).ids.tolist() == whole
+    (folder / "sentences.bin").unlink()
+    assert _cached(tmp_path, calls=calls).ids.tolist() == whole
+    assert len(calls) == 4
+
+
+def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A process is killed in the middle of tokenising; the next one starts anew and cleans up."""
+    program = textwrap.dedent(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        from fednotes.data.notes import Note
+        from fednotes.data.token_cache import cached_tokens
+
+        def tokenize(texts):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        notes = [Note("0", "Has pain.", None, None, "s")]
+        cached_tokens(lambda: notes, tokenize, "f", 1 << 16, Path(sys.argv[1]))
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".")
+    notes = [Note("0", "Has pain.", None, None, "s")]
+    assert len(_cached(tmp_path, notes).ids) == 8
+    (made,) = tmp_path.iterdir()
+    assert not made.name.startswith(".")
+
+
+def test_failures_leave_nothing(tmp_path: Path) -> None:
+    for notes, message in [([], "no note with text"), (_notes([" "]), "found no token")]:
+        with pytest.raises(DataError, match=message):
+            _cached(tmp_path, notes)
+    with pytest.raises(ModelError, match=r"the id 118, the model's vocabulary has 100.*not fit"):
+        _cached(tmp_path, vocabulary=100)
+    with pytest.raises(ModelError, match=r"0 lists for 5 sentences"):
+        cached_tokens(_notes, lambda texts: [], "f", 9, tmp_path)
+    passes = iter([_notes(), _notes()[:1]])
+    with pytest.raises(DataError, match="the notes changed"):
+        cached_tokens(lambda: next(passes), _characters(), "f", 1 << 16, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot write the cache"):
+        _cached(tmp_path / "file" / "cache")
+
+
+def test_notes_are_streamed_in_batches(tmp_path: Path) -> None:
+    """More sentences than a batch, a note longer than one, bounds across batches."""
+    texts = [f"Note {i}. Well." for i in range(1500)] + ["Stable overnight. " * 12_000]
+    calls: list[int] = []
+
+    def notes() -> Iterator[Note]:
+        for i, text in enumerate(texts):
+            yield Note(str(i), text, None, None, "s")
+
+    source: Callable[[], Iterator[Note]] = notes
+    tokens = cached_tokens(source, _characters(calls), "f", 1 << 16, tmp_path)
+    assert len(calls) > 1
+    assert sum(calls) == 3000 + 12_000
+    expected = [ord(c) for t in texts for c in t if not c.isspace()]
+    assert tokens.ids.tolist() == expected
+    assert tokens.patients == 1501
+    assert np.diff(tokens.documents).tolist() == [2] * 1500 + [12_000]
+    assert (np.diff(tokens.sentences) > 0).all()
+
+
+def test_fast_tokenizers() -> None:
+    """Continuations by each model's own mark; truncation is off; the given one is unchanged."""
+    words = {w: i for i, w in enumerate(["[UNK]", "[CLS]", "pain", "##ful", "no"])}
+    wordpiece = Tokenizer(WordPiece(words, unk_token="[UNK]"))
+    wordpiece.pre_tokenizer = Whitespace()
+    wordpiece.enable_truncation(2)
+    fast = fast_tokenizer(wordpiece)
+    assert fast.tokenize(["painful no pain no", ""]) == [[2, 3, 4, 2, 4], []]
+    assert (fast.vocabulary, fast.continues.tolist()) == (5, [False, False, False, True, False])
+    assert wordpiece.truncation is not None
+    assert fast_tokenizer(wordpiece).fingerprint == fast.fingerprint
+    bpe = Tokenizer(BPE({"<s>": 0, "a": 1, "Ġ": 2, "Ġa": 3, "b": 4}, [("Ġ", "a")]))
+    bpe.add_special_tokens(["<s>"])
+    other = fast_tokenizer(bpe)
+    assert other.continues.tolist() == [False, True, False, False, True]
+    assert other.fingerprint != fast.fingerprint
+
+
+@pytest.mark.corpora
+def test_real_notes(corpora: Path, tmp_path: Path) -> None:
+    """ACI-Bench by the WordPiece vocabulary: all its tokens in a full plan, the cache used."""
+    lines = (corpora / "vectors/bert_base_uncased_vocab.txt").read_text("utf-8").splitlines()
+    tokenizer = Tokenizer(WordPiece({w: i for i, w in enumerate(lines)}, unk_token="[UNK]"))
+    tokenizer.normalizer = BertNormalizer()
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    fast = fast_tokenizer(tokenizer)
+
+    def made() -> Tokens:
+        return cached_tokens(
+            lambda: read_notes(corpora / "aci_bench"),
+            fast.tokenize,
+            fast.fingerprint,
+            fast.vocabulary,
+            tmp_path,
+        )
+
+    tokens = made()
+    assert (len(tokens.documents) - 1, tokens.patients, tokens.dropped) == (207, 207, 0)
+    plan = plan_full(tokens, 128, 0, 0)
+    assert int(np.diff(plan.stretches).sum()) == len(tokens.ids)
+    assert made().ids.tolist() == tokens.ids.tolist()
