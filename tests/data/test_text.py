@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import unicodedata
 from itertools import pairwise
 from pathlib import Path
@@ -188,3 +189,12 @@ def test_gold_spans_fall_on_tokens(corpora: Path, folder: str, pieces: int, most
                 total += 1
     assert total == pieces
     assert off <= most
+
+
+def test_a_long_row_of_dots_takes_no_time() -> None:
+    """From each dot to the end of the row would be 2e10 steps."""
+    text = "Well. So " + "." * 200_000 + "x then. Next."
+    begun = time.perf_counter()
+    found = split_sentences(Document("dots", text))
+    assert time.perf_counter() - begun < 5
+    assert found[-1][1] == len(text)

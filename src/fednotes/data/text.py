@@ -61,7 +61,8 @@ _OPENERS = _words(
     "patients no not denies reports was were is are has had to by one two three all both upon "
     "family history physical laboratory examination"
 )
-_END = re.compile(r"[.!?]+[\"'\u201d\u2019)\]]*(?=\s)")
+# Not from within a run of marks, or a row of 200,000 dots would be tried from each of them.
+_END = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*(?=\s)")
 _BEFORE = re.compile(r"[^\s(\[\"'\u201c\u2018/,;]+$")
 _NEXT = re.compile(r"[\"'\u201c\u2018(\[]*(\w+)?")
 _LIST_NUMBER = re.compile(r"(?:\d{1,3}|[A-Za-z]|[ivxIVX]{1,4})[.)]+\Z")

@@ -102,7 +102,8 @@ def reproduce(
 ) -> dict[str, Any]:
     """Run a grid and gather its table; finished runs in `out` are kept, unfinished resumed.
 
-    settings: further `--set` for every run. seeds: in place of the grid's. tell: called after each run.
+    settings: further `--set` for every run. seeds: in place of the grid's.
+    tell: called after each run.
     out: holds runs/ (shared by all grids) and a folder NAME with the results.
     Raises FednotesError with a failed run's own message.
     """
