@@ -14,7 +14,8 @@ from fednotes.core.settings import read_toml
 from fednotes.core.types import Document
 from fednotes.data.tags import types_of
 from fednotes.jobs import built_in_jobs, parse_job
-from fednotes.sites import Sites, fingerprint, load_sites
+from fednotes.run_folder import fingerprint
+from fednotes.sites import Sites, load_sites
 
 DRUGS = "aspirin metformin ibuprofen warfarin insulin statin codeine heparin".split()
 FINDINGS = "rash nausea cough fever pain ulcer cramps vertigo".split()
@@ -416,3 +417,20 @@ def test_the_papers_jobs_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for site in stub_load("clinic").data:
         assert [len(part) for part in (site.train, site.valid, site.test)] == [18, 0, 2]
         assert types_of(site.test) == ("ADE", "Disease", "Drug", "Finding", "Symptom")
+
+
+def test_annotated_types_that_the_job_lacks_are_named(tmp_path: Path) -> None:
+    """Left out with a note where a site has others; refused where it has none."""
+    lines = "".join(f"a{i}\tB-Drug\nb{i}\tB-ADE\n\n" for i in range(20))
+    (tmp_path / "both.conll").write_text(lines)
+    (tmp_path / "ade.conll").write_text(lines.replace("B-Drug", "O"))
+    table = {
+        "method": "distill",
+        "tags": {"types": ["Drug"]},
+        "sites": {"both": {"path": "both.conll"}},
+    }
+    notes = load_sites(parse_job(table, "j", tmp_path, "j.toml")).notes
+    assert "both: annotates ADE, which [tags] types lacks: left out" in notes
+    table["sites"] = {"both": {"path": "both.conll"}, "ade": {"path": "ade.conll"}}
+    with pytest.raises(ConfigError, match=r"'ade' annotates ADE; \[tags\] types has Drug"):
+        load_sites(parse_job(table, "j", tmp_path, "j.toml"))

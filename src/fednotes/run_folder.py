@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -14,8 +15,9 @@ import torch
 import fednotes
 from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_json
+from fednotes.core.types import SiteData
 from fednotes.jobs import Job
-from fednotes.sites import Sites, fingerprint
+from fednotes.sites import Sites
 
 OUTCOME = {"scores", "rounds", "seconds", "bytes_up", "bytes_down"}  # of a finished part
 
@@ -109,3 +111,15 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
+
+
+def fingerprint(site: SiteData) -> str:
+    """SHA-256 of a site's texts, mentions and parts: two runs on the same notes agree in it."""
+    digest = hashlib.sha256(repr(site.tags).encode())
+    if site.test_types:
+        digest.update(repr(site.test_types).encode())
+    for part in (site.train, site.valid, site.test):
+        digest.update(b"\x1d")
+        for document in part:
+            digest.update(f"{document.text}\x1e{document.spans}\x1e".encode())
+    return digest.hexdigest()

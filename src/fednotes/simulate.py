@@ -79,15 +79,16 @@ def simulate(
     replace_old = overwrite and not resume
     refuse(job, out, resume, replace_old)
     sites = load_sites(job)
+    config = job.module.for_sites(job.config, sites.data)
+    parts = _parts(job, sites, config)
     if replace_old:
         set_aside(out)
     claim(job, out, sites, resume)
     torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(device == "cpu")
-    config = job.module.for_sites(job.config, sites.data)
     log = _Log(out / "metrics.jsonl", resume)
     results = {}
-    for part in _parts(job, sites, config):
+    for part in parts:
         folder = out / part.name
         outcome = finished(folder / "done.json") if resume else None
         if outcome is None:
@@ -165,6 +166,7 @@ def _run(
         "bytes_up": engine.bytes_up,
         "bytes_down": engine.bytes_down,
         "described": members[0].described(),
+        "eta": getattr(members[0], "eta", None),
     }
 
 
@@ -246,6 +248,7 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         "seconds": sum(c["seconds"] for c in conditions.values()),
         "bytes_up": federated.get("bytes_up", 0),
         "bytes_down": federated.get("bytes_down", 0),
+        "eta": results.get("federated", {}).get("eta"),
         "annotated": {site.id: list(site.tags.types) for site in sites.data},
         "sites": scores,
         "mean": {c: mean_scores([scores[s][c] for s in ids]) for c in conditions},
@@ -263,13 +266,16 @@ def _described(results: Mapping[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def _hints(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What to try where a tagger found nothing."""
+    """What to try where a model found nothing."""
     for site, by_condition in scores.items():
         for condition, score in by_condition.items():
-            if score["strict"]["f1"] == 0:
+            if not any(of_type["support"] for of_type in score["by_type"].values()):
+                yield f"{site}: no mention in its test data, so its scores say nothing"
+                break
+            if score["relaxed"]["f1"] == 0:
                 yield (
-                    f"{site}, {condition}: no mention found: raise training.epochs or "
-                    "training.learning_rate"
+                    f"{site}, {condition}: no mention found: train longer (epochs or rounds of "
+                    "[training]) or raise training.learning_rate"
                 )
 
 

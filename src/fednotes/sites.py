@@ -9,9 +9,8 @@ restricted  to the types that the site annotates, given or sampled
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -78,6 +77,7 @@ def load_sites(job: Job) -> Sites:
     found = {name: types_of(chain(*parts.values())) for name, parts in raw.items()}
     complete_types = _complete(job.tags, _asked(job, found).values()) if job.tags else ()
     kept = _kept(job, found, complete_types)
+    notes += _left_out(job, found, complete_types)
     whole = {
         name: _parts_of(job, name, site, raw.pop(name), kept[name], notes)
         for name, site in job.sites.items()
@@ -92,6 +92,22 @@ def load_sites(job: Job) -> Sites:
         _require_learnable(job.tags.types, data)
         notes += _tag_notes(data)
     return Sites(data, None, tuple(notes))
+
+
+def _left_out(
+    job: Job, found: Mapping[str, tuple[str, ...]], types: tuple[str, ...]
+) -> Iterator[str]:
+    """Annotated types that [tags] types lacks. Raises ConfigError if a site has no other."""
+    for name, labels in found.items():
+        mapped = {job.sites[name].label_map.get(label, label) for label in labels} - {""}
+        odd = sorted(mapped - set(types)) if types else []
+        if odd and mapped == set(odd):
+            raise ConfigError(
+                f"site {name!r} annotates {', '.join(odd)}; [tags] types has {', '.join(types)}: "
+                "map its labels to these in label_map, or add them to types"
+            )
+        if odd:
+            yield f"{name}: annotates {', '.join(odd)}, which [tags] types lacks: left out"
 
 
 def _full(
@@ -382,15 +398,3 @@ def _reduced(
             own[part] = subsample(sentences, most / len(sentences), job.seed)
             notes.append(f"{name}: {most:,} of {len(sentences):,} sentences of {part} are used")
     return own
-
-
-def fingerprint(site: SiteData) -> str:
-    """SHA-256 of a site's texts, mentions and parts: two runs on the same notes agree in it."""
-    digest = hashlib.sha256(repr(site.tags).encode())
-    if site.test_types:
-        digest.update(repr(site.test_types).encode())
-    for part in (site.train, site.valid, site.test):
-        digest.update(b"\x1d")
-        for document in part:
-            digest.update(f"{document.text}\x1e{document.spans}\x1e".encode())
-    return digest.hexdigest()

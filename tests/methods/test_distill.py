@@ -225,14 +225,107 @@ def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
 
 def test_two_contributors_are_refused_on_both_sides(sites) -> None:
     """With two, the difference is the other site's own gradient."""
-    settings = config(sites[:2])
+    settings = config(sites)
     members = [distill.Site(site, settings) for site in sites[:2]]
     with pytest.raises(RefusedError, match="need 3 sites"):
         distill.train(InProcess(members), settings)
+    with pytest.raises(RefusedError, match="need 3 sites"):  # before anything is trained
+        config(sites[:2])
     _, members, federation = begun(sites)
     total = federation.totals["begin"]
     with pytest.raises(RefusedError, match="2 sites"):
-        members[0].update_weights(total.tensors, round=0, included="discharge,reports")
+        members[0].update_weights(
+            total.tensors, round=0, included="discharge,reports", contributing=3
+        )
+    with pytest.raises(RefusedError, match="2 sites"):
+        members[0].update_weights(
+            total.tensors, round=0, included="discharge,reports,posts", contributing=2
+        )
+
+
+def test_a_site_that_contributes_nothing_is_not_counted(sites, complete) -> None:
+    """One site annotates all types: of the two others each would receive the other's vector."""
+    mixed = [replace(complete[0], id="all"), *sites[1:]]
+    _, members, federation = begun(mixed)
+    assert federation.totals["begin"].metrics["contributing"] == 2
+    distill._update_weights(federation, federation.totals["begin"], 0)
+    assert "update_weights" not in federation.totals
+    assert all((member.weights == 1).all() for member in members)
+
+
+def test_weights_rest_until_a_round_distils(sites) -> None:
+    _, members, federation = begun(sites, warmup=1)
+    assert federation.totals["begin"].metrics["contributing"] == 0
+    distill._update_weights(federation, federation.totals["begin"], 0)
+    assert all((member.weights == 1).all() for member in members)
+
+
+def test_local_training_is_two_weighted_epochs_on_the_completed_annotation(sites) -> None:
+    """Site.train against a loop written out: predicted mentions added by hand, w_i on the
+    source loss alone, E_loc = 2; and what a round of warm-up trains on instead."""
+    settings = config(sites, model=NO_DROPOUT, weighting=False, local_epochs=2, warmup=1)
+    data, start = sites[0], talkative(distill.initial(settings))
+    known = set(data.tags.types)
+    for round in (0, 1):
+        member = distill.Site(data, settings)
+        member.begin(start, round=round)
+        member.weights = np.linspace(0.2, 1.8, member.num_examples)
+        weights = member.weights.copy()
+        update = member.train({}, round=round)
+
+        model = build_model(settings.model, settings.tags, settings.seed)
+        model.load_state_dict({**model.state_dict(), **start})
+        corpus = model.prepare(data.train)
+        guesses = model.predict(corpus)
+        merged = [
+            replace(gold, spans=tuple(sorted((*gold.spans, *foreign(gold, guess, known)))))
+            for gold, guess in zip(data.train, guesses, strict=True)
+        ]
+        corpus = model.annotate(corpus, merged if round else data.train, known)
+        adam = torch.optim.Adam(
+            list(model.trainable().values()), lr=settings.learning_rate, fused=True
+        )
+        model.train()
+        for epoch in range(2):
+            rng = rng_of(settings.seed, "order", data.id, round, epoch)
+            for batch in buckets(corpus.lengths, settings.batch_size, rng):
+                losses = model.losses(corpus, batch)
+                loss = (torch.tensor(weights[batch], dtype=torch.float32) * losses.source).mean()
+                loss = loss + losses.target.mean() if round else loss
+                adam.zero_grad()
+                loss.backward()
+                adam.step()
+        assert_same(update.tensors, {n: p.detach() for n, p in model.trainable().items()})
+
+
+def test_test_types_are_scored_where_they_are_given(sites, complete) -> None:
+    """The counts of finish against a count of the complete test annotation by hand."""
+    types = ("Disease", "Drug", "ADE")
+    data = replace(sites[0], test=complete[0].test, test_types=types)
+    settings = config(sites, model=NO_DROPOUT, weighting=False)
+    member = distill.Site(data, settings)
+    metrics = member.finish(distill.initial(settings)).metrics
+    support = sum(s.label in types for d in complete[0].test for s in d.spans)
+    by_type = [score["support"] for score in member.scores["by_type"].values()]
+    assert sum(by_type) == support > 0
+    assert any("ADE" in name for name in metrics)
+
+
+def talkative(start):
+    """Initial values with an output layer that predicts a lot."""
+    loud = torch.randn(
+        start["crf.project.weight"].shape, generator=torch.Generator().manual_seed(1)
+    )
+    return {**start, "crf.project.weight": 20 * loud}
+
+
+def foreign(gold: Document, guess: Document, known: set[str]) -> list[Span]:
+    """Predicted mentions of other types that overlap no gold one."""
+    return [
+        s
+        for s in guess.spans
+        if s.label not in known and not any(s.start < g.end and g.start < s.end for g in gold.spans)
+    ]
 
 
 def test_the_sum_instead_of_the_mean_is_the_mean_times_the_sentences(sites) -> None:

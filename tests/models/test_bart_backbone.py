@@ -90,6 +90,11 @@ def test_refuses_what_cannot_be(
     make_bart(tmp_path / "small", vocab_size=20)
     with pytest.raises(ModelError, match="not of one model"):
         build(tmp_path / "small")
+    shutil.copytree(bart, tmp_path / "mute")
+    for file in (tmp_path / "mute").glob("*token*"):
+        file.unlink()
+    with pytest.raises(ModelError, match=r"no tokeniser beside config\.json"):
+        build(tmp_path / "mute")
 
 
 def test_fingerprint(

@@ -33,7 +33,8 @@ class Row:
     """One row of a table or point of a curve.
 
     label: in the table. conditions: which of them this row runs. set: `--set` assignments;
-    budget: further ones at the budget's size. full: only at the full size. x places it in a plot.
+    budget: further ones at the budget's size. full: only at the full size. x places it in a
+    plot; where the grid's x begins with η, the run's own η in percent does.
     """
 
     label: str
@@ -181,7 +182,7 @@ def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[s
                 {
                     "label": row.label,
                     "condition": condition,
-                    "x": row.x,
+                    "x": _place(grid, row, read),
                     "set": list(row.set),
                     "scores": summarise([_picked(run, condition) for run in read]),
                     "not_annotated": summarise([_not_annotated(run, condition) for run in read]),
@@ -213,6 +214,13 @@ def _picked(run: Mapping[str, Any], condition: str) -> dict[str, Any]:
     return {
         name: {kind: {"f1": score[kind]["f1"]} for kind in KINDS} for name, score in scores.items()
     }
+
+
+def _place(grid: Grid, row: Row, runs: list[dict[str, Any]]) -> float:
+    """Where a row stands on the x axis."""
+    if not grid.x.startswith("η"):
+        return row.x
+    return round(100 * sum(run["eta"] for run in runs) / len(runs), 2)
 
 
 def _not_annotated(run: Mapping[str, Any], condition: str) -> dict[str, float]:

@@ -57,6 +57,7 @@ from fednotes.methods.distill import planned as planned
 from fednotes.models.build import build_model
 from fednotes.models.model import Corpus, Losses, Model
 
+MOST = 1000.0  # of strength and entropy
 RIDGE = 1e-6  # keeps the projection defined where rows of a discriminator depend on others
 
 
@@ -83,10 +84,9 @@ class Config(distill.Config):
                 "the adversarial baselines have no instance weights: leave weighting out, "
                 'or set method = "distill"'
             )
-        if self.strength < 0 or self.entropy < 0:
-            raise ConfigError(
-                f"strength = {self.strength}, entropy = {self.entropy}: at least 0 is needed"
-            )
+        for name in ("strength", "entropy"):
+            if not 0 <= getattr(self, name) <= MOST:
+                raise ConfigError(f"{name} = {getattr(self, name)}: expected 0 to {MOST:g}")
 
 
 PRESETS: dict[str, dict[str, Any]] = {

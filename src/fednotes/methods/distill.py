@@ -36,6 +36,7 @@ from fednotes.methods.distill_site import Site as Site
 from fednotes.metrics.spans import SpanCounts
 from fednotes.models.build import ModelConfig, build_model
 from fednotes.models.build import model_config as model_config
+from fednotes.models.prompt_bart import PromptBartConfig
 from fednotes.models.tagger_config import TaggerConfig
 
 Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
@@ -95,6 +96,15 @@ class Config:
             raise ConfigError(f"learning_rate = {self.learning_rate}: a number above 0 is needed")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum = {self.momentum}: expected 0 up to, not including, 1")
+        if self.unannotated in ("soft", "marginal") and isinstance(self.model, PromptBartConfig):
+            raise ConfigError(
+                f'unannotated = "{self.unannotated}" needs a model with a CRF; '
+                'the pointer model takes "pseudo" or "outside"'
+            )
+        if self.warmup >= self.rounds and self.unannotated in ("pseudo", "soft"):
+            raise ConfigError(
+                f"warmup = {self.warmup}: with rounds = {self.rounds} nothing would be distilled"
+            )
         if self.weighting and self.unannotated != "pseudo":
             why = (
                 "learns from the model that it starts from, so its target gradient is zero"
@@ -160,17 +170,29 @@ def train(federation: Federation, config: Config, shared: Tensors | None = None)
 def _update_weights(federation: Federation, begun: Total, round: int) -> None:
     """Send every site the sum of the target gradients, from which it takes its own part.
 
-    Of two contributors each would be left with the other's vector, so three are needed. Where
-    fewer of a larger federation answered, the weights stay as they are for this round.
+    Of two contributors each would be left with the other's vector, so three are needed, not
+    counting sites whose gradient is zero (all types annotated, or nothing predicted yet). In a
+    round with fewer the weights stay as they are.
     """  # [tagsets eq 11]
-    if len(begun.included) >= FEWEST_CONTRIBUTORS:
+    if len(begun.included) < FEWEST_CONTRIBUTORS and round == 0:
+        raise RefusedError(_too_few(len(begun.included)))
+    contributing = int(begun.metrics["contributing"])
+    if min(contributing, len(begun.included)) >= FEWEST_CONTRIBUTORS:
         included = ",".join(begun.included)
-        federation.sum("update_weights", begun.tensors, round=round, included=included)
-    elif round == 0:
-        raise RefusedError(
-            f"instance weights need {FEWEST_CONTRIBUTORS} sites, here are {len(begun.included)}: "
-            "with two, each would receive the other's gradient; set training.weighting = false"
+        federation.sum(
+            "update_weights",
+            begun.tensors,
+            round=round,
+            included=included,
+            contributing=contributing,
         )
+
+
+def _too_few(sites: int) -> str:
+    return (
+        f"instance weights need {FEWEST_CONTRIBUTORS} sites, here are {sites}: with two, each "
+        "would receive the other's gradient; set training.weighting = false"
+    )
 
 
 class Server:
@@ -241,7 +263,12 @@ def _f1(total: Total) -> float:
 
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
-    """The configuration with what only the sites together can say."""
+    """The configuration with what only the sites together can say.
+
+    Raises RefusedError for instance weights with fewer than three sites.
+    """
+    if config.weighting and len(sites) < FEWEST_CONTRIBUTORS:
+        raise RefusedError(_too_few(len(sites)))
     complete = sites[0].tags
     for site in sites[1:]:
         complete = complete.union(site.tags)

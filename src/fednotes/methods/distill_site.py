@@ -87,12 +87,19 @@ class Site:
         """The site's name in the job."""
         return self.data.id
 
-    def described(self) -> str:
-        """What is trained and sent; and η, its part of the model, where a backbone is frozen."""
+    @property
+    def eta(self) -> float:
+        """η: the trained and sent parameters' part of the model, its frozen ones counted too."""
         sent = sum(value.numel() for value in self.parameters.values())
-        eta = getattr(self.model, "eta", None)
-        part = f" (η = {100 * eta():.2f} % of the model)" if eta else ""
-        return f"{sent:,} parameters are trained and sent each way a round{part}"
+        return sent / (sent + self.model.frozen)
+
+    def described(self) -> str:
+        """What is trained and sent."""
+        sent = sum(value.numel() for value in self.parameters.values())
+        return (
+            f"{sent:,} parameters are trained and sent each way a round "
+            f"(η = {100 * self.eta:.2f} % of the model)"
+        )
 
     # a round
 
@@ -104,7 +111,9 @@ class Site:
         self._source = self._sent = None
         if not self.config.weighting:
             return Update()
-        self._sent = Update({"target_gradient": self._gradients(corpus)})
+        gradient = self._gradients(corpus, distils=round >= self.config.warmup)
+        contributing = {"contributing": float(gradient.abs().max() > 0)}
+        self._sent = Update({"target_gradient": gradient}, metrics=contributing)
         return self._sent
 
     def _complete(self, round: int) -> Corpus:
@@ -134,11 +143,14 @@ class Site:
             return "marginal" if self.model.softens else "outside"
         return self.config.unannotated
 
-    def _gradients(self, corpus: Corpus) -> Tensor:
+    def _gradients(self, corpus: Corpus, distils: bool) -> Tensor:
         """Keep the direction of every g_i^src; return the target loss's gradient.
 
-        With respect to the transfer parameter alone, and without updating the model.
+        With respect to the transfer parameter alone, and without updating the model. Zeros
+        before a round distils: nothing trains on a target loss then.
         """
+        if not distils:
+            return torch.zeros(self.model.trainable()[self.model.transfer].numel())
         # [tagsets alg 2]
         total: Tensor | None = None
         kept: Tensor | None = None
@@ -154,21 +166,25 @@ class Site:
             total = total / self.num_examples
         return total.float().cpu()
 
-    def update_weights(self, tensors: Tensors, *, round: int, included: str) -> Update:
+    def update_weights(
+        self, tensors: Tensors, *, round: int, included: str, contributing: int
+    ) -> Update:
         """w_i ← α w_i + (1 − α) cos(g_i^src, g^tgt), g^tgt being the sum without this site.
 
-        included: the names of the sites in the sum, joined by commas.
-        Raises RefusedError if fewer than three are: the rest would be one other site's.
+        included: the names of the sites in the sum, joined by commas. contributing: how many
+        of them sent a gradient other than zero.
+        Raises RefusedError if fewer than three did: the rest would be one other site's.
         """
         # [tagsets eq 12]
         names = included.split(",")
-        if len(names) < FEWEST_CONTRIBUTORS:
+        if min(contributing, len(names)) < FEWEST_CONTRIBUTORS:
             raise RefusedError(
-                f"site {self.id!r} refuses a sum of {len(names)} sites' target gradients: "
-                f"{FEWEST_CONTRIBUTORS} are needed, or it could be told one site's own"
+                f"site {self.id!r} refuses a sum of {min(contributing, len(names))} sites' "
+                f"target gradients: {FEWEST_CONTRIBUTORS} are needed, or it could be told one "
+                "site's own"
             )
         self._begun_in(round)
-        if self._source is None or self._sent is None:
+        if self._sent is None or self._source is None:
             raise TrainingError(f"site {self.id!r} sent no target gradient in this round")
         others = tensors["target_gradient"].double()
         if self.id in names:

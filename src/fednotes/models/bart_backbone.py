@@ -26,6 +26,8 @@ from fednotes.models.frozen import fingerprint, stamp_of
 from fednotes.models.graft import set_layer_norm_eps
 from fednotes.models.prompts import install
 
+TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")  # one of them says the sub-words
+
 
 @dataclass(frozen=True, eq=False)
 class Backbone:
@@ -98,6 +100,8 @@ def _load(
 ) -> Backbone:
     """`stamp` makes a directory that changed on disk a new one."""
     check_weights(directory)
+    if not any((directory / name).is_file() for name in TOKENIZERS):
+        raise ModelError(f"{directory}: no tokeniser beside config.json (tokenizer.json)")
     tokenizer, model = _open(directory, dtype)
     try:
         model = model.to(device).eval().requires_grad_(False)

@@ -137,6 +137,11 @@ class EncoderTagger(nn.Module):
         return self.crf.project.weight.device
 
     @property
+    def frozen(self) -> int:
+        """Parameters of the encoder, of which the layers above the used ones are left out."""
+        return sum(p.numel() for p in self.backbone.model.parameters())
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """The columns of each layer of `Losses.hidden`: every encoder layer that is run."""
         return (self.backbone.width,) * self.backbone.layers

@@ -79,6 +79,10 @@ class Model(Protocol):
         """Where the parameters are."""
 
     @property
+    def frozen(self) -> int:
+        """How many numbers of its backbone and tables are never trained."""
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """The columns of each layer of `Losses.hidden`."""
 

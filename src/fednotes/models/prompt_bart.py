@@ -173,6 +173,12 @@ class PromptBart(nn.Module):
         return self.prompts.q.device
 
     @property
+    def frozen(self) -> int:
+        """Parameters of the backbone but those of which this model trains a copy."""
+        tuned = sum(p.numel() for name, p in self.named_parameters() if name.startswith("cross."))
+        return sum(p.numel() for p in self._frozen[0].model.parameters()) - tuned
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """d for each layer of the encoder."""
         shape = self._frozen[0].model.config

@@ -132,6 +132,12 @@ class Tagger(nn.Module):
         return self.crf.project.weight.device
 
     @property
+    def frozen(self) -> int:
+        """Numbers of the frozen word vectors; an encoder that only made features is not counted."""
+        trained = self.config.train_words
+        return 0 if self.vectors is None or trained else self.vectors.table.numel()
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """The columns of each layer of `Losses.hidden`: context (if it learns), cnn, lstm."""
         config = self.config
