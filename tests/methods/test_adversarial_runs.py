@@ -88,6 +88,7 @@ def test_nothing_else_travels(sites, reference, variant: str) -> None:
     engine = InProcess(members)
     adversarial.train(engine, settings)
     numbers = discriminator_numbers(settings, members[0].model)
+    assert members[0].described().endswith(f"{numbers:,} of them in discriminators")
     assert engine.bytes_up - reference[0].bytes_up == 3 * 2 * 4 * numbers
     assert engine.bytes_down - reference[0].bytes_down == 3 * (2 * 2 + 1) * 4 * numbers
 

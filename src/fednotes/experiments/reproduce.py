@@ -275,7 +275,7 @@ def _lines(table: Mapping[str, Any]) -> Iterator[str]:
         yield table["note"]
     yield ""
     within = {
-        name: f"micro strict at {table[name]:g} {unit}"
+        name: f"micro strict within {table[name]:g} {unit}"
         for name, unit in (("megabytes", "MB"), ("seconds", "s"))
         if table[name]
     }

@@ -162,6 +162,11 @@ class Site(distill_site.Site):
         self.parameters |= self.discriminators
         self.label = config.platforms.index(data.id) if self.discriminators else 0
 
+    def described(self) -> str:
+        """What is trained and sent, and how much of it is discriminators."""
+        numbers = sum(value.numel() for value in self.discriminators.values())
+        return f"{super().described()}, {numbers:,} of them in discriminators"
+
     def _objective(
         self, corpus: Corpus, indices: np.ndarray, weights: np.ndarray, how: str, round: int
     ) -> tuple[Tensor, float, float]:
