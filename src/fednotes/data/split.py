@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
-from fednotes.core.types import Document, Offsets, Span
+from fednotes.core.types import Document, Offsets, SiteData, Span, TagSet
 from fednotes.data.stats import overlapping_forms, span_form
 from fednotes.data.text import normalise, split_sentences
 
@@ -336,3 +337,14 @@ def _replaced(text: str, edits: Sequence[tuple[int, int]]) -> str:
         pieces += [text[at:start], MASK]
         at = end
     return "".join([*pieces, text[at:]])
+
+
+def pool(sites: Sequence[SiteData]) -> SiteData:
+    """One site that has every site's training and validation documents, and their types."""
+    return SiteData(
+        id="pooled",
+        tags=reduce(TagSet.union, (site.tags for site in sites)),
+        train=tuple(d for site in sites for d in site.train),
+        valid=tuple(d for site in sites for d in site.valid),
+        test=(),
+    )

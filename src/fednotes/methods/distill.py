@@ -24,12 +24,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.tensors import snapshot
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total
+from fednotes.data.split import pool
 from fednotes.federation import Federation, State
 from fednotes.methods.distill_site import FEWEST_CONTRIBUTORS
 from fednotes.methods.distill_site import Site as Site
@@ -269,10 +271,7 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """
     if config.weighting and len(sites) < FEWEST_CONTRIBUTORS:
         raise RefusedError(_too_few(len(sites)))
-    complete = sites[0].tags
-    for site in sites[1:]:
-        complete = complete.union(site.tags)
-    return replace(config, tags=complete)
+    return replace(config, tags=reduce(TagSet.union, (site.tags for site in sites)))
 
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
@@ -296,13 +295,7 @@ def pooled(
             'conditions has "pooled", which needs the complete annotation of every site: '
             'leave it out: conditions = ["alone", "federated"]'
         )
-    together = SiteData(
-        id="pooled",
-        tags=source[0].tags,
-        train=tuple(d for site in source for d in site.train),
-        valid=tuple(d for site in source for d in site.valid),
-        test=(),
-    )
+    together = pool(source)
     plain = replace(config, tags=together.tags, weighting=False, unannotated="outside")
     return (together,), plain
 

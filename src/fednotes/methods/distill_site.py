@@ -42,7 +42,7 @@ class Site:
     the instance weights are written; None writes nothing. cache: see `fedner_site.Site`.
 
     Raises ConfigError if the site has no training sentence, annotates a type outside the
-    complete tag set, or asks for what the model cannot do.
+    complete tag set.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
@@ -64,7 +64,7 @@ class Site:
         self.directory = directory
         self.known = frozenset(data.tags.types)  # T_k
         self.model = build_model(config.model, config.tags, config.seed, device)
-        _check(self.known, config, self.model.softens, data.id)
+        _require_known(self.known, config, data.id)
         prepare = partial(self.model.prepare, cache=cache, progress=progress)
         self.train_set = prepare(data.train)
         self.valid_set = prepare(data.valid, gold=False)
@@ -367,18 +367,13 @@ def _in_order(lengths: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
         yield order[start : start + batch_size]
 
 
-def _check(known: frozenset[str], config: Config, softens: bool, site: str) -> None:
+def _require_known(known: frozenset[str], config: Config, site: str) -> None:
     odd = sorted(known - set(config.tags.types))
     if odd:
         raise ConfigError(
             f"site {site!r} annotates {odd[0]!r}, the job's complete tag set is "
             f"{', '.join(config.tags.types) or 'empty'}: map it to one of these in label_map, "
             "or leave it out with types"
-        )
-    if config.unannotated in ("soft", "marginal") and not softens:
-        raise ConfigError(
-            f'unannotated = "{config.unannotated}" needs a model with a CRF; '
-            'this one takes "pseudo" or "outside"'
         )
 
 

@@ -28,6 +28,7 @@ from typing import Any, Literal
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Total
+from fednotes.data.split import pool
 from fednotes.data.text import split_sentences
 from fednotes.federation import Federation, State
 from fednotes.methods.fedner_site import Site as Site
@@ -287,13 +288,7 @@ def pooled(
     if len(schemes) > 1 or (complete is None and len(types) > 1):
         heads = replace(config, private=("crf",), exchange="gradients", personal_epochs=0)
         return tuple(sites), heads
-    together = SiteData(
-        id="pooled",
-        tags=reduce(TagSet.union, (site.tags for site in source)),
-        train=tuple(d for site in source for d in site.train),
-        valid=tuple(d for site in source for d in site.valid),
-        test=(),
-    )
+    together = pool(source)
     return (together,), replace(config, tags=together.tags, personal_epochs=0)
 
 

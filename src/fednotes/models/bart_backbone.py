@@ -23,7 +23,6 @@ from fednotes.models.encoder import (
     sub_words,
 )
 from fednotes.models.frozen import fingerprint, stamp_of
-from fednotes.models.graft import set_layer_norm_eps
 from fednotes.models.prompts import install
 
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")  # one of them says the sub-words
@@ -174,6 +173,20 @@ def _open(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
             f"{directory}: the weights lack {missing[0]!r} and {len(missing) - 1} more"
         )
     return tokenizer, model
+
+
+def set_layer_norm_eps(model: Any) -> None:
+    """Give every LayerNorm the epsilon that config.json names as "layer_norm_eps", if it does.
+
+    To be called after loading a grafted directory. Nothing happens to a published BART, whose
+    configuration names none.
+    """
+    eps = getattr(model.config, "layer_norm_eps", None)
+    if eps is None:
+        return
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = float(eps)
 
 
 def words_of(label: str) -> str:

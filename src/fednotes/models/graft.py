@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import nbytes
+from fednotes.models.bart_backbone import set_layer_norm_eps as set_layer_norm_eps
 from fednotes.models.encoder import FINGERPRINTED, open_encoder, quiet
 from fednotes.models.frozen import encoder_directory, fingerprint
 from fednotes.models.graft_tasks import Pieces, make_pieces, read_texts
@@ -140,20 +141,6 @@ def describe(report: GraftReport) -> list[str]:
         f"{report.parameters:,} parameters, {report.decoder_parameters:,} of them the decoder's, "
         f"{report.nbytes / 1e6:.1f} MB",
     ]
-
-
-def set_layer_norm_eps(model: Any) -> None:
-    """Give every LayerNorm the epsilon that config.json names as "layer_norm_eps", if it does.
-
-    To be called after loading a grafted directory. Nothing happens to a published BART, whose
-    configuration names none.
-    """
-    eps = getattr(model.config, "layer_norm_eps", None)
-    if eps is None:
-        return
-    for module in model.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.eps = float(eps)
 
 
 @torch.no_grad()
