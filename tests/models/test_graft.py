@@ -375,7 +375,7 @@ def test_padded_rows() -> None:
 
 def test_what_cannot_be_grafted(bert: Path, tmp_path: Path) -> None:
     config = transformers.RobertaConfig(
-        vocab_size=45, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=60, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=8, max_position_embeddings=20,
     )  # fmt: skip
     transformers.RobertaModel(config).save_pretrained(tmp_path / "roberta")

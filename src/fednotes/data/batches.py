@@ -11,18 +11,24 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal, get_args
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.tags import Alignment, FlattenCounts, FlattenRule, decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
+
+Unit = Literal["sentence", "document"]
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
     """One corpus, flat; nothing of it leaves the site.
+
+    A "sentence" is what is read together: a sentence, a piece of one, or with the unit
+    "document" a whole document or a piece of it.
 
     documents: as given. tagset: what `tags` are ids of.
     sentence_document: (sentences,) index into documents.
@@ -59,19 +65,24 @@ def encode_corpus(
     documents: Sequence[Document],
     tagset: TagSet,
     flatten_rule: FlattenRule = "outermost",
-    max_tokens: int = 256,
+    max_tokens: int | None = 256,
+    unit: Unit = "sentence",
 ) -> Encoded:
     """Documents → flat arrays of tokens and tags.
 
-    A sentence longer than max_tokens is cut into pieces of at most that many tokens, never
-    inside an entity (a piece is longer where one entity is). Sentences without a token are
-    left out. Gold spans outside every sentence count as lost.
+    unit: what is read together. Tokens and tags do not depend on it, nor do a document's
+    sentences. A unit longer than max_tokens is cut into pieces of at most that many tokens
+    (None: never), at the end of a sentence where there is one, and never inside an entity (a
+    piece is longer where one entity is). Units without a token are left out. Gold spans
+    outside every sentence count as lost.
 
-    Raises ConfigError for max_tokens < 1 or an unknown flatten rule, DataError for a label
-    that the tag set does not have.
+    Raises ConfigError for max_tokens < 1, an unknown unit or flatten rule, DataError for a
+    label that the tag set does not have.
     """
-    if max_tokens < 1:
+    if max_tokens is not None and max_tokens < 1:
         raise ConfigError(f"max_tokens = {max_tokens}: it must be at least 1")
+    if unit not in get_args(Unit):
+        raise ConfigError(f"unknown unit {unit!r}: {nearest(unit, get_args(Unit))}")
     alignment, flattened = Alignment(), FlattenCounts()
     index: dict[str, int] = {}
     form: list[int] = []
@@ -85,6 +96,7 @@ def encode_corpus(
         sentences = split_sentences(document)
         shares, outside = _share(spans, sentences)
         alignment += Alignment(lost=outside)
+        whole: list[np.ndarray] = []  # tokens of each sentence of the document
         for (start, end), share in zip(sentences, shares, strict=True):
             tokens = tokenize(document.text[start:end]) + np.int32(start)
             ids, fell = encode(share, tokens, tagset)
@@ -93,11 +105,15 @@ def encode_corpus(
                 continue
             text = document.text
             form += [index.setdefault(text[a:b], len(index)) for a, b in tokens.tolist()]
-            pieces = _pieces(tokens, share, max_tokens)
-            owners += [number] * len(pieces)
-            lengths += pieces
-            offsets.append(tokens)
+            if unit == "sentence":
+                lengths += _pieces(tokens, share, max_tokens)
+            whole.append(tokens)
             tags.append(ids)
+        offsets += whole
+        if unit == "document" and whole:
+            ends = np.cumsum([len(tokens) for tokens in whole])
+            lengths += _pieces(np.concatenate(whole), spans, max_tokens, ends)
+        owners += [number] * (len(lengths) - len(owners))
     return Encoded(
         documents=tuple(documents),
         tagset=tagset,
@@ -180,9 +196,17 @@ def _share(
     return shares, outside
 
 
-def _pieces(tokens: np.ndarray, spans: Sequence[Span], max_tokens: int) -> list[int]:
-    """Lengths of the pieces of one sentence, cut only where no entity is."""
-    if len(tokens) <= max_tokens:
+def _pieces(
+    tokens: np.ndarray,
+    spans: Sequence[Span],
+    max_tokens: int | None,
+    ends: np.ndarray | None = None,
+) -> list[int]:
+    """Lengths of the pieces of one unit, cut only where no entity is.
+
+    ends: (sentences,) numbers of the tokens behind each sentence, where cuts are best.
+    """
+    if max_tokens is None or len(tokens) <= max_tokens:
         return [len(tokens)]
     free = np.ones(len(tokens) + 1, dtype=bool)  # free[i]: the sentence may be cut before i
     for span in spans:
@@ -190,8 +214,13 @@ def _pieces(tokens: np.ndarray, spans: Sequence[Span], max_tokens: int) -> list[
         last = int(np.searchsorted(tokens[:, 0], span.end, side="left"))
         free[first + 1 : last] = False
     allowed = np.flatnonzero(free)
+    best = allowed[:0] if ends is None else ends[free[ends]]
     cuts = [0]
     while cuts[-1] < len(tokens):
+        at = int(np.searchsorted(best, cuts[-1] + max_tokens, side="right")) - 1
+        if at >= 0 and best[at] > cuts[-1]:
+            cuts.append(int(best[at]))
+            continue
         at = int(np.searchsorted(allowed, cuts[-1] + max_tokens, side="right")) - 1
         if allowed[at] <= cuts[-1]:  # one entity is longer than max_tokens: cut behind it
             at += 1

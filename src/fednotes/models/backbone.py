@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.models.encoder import FINGERPRINTED, marks_of, open_encoder, positions_of
+from fednotes.models.encoder_corpus import padded_windows
 from fednotes.models.frozen import encoder_directory, fingerprint, stamp_of
 
 
@@ -63,17 +64,9 @@ class Backbone:
         ids: (sub-words,) all of them; starts, lengths: (windows,). Returns ids and mask, each
         (windows, longest with marks), on the backbone's device.
         """
-        before, after = len(self.prefix), len(self.suffix)
-        longest = int(lengths.max()) + before + after
-        step = np.arange(longest) - before
-        text = (step >= 0) & (step < lengths[:, None])  # (windows, longest)
-        at = np.where(text, starts[:, None] + step, 0)
-        out = np.where(text, ids[at] if len(ids) else 0, self.pad).astype(np.int64)
-        out[:, :before] = self.prefix
-        for k, mark in enumerate(self.suffix):
-            out[np.arange(len(starts)), before + lengths + k] = mark
-        mask = np.arange(longest) < lengths[:, None] + before + after
-        return torch.from_numpy(out).to(self.device), torch.from_numpy(mask).to(self.device)
+        marks = (self.prefix, self.suffix)
+        out, mask = padded_windows(ids, starts, lengths, marks, self.pad)
+        return out.to(self.device), mask.to(self.device)
 
     def states(
         self,

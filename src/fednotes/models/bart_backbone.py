@@ -13,16 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError, MissingExtra, ModelError, nearest
-from fednotes.models.encoder import (
-    FINGERPRINTED,
-    check_weights,
-    marks_of,
-    positions_of,
-    quiet,
-    sub_words,
-)
+from fednotes.core.errors import ConfigError, ModelError, nearest
+from fednotes.models.encoder import FINGERPRINTED, marks_of, positions_of, sub_words
 from fednotes.models.frozen import fingerprint, stamp_of
+from fednotes.models.pretrained import (
+    check_weights,
+    open_config,
+    open_pretrained,
+    require_complete,
+)
 from fednotes.models.prompts import install
 
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")  # one of them says the sub-words
@@ -116,11 +115,6 @@ def _load(
     for name, value in marks.items():
         if value is None or not 0 <= value < config.vocab_size:
             raise ModelError(f"{directory}: config.json names no usable {name} token")
-    if len(tokenizer) > config.vocab_size:
-        raise ModelError(
-            f"{directory}: the tokeniser knows {len(tokenizer)} sub-words, the model "
-            f"{config.vocab_size}: they are not of one model"
-        )
     subwords = positions_of(tokenizer, model) - len(prefix) - len(suffix)
     steps = int(config.max_position_embeddings)
     if subwords < 1 or steps < 4:
@@ -134,44 +128,14 @@ def _load(
 
 def _open(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """Tokeniser and model. Quiet, local, and complete: no weight may be left to chance."""
-    settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with quiet():
-        try:
-            from transformers import AutoConfig, AutoTokenizer, BartModel
-        except ImportError:
-            raise MissingExtra("transformers", "transformers") from None
-        try:
-            config = AutoConfig.from_pretrained(directory, **settings)
-            if config.model_type != "bart":
-                raise ModelError(
-                    f"{directory}: is a model of the kind {config.model_type!r}; the pointer "
-                    "model needs a BART ('fednotes backbone graft' makes one of a BERT)"
-                )
-            tokenizer = AutoTokenizer.from_pretrained(directory, **settings)
-            if getattr(tokenizer, "add_prefix_space", None) is False:
-                # Byte-level tokenisers take words one by one only with their space before.
-                tokenizer = AutoTokenizer.from_pretrained(
-                    directory, add_prefix_space=True, **settings
-                )
-            model, report = BartModel.from_pretrained(
-                directory,
-                use_safetensors=True,
-                dtype=dtype,
-                output_loading_info=True,
-                **settings,
-            )
-        except ModelError:
-            raise
-        except Exception as error:  # every library below has its own way to fail
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ModelError(f"{directory}: cannot be loaded: {reason}") from error
-    if not tokenizer.is_fast:
-        raise ModelError(f"{directory}: needs a fast tokeniser (tokenizer.json)")
-    missing = sorted(report["missing_keys"])
-    if missing:
+    kind = open_config(directory).model_type
+    if kind != "bart":
         raise ModelError(
-            f"{directory}: the weights lack {missing[0]!r} and {len(missing) - 1} more"
+            f"{directory}: is a model of the kind {kind!r}; the pointer model needs a BART "
+            "('fednotes backbone graft' makes one of a BERT)"
         )
+    tokenizer, model, missing = open_pretrained(directory, "BartModel", dtype=dtype)
+    require_complete(directory, missing)
     return tokenizer, model
 
 

@@ -3,6 +3,7 @@
 kind = "tagger"           light: a CRF on frozen features (default)
 kind = "encoder-tagger"   a frozen encoder tuned by prompts or LoRA, a CRF on top
 kind = "prompt-bart"      a prompt-tuned encoder-decoder that points into the text
+kind = "token-classifier" an encoder fine-tuned whole, a softmax for each word
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from fednotes.models.model import Model
 from fednotes.models.prompt_bart import PromptBartConfig, build_prompt_bart
 from fednotes.models.tagger import build_tagger
 from fednotes.models.tagger_config import TaggerConfig, tagger_config
+from fednotes.models.token_classifier import TokenClassifierConfig, build_token_classifier
 
-ModelConfig = TaggerConfig | EncoderTaggerConfig | PromptBartConfig
-KINDS = ("tagger", "encoder-tagger", "prompt-bart")
+ModelConfig = TaggerConfig | EncoderTaggerConfig | PromptBartConfig | TokenClassifierConfig
+KINDS = ("tagger", "encoder-tagger", "prompt-bart", "token-classifier")
 
 
 def kind_of(config: ModelConfig) -> str:
@@ -44,6 +46,8 @@ def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
         return tagger_config(settings, where)
     if kind == "encoder-tagger":
         return build(EncoderTaggerConfig, table, where)
+    if kind == "token-classifier":
+        return build(TokenClassifierConfig, table, where)
     return build(PromptBartConfig, table, where)
 
 
@@ -59,4 +63,6 @@ def build_model(
         return build_tagger(config, tagset, seed, device)
     if isinstance(config, EncoderTaggerConfig):
         return build_encoder_tagger(config, tagset, seed, device)
+    if isinstance(config, TokenClassifierConfig):
+        return build_token_classifier(config, tagset, seed, device)
     return build_prompt_bart(config, tagset, seed, device)

@@ -10,9 +10,7 @@ Weights are read from safetensors alone; nothing is fetched.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, MissingExtra, ModelError
+from fednotes.core.errors import ConfigError, ModelError
 from fednotes.models.frozen import fingerprint, length_batches, to_half
+from fednotes.models.pretrained import open_pretrained, require_complete
 
 CPU_BATCH = (1024, 32)  # most sub-words (with padding) and windows of a batch: what the caches
 ACCELERATOR_BATCH = (16384, 256)  # of a core hold is fastest there, an accelerator wants more
@@ -215,78 +214,16 @@ def _clean(word: str) -> str:
     return word if word.isascii() else word.encode("utf-8", "replace").decode("utf-8")
 
 
-def check_weights(directory: Path) -> None:
-    """Refuse pickled weights before any library looks at them."""
-    if any(directory.glob("*.safetensors")):
-        return
-    if any(directory.glob("*.bin")) or any(directory.glob("*.pt")):
-        raise ModelError(
-            f"{directory}: has pickled weights only, which can run code when opened; where you "
-            "trust them, convert them once with transformers: "
-            "AutoModel.from_pretrained(OLD).save_pretrained(NEW), AutoTokenizer the same"
-        )
-    raise ModelError(f"{directory}: no *.safetensors file beside config.json")
-
-
 def open_encoder(directory: Path, device: str) -> tuple[Any, Any]:
     """Tokeniser and frozen model. Quiet, local, complete: no weight may be left to chance.
 
     Raises ModelError (no safetensors, not an encoder, damaged), MissingExtra.
     """
-    check_weights(directory)
-    settings: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    with quiet():
-        try:
-            from transformers import AutoModel, AutoTokenizer
-        except ImportError:
-            raise MissingExtra("transformers", "transformers") from None
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(directory, **settings)
-            if getattr(tokenizer, "add_prefix_space", None) is False:
-                # Byte-level tokenisers take words one by one only with their space before.
-                tokenizer = AutoTokenizer.from_pretrained(
-                    directory, add_prefix_space=True, **settings
-                )
-            model, report = AutoModel.from_pretrained(
-                directory,
-                use_safetensors=True,
-                dtype=torch.float32,
-                output_loading_info=True,
-                **settings,
-            )
-        except Exception as error:  # every library below has its own way to fail
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ModelError(f"{directory}: cannot be loaded: {reason}") from error
-    if not tokenizer.is_fast:
-        raise ModelError(f"{directory}: needs a fast tokeniser (tokenizer.json)")
+    tokenizer, model, missing = open_pretrained(directory, "AutoModel")
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"{directory}: is an encoder-decoder; give an encoder")
-    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
-    if missing:
-        raise ModelError(
-            f"{directory}: the weights lack {missing[0]!r} and {len(missing) - 1} more"
-        )
-    return tokenizer, model.to(device).eval().requires_grad_(False)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No bars, no advice, while the library loads; its settings are put back."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            from transformers.utils import logging
-        except ImportError:
-            raise MissingExtra("transformers", "transformers") from None
-        verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-        logging.set_verbosity(logging.CRITICAL)
-        logging.disable_progress_bar()
-        try:
-            yield
-        finally:
-            logging.set_verbosity(verbosity)
-            if bars:
-                logging.enable_progress_bar()
+    require_complete(directory, tuple(name for name in missing if "pooler" not in name))
+    return tokenizer, model.to(device).requires_grad_(False)
 
 
 def marks_of(tokenizer: Any) -> tuple[list[int], list[int]]:

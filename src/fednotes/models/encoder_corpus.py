@@ -7,8 +7,11 @@ sub-word is used from the one where it lies deepest, so nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +21,14 @@ from fednotes.core.errors import ModelError, TrainingError
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import Encoded
 from fednotes.models.crf import Counts
-from fednotes.models.encoder import Pieces, windows
+from fednotes.models.encoder import ACCELERATOR_BATCH, CPU_BATCH, Pieces, sub_words, windows
+from fednotes.models.frozen import length_batches
 from fednotes.models.model import Corpus
 from fednotes.models.partial import Soft, allowed_tags
+
+TOKENISED = (131072, 512)  # most words and sentences in one call of the tokeniser
+Progress = Callable[[int, int], None]
+Rows = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,19 +64,58 @@ class EncoderCorpus:
         """The documents, in their order."""
         return self.encoded.documents
 
+    @cached_property
+    def words(self) -> np.ndarray:
+        """(sentences,) words that have sub-words; of control characters nothing is left."""
+        read = np.unique(self.word[self.share > 0])  # tokens of the corpus
+        return np.diff(np.searchsorted(read, self.encoded.bounds))
+
     def complete(self, tagset: TagSet) -> bool:
         """Whether the site annotates every type."""
         return self.known == frozenset(tagset.types)
 
 
-def by_encoder(corpus: Corpus) -> EncoderCorpus:
-    """The corpus, if `EncoderTagger.prepare` made it; else ModelError."""
+def by_encoder(corpus: Corpus, kind: str = "encoder-tagger") -> EncoderCorpus:
+    """The corpus, if a model that reads sub-words prepared it; else ModelError. kind: of it."""
     if not isinstance(corpus, EncoderCorpus):
         raise ModelError(
-            f"a corpus of the kind {type(corpus).__name__} was given to an encoder-tagger: "
+            f"a corpus of the kind {type(corpus).__name__} was given to {_article(kind)}: "
             "prepare it with the model that reads it"
         )
     return corpus
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+def chosen_of(indices: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Numbers of the sentences of a mini-batch. Raises TrainingError for none."""
+    chosen = np.asarray(indices, np.int64)
+    if len(chosen) == 0:
+        raise TrainingError("a mini-batch without sentences has no loss")
+    return chosen
+
+
+def read_pieces(
+    encoded: Encoded, tokenizer: Any, pooling: str = "mean", progress: Progress | None = None
+) -> list[Pieces]:
+    """The sub-words of every sentence; progress(done, all) is called in between."""
+    pieces: list[Pieces] = []
+    bounds, start = encoded.bounds, 0
+    while start < encoded.sentences:
+        if progress is not None:
+            progress(start, encoded.sentences)
+        fits = int(np.searchsorted(bounds, bounds[start] + TOKENISED[0], side="right")) - 1
+        end = min(max(fits, start + 1), start + TOKENISED[1])
+        cuts = bounds[start : end + 1].tolist()
+        words = [[encoded.forms[i] for i in encoded.form[a:b].tolist()] for a, b in pairwise(cuts)]
+        found = sub_words(tokenizer, words, pooling)
+        pieces += [Pieces(p.ids, p.words + cuts[0], p.shares) for p in found]
+        start = end
+    if progress is not None:
+        progress(encoded.sentences, encoded.sentences)
+    return pieces
 
 
 def flat_corpus(encoded: Encoded, pieces: Sequence[Pieces], capacity: int) -> EncoderCorpus:
@@ -125,9 +172,7 @@ class EncoderBatch:
         tagset: TagSet,
         device: torch.device,
     ) -> EncoderBatch:
-        chosen = np.asarray(indices, np.int64)
-        if len(chosen) == 0:
-            raise TrainingError("a mini-batch without sentences has no loss")
+        chosen = chosen_of(indices)
         encoded = corpus.encoded
         start = encoded.bounds[chosen]
         lengths = encoded.bounds[chosen + 1] - start
@@ -152,6 +197,81 @@ class EncoderBatch:
             allowed=allowed,
             soft=soft,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class WindowGroup:
+    """Some windows of a mini-batch that go through the encoder together.
+
+    ids, mask: (windows, longest), on the model's device. at: (sub-words,) where those that
+    are used stand in `ids` taken flat. token: (sub-words,) the word of the corpus that each
+    is part of; share: its weight in that; sentence: the number of its sentence in the batch.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    at: np.ndarray
+    token: np.ndarray
+    share: np.ndarray
+    sentence: np.ndarray
+
+
+def window_groups(
+    corpus: EncoderCorpus, chosen: np.ndarray, rows: Rows, before: int, device: torch.device
+) -> Iterator[WindowGroup]:
+    """The windows of some sentences, in groups of like length.
+
+    rows: (ids, starts, lengths) → padded ids and mask. before: marks in front of each window.
+    Every sub-word that is part of a word is used in exactly one group.
+    """
+    start = corpus.window_bounds[chosen]
+    counts = corpus.window_bounds[chosen + 1] - start
+    of_batch = ranges(start, counts)  # (windows,)
+    owner = np.repeat(np.arange(len(chosen)), counts)
+    limits = CPU_BATCH if device.type == "cpu" else ACCELERATOR_BATCH
+    for group in length_batches(corpus.size[of_batch].tolist(), *limits):
+        windows = of_batch[group]
+        ids, mask = rows(corpus.ids, corpus.first[windows], corpus.size[windows])
+        kept = corpus.keep[windows, 1] - corpus.keep[windows, 0]
+        used = ranges(corpus.keep[windows, 0], kept)  # (sub-words,) of the corpus
+        row = np.repeat(np.arange(len(windows)), kept)
+        counted = corpus.share[used] > 0
+        used, row = used[counted], row[counted]
+        column = used - corpus.first[windows][row] + before
+        yield WindowGroup(
+            ids=ids,
+            mask=mask,
+            at=row * ids.shape[1] + column,
+            token=corpus.word[used],
+            share=corpus.share[used],
+            sentence=owner[group][row],
+        )
+
+
+def padded_windows(
+    ids: np.ndarray,
+    starts: np.ndarray,
+    lengths: np.ndarray,
+    marks: tuple[tuple[int, ...], tuple[int, ...]],
+    pad: int,
+) -> tuple[Tensor, Tensor]:
+    """An encoder's input for windows of a flat text: ids and mask, both (windows, longest).
+
+    ids: (sub-words,) of the whole text. starts, lengths: (windows,), at least one. marks: ids
+    that stand before and after every window.
+    """
+    prefix, suffix = marks
+    before = len(prefix)
+    longest = int(lengths.max()) + before + len(suffix)
+    step = np.arange(longest) - before
+    text = (step >= 0) & (step < lengths[:, None])  # (windows, longest)
+    at = np.where(text, starts[:, None] + step, 0)
+    out = np.where(text, ids[at] if len(ids) else 0, pad).astype(np.int64)
+    out[:, :before] = prefix
+    for k, mark in enumerate(suffix):
+        out[np.arange(len(starts)), before + lengths + k] = mark
+    mask = np.arange(longest) < lengths[:, None] + before + len(suffix)
+    return torch.from_numpy(out), torch.from_numpy(mask)
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

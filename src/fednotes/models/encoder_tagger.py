@@ -31,13 +31,13 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus, with_spans, without_gold
 from fednotes.models.backbone import Backbone, open_backbone
-from fednotes.models.encoder import ACCELERATOR_BATCH, CPU_BATCH, Pieces, sub_words
 from fednotes.models.encoder_corpus import (
     EncoderBatch,
     EncoderCorpus,
     by_encoder,
     flat_corpus,
-    ranges,
+    read_pieces,
+    window_groups,
 )
 from fednotes.models.frozen import length_batches
 from fednotes.models.layers import Output, seeded
@@ -56,7 +56,6 @@ from fednotes.models.partial import (
 from fednotes.models.prompts import Prompts, install, joined
 from fednotes.models.tagger_corpus import evaluating
 
-TOKENISED = 512  # sentences in one call of the tokeniser
 WHOLE_BATCH = (8192, 256)  # most sub-words and sentences that are decoded together
 
 
@@ -178,19 +177,7 @@ class EncoderTagger(nn.Module):
         """
         given = tuple(documents) if gold else without_gold(documents)
         encoded = encode_corpus(given, self.tagset, max_tokens=self.config.max_tokens)
-        pieces: list[Pieces] = []
-        for start in range(0, encoded.sentences, TOKENISED):
-            if progress is not None:
-                progress(start, encoded.sentences)
-            cuts = encoded.bounds[start : start + TOKENISED + 1]
-            words = [
-                [encoded.forms[i] for i in encoded.form[a:b].tolist()]
-                for a, b in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True)
-            ]
-            found = sub_words(self.backbone.tokenizer, words)
-            pieces += [Pieces(p.ids, p.words + int(cuts[0]), p.shares) for p in found]
-        if progress is not None:
-            progress(encoded.sentences, encoded.sentences)
+        pieces = read_pieces(encoded, self.backbone.tokenizer, progress=progress)
         return flat_corpus(encoded, pieces, self.backbone.capacity)
 
     def annotate(
@@ -314,28 +301,19 @@ class EncoderTagger(nn.Module):
 
         The mean of a word's sub-words; zero at padding and for a word without sub-words.
         """
-        backbone, sentences = self._frozen(), batch.sentences
-        start = corpus.window_bounds[sentences]
-        counts = corpus.window_bounds[sentences + 1] - start
-        chosen = ranges(start, counts)  # (windows,) of the batch
-        owner = np.repeat(np.arange(len(sentences)), counts)
-        steps = batch.inside.shape[1]
-        limits = CPU_BATCH if self.device.type == "cpu" else ACCELERATOR_BATCH
+        backbone, steps = self._frozen(), batch.inside.shape[1]
         places: list[np.ndarray] = []
         parts: list[list[Tensor]] = []  # of each group of windows, each layer
-        for group in length_batches(corpus.size[chosen].tolist(), *limits):
-            at = chosen[group]
-            ids, mask = backbone.rows(corpus.ids, corpus.first[at], corpus.size[at])
-            kept = corpus.keep[at, 1] - corpus.keep[at, 0]
-            used = ranges(corpus.keep[at, 0], kept)  # (kept sub-words,) of the corpus
-            row = np.repeat(np.arange(len(at)), kept)
-            column = used - corpus.first[at][row] + len(backbone.prefix)
-            sentence = owner[group][row]
-            places.append(sentence * steps + corpus.word[used] - batch.tokens[sentence, 0])
-            share = torch.from_numpy(corpus.share[used]).to(self.device, backbone.dtype)
-            flat = torch.from_numpy(row * ids.shape[1] + column).to(self.device)
+        for group in window_groups(
+            corpus, batch.sentences, backbone.rows, len(backbone.prefix), self.device
+        ):
+            places.append(group.sentence * steps + group.token - batch.tokens[group.sentence, 0])
+            share = torch.from_numpy(group.share).to(self.device, backbone.dtype)
+            flat = torch.from_numpy(group.at).to(self.device)
             with torch.set_grad_enabled(torch.is_grad_enabled() and self._tuned):
-                states = backbone.states(ids, mask, every=every, **self._tuning(backbone))
+                states = backbone.states(
+                    group.ids, group.mask, every=every, **self._tuning(backbone)
+                )
             parts.append([s.flatten(0, 1).index_select(0, flat) * share[:, None] for s in states])
         shape = (*batch.inside.shape, backbone.width)
         zero = torch.zeros(shape, dtype=backbone.dtype, device=self.device).flatten(0, 1)

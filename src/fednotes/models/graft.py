@@ -31,10 +31,11 @@ from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import nbytes
 from fednotes.models.bart_backbone import set_layer_norm_eps as set_layer_norm_eps
-from fednotes.models.encoder import FINGERPRINTED, open_encoder, quiet
+from fednotes.models.encoder import FINGERPRINTED, open_encoder
 from fednotes.models.frozen import encoder_directory, fingerprint
 from fednotes.models.graft_tasks import Pieces, make_pieces, read_texts
 from fednotes.models.graft_training import Measured, Progress, Schedule, padded, train_decoder
+from fednotes.models.pretrained import quiet
 
 __all__ = ["GraftReport", "bart_of", "describe", "graft", "read_texts", "set_layer_norm_eps"]
 

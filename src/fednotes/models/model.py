@@ -1,7 +1,8 @@
 """What a method may ask of a model that finds entities: the tagger's side of every method.
 
-Three kinds fulfil it: `Tagger` (light, a CRF on frozen features), `EncoderTagger` (a frozen
-encoder tuned by prompts or LoRA, a CRF on top) and `PromptBart` (a pointer network).
+Four kinds fulfil it: `Tagger` (light, a CRF on frozen features), `EncoderTagger` (a frozen
+encoder tuned by prompts or LoRA, a CRF on top), `TokenClassifier` (an encoder that is trained
+itself) and `PromptBart` (a pointer network).
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 A light tagger's two files are called `tagger.json` and `tagger.safetensors`. The folder is
 replaced as a whole or not at all. What is frozen (word vectors, encoders, backbones) is not
 copied into it: the folder names the place and the SHA-256 of the content, loading compares.
+
+A token classifier is fine-tuned whole, so it is a plain Hugging Face directory, which other
+programs read too; such a directory that others trained is loaded alike.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from fednotes.core.types import TagSet
 from fednotes.models.build import ModelConfig, build_model, kind_of, model_config
 from fednotes.models.model import Model
 from fednotes.models.tagger_config import TaggerConfig
+from fednotes.models.token_classifier import TokenClassifier, open_token_classifier
+from fednotes.models.token_classifier_files import saved_by_us
 
 FORMAT = 1
 STEMS = ("tagger", "model")  # file names; which of the two follows from the kind
@@ -41,9 +46,12 @@ def save_model(model: Model, directory: str | Path) -> None:
     FednotesError if the disk is full or not writable.
     """
     path = Path(directory)
-    ours = any((path / f"{stem}.json").is_file() for stem in STEMS)
+    ours = _described(path) or saved_by_us(path)
     if path.exists() and not ours and (path.is_file() or any(path.iterdir())):
         raise ModelError(f"{path}: exists and is not a model's folder; name another one")
+    if isinstance(model, TokenClassifier):
+        _save_directory(model, path)
+        return
     tensors = {n: p.detach().cpu().contiguous() for n, p in model.trainable().items()}
     _require_finite(path, tensors)
     data = tensor_bytes(tensors)
@@ -60,13 +68,30 @@ def save_model(model: Model, directory: str | Path) -> None:
     write_folder(path, fill)
 
 
+def _described(path: Path) -> bool:
+    return any((path / f"{stem}.json").is_file() for stem in STEMS)
+
+
+def _save_directory(model: TokenClassifier, path: Path) -> None:
+    """A token classifier as a Hugging Face directory."""
+    _require_finite(path, model.state_dict())
+
+    def fill(folder: Path) -> None:
+        model.save(folder)
+        for file in folder.iterdir():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+
+    write_folder(path, fill)
+
+
 def load_model(
     directory: str | Path,
     device: str | torch.device = "cpu",
     backbone: str | None = None,
     word_vectors: str | Path | None = None,
 ) -> Model:
-    """Read a model of any kind, in evaluation mode.
+    """Read a model of any kind, in evaluation mode; also a token classifier of others.
 
     backbone, word_vectors: where the frozen encoder or encoder-decoder, or the vector file,
     is on this machine, if not where it was when the model was saved; the content must be the
@@ -76,6 +101,10 @@ def load_model(
     trained with, a later format, weights that are not finite), MissingExtra.
     """
     path = Path(directory)
+    if (path / "config.json").is_file() and not _described(path):
+        classifier = open_token_classifier(path, device)
+        _require_finite(path, classifier.state_dict())
+        return classifier
     file, facts = _read_facts(path)
     config, tagset = _specification(file, facts)
     moved: dict[str, Any] = {}

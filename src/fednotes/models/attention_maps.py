@@ -1,0 +1,202 @@
+"""The attention maps of any Hugging Face encoder, a batch of texts at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.models.encoder import positions_of
+from fednotes.models.frozen import encoder_directory
+from fednotes.models.pretrained import open_pretrained, require_complete
+
+_FLOATS = 2**24  # of the maps of one batch: 64 MB
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionModel:
+    """An encoder that gives its attention. positions: tokens that it can read at once."""
+
+    directory: Path
+    tokenizer: Any
+    model: Any
+    layers: int
+    heads: int
+    positions: int
+    device: str
+
+
+def open_attention_model(spec: str | Path, device: str = "cpu") -> AttentionModel:
+    """A model for `attention_maps`: "minilm" or a Hugging Face directory.
+
+    Of an encoder-decoder it is the encoder. Raises ModelError (no such directory, damaged,
+    gives no attention, layers with different numbers of heads), ConfigError (no such device),
+    MissingExtra.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {device!r} is not available here; use 'cpu'") from error
+    name = str(spec)
+    directory = encoder_directory(name) if name == "minilm" else Path(spec).expanduser()
+    # Only the plain implementation keeps the maps.
+    tokenizer, model, missing = open_pretrained(directory, "AutoModel", attn_implementation="eager")
+    require_complete(directory, tuple(name for name in missing if "pooler" not in name))
+    positions = positions_of(tokenizer, model)
+    if getattr(model.config, "is_encoder_decoder", False):
+        model = model.get_encoder()
+    model = model.to(device).eval().requires_grad_(False)
+    layers, heads = _probe(directory, tokenizer, model, device)
+    return AttentionModel(directory, tokenizer, model, layers, heads, positions, device)
+
+
+def _probe(directory: Path, tokenizer: Any, model: Any, device: str) -> tuple[int, int]:
+    """Layers and heads, from the maps of one token."""
+    ids = np.array([[tokenizer.pad_token_id or 0]])
+    try:
+        shape = _run(model, ids, np.ones_like(ids), device).shape
+    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        raise ModelError(
+            f"{directory}: gives no attention maps; give a text encoder such as BERT, all of "
+            "whose layers have the same number of heads"
+        ) from error
+    return shape[1], shape[2]
+
+
+def _run(model: Any, ids: np.ndarray, mask: np.ndarray, device: str) -> np.ndarray:
+    """(batch, layers, heads, tokens, tokens) float32."""
+    with torch.inference_mode():
+        result = model(
+            input_ids=torch.from_numpy(ids).to(device),
+            attention_mask=torch.from_numpy(mask).to(device),
+            output_attentions=True,
+            return_dict=True,
+        )
+        maps: np.ndarray = torch.stack([a.float() for a in result.attentions], 1).cpu().numpy()
+    return maps
+
+
+def token_ids(model: AttentionModel, texts: Sequence[str], length: int) -> list[list[int]]:
+    """Each text's ids with the model's marks, cut to `length`.
+
+    Raises ConfigError for a length that the model cannot read, DataError for a text without
+    a token (its number counts from 1).
+    """
+    if not 1 <= length <= model.positions:
+        raise ConfigError(
+            f"{model.directory}: reads 1 to {model.positions} tokens at once, length={length} "
+            "is asked"
+        )
+    marks = model.tokenizer.num_special_tokens_to_add()
+    if length <= marks:
+        raise ConfigError(f"length={length} leaves no room beside the {marks} marks of the model")
+    if not texts:
+        return []  # which tokenizers do not take
+    result = model.tokenizer(
+        [text.encode("utf-8", "replace").decode("utf-8") for text in texts],
+        truncation=True,
+        max_length=length,
+        padding=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    ids: list[list[int]] = result["input_ids"]
+    empty = next((number for number, line in enumerate(ids, 1) if not line), None)
+    if empty is not None:
+        raise DataError(f"text {empty} of {len(texts)} has no token: leave it out")
+    return ids
+
+
+def attention_maps(
+    model: AttentionModel | str | Path,
+    texts: Sequence[str],
+    length: int = 128,
+    batch: int | None = None,
+    device: str = "cpu",
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The attention of all heads on the texts, in their order, a batch at a time.
+
+    Yields attention (batch, layers, heads, tokens, tokens) float32, rows over the last axis
+    distributions, and lengths (batch,) int64, the tokens of each text; rows and columns
+    behind them are padding and mean nothing.
+
+    model: opened, or what `open_attention_model` takes. length: tokens of a text at most, the
+    marks included. batch: texts of a batch; None takes as many as fit 64 MB of maps.
+    Raises what `open_attention_model` and `token_ids` raise, ConfigError for batch < 1.
+    """
+    if not isinstance(model, AttentionModel):
+        model = open_attention_model(model, device)
+    if batch is None:
+        batch = max(1, _FLOATS // (model.layers * model.heads * length * length))
+    if batch < 1:
+        raise ConfigError(f"batch={batch}: give 1 or more")
+    ids = iter(token_ids(model, texts, length))
+    pad = model.tokenizer.pad_token_id or 0
+    while lines := list(islice(ids, batch)):
+        lengths = np.array([len(line) for line in lines], np.int64)
+        padded = np.full((len(lines), int(lengths.max())), pad, np.int64)  # (batch, tokens)
+        mask = (np.arange(padded.shape[1]) < lengths[:, None]).astype(np.int64)
+        padded[mask == 1] = np.concatenate(lines)
+        yield _run(model.model, padded, mask, model.device), lengths
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What must be equal for two models' heads to be compared on the same texts.
+
+    vocabulary, ids: SHA-256 of the tokenizer's entries, and of what it makes of the texts.
+    """
+
+    layers: int
+    heads: int
+    tokens: int
+    vocabulary: str
+    ids: str
+
+
+def traits_of(model: AttentionModel, texts: Sequence[str], length: int) -> Traits:
+    """A model's traits on these texts. Raises as `token_ids`."""
+    entries = sorted(model.tokenizer.get_vocab().items())
+    return Traits(
+        layers=model.layers,
+        heads=model.heads,
+        tokens=len(entries),
+        vocabulary=_digest(entries),
+        ids=_digest(token_ids(model, texts, length)),
+    )
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def require_comparable(models: Mapping[str, Traits]) -> None:
+    """All models have the first one's heads and tokenizer. Raises ConfigError."""
+    (name, first), *others = models.items()
+    for other, traits in others:
+        pair = f"models {name!r} and {other!r} cannot be compared head by head: "
+        remedy = "; give models that were trained from the same one"
+        if (first.layers, first.heads) != (traits.layers, traits.heads):
+            raise ConfigError(
+                f"{pair}{name!r} has {first.layers} layers of {first.heads} heads, {other!r} "
+                f"{traits.layers} of {traits.heads}{remedy}"
+            )
+        if first.vocabulary != traits.vocabulary:
+            raise ConfigError(
+                f"{pair}their tokenizers differ ({first.tokens} and {traits.tokens} entries, "
+                f"not the same){remedy}"
+            )
+        if first.ids != traits.ids:
+            raise ConfigError(
+                f"{pair}their tokenizers have the same entries but cut the texts differently "
+                f"(case, accents or marks){remedy}"
+            )

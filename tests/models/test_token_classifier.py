@@ -1,0 +1,401 @@
+"""Token classifiers against the library's own loss, direct calls of it, and enumeration."""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.models.build import build_model, model_config
+from fednotes.models.softmax_output import word_gradients, word_losses
+from fednotes.models.token_classifier import TokenClassifier
+
+transformers = pytest.importorskip("transformers")
+
+PIECES = ["metop", "##rol", "##ol", "nau", "##sea", "no", "pain", "took", "and", "."]
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES]
+TAGS = TagSet(("ADR", "Drug"))
+LABELS = {"nausea": "ADR", "pain": "ADR", "metoprolol": "Drug"}
+WIDTH, LAYERS, POSITIONS = 16, 3, 14
+SHAPE: dict[str, Any] = {
+    "vocab_size": len(VOCABULARY),
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": POSITIONS,
+    "initializer_range": 0.5,
+    "pad_token_id": 0,
+}
+
+
+def write(path: Path, kind: str = "Bert", head: str = "Model", **settings: Any) -> Path:
+    """A tiny random encoder with room for 12 sub-words between the marks, and its tokenizer."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "vocab.txt").write_text("\n".join(VOCABULARY))
+    tokenizer = transformers.BertTokenizerFast(vocab=str(path / "vocab.txt"))
+    tokenizer.save_pretrained(path)
+    config = getattr(transformers, f"{kind}Config")(**SHAPE | settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        getattr(transformers, f"{kind}{head}")(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("encoder") / "bert")
+
+
+def document(number: int, words: list[str], types: tuple[str, ...] = TAGS.types) -> Document:
+    """One sentence; each finding and drug is a mention."""
+    spans, at = [], 0
+    for word in words:
+        if LABELS.get(word) in types:
+            spans.append(Span(at, at + len(word), LABELS[word]))
+        at += len(word) + 1
+    text = " ".join(words)
+    return Document(str(number), text, tuple(spans), sentences=((0, len(text)),))
+
+
+def make(count: int = 7, longest: int = 6, **options: Any) -> tuple[Document, ...]:
+    """Sentences of 1 to `longest` words."""
+    rng = np.random.default_rng(0)
+    words = ["no", "pain", "took", "and", "nausea", "metoprolol", ".", "unheard"]
+    lengths = [*rng.integers(1, longest, count - 1), longest]
+    return tuple(
+        document(i, rng.choice(words[: 5 if n > 4 else 8], n).tolist(), **options)
+        for i, n in enumerate(lengths)
+    )
+
+
+def build(directory: Path, tags: TagSet = TAGS, seed: int = 1, **settings: Any) -> TokenClassifier:
+    table = {"kind": "token-classifier", "encoder": str(directory), "dropout": 0.0, **settings}
+    model = build_model(model_config(table), tags, seed)
+    assert isinstance(model, TokenClassifier)
+    return model
+
+
+def library(model: TokenClassifier) -> Any:
+    """The library's model with the same weights, but a copy."""
+    (whole,) = copy.deepcopy(model._whole)
+    return whole.requires_grad_(True).eval()
+
+
+def as_library(model: TokenClassifier, documents: tuple[Document, ...]) -> dict[str, Any]:
+    """Input and labels by the recipe in the library's documentation: -100 beside first pieces."""
+    words = [d.text.split() for d in documents]
+    inputs = model.tokenizer(words, is_split_into_words=True, padding=True, return_tensors="pt")
+    labels = torch.full_like(inputs["input_ids"], -100)
+    for row, text in enumerate(words):
+        last = None
+        for column, word in enumerate(inputs.word_ids(row)):
+            if word is not None and word != last:
+                label = LABELS.get(text[word])
+                tag = f"B-{label}" if label in {s.label for s in documents[row].spans} else "O"
+                labels[row, column] = TAGS.tags.index(tag)
+            last = word
+    return {**inputs, "labels": labels}
+
+
+def test_the_loss_is_the_librarys(bert: Path) -> None:
+    """`labels=` of the library, a mean over words, times the words; every gradient too."""
+    model, documents = build(bert, train="all").double(), make()
+    corpus = model.prepare(documents)
+    every = np.arange(corpus.sentences)
+    other = library(model)
+    inputs = as_library(model, documents)
+    words = int((inputs["labels"] >= 0).sum())
+    assert model.tokens(corpus, every) == words == len(corpus.encoded.form)
+    wanted = other(**inputs).loss * words
+    wanted.backward()
+    losses = model.losses(corpus, every)
+    assert not losses.target.any()
+    assert not losses.target.requires_grad
+    torch.testing.assert_close(losses.source.sum(), wanted.detach(), check_dtype=False)
+    losses.source.sum().backward()
+    theirs = dict(other.named_parameters())
+    for name, parameter in model.trainable().items():
+        grad = theirs[name.replace("encoder.", "bert.", 1) if name[0] == "e" else name].grad
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-6, atol=1e-9)
+    part = model.losses(corpus, [5, 2])  # one unit's is its own, in the order asked for
+    torch.testing.assert_close(part.source, losses.source[[5, 2]])
+
+
+MODERN = {"global_attn_every_n_layers": 2, "local_attention": 6} | {
+    f"{name}_token_id": number for name, number in (("cls", 2), ("bos", 2), ("eos", 3), ("sep", 3))
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("DistilBert", {"dim": WIDTH, "hidden_dim": 24, "n_layers": 2, "n_heads": 2}),
+        ("Roberta", {}),
+        ("Electra", {"embedding_size": 8}),
+        ("Albert", {"embedding_size": 8}),
+        ("ModernBert", MODERN),
+    ],
+)
+def test_other_encoders(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """The same identity; ModernBERT has a layer of its own below the classifier."""
+    head = "Model" if kind != "ModernBert" else "ForMaskedLM"
+    path = write(tmp_path / kind, kind, head, **settings)
+    model, documents = build(path, train="all"), make()
+    other, inputs = library(model), as_library(model, documents)
+    inputs.pop("token_type_ids", None)
+    loss = model.losses(model.prepare(documents), np.arange(7)).source.sum()
+    with torch.no_grad():
+        wanted = other(**inputs).loss * (inputs["labels"] >= 0).sum()
+    torch.testing.assert_close(loss.detach(), wanted, rtol=1e-5, atol=1e-5)
+    first = {name.split(".")[0] for name in model.trainable()}
+    assert first == {"classifier", "encoder"} | ({"head"} if kind == "ModernBert" else set())
+    if kind == "Albert":  # one layer's weights, used three times
+        with pytest.raises(ConfigError, match="cannot be told apart"):
+            build(path, train="top")
+    else:
+        build(path, train="top", top=1)
+
+
+# ---- partial annotation --------------------------------------------------------------------------
+
+
+def enumerate_losses(logits, tags, allowed, soft=None):
+    """Sums over all tag sequences, their probability the product of the words' softmax."""
+    of_word = logits.softmax(-1)
+    within = torch.zeros(())
+    expected = torch.zeros(())
+    for sequence in product(range(logits.shape[1]), repeat=len(logits)):
+        p = torch.stack([of_word[i, tag] for i, tag in enumerate(sequence)]).prod()
+        if not all(bool(allowed[i, tag]) for i, tag in enumerate(sequence)):
+            continue
+        within = within + p
+        if soft is not None:
+            q = np.prod([float(soft[i, tag]) for i, tag in enumerate(sequence)])
+            expected = expected - q * p.log()
+        elif list(sequence) == tags.tolist():
+            expected = -p.log()
+    return -within.log(), within.log() + expected
+
+
+@pytest.mark.parametrize("how", ["hard", "soft"])
+def test_losses_are_sums_over_tag_sequences(how: str) -> None:
+    """Enumeration of 5 ** 4 sequences in float64, and autograd through it."""
+    generator = torch.Generator().manual_seed(2)
+    logits = 2 * torch.randn(4, 5, generator=generator, dtype=torch.float64)
+    tags = torch.tensor([1, 0, 3, 0])  # ADR is known: [1, 2]; a Drug was added
+    allowed = torch.ones(4, 5, dtype=torch.bool)
+    allowed[0] = torch.tensor([False, True, False, False, False])
+    allowed[1:, 1:3] = False
+    soft = None
+    if how == "soft":
+        teacher = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+        soft = teacher.masked_fill(~allowed, float("-inf")).softmax(-1)
+    mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    found = [loss.sum() for loss in word_losses(mine, tags, allowed, soft)]
+    wanted = enumerate_losses(theirs, tags, allowed, soft)
+    closed = word_gradients(logits, tags, allowed, soft)
+    for one, other, gradient in zip(found, wanted, closed, strict=True):
+        torch.testing.assert_close(one, other)
+        (left,) = torch.autograd.grad(one, mine, retain_graph=True)
+        (right,) = torch.autograd.grad(other, theirs, retain_graph=True)
+        torch.testing.assert_close(left, right)
+        torch.testing.assert_close(gradient, right)
+    plain, nothing = word_losses(logits, tags)
+    torch.testing.assert_close(plain, F.cross_entropy(logits, tags, reduction="none"))
+    assert not nothing.any()
+    full, zero = word_gradients(logits, tags)
+    torch.testing.assert_close(full, logits.softmax(-1) - F.one_hot(tags, 5))
+    assert not zero.any()
+
+
+@pytest.mark.parametrize("how", ["complete", "added", "soft"])
+def test_gradients_are_autograds(bert: Path, how: str) -> None:
+    """With respect to the classifier's weight, a sentence at a time; nothing is accumulated."""
+    model = build(bert, dropout=0.3).double()
+    documents = make(5)
+    corpus = model.prepare(documents)
+    if how != "complete":
+        corpus = model.annotate(corpus, documents, {"Drug"})
+    if how == "soft":
+        corpus = build(bert, seed=4).soften(corpus)
+    model.eval()
+    every = [3, 0, 4, 1]
+    losses = model.losses(corpus, every)
+    weight = model.classifier.weight
+    wanted = [torch.autograd.grad(s, weight, retain_graph=True)[0].flatten() for s in losses.source]
+    model.train()  # without dropout all the same
+    each, total = model.gradients(corpus, every)
+    torch.testing.assert_close(each, torch.stack(wanted))
+    if how == "complete":
+        assert not total.any()
+    else:
+        (of_target,) = torch.autograd.grad(losses.target.sum(), weight)
+        torch.testing.assert_close(total, of_target.flatten())
+        assert float(total.norm()) > 0.1
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_teacher_learns_nothing_from_itself(bert: Path) -> None:
+    """Fisher's identity: the gradient of its own soft target is zero; known words keep theirs."""
+    model = build(bert).double().eval()
+    documents = make(5)
+    corpus = model.soften(model.annotate(model.prepare(documents), documents, {"Drug"}))
+    assert float(model.gradients(corpus, np.arange(5))[1].norm()) < 1e-5
+    rows = corpus.soft.unary
+    np.testing.assert_allclose(rows.sum(1), 1, atol=1e-6)
+    drug = corpus.encoded.tags >= 3
+    assert drug.any()
+    assert (rows[drug, corpus.encoded.tags[drug]] == 1).all()
+    assert not rows[~drug][:, 3:].any()
+    whole = model.prepare(documents)
+    assert model.soften(whole).soft is None
+
+
+def test_states_are_those_that_adversaries_read(bert: Path) -> None:
+    """`hidden` is the mean over first pieces of each layer of a direct call; `score` of
+    `outputs` gives the loss."""
+    model, documents = build(bert), make(4)
+    corpus = model.annotate(model.prepare(documents), documents, {"Drug"})
+    losses = model.losses(corpus, np.arange(4), states=True)
+    other, inputs = library(model), as_library(model, documents)
+    labels = inputs.pop("labels")
+    out = other(**inputs, output_hidden_states=True)
+    first = (labels >= 0).float()[..., None]
+    assert model.widths == (WIDTH,) * LAYERS
+    assert model.output_width == WIDTH
+    for found, layer in zip(losses.hidden, out.hidden_states[1:], strict=True):
+        torch.testing.assert_close(found, (layer * first).sum(1) / first.sum(1))
+    torch.testing.assert_close(losses.score(losses.outputs), out.logits[labels >= 0])
+    added = torch.tensor([1 <= t <= 2 for t in labels[labels >= 0]])
+    assert torch.equal(losses.pseudo, added)
+    assert added.any()
+
+
+# ---- what is trained -----------------------------------------------------------------------------
+
+
+def test_what_is_trained(bert: Path) -> None:
+    every = set(build(bert, train="all").trainable())
+    words = "encoder.embeddings.word_embeddings.weight"
+    model = build(bert)
+    assert set(model.trainable()) == every - {words}
+    assert list(model.trainable()) == sorted(model.trainable())
+    assert model.frozen == len(VOCABULARY) * WIDTH
+    top = build(bert, train="top", top=1)
+    assert {n.rsplit(".", 1)[0] for n in top.trainable() if n[0] == "c"} == {"classifier"}
+    assert {n[: len("encoder.encoder.layer.2.")] for n in top.trainable() if n[0] == "e"} == {
+        "encoder.encoder.layer.2."
+    }
+    before = {n: p.detach().clone() for n, p in top.named_parameters()}
+    adam = torch.optim.Adam(top.trainable().values(), lr=0.1)
+    top.losses(top.prepare(make()), np.arange(7)).source.sum().backward()
+    adam.step()
+    for name, parameter in top.named_parameters():
+        assert torch.equal(parameter, before[name]) == (name not in top.trainable()), name
+    with pytest.raises(ConfigError, match=r"top = 4: .* has 3 layers"):
+        build(bert, train="top", top=4)
+
+
+def test_the_seed_is_all_that_counts(bert: Path) -> None:
+    """The classifier's values; tag sets that differ start from the directory's encoder."""
+    state = torch.random.get_rng_state()
+    one, again, other = build(bert), build(bert), build(bert, seed=2)
+    fewer = build(bert, TagSet(("Drug",), "BIOES"))
+    assert torch.equal(state, torch.random.get_rng_state())
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name])
+        if name.startswith("encoder."):
+            assert torch.equal(value, other.state_dict()[name])
+            assert torch.equal(value, fewer.state_dict()[name])
+    assert not torch.equal(one.classifier.weight, other.classifier.weight)
+    assert fewer.classifier.weight.shape == (5, WIDTH)
+    assert not one.classifier.bias.any()
+    saved = transformers.BertModel.from_pretrained(bert).state_dict()
+    for name, value in one.encoder.state_dict().items():
+        assert torch.equal(value, saved[name])
+
+
+def test_models_share_what_they_do_not_train(bert: Path) -> None:
+    """In memory once; yet one that is moved or trained leaves the others alone."""
+    one, two = build(bert), build(bert)
+    words = [m.encoder.embeddings.word_embeddings.weight for m in (one, two)]
+    assert words[0].data_ptr() == words[1].data_ptr()
+    assert one.classifier.weight.data_ptr() != two.classifier.weight.data_ptr()
+    before = {n: v.clone() for n, v in two.state_dict().items()}
+    with torch.no_grad():
+        for parameter in one.double().trainable().values():
+            parameter.add_(1)
+    assert all(torch.equal(v, before[n]) for n, v in two.state_dict().items())
+    assert words[1].dtype == torch.float32
+    copied = copy.deepcopy(two)
+    with torch.no_grad():
+        copied.classifier.bias[0] += 1
+    corpus = two.prepare(make())
+    assert not torch.equal(copied.losses(corpus, [0]).source, two.losses(corpus, [0]).source)
+
+
+def test_dropout_is_set_or_left(bert: Path) -> None:
+    model = build(bert, dropout=0.4)
+    rates = {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
+    assert rates == {0.4}
+    given = build(bert, dropout=None)
+    assert {m.p for m in given.modules() if isinstance(m, torch.nn.Dropout)} == {0.1}
+    corpus = model.prepare(make())
+    model.train()
+    once, twice = (model.losses(corpus, [6]).source for _ in range(2))
+    assert not torch.equal(once, twice)
+    model.train(False)
+    assert torch.equal(*(model.losses(corpus, [6]).source for _ in range(2)))
+
+
+def test_bfloat16_losses_are_summed_in_float32(bert: Path) -> None:
+    model = build(bert)
+    corpus = model.prepare(make())
+    plain = model.losses(corpus, np.arange(7)).source
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = model.losses(corpus, np.arange(7)).source
+        each, _ = model.gradients(corpus, np.arange(7))
+    assert rough.dtype == each.dtype == torch.float32
+    assert not torch.equal(plain, rough)
+    torch.testing.assert_close(plain, rough, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": 15}, "window = 15: .* reads 14 sub-words at most"),
+        ({"window": 2}, "no room for a word beside the 2 marks"),
+        ({"window": -1}, "window = -1"),
+        ({"top": 0}, "top = 0"),
+        ({"max_tokens": 0}, "max_tokens = 0"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"context": "page"}, "context"),
+        ({"train": "none"}, "train"),
+        ({"tran": "all"}, "did you mean 'train'"),
+    ],
+)
+def test_impossible_settings(bert: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(bert, **settings)
+
+
+def test_what_a_model_refuses(bert: Path) -> None:
+    model = build(bert)
+    with pytest.raises(ConfigError, match="no entity types"):
+        build(bert, TagSet(()))
+    with pytest.raises(DataError, match="label 'Sign' is not in the tag set"):
+        model.prepare([Document("a", "pain", (Span(0, 4, "Sign"),))])
+    with pytest.raises(ModelError, match="was given to a token-classifier"):
+        model.predict(object())  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="no such directory"):
+        build(bert / "nowhere")

@@ -1,0 +1,311 @@
+"""What a token classifier reads: windows, whole documents; and the model of a method."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.data.batches import buckets, encode_corpus
+from fednotes.data.synthetic import generate
+from fednotes.engines.inprocess import InProcess
+from fednotes.methods import distill
+from fednotes.methods.distill_site import pseudo_complete
+from fednotes.models.build import build_model, model_config
+from fednotes.models.encoder import CPU_BATCH
+from fednotes.models.saving import load_model
+from fednotes.models.token_classifier import TokenClassifier, TokenClassifierConfig
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "metop", "##rol", "##ol", "nau",
+              "##sea", "no", "pain", "took", "and", "."]  # fmt: skip
+TAGS = TagSet(("ADR", "Drug"))
+LABELS = {"nausea": "ADR", "pain": "ADR", "metoprolol": "Drug"}
+WORDS = ["no", "pain", "took", "metoprolol", "nausea"]
+POSITIONS = 14
+
+
+def write(path: Path, head: str = "Model", positions: int = POSITIONS, **settings: Any) -> Path:
+    """A tiny random BERT and its tokenizer."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "vocab.txt").write_text("\n".join(VOCABULARY))
+    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
+    shape: dict[str, Any] = {"vocab_size": len(VOCABULARY), "hidden_size": 16, "pad_token_id": 0}
+    shape |= {"num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    shape |= {"max_position_embeddings": positions, "initializer_range": 0.5}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = transformers.BertConfig(**shape | settings)
+        getattr(transformers, f"Bert{head}")(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("encoder") / "bert")
+
+
+def document(number: int, sentences: list[list[str]]) -> Document:
+    """Sentences on lines of their own; each finding and drug is a mention."""
+    spans, bounds, text = [], [], ""
+    for words in sentences:
+        start = len(text)
+        for word in words:
+            if word in LABELS:
+                spans.append(Span(len(text), len(text) + len(word), LABELS[word]))
+            text += word + " "
+        text = text[:-1] + "\n"
+        bounds.append((start, len(text) - 1))
+    return Document(str(number), text, tuple(spans), sentences=tuple(bounds))
+
+
+def notes(count: int = 3, seed: int = 0) -> tuple[Document, ...]:
+    rng = np.random.default_rng(seed)
+    shapes = [rng.integers(1, 6, rng.integers(2, 5)) for _ in range(count)]
+    return tuple(
+        document(i, [rng.choice(WORDS, n).tolist() for n in shape])
+        for i, shape in enumerate(shapes)
+    )
+
+
+def build(directory: Path, tags: TagSet = TAGS, seed: int = 1, **settings: Any) -> TokenClassifier:
+    table = {"kind": "token-classifier", "encoder": str(directory), "dropout": 0.0, **settings}
+    model = build_model(model_config(table), tags, seed)
+    assert isinstance(model, TokenClassifier)
+    return model
+
+
+def loud(model: TokenClassifier) -> TokenClassifier:
+    """Predicts a lot."""
+    with torch.no_grad():
+        model.classifier.weight.mul_(20)
+    return model
+
+
+def library(model: TokenClassifier) -> Any:
+    """The library's model with the same weights, but a copy."""
+    (whole,) = copy.deepcopy(model._whole)
+    return whole.requires_grad_(True).eval()
+
+
+# ---- windows -------------------------------------------------------------------------------------
+
+
+def long_document(words: int, seed: int = 3) -> Document:
+    rng = np.random.default_rng(seed)
+    return document(0, [rng.choice(WORDS, words).tolist()])
+
+
+@pytest.mark.parametrize("window", [14, 9, 0])
+@pytest.mark.parametrize("words", [1, 4, 30])
+def test_each_word_is_read_where_it_lies_deepest(bert: Path, words: int, window: int) -> None:
+    """Direct calls of the library, one a window of the size that fits, the next a quarter
+    less further on; a sub-word's best window is the one with most context on its poorer side
+    (the text's own ends are no lack of it), as a loop over all of them finds. The same with
+    the gradients. A text that fits is one call."""
+    model = build(bert, train="all", window=window, context="document").double()
+    text, other = long_document(words), library(model)
+    pieces = model.tokenizer(text.text.split(), is_split_into_words=True, add_special_tokens=False)
+    ids, owner = pieces["input_ids"], pieces.word_ids()
+    size, step = (window or POSITIONS) - 2, None
+    step = size - size // 4
+    starts = [0]
+    while starts[-1] + size < len(ids):
+        starts.append(min(starts[-1] + step, len(ids) - size))
+    rows = []
+    for start in starts:
+        line = [2, *ids[start : start + size], 3]
+        rows.append(other(input_ids=torch.tensor([line])).logits[0, 1:-1])
+    firsts = [i for i, word in enumerate(owner) if i == 0 or owner[i - 1] != word]
+    wanted = []
+    for i in firsts:
+        depth = []
+        for number, start in enumerate(starts):
+            left = i - start if start else 10**6
+            right = start + size - 1 - i if number < len(starts) - 1 else 10**6
+            inside = start <= i < start + size
+            depth.append(min(left, right) if inside else -1)
+        best = max(depth)
+        at = max(n for n, d in enumerate(depth) if d == best)  # the later one of two alike
+        wanted.append(rows[at][i - starts[at]])
+    corpus = model.prepare([text], gold=False)
+    assert corpus.sentences == 1
+    assert len(corpus.first) == len(starts)
+    if len(ids) <= size:
+        assert len(starts) == 1
+    found = model._reader.read(corpus, np.array([0]))
+    torch.testing.assert_close(found.logits, torch.stack(wanted), rtol=1e-9, atol=1e-9)
+    target = torch.tensor([int(i % 5) for i in range(words)])
+    F.cross_entropy(found.logits, target, reduction="sum").backward()
+    F.cross_entropy(torch.stack(wanted), target, reduction="sum").backward()
+    theirs = dict(other.named_parameters())
+    for name, parameter in model.trainable().items():
+        grad = theirs[name.replace("encoder.", "bert.", 1) if name[0] == "e" else name].grad
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-6, atol=1e-9)
+
+
+def test_a_note_of_200_000_characters(bert: Path) -> None:
+    """In one piece, in batches of bounded size; the middle is read as in a shorter note, since
+    the text repeats every window's step."""
+    model = loud(build(bert, context="document"))
+    sizes: list[int] = []
+    model.encoder.register_forward_pre_hook(lambda _, given: sizes.append(given[0].numel()))
+    line = "took no pain and nausea . no pain "  # 9 sub-words, a window's step
+    text = (line * (200_000 // len(line) + 1))[:200_000]
+    (found,) = model.predict([Document("long", text)])
+    assert len(text) == 200_000
+    assert max(sizes) <= CPU_BATCH[0]
+    (short,) = model.predict([Document("short", line * 30)])
+    period = lambda spans, at: [  # noqa: E731
+        (s.start - at, s.end - at, s.label) for s in spans if at <= s.start < at + len(line)
+    ]
+    middle = period(short.spans, 15 * len(line))
+    assert middle
+    assert period(found.spans, 3000 * len(line)) == middle
+
+
+@pytest.mark.parametrize("context", ["sentence", "document"])
+def test_nothing_to_read(bert: Path, context: str) -> None:
+    """Empty notes, white space, and words of which the tokenizer leaves nothing."""
+    model = build(bert, context=context)
+    texts = ("", " \n\t ", "\u200b \u200b", "pain \u200b .", "\x00")
+    documents = tuple(Document(str(i), text) for i, text in enumerate(texts))
+    found = model.predict(documents)
+    assert [d.text for d in found] == list(texts)
+    assert not any(d.spans for d in (*found[:3], found[4]))
+    assert model.predict([]) == ()
+    corpus = model.prepare(documents)
+    every = np.arange(corpus.sentences)
+    assert model.tokens(corpus, every) == 2  # "pain" and "."
+    empty = int(np.flatnonzero(corpus.words == 0)[0])
+    losses = model.losses(corpus, [empty], states=True)
+    losses.source.sum().backward()
+    assert float(losses.source.detach()) == 0
+    assert all(not p.grad.any() for p in model.trainable().values() if p.grad is not None)
+    each, total = model.gradients(corpus, [empty])
+    assert not each.any()
+    assert not total.any()
+    with pytest.raises(TrainingError, match="without sentences"):
+        model.losses(corpus, [])
+
+
+# ---- whole documents -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
+def test_units_do_not_change_tokens_or_tags(scheme: Any) -> None:
+    documents, tags = notes(6), TagSet(("ADR", "Drug"), scheme)
+    by_sentence = encode_corpus(documents, tags)
+    whole = encode_corpus(documents, tags, unit="document", max_tokens=None)
+    assert by_sentence.sentences == sum(len(d.sentences) for d in documents)
+    assert whole.sentence_document.tolist() == list(range(6))
+    for name in ("offsets", "form", "tags"):
+        assert np.array_equal(getattr(whole, name), getattr(by_sentence, name))
+    assert whole.alignment == by_sentence.alignment
+    assert set(whole.bounds) <= set(by_sentence.bounds)
+    with pytest.raises(ConfigError, match="did you mean 'sentence'"):
+        encode_corpus(documents, tags, unit="sentences")  # type: ignore[arg-type]
+
+
+def test_documents_are_cut_at_sentence_ends_else_between_entities() -> None:
+    """By hand: sentences of 3, 2, 4, 9 and 1 tokens, pieces of at most 5."""
+    words = [["no"] * 3, ["no"] * 2, ["no"] * 4, ["no"] * 9, ["no"]]
+    text = document(0, words)
+    encoded = encode_corpus([text], TAGS, unit="document", max_tokens=5)
+    assert encoded.lengths.tolist() == [5, 4, 5, 5]  # 3 + 2 | 4 | 5 of 9 | 4 of 9 + 1
+    ten = [text.text.index("no", at) for at in encoded.offsets[12:16, 0]]
+    entity = Span(ten[0], ten[-1] + 2, "ADR")  # four tokens, across the cut after 14
+    encoded = encode_corpus([replace(text, spans=(entity,))], TAGS, unit="document", max_tokens=5)
+    assert encoded.lengths.tolist() == [5, 4, 3, 5, 2]
+    assert encode_corpus([text], TAGS, max_tokens=None).lengths.tolist() == [3, 2, 4, 9, 1]
+    for unit in ("sentence", "document"):
+        empty = encode_corpus([Document("a", " "), text, Document("b", "")], TAGS, unit=unit)
+        assert set(empty.sentence_document) == {1}
+
+
+@pytest.mark.parametrize("context", ["sentence", "document"])
+def test_only_training_cuts(bert: Path, context: str) -> None:
+    """And what is predicted for a prepared corpus is what it is for the documents."""
+    model = loud(build(bert, context=context, max_tokens=4))
+    documents = notes(4)
+    trained, read = model.prepare(documents), model.prepare(documents, gold=False)
+    assert trained.encoded.lengths.max() <= 4
+    most = max(len(d.text.split()) for d in documents)
+    assert read.encoded.lengths.max() == (most if context == "document" else 5)
+    assert not read.encoded.tags.any()
+    assert model.predict(read) == model.predict(documents)
+    assert any(d.spans for d in model.predict(read))
+    seen: list[tuple[int, int]] = []
+    model.prepare(documents, progress=lambda done, of: seen.append((done, of)))
+    assert seen[0] == (0, trained.sentences)
+    assert seen[-1] == (trained.sentences, trained.sentences)
+
+
+def test_context_reaches_across_sentences(bert: Path) -> None:
+    """A sentence's loss depends on its neighbours in one way of reading, not in the other."""
+    one, two = document(0, [["no"], ["pain"]]), document(0, [["and"], ["pain"]])
+    for context, same in (("sentence", True), ("document", False)):
+        model = build(bert, context=context)
+        logits = [
+            model._reader.read(c, np.arange(c.sentences)).logits[-1]
+            for c in (model.prepare([one]), model.prepare([two]))
+        ]
+        assert torch.allclose(*logits, atol=1e-5) == same
+
+
+# ---- in a method ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["pseudo", "soft"])
+def test_it_is_the_model_of_a_method(how: str, tmp_path: Path) -> None:
+    """Distillation among three sites with other tag sets: one site's part of a round as a plain
+    loop, and a saved model that knows every type."""
+    bert = write(tmp_path / "bert", positions=64)
+    sites = [site.data for site in generate(num_sites=3, sentences_per_site=12, seed=5)]
+    spec = TokenClassifierConfig(encoder=str(bert), dropout=0.1)
+    base = distill.Config(
+        model=spec, rounds=2, batch_size=4, seed=3, unannotated=how, weighting=how == "pseudo"
+    )
+    settings = distill.for_sites(base, sites)
+    members = [distill.Site(site, settings, directory=tmp_path / site.id) for site in sites]
+    federation = InProcess(members)
+    distill.train(federation, settings)
+    loaded = load_model(tmp_path / sites[0].id / "model")
+    assert set(loaded.tagset.types) == {t for site in sites for t in site.tags.types}
+
+    first = distill.Site(sites[0], settings)
+    start = distill.initial(settings)
+    first.begin(start, round=0)
+    update = first.train({}, round=0)
+    model = build_model(spec, settings.tags, settings.seed)
+    corpus = model.annotate(first.train_set, sites[0].train, sites[0].tags.types)
+    if how == "pseudo":
+        guess = model.predict(corpus)
+        made = [
+            pseudo_complete(gold, found, sites[0].tags.types)
+            for gold, found in zip(sites[0].train, guess, strict=True)
+        ]
+        corpus = model.annotate(first.train_set, made, sites[0].tags.types)
+    else:
+        corpus = model.soften(corpus)
+    adam = torch.optim.Adam(list(model.trainable().values()), lr=settings.learning_rate, fused=True)
+    rng = rng_of(settings.seed, "order", sites[0].id, 0, 0)
+    for step, batch in enumerate(buckets(corpus.lengths, 4, rng)):
+        torch.manual_seed(seed_of(settings.seed, "dropout", sites[0].id, 0, step))
+        model.train()
+        losses = model.losses(corpus, batch)
+        adam.zero_grad()
+        (losses.source.mean() + losses.target.mean()).backward()
+        adam.step()
+    for name, parameter in model.trainable().items():
+        assert torch.equal(parameter.detach(), update.tensors[name]), name

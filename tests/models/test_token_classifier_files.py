@@ -1,0 +1,296 @@
+"""Token classifiers as plain Hugging Face directories: ours, others', damaged ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fednotes.core.errors import ModelError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.data.formats import FORMATS
+from fednotes.models.build import build_model, model_config
+from fednotes.models.saving import load_model, save_model
+from fednotes.models.token_classifier import TokenClassifier
+from fednotes.predict import evaluate_path, predict_text
+
+transformers = pytest.importorskip("transformers")
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "metop", "##rol", "##ol", "nau",
+              "##sea", "no", "pain", "took", "and", "."]  # fmt: skip
+TAGS = TagSet(("ADR", "Drug"))
+LABELS = {"nausea": "ADR", "pain": "ADR", "metoprolol": "Drug"}
+WORDS = ["no", "pain", "took", "metoprolol", "nausea"]
+POSITIONS = 14
+
+
+def write(path: Path, head: str = "Model", positions: int = POSITIONS, **settings: Any) -> Path:
+    """A tiny random BERT and its tokenizer."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "vocab.txt").write_text("\n".join(VOCABULARY))
+    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
+    shape: dict[str, Any] = {"vocab_size": len(VOCABULARY), "hidden_size": 16, "pad_token_id": 0}
+    shape |= {"num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    shape |= {"max_position_embeddings": positions, "initializer_range": 0.5}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        config = transformers.BertConfig(**shape | settings)
+        getattr(transformers, f"Bert{head}")(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("encoder") / "bert")
+
+
+def document(number: int, sentences: list[list[str]]) -> Document:
+    """Sentences on lines of their own; each finding and drug is a mention."""
+    spans, bounds, text = [], [], ""
+    for words in sentences:
+        start = len(text)
+        for word in words:
+            if word in LABELS:
+                spans.append(Span(len(text), len(text) + len(word), LABELS[word]))
+            text += word + " "
+        text = text[:-1] + "\n"
+        bounds.append((start, len(text) - 1))
+    return Document(str(number), text, tuple(spans), sentences=tuple(bounds))
+
+
+def notes(count: int = 3, seed: int = 0) -> tuple[Document, ...]:
+    rng = np.random.default_rng(seed)
+    shapes = [rng.integers(1, 6, rng.integers(2, 5)) for _ in range(count)]
+    return tuple(
+        document(i, [rng.choice(WORDS, n).tolist() for n in shape])
+        for i, shape in enumerate(shapes)
+    )
+
+
+def build(directory: Path, tags: TagSet = TAGS, seed: int = 1, **settings: Any) -> TokenClassifier:
+    table = {"kind": "token-classifier", "encoder": str(directory), "dropout": 0.0, **settings}
+    model = build_model(model_config(table), tags, seed)
+    assert isinstance(model, TokenClassifier)
+    return model
+
+
+def loud(model: TokenClassifier) -> TokenClassifier:
+    """Predicts a lot."""
+    with torch.no_grad():
+        model.classifier.weight.mul_(20)
+    return model
+
+
+def library(model: TokenClassifier) -> Any:
+    """The library's model with the same weights, but a copy."""
+    (whole,) = copy.deepcopy(model._whole)
+    return whole.requires_grad_(True).eval()
+
+
+# ---- directories ---------------------------------------------------------------------------------
+
+
+def auto(path: Path) -> Any:
+    return transformers.AutoModelForTokenClassification.from_pretrained(path).eval()
+
+
+def same_logits(model: TokenClassifier, other: Any, rows: list[int] | None = None) -> None:
+    documents = notes(4)
+    corpus = model.prepare(documents, gold=False)
+    found = model._reader.read(corpus, np.arange(corpus.sentences)).logits
+    words = [d.text[a:b].split() for d in documents for a, b in d.sentences]
+    wanted = []
+    for text in words:
+        inputs = model.tokenizer(text, is_split_into_words=True, return_tensors="pt")
+        first = [inputs.word_ids().index(i) for i in range(len(text))]
+        with torch.no_grad():
+            wanted.append(other(**inputs).logits[0, first])
+    logits = torch.cat(wanted)
+    torch.testing.assert_close(found, logits if rows is None else logits[:, rows])
+
+
+@pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
+def test_a_saved_model_is_the_librarys(scheme: Any, tmp_path: Path) -> None:
+    """The same logits from `AutoModelForTokenClassification`, and whatever was set here."""
+    bert = write(tmp_path / "bert", "ForMaskedLM", positions=40)
+    tags = TagSet(("Drug", "a-b"), scheme)
+    settings = {"context": "document", "window": 30, "max_tokens": 50, "train": "top", "top": 1}
+    model = loud(build(bert, tags, **settings, dropout=0.2))
+    save_model(model, tmp_path / "model")
+    names = sorted(f.name for f in (tmp_path / "model").iterdir())
+    assert names == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    facts = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert facts["architectures"] == ["BertForTokenClassification"]
+    assert [facts["id2label"][str(i)] for i in range(len(tags.tags))] == list(tags.tags)
+    assert facts["label2id"] == {tag: i for i, tag in enumerate(tags.tags)}
+    for name in ("config.json", "tokenizer_config.json"):
+        assert str(tmp_path) not in (tmp_path / "model" / name).read_text()
+    shutil.rmtree(bert)  # it is all in the folder
+    other = auto(tmp_path / "model")
+    for name, value in other.state_dict().items():
+        assert torch.equal(value, model._whole[0].state_dict()[name])
+    state = torch.random.get_rng_state()
+    loaded = load_model(tmp_path / "model")
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert isinstance(loaded, TokenClassifier)
+    assert not loaded.training
+    assert loaded.tagset == tags
+    assert replace(loaded.config, encoder=model.config.encoder) == model.config
+    assert list(loaded.trainable()) == list(model.trainable())
+    assert loaded.predict(notes(4)) == model.predict(notes(4))
+    object.__setattr__(loaded.config, "context", "sentence")
+    same_logits(loaded, other)
+    again = build_model(loaded.config, TAGS, 3)  # its encoder for other tags
+    assert torch.equal(
+        dict(again.named_parameters())["encoder.encoder.layer.2.output.dense.weight"],
+        other.bert.encoder.layer[2].output.dense.weight,
+    )
+
+
+def foreign(path: Path, labels: list[str], **changes: Any) -> Path:
+    """As another program would save it."""
+    named = {"id2label": dict(enumerate(labels)), "label2id": {n: i for i, n in enumerate(labels)}}
+    return write(path, "ForTokenClassification", positions=40, **named | changes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "types", "scheme"),
+    [
+        (["I-Drug", "B-ADR", "O", "B-Drug", "I-ADR"], ("Drug", "ADR"), "BIO"),
+        (["S-x", "O", "E-x", "I-x", "B-x"], ("x",), "BIOES"),
+        (["I-ADR", "I-x-y", "O"], ("ADR", "x-y"), "IO"),
+    ],
+)
+def test_labels_in_any_order(
+    labels: list[str], types: tuple[str, ...], scheme: str, tmp_path: Path
+) -> None:
+    path = foreign(tmp_path / "theirs", labels)
+    model = load_model(path)
+    assert model.tagset == TagSet(types, scheme)  # type: ignore[arg-type]
+    same_logits(model, auto(path), [labels.index(tag) for tag in model.tagset.tags])
+    save_model(model, tmp_path / "ours")
+    same_logits(load_model(tmp_path / "ours"), auto(tmp_path / "ours"))
+    with pytest.raises(ModelError, match="is not a model's folder"):
+        save_model(model, path)  # nobody's files are overwritten
+
+
+def test_a_tag_that_a_foreign_model_lacks_is_not_predicted(tmp_path: Path) -> None:
+    path = foreign(tmp_path / "theirs", ["O", "B-Drug", "B-ADR", "I-ADR"])
+    model = load_model(path)
+    assert model.tagset.tags == ("O", "B-Drug", "I-Drug", "B-ADR", "I-ADR")
+    corpus = model.prepare(notes(4), gold=False)
+    found = model._reader.read(corpus, np.arange(corpus.sentences)).logits
+    assert 2 not in found.argmax(-1)
+    assert torch.isfinite(found).all()
+
+
+def damage(path: Path, how: str) -> None:
+    weights, config = path / "model.safetensors", path / "config.json"
+    facts = json.loads(config.read_text())
+    tensors = load_file(weights)
+    name = "bert.encoder.layer.0.output.dense.weight"
+    if how == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-9])
+    elif how == "pickled":
+        torch.save(tensors, path / "pytorch_model.bin")
+        weights.unlink()
+    elif how == "nan":
+        tensors["classifier.bias"][0] = float("nan")
+        save_file(tensors, weights, {"format": "pt"})
+    elif how == "missing":
+        save_file({n: v for n, v in tensors.items() if n != name}, weights, {"format": "pt"})
+    elif how == "no classifier":
+        kept = {n: v for n, v in tensors.items() if "classifier" not in n}
+        save_file(kept, weights, {"format": "pt"})
+    elif how == "not json":
+        config.write_text("{")
+    elif how == "list":
+        config.write_text("[]")
+    elif how == "no tokenizer":
+        for file in path.glob("tokenizer*"):
+            file.unlink()
+    else:
+        changes: dict[str, Any] = {
+            "labels": {"id2label": {i: f"LABEL_{i}" for i in range(5)}},
+            "no outside": {"id2label": dict(enumerate(("B-a", "I-a", "B-b", "I-b", "B-c")))},
+            "other kind": {"architectures": ["BertForMaskedLM"]},
+            "window": {"fednotes": {"window": 900}},
+            "settings": {"fednotes": {"contxt": "document"}},
+            "no table": {"fednotes": 3},
+            "vocabulary": {"vocab_size": 7},
+        }[how]
+        config.write_text(json.dumps(facts | changes))
+
+
+DAMAGES = {
+    "truncated": "cannot be loaded",
+    "pickled": "pickled weights only",
+    "nan": "'classifier.bias' is not finite",
+    "missing": "lack 'bert.encoder.layer.0.output.dense.weight'",
+    "no classifier": "lack 'classifier.bias' and 1 more",
+    "not json": "damaged",
+    "list": "not a model's configuration",
+    "no tokenizer": r"no tokenizer beside config\.json",
+    "labels": "label 'LABEL_0' is no tag",
+    "no outside": "one of them O",
+    "other kind": "holds a BertForMaskedLM, which does not find entities yet; fine-tune it",
+    "window": "window = 900: .* reads 40 sub-words at most",
+    "settings": "unknown key 'contxt'; did you mean 'context'",
+    "no table": "'fednotes' is no table",
+    "vocabulary": "the tokenizer has 15 tokens, the model's vocabulary 7",
+}
+
+
+def test_damage_gives_one_line(bert: Path, tmp_path: Path) -> None:
+    save_model(build(write(tmp_path / "bert", positions=40)), tmp_path / "whole")
+    for how, message in DAMAGES.items():
+        path = tmp_path / how
+        shutil.copytree(tmp_path / "whole", path)
+        damage(path, how)
+        with pytest.raises(ModelError, match=message) as caught:
+            load_model(path)
+        assert "\n" not in str(caught.value), how
+        assert str(path) in str(caught.value), how
+        if how in (
+            "missing",
+            "pickled",
+            "truncated",
+            "no tokenizer",
+            "vocabulary",
+        ):  # nor is it trained from
+            with pytest.raises(ModelError):
+                build(path)
+
+
+def test_a_model_that_diverged_is_not_saved(bert: Path, tmp_path: Path) -> None:
+    model = build(bert)
+    save_model(model, tmp_path / "model")
+    before = {f.name: f.read_bytes() for f in (tmp_path / "model").iterdir()}
+    with torch.no_grad():
+        model.classifier.bias[0] = float("inf")
+    with pytest.raises(ModelError, match=r"'classifier\.bias' is not finite"):
+        save_model(model, tmp_path / "model")
+    assert {f.name: f.read_bytes() for f in (tmp_path / "model").iterdir()} == before
+
+
+def test_commands_take_it(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = loud(build(bert))
+    save_model(model, tmp_path / "model")
+    text = "took metoprolol and no pain ."
+    predict_text(tmp_path / "model", text, "jsonl", None, "cpu")
+    line = json.loads(capsys.readouterr().out.splitlines()[0])
+    (wanted,) = model.predict((Document("text", text),))
+    assert len(line["spans"]) == len(wanted.spans) > 0
+    gold = notes(4)
+    FORMATS["jsonl"].write(gold, tmp_path / "gold.jsonl")
+    scores, unknown = evaluate_path(tmp_path / "model", tmp_path / "gold.jsonl", None, "cpu")
+    assert scores["support"] == sum(len(d.spans) for d in gold)
+    assert unknown == ()
