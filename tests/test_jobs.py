@@ -9,6 +9,7 @@ import pytest
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import SiteData, TagSet
+from fednotes.job_tables import SilosConfig
 from fednotes.jobs import Job, TagsConfig, built_in_jobs, load_job, parse_job
 from fednotes.methods import fedner
 
@@ -142,6 +143,32 @@ def test_tag_sets_are_part_of_a_job() -> None:
     ],
 )
 def test_a_mistake_about_tag_sets_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
+        job(**changes)
+
+
+def test_silos_are_part_of_a_job() -> None:
+    assert job().silos is None
+    assert job(silos={}).silos == SilosConfig(5, None)
+    assert job(silos={"number": 2, "by": "patient"}).silos == SilosConfig(2, "patient")
+    assert job(silos={}).fingerprint != job().fingerprint
+    assert not job().reads_notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"silos": 3}, r"silos is a value, expected a table \[silos\]"),
+        ({"silos": {"numbr": 3}}, r"\[silos\]: unknown key 'numbr'; did you mean 'number'"),
+        ({"silos": {"number": 0}}, r"\[silos\]: number = 0: expected at least 1 silo"),
+        ({"silos": {"by": "ward"}}, "by = 'ward': expected one of 'patient', 'document'"),
+        (
+            {"silos": {}, "tags": {"design": "disjoint"}},
+            r"\[silos\]: silos annotate alike, design = 'disjoint' samples other types",
+        ),
+    ],
+)
+def test_a_mistake_about_silos_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
         job(**changes)
 

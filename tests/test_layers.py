@@ -29,8 +29,13 @@ LAYERS: dict[str, frozenset[str]] = {
     "report": frozenset({"core"}),
 }
 # Jobs are put together here; these may import every layer and each other.
-APP = frozenset({"jobs", "sites", "simulate", "display", "predict", "compare_runs", "run_folder"})
-TOP = frozenset({"experiments", "cli", "__main__"})  # …and these the application too
+APP = frozenset(
+    {
+        *("job_tables", "jobs", "sites", "note_jobs", "silo_jobs", "simulate", "display"),
+        *("predict", "compare_runs", "run_folder"),
+    }
+)
+TOP = frozenset({"experiments", "cli", "cli_groups", "__main__"})  # …and these the application too
 ABOVE = frozenset({*LAYERS, *APP})
 ALLOWED = LAYERS | dict.fromkeys(APP, ABOVE) | dict.fromkeys(TOP, ABOVE | TOP)
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
-from rich.console import Console
 
+from fednotes.cli_groups import (
+    Output,
+    attention,
+    backbones,
+    cache,
+    console,
+    corpus,
+    notes_table,
+    say,
+)
 from fednotes.core.errors import FednotesError
 
 app = typer.Typer(
@@ -22,13 +30,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-corpus = typer.Typer(help="Look at corpora.", no_args_is_help=True, rich_markup_mode=None)
-cache = typer.Typer(help="The cache of frozen features.", no_args_is_help=True)
 app.add_typer(corpus, name="corpus")
 app.add_typer(cache, name="cache")
-backbones = typer.Typer(help="Frozen backbones that need no download.", no_args_is_help=True)
 app.add_typer(backbones, name="backbone")
-console = Console()
+app.command()(attention)
 
 Settings = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this form
@@ -39,14 +44,6 @@ Backbone = Annotated[
     typer.Option(help="Where the frozen encoder is, if it has moved since training."),
 ]
 Device = Annotated[str, typer.Option(help="Where tensors live: cpu, cuda, cuda:1 …")]
-
-
-class Output(StrEnum):
-    """Formats that predictions are written in."""
-
-    jsonl = "jsonl"
-    brat = "brat"
-    conll = "conll"
 
 
 @app.command()
@@ -81,11 +78,6 @@ def simulate(
     for note in summary["notes"]:
         say(f"note: {note}")
     say(f"report: {out / 'report.html'}")
-
-
-def say(line: str) -> None:
-    """One line as it is: no colours, no markup, never wrapped."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def check_device(device: str) -> None:
@@ -167,9 +159,12 @@ def check(
         job = load_job(target, tuple(settings or ()))
         sites = load_sites(job)
         job.module.for_sites(job.config, sites.data)  # what the method does not take
-        report = check_sites(list(sites.data))
         for note in sites.notes:
             say(f"note: {note}")
+        if job.reads_notes:
+            console.print(notes_table(sites.data))
+            return
+        report = check_sites(list(sites.data))
     else:
         report = check_documents(read(Path(target), format or None), None)
     console.print(findings_table(report))
@@ -242,95 +237,6 @@ def reproduce(
     figure = folder / name / "figure.png"
     drawn = f", {figure}" if plot(table, figure) else ""
     say(f"results: {folder / name / 'results.md'}{drawn}")
-
-
-@corpus.command("stats")
-def corpus_stats(
-    paths: Annotated[list[Path], typer.Argument(help="One corpus file or folder for each site.")],
-    format: Annotated[str, typer.Option(help="Of the files; guessed if not given.")] = "",
-    json_output: Annotated[bool, typer.Option("--json", help="Counts as JSON.")] = False,
-) -> None:
-    """Sentences, types and entities of each site, and the entities that sites share."""
-    from fednotes.data.formats import read
-    from fednotes.data.stats import corpus_stats as count
-    from fednotes.display import stats_tables
-
-    names = [path.name for path in paths]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in paths]
-    if len(set(names)) < len(names):
-        raise FednotesError("a path is given twice: each stands for one site")
-    stats = count({n: read(path, format or None) for n, path in zip(names, paths, strict=True)})
-    if json_output:
-        console.print_json(data=stats.to_dict())
-        return
-    for table in stats_tables(stats):
-        console.print(table)
-
-
-@corpus.command("list")
-def corpus_list() -> None:
-    """The corpora that jobs know, and where each is obtained."""
-    from fednotes.data.catalogue import CORPORA
-
-    for item in CORPORA:
-        console.print(f"[bold]{item.name}[/bold]  {item.what}", highlight=False)
-        console.print(f"    {item.size}; {item.licence}", highlight=False)
-        console.print(f"    from: {item.source}; {item.reference}", highlight=False)
-
-
-@corpus.command("synthesise")
-def corpus_synthesise(
-    out: Annotated[Path, typer.Argument(help="A new folder, one below it for each site.")],
-    sites: Annotated[int, typer.Option(help="How many sites.")] = 3,
-    sentences: Annotated[int, typer.Option(help="Training sentences a site, roughly.")] = 400,
-    seed: Annotated[int, typer.Option(help="The same seed, the same notes.")] = 1,
-    format: Annotated[Output, typer.Option(help="How they are written.")] = Output.conll,
-) -> None:
-    """Write generated notes of several sites, to try things out."""
-    from fednotes.data.synthetic import generate, write_sites
-
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FednotesError(f"{out} is not an empty folder")
-    made = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
-    write_sites(made, out, format.value)
-    say(f"{len(made)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
-
-
-@cache.command("clear")
-def cache_clear() -> None:
-    """Delete the frozen features that were computed from notes."""
-    from fednotes.models.features import clear_cache, default_cache
-
-    freed = clear_cache(default_cache())
-    say(f"{freed / 1e6:.1f} MB freed in {default_cache()}")
-
-
-@backbones.command("graft")
-def backbone_graft(
-    out: Annotated[Path, typer.Argument(help="A new folder, in Hugging Face's BART layout.")],
-    text: Annotated[
-        Optional[list[Path]],  # noqa: UP045
-        typer.Option(help="Public text to train on, repeatable; generated notes if not given."),
-    ] = None,
-    encoder: Annotated[str, typer.Option(help="minilm or a BERT directory.")] = "minilm",
-    layers: Annotated[int, typer.Option(min=1, help="Of the decoder.")] = 2,
-    steps: Annotated[int, typer.Option(min=0, help="Of training.")] = 2500,
-    seed: Annotated[int, typer.Option(help="The same seed, the same backbone.")] = 1,
-) -> None:
-    """Make a small BART of a BERT: its encoder as it is, a decoder trained on public text."""
-    from fednotes.display import runs_bar
-    from fednotes.models.graft import describe, graft, read_texts
-
-    texts, names = read_texts(text or [], seed)
-    with runs_bar(console, "graft") as tell:
-        report = graft(
-            encoder, out, texts=texts, steps=steps, seed=seed, sources=names,
-            decoder_layers=layers, progress=lambda done, total: tell("steps", done, total),
-        )  # fmt: skip
-    for line in describe(report):
-        say(line)
-    say(f'in a job: [model] kind = "prompt-bart", backbone = "{out}"')
 
 
 def main() -> None:

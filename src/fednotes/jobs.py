@@ -5,7 +5,7 @@ preset = "best"                   # or "paper": that method's settings, overridd
 seed = 1
 [training]                        # the method's Config
 [model]                           # its model's settings
-[sites.mercy]                     # one table a site, see `SiteConfig`
+[sites.mercy]                     # one table a site, see `job_tables.SiteConfig`
 path = "mercy/notes.jsonl"
 """
 
@@ -18,159 +18,29 @@ import os
 import pkgutil
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import assign, build, read_toml
-from fednotes.core.types import Scheme
+from fednotes.core.types import SiteData
+from fednotes.job_tables import (
+    NotesConfig,
+    SilosConfig,
+    SiteConfig,
+    SyntheticConfig,
+    TagsConfig,
+)
 
 CONDITIONS = ("alone", "federated", "pooled")
 POOLED = "pooled"  # the site that has every site's sentences
 FILLED_IN = {"seed", "tags", "platforms", "model"}  # of a Config, by the job itself
 _TOP = {"title", "method", "preset", "seed", "conditions", "threads", "notes"}
-_TABLES = {"training", "model", "sites", "synthetic", "tags"}
-
-
-@dataclass(frozen=True)
-class SiteConfig:
-    """Where one site's notes are and how they are read.
-
-    path: a file or folder that is split here; or train, valid and test, each a file or
-        folder (without valid, a tenth of train is held out). Relative to the job file;
-        `$NAME` stands for an environment variable.
-    format: of the files; guessed from their content if empty.
-    where: "genre=nw" keeps the documents whose meta has this value. share: "2/3" is the
-        second of three random parts of `path`, disjoint and together everything, for sites
-        that divide one corpus; dealt after `where`, by `split` and the job's seed.
-    types: the entity types kept, after label_map; all if empty. A label mapped to "" is
-        dropped. test_types: those kept in the test part, if it is annotated more completely.
-    split: what stays together when `path` is split: "sentence", "document", "patient" or a
-        key of the documents' meta. valid_fraction, test_fraction: of the units.
-    fraction: of the training sentences that are used. mask_overlap: the ratio of surface
-        forms, annotated at another site too, that are masked in training (`data/split.py`).
-    max_sentences, max_test_sentences: random ones of the training and test data; 0 is all.
-    flatten: what becomes of overlapping and discontinuous mentions.
-    """
-
-    path: str = ""
-    train: str = ""
-    valid: str = ""
-    test: str = ""
-    format: str = ""
-    where: str = ""
-    share: str = ""
-    types: tuple[str, ...] = ()
-    test_types: tuple[str, ...] = ()
-    label_map: Mapping[str, str] = field(default_factory=dict)
-    scheme: Scheme = "BIO"
-    split: str = "sentence"
-    valid_fraction: float = 0.1
-    test_fraction: float = 0.2
-    fraction: float = 1.0
-    mask_overlap: float = 0.0
-    max_sentences: int = 0
-    max_test_sentences: int = 0
-    flatten: Literal["outermost", "first_fragment", "drop"] = "outermost"
-
-    def __post_init__(self) -> None:
-        if bool(self.path) == bool(self.train):
-            raise ConfigError("give either `path` (split here) or `train` and `test`")
-        if self.train and not self.test:
-            raise ConfigError("`train` is given without `test`")
-        for name in ("valid_fraction", "test_fraction", "fraction", "mask_overlap"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: expected 0 to 1")
-        if self.path and self.valid_fraction + self.test_fraction >= 1:
-            raise ConfigError(
-                "valid_fraction + test_fraction: below 1, or nothing is left to train"
-            )
-        for name in ("types", "test_types"):
-            _check_distinct(name, getattr(self, name))
-        if self.fraction == 0:
-            raise ConfigError("fraction = 0: a site needs training data")
-        for name in ("max_sentences", "max_test_sentences"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: 0 is all, below is nothing")
-        if self.where and not re.fullmatch(r"[^=]+=.+", self.where):
-            raise ConfigError(f'where = {self.where!r}: expected KEY=VALUE, such as "genre=nw"')
-        if self.share:
-            number, of = self.shares
-            if not self.path or not 1 <= number <= of:
-                raise ConfigError(
-                    f'share = {self.share!r}: expected such as "2/3", the second third of `path`'
-                )
-
-    @property
-    def shares(self) -> tuple[int, int]:
-        """`share` as numbers: which one, counted from 1, of how many; zeros if it is none."""
-        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.share)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-@dataclass(frozen=True)
-class TagsConfig:
-    """Which types each site annotates, where its files are annotated with more.
-
-    design: "given" by each site's `types`; or sampled from the complete tag set:
-        "disjoint", every type at one site, or "appendix-d", one type of its own for each site
-        and the others at one or two (`data/heterogeneous.py`). Then training and validation
-        data keep the site's sampled types, test data have all.
-    types: the complete tag set; if empty, the union of the sites' types, sorted.
-    per_site: types of each site in "disjoint"; 0 deals out all, as evenly as can be.
-    min_mentions: draw again until every site's data mention each of its types so often; a
-        site cannot teach a type that its text does not have.
-    runs_per_sampling: so many seeds in a row share one sampling: with 3, seeds 1 to 3 are
-        three splits of sampling 1.
-    """
-
-    design: Literal["given", "disjoint", "appendix-d"] = "given"
-    types: tuple[str, ...] = ()
-    per_site: int = 0
-    min_mentions: int = 0
-    runs_per_sampling: int = 1
-
-    def __post_init__(self) -> None:
-        _check_distinct("types", self.types)
-        if self.per_site < 0 or (self.per_site and self.design != "disjoint"):
-            raise ConfigError(
-                f'per_site = {self.per_site}: a number for design = "disjoint", 0 is an even deal'
-            )
-        if self.runs_per_sampling < 1 or self.min_mentions < 0:
-            raise ConfigError("runs_per_sampling: at least 1; min_mentions: at least 0")
-
-    @property
-    def sampled(self) -> bool:
-        """Whether the sites' types are drawn at random."""
-        return self.design != "given"
-
-    def sampling(self, seed: int) -> int:
-        """The number of the sampling that a job with this seed belongs to."""
-        return -(-seed // self.runs_per_sampling)  # rounded up
-
-
-def _check_distinct(name: str, types: tuple[str, ...]) -> None:
-    if len(set(types)) < len(types):
-        raise ConfigError(f"{name} = {list(types)}: a type is named twice")
-
-
-@dataclass(frozen=True)
-class SyntheticConfig:
-    """Generated sites in place of files (`data/synthetic.py`).
-
-    sites: how many. sentences: of the first site's training data, roughly; others differ.
-    """
-
-    sites: int = 3
-    sentences: int = 400
-
-    def __post_init__(self) -> None:
-        if self.sites < 1 or self.sentences < 10:
-            raise ConfigError("expected at least 1 site and 10 sentences")
+_TABLES = {"training", "model", "sites", "synthetic", "tags", "silos"}
 
 
 @dataclass(frozen=True)
@@ -178,7 +48,7 @@ class Job:
     """A job file, read and checked.
 
     table: the raw tables after `--set`, for the record. folder: what relative paths are
-    relative to.
+    relative to. sites: a SiteConfig each, or a NotesConfig where the method reads notes.
     """
 
     name: str
@@ -188,11 +58,12 @@ class Job:
     conditions: tuple[str, ...]
     threads: int
     config: Any
-    sites: Mapping[str, SiteConfig]
+    sites: Mapping[str, Any]
     synthetic: SyntheticConfig | None
     table: Mapping[str, Any]
     folder: Path
     tags: TagsConfig | None = None
+    silos: SilosConfig | None = None
 
     @property
     def module(self) -> ModuleType:
@@ -200,10 +71,30 @@ class Job:
         return importlib.import_module(f"fednotes.methods.{self.method}")
 
     @property
+    def reads_notes(self) -> bool:
+        """Whether the method's sites hold notes without annotations, not documents."""
+        return _reads_notes(self.method)
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the declarative job; two runs with one fingerprint are one run."""
         text = json.dumps(self.table, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The sites of a job in its order, or the silos that it deals them into.
+
+    data: what each holds, SiteNotes where the method reads notes without annotations.
+    complete: the same texts with every type annotated everywhere, where that is known: for
+        generated sites and sampled tag sets.
+    notes: what was changed on the way, as counts.
+    """
+
+    data: tuple[Any, ...]
+    complete: tuple[SiteData, ...] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def built_in_jobs() -> dict[str, Path]:
@@ -254,7 +145,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
             raise ConfigError(
                 f"{where}: conditions has {condition!r}; {nearest(condition, CONDITIONS)}"
             )
-    synthetic, sites = _sources(table, where)
+    synthetic, sites = _sources(table, where, _reads_notes(top.method))
     return Job(
         name=name,
         title=top.title or name,
@@ -267,8 +158,14 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         synthetic=synthetic,
         table=table,
         folder=folder,
-        tags=_tags(table, where),
+        tags=_tags(table, where, top.method),
+        silos=build(SilosConfig, table["silos"], f"{where} [silos]") if "silos" in table else None,
     )
+
+
+def _reads_notes(method: str) -> bool:
+    module = importlib.import_module(f"fednotes.methods.{method}")
+    return getattr(module, "DATA", "documents") == "notes"
 
 
 @dataclass(frozen=True)
@@ -290,15 +187,16 @@ class _Top:
 
 
 def _sources(
-    table: Mapping[str, Any], where: str
-) -> tuple[SyntheticConfig | None, dict[str, SiteConfig]]:
+    table: Mapping[str, Any], where: str, notes: bool
+) -> tuple[SyntheticConfig | None, dict[str, SiteConfig | NotesConfig]]:
     if ("sites" in table) == ("synthetic" in table):
         raise ConfigError(f"{where}: give either [sites.NAME] tables or a [synthetic] table")
     if "synthetic" in table:
         return build(SyntheticConfig, table["synthetic"], f"{where} [synthetic]"), {}
     if not table["sites"]:
         raise ConfigError(f"{where}: expected one table [sites.NAME] for each site")
-    sites: dict[str, SiteConfig] = {}
+    kind: type[SiteConfig | NotesConfig] = NotesConfig if notes else SiteConfig
+    sites: dict[str, SiteConfig | NotesConfig] = {}
     for site, values in table["sites"].items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", site):
             raise ConfigError(
@@ -312,14 +210,21 @@ def _sources(
             )
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}: sites.{site} is a value, expected a table [sites.{site}]")
-        sites[site] = build(SiteConfig, values, f"{where} [sites.{site}]")
+        sites[site] = build(kind, values, f"{where} [sites.{site}]")
     return None, sites
 
 
-def _tags(table: Mapping[str, Any], where: str) -> TagsConfig | None:
+def _tags(table: Mapping[str, Any], where: str, method: str) -> TagsConfig | None:
     if "tags" not in table:
         return None
+    if _reads_notes(method):
+        raise ConfigError(f"{where} [tags]: {method} reads notes without annotations: leave it out")
     tags = build(TagsConfig, table["tags"], f"{where} [tags]")
+    if tags.sampled and "silos" in table:
+        raise ConfigError(
+            f"{where} [silos]: silos annotate alike, design = {tags.design!r} samples other types "
+            "for each site: leave out one of the two"
+        )
     if not tags.sampled and "synthetic" in table:
         raise ConfigError(
             f'{where} [tags]: generated sites have types of their own: design = "disjoint" or '

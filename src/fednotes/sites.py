@@ -5,13 +5,16 @@ flat        one annotation that every part is cut from: all types that the job a
 split       train, valid, test; without leaks
 reduced     `fraction`, `mask_overlap`, at most so many sentences
 restricted  to the types that the site annotates, given or sampled
+silos       dealt out anew, where the job simulates hospitals (`silo_jobs.py`)
+
+Notes without annotations are read by `note_jobs.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -29,7 +32,10 @@ from fednotes.data.split import (
     without_leaks,
 )
 from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
-from fednotes.jobs import Job, SiteConfig, TagsConfig, expand
+from fednotes.job_tables import SiteConfig, TagsConfig
+from fednotes.jobs import Job, Sites, expand
+from fednotes.note_jobs import load_note_sites
+from fednotes.silo_jobs import document_silos
 
 Documents = tuple[Document, ...]
 Parts = dict[str, Documents]
@@ -39,25 +45,18 @@ _SHOWN = 12  # values in a message
 _DRAWS = 10_000
 
 
-@dataclass(frozen=True)
-class Sites:
-    """The sites of a job in its order.
-
-    complete: the same texts with every type annotated everywhere, where that is known: for
-        generated sites and sampled tag sets.
-    notes: what was changed on the way, as counts.
-    """
-
-    data: tuple[SiteData, ...]
-    complete: tuple[SiteData, ...] | None = None
-    notes: tuple[str, ...] = ()
-
-
 def load_sites(job: Job) -> Sites:
-    """Read every site of a job.
+    """Read every site of a job, and deal their texts into silos where it asks for them.
 
     Raises DataError for a bad file, ConfigError for a setting that does not fit it.
     """
+    if job.reads_notes:
+        return load_note_sites(job)
+    sites = _load_documents(job)
+    return document_silos(job, sites) if job.silos else sites
+
+
+def _load_documents(job: Job) -> Sites:
     if job.synthetic is not None:
         made = synthetic.generate(
             num_sites=job.synthetic.sites,

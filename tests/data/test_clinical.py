@@ -63,6 +63,20 @@ Hgb-12
         ("[**Initials (NamePattern4) **]", "name"),
         ("[** **]", "name"),
         ("open [**never closed", "open [**never closed"),
+        ("Name:  ___", "Name:  name"),
+        (
+            "Admission Date:  ___   Discharge Date:   ___",
+            "Admission Date:  date   Discharge Date:   date",
+        ),
+        ("Unit No:   ___", "Unit No:   number"),
+        ("Facility: ___", "Facility: name"),
+        ("Ms. ___ is a ___ year old", "Ms. name is a number year old"),
+        ("a ___ y/o man, ___yo", "a number y/o man, number yo"),
+        ("on ___ she went to ___ ED", "on date she went to hospital ED"),
+        ("Dr.___said ___", "Dr.name said name"),
+        ("___-___/___", "name-name/name"),
+        ("a\n ___ \nb", "a\n ___ \nb"),
+        ("____ and a__b", "____ and a__b"),
         ("[x] and **bold**", "[x] and **bold**"),
     ],
 )
@@ -92,6 +106,23 @@ def test_a_note_by_hand() -> None:
         "Labs:",
         "WBC-8.8 RBC-4.4",
         "Hgb-12",
+    ]
+
+
+def test_a_note_of_mimic_iv_by_hand() -> None:
+    """An answer that is hidden whole goes as a rule does."""
+    text = (
+        "Name:  ___                     Unit No:   ___\n \nAllergies: \nPenicillins\n \n"
+        "Attending: ___.\n \nHistory of Present Illness:\n___ year old man seen at ___ on ___.\n"
+        " \nFollowup Instructions:\n___\n"
+    )
+    assert sentences(text) == [
+        "Name: name",
+        "Unit No: number",
+        "Allergies: Penicillins",
+        "Attending: name.",
+        "History of Present Illness: number year old man seen at hospital on date.",
+        "Followup Instructions:",
     ]
 
 
@@ -208,6 +239,7 @@ def test_a_very_long_note_in_linear_time() -> None:
     for unit in ("x", "x ", "[**", "[**a ", "- ", "A", "\n", "1. ", "....", "A: ", "  A"):
         long = unit * (200_000 // len(unit))
         assert _visible("".join(sentences(long))) == _visible(long)
+    assert _visible("".join(sentences("a ___ " * 40_000))) == "aname" * 40_000
 
 
 @pytest.mark.corpora

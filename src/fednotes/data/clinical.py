@@ -1,6 +1,6 @@
 """Clinical notes → sentences for pre-training, after Alsentzer et al. 2019, section 3.1.
 
-    placeholders   [**2130-1-1**] → date, [**Hospital1 18**] → hospital …
+    placeholders   [**2130-1-1**] → date, [**Hospital1 18**] → hospital, ___ → name …
     blocks         headers, answers to headers, list items, paragraphs; rules are dropped
     sentences      within a block, lines that were broken for their width put together
 
@@ -12,12 +12,13 @@ space is lost, and nothing is learnt from notes. Every function is pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from fednotes.core.types import Document
 from fednotes.data.text import split_sentences
 
-RECIPE: Final = "clinical-1"  # raise it when the same note gives other sentences: caches name it
+RECIPE: Final = "clinical-2"  # raise it when the same note gives other sentences: caches name it
 
 _PLACEHOLDER = re.compile(r"\[\*\*([^\[\]]{0,200}?)\*\*\]")
 _DIGITS = re.compile(r"[\s/.:-]*\d[\d\s/.:-]*")
@@ -45,24 +46,66 @@ _KINDS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 _OTHER = "name"  # first, last, doctor's, initials … and anything rare
 
 
-def replace_placeholders(text: str) -> str:
-    """De-identification placeholders of MIMIC-III replaced by one neutral word each.
+# MIMIC-IV: three underscores, whatever they hide. Alone on a line they answer nothing and go as
+# any rule does; four or more are a rule in both.
+_BLANK = re.compile(r"(?<!_)___(?!_)")
+_LABEL = re.compile(r"([^:\n]{1,40}):\s*\Z")
+_LAST_WORD = re.compile(r"([A-Za-z]+)\W{0,3}\Z")
+_AGE = re.compile(r"[\s-]{0,2}(?:y/?o\b|y\.o|years?\b|yrs?\b)", re.IGNORECASE)
+_NUMBERED = re.compile(r"\bno\b|#|\bmrn\b|\bid\b")
+_AFTER: Final = dict.fromkeys("on in since until during before after".split(), "date") | (
+    dict.fromkeys("at to from".split(), "hospital")
+)
 
-    The word is date, hospital, number, place, organization or name. A space parts it from a
-    letter or digit that touches it. An opening `[**` that is never closed stays.
+
+def replace_placeholders(text: str) -> str:
+    """De-identification placeholders of MIMIC-III and MIMIC-IV as one neutral word each.
+
+    The word is date, hospital, number, place, organization or name. MIMIC-IV's `___` says
+    nothing of what it hides: a label before it, a preposition, or an age after it tells, else
+    it is a name. A space parts the word from a letter or digit that touches it. An opening
+    `[**` that is never closed stays.
     """
+    text = _replaced(_PLACEHOLDER, text, lambda match: _kind(match.group(1)))
+    return _replaced(_BLANK, text, _kind_of_blank) if "___" in text else text
+
+
+def _replaced(
+    pattern: re.Pattern[str], text: str, word: Callable[[re.Match[str]], str | None]
+) -> str:
+    """Each match replaced by its word, set apart from what touches it; None leaves it."""
     parts: list[str] = []
     end = 0
-    for match in _PLACEHOLDER.finditer(text):
+    for match in pattern.finditer(text):
+        neutral = word(match)
+        if neutral is None:
+            continue
         start = match.start()
         parts.append(text[end:start])
         if start and (start == end or text[start - 1].isalnum()):
             parts.append(" ")
-        parts.append(_kind(match.group(1)))
+        parts.append(neutral)
         end = match.end()
         if text[end : end + 1].isalnum():
             parts.append(" ")
     return "".join(parts) + text[end:] if parts else text
+
+
+def _kind_of_blank(match: re.Match[str]) -> str | None:
+    """The neutral word for `___` by what stands around it; None where it fills its line."""
+    text, start, end = match.string, match.start(), match.end()
+    before = text[max(0, start - 60) : start].rpartition("\n")[2]
+    after = text[end : end + 60].partition("\n")[0]
+    if not before.strip() and not after.strip():
+        return None
+    if _AGE.match(after):
+        return "number"
+    if label := _LABEL.search(before):
+        lower = label.group(1).lower()
+        found = next((word for word, pattern in _KINDS if pattern.search(lower)), None)
+        return found or ("number" if _NUMBERED.search(lower) else _OTHER)
+    last = _LAST_WORD.search(before)
+    return _AFTER.get(last.group(1).lower(), _OTHER) if last else _OTHER
 
 
 def _kind(content: str) -> str:

@@ -1,0 +1,208 @@
+"""Commands in groups (corpus, cache, backbone), and those that look at models' insides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fednotes.core.errors import FednotesError
+
+if TYPE_CHECKING:
+    from fednotes.data.note_sites import SiteNotes
+
+corpus = typer.Typer(help="Look at corpora.", no_args_is_help=True, rich_markup_mode=None)
+cache = typer.Typer(help="The cache of frozen features.", no_args_is_help=True)
+backbones = typer.Typer(help="Frozen backbones that need no download.", no_args_is_help=True)
+console = Console()
+
+
+class Output(StrEnum):
+    """Formats that predictions are written in."""
+
+    jsonl = "jsonl"
+    brat = "brat"
+    conll = "conll"
+
+
+def say(line: str) -> None:
+    """One line as it is: no colours, no markup, never wrapped."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def notes_table(sites: Sequence[SiteNotes]) -> Table:
+    """What sites of notes hold, as counts: to train on, and held out to judge a model by."""
+    table = Table()
+    for head in ("site", "part", "notes", "patients", "characters", "longest note"):
+        table.add_column(head, justify="left" if head in ("site", "part") else "right")
+    for site in sites:
+        train = (site.train_notes, site.train_patients, site.train_characters, site.longest)
+        valid = (site.valid_notes, site.valid_patients, site.valid_characters)
+        table.add_row(Text(site.id), "train", *(f"{number:,}" for number in train))
+        table.add_row("", "held out", *(f"{number:,}" for number in valid))
+    return table
+
+
+@corpus.command("stats")
+def corpus_stats(
+    paths: Annotated[list[Path], typer.Argument(help="One corpus file or folder for each site.")],
+    format: Annotated[str, typer.Option(help="Of the files; guessed if not given.")] = "",
+    json_output: Annotated[bool, typer.Option("--json", help="Counts as JSON.")] = False,
+) -> None:
+    """Sentences, types and entities of each site, and the entities that sites share."""
+    from fednotes.data.formats import read
+    from fednotes.data.stats import corpus_stats as count
+    from fednotes.display import stats_tables
+
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    if len(set(names)) < len(names):
+        raise FednotesError("a path is given twice: each stands for one site")
+    stats = count({n: read(path, format or None) for n, path in zip(names, paths, strict=True)})
+    if json_output:
+        console.print_json(data=stats.to_dict())
+        return
+    for table in stats_tables(stats):
+        console.print(table)
+
+
+@corpus.command("overlap")
+def corpus_overlap(
+    notes: Annotated[list[Path], typer.Option(help="Notes to pre-train on; may be repeated.")],
+    documents: Annotated[
+        list[Path], typer.Option(help="An annotated corpus to test on; may be repeated.")
+    ],
+    format: Annotated[str, typer.Option(help="Of the notes; guessed if not given.")] = "",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail where a sentence is shared.")
+    ] = False,
+) -> None:
+    """Does text of annotated documents occur in notes? Sentences, word 13-grams; counts only."""
+    from fednotes.data.formats import read
+    from fednotes.data.notes import read_notes
+    from fednotes.data.shared_text import MIN_WORDS, NGRAM, index_documents, shared_text
+
+    indexes = [index_documents(read(path)) for path in documents]
+    table = Table(
+        title=f"text in common: sentences of {MIN_WORDS} words or more, {NGRAM} words in a row"
+    )
+    for head in ("notes", "documents", "sentences", "shared", "in notes", "n-grams", "shared"):
+        table.add_column(head, justify="left" if head in ("notes", "documents") else "right")
+    total = 0
+    for path in notes:
+        texts = (note.text for note in read_notes(path, format or None))
+        for other, found in zip(documents, shared_text(texts, indexes), strict=True):
+            numbers = (
+                *(found.sentences, found.shared_sentences, found.notes_with_shared),
+                *(found.ngrams, found.shared_ngrams),
+            )
+            names = (Text("/".join(p.parts[-2:]), overflow="fold") for p in (path, other))
+            table.add_row(*names, *(f"{n:,}" for n in numbers))
+            total += found.shared_sentences
+    console.print(table)
+    if strict and total:
+        raise FednotesError(
+            f"{total:,} sentences of the notes occur in the documents: leave those notes out "
+            "(`exclude` in a job's site), or test on other documents"
+        )
+
+
+@corpus.command("list")
+def corpus_list() -> None:
+    """The corpora that jobs know, and where each is obtained."""
+    from fednotes.data.catalogue import CORPORA
+
+    for item in CORPORA:
+        console.print(f"[bold]{item.name}[/bold]  {item.what}", highlight=False)
+        console.print(f"    {item.size}; {item.licence}", highlight=False)
+        console.print(f"    from: {item.source}; {item.reference}", highlight=False)
+
+
+@corpus.command("synthesise")
+def corpus_synthesise(
+    out: Annotated[Path, typer.Argument(help="A new folder, one below it for each site.")],
+    sites: Annotated[int, typer.Option(help="How many sites.")] = 3,
+    sentences: Annotated[int, typer.Option(help="Training sentences a site, roughly.")] = 400,
+    seed: Annotated[int, typer.Option(help="The same seed, the same notes.")] = 1,
+    format: Annotated[Output, typer.Option(help="How they are written.")] = Output.conll,
+) -> None:
+    """Write generated notes of several sites, to try things out."""
+    from fednotes.data.synthetic import generate, write_sites
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FednotesError(f"{out} is not an empty folder")
+    made = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
+    write_sites(made, out, format.value)
+    say(f"{len(made)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
+
+
+@cache.command("clear")
+def cache_clear() -> None:
+    """Delete the frozen features that were computed from notes."""
+    from fednotes.models.features import clear_cache, default_cache
+
+    freed = clear_cache(default_cache())
+    say(f"{freed / 1e6:.1f} MB freed in {default_cache()}")
+
+
+@backbones.command("graft")
+def backbone_graft(
+    out: Annotated[Path, typer.Argument(help="A new folder, in Hugging Face's BART layout.")],
+    text: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(help="Public text to train on, repeatable; generated notes if not given."),
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="minilm or a BERT directory.")] = "minilm",
+    layers: Annotated[int, typer.Option(min=1, help="Of the decoder.")] = 2,
+    steps: Annotated[int, typer.Option(min=0, help="Of training.")] = 2500,
+    seed: Annotated[int, typer.Option(help="The same seed, the same backbone.")] = 1,
+) -> None:
+    """Make a small BART of a BERT: its encoder as it is, a decoder trained on public text."""
+    from fednotes.display import runs_bar
+    from fednotes.models.graft import describe, graft, read_texts
+
+    texts, names = read_texts(text or [], seed)
+    with runs_bar(console, "graft") as tell:
+        report = graft(
+            encoder, out, texts=texts, steps=steps, seed=seed, sources=names,
+            decoder_layers=layers, progress=lambda done, total: tell("steps", done, total),
+        )  # fmt: skip
+    for line in describe(report):
+        say(line)
+    say(f'in a job: [model] kind = "prompt-bart", backbone = "{out}"')
+
+
+def attention(
+    model: Annotated[
+        list[str], typer.Option(metavar="NAME=DIR", help="A model to compare; repeated for more.")
+    ],
+    notes: Annotated[list[Path], typer.Option(help="Notes to read; may be repeated.")],
+    out: Annotated[Path, typer.Option(help="The folder of results.")],
+    category: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer reads this form
+        typer.Option(help="Only notes of this category; may be repeated."),
+    ] = None,
+    sample: Annotated[int, typer.Option(min=1, help="Stretches of text.")] = 200,
+    length: Annotated[int, typer.Option(min=3, help="Tokens of a stretch.")] = 128,
+    seed: Annotated[int, typer.Option(help="The same seed, the same stretches.")] = 1,
+) -> None:
+    """Compare what the heads of several models attend to: entropy, and how alike heads are."""
+    from rich.markdown import Markdown
+
+    from fednotes.display import runs_bar
+    from fednotes.experiments.attention import markdown, run_attention
+
+    chosen = tuple(category or ())
+    with runs_bar(console, "attention") as tell:
+        analysis = run_attention(
+            model, notes, out, sample, length, seed, categories=chosen, progress=tell
+        )
+    console.print(Markdown(markdown(analysis)))
+    say(f"results: {out / 'attention.md'}")

@@ -1,0 +1,311 @@
+"""Jobs on notes without annotations: their tables, their sites, and the commands that look at them.
+
+The method is a stub: which one trains on the notes is of no account here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fednotes import cli, methods
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.settings import read_toml
+from fednotes.data.note_sites import SiteNotes
+from fednotes.data.notes import read_notes
+from fednotes.data.shared_text import index_documents, shared_text
+from fednotes.data.silos import patient_of
+from fednotes.job_tables import NotesConfig
+from fednotes.jobs import Job, Sites, built_in_jobs, parse_job
+from fednotes.sites import load_sites
+
+SECRET = "Wilhelmina"  # stands in every note; no message may hold it
+
+STUB = """
+from dataclasses import dataclass, field
+
+DATA = "notes"
+PRESETS = {"best": {}, "paper": {}}
+
+
+@dataclass(frozen=True)
+class Config:
+    model: dict = field(default_factory=dict)
+    seed: int = 0
+
+
+def model_config(table):
+    return dict(table)
+
+
+def for_sites(config, sites):
+    return config
+
+
+def train(federation, config):
+    raise NotImplementedError
+"""
+
+
+@pytest.fixture(autouse=True)
+def _method(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method `stubnotes`, as long as the test runs."""
+    folder = tmp_path_factory.mktemp("methods")
+    (folder / "stubnotes.py").write_text(STUB)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(folder)])
+    monkeypatch.setattr(methods, "stubnotes", None, raising=False)
+    monkeypatch.delitem(sys.modules, "fednotes.methods.stubnotes", raising=False)
+
+
+def job(folder: Path, seed: int = 1, **tables: Any) -> Job:
+    return parse_job({"method": "stubnotes", "seed": seed, **tables}, "j", folder, "j.toml")
+
+
+def load(folder: Path, **tables: Any) -> Sites:
+    return load_sites(job(folder, **tables))
+
+
+def write(folder: Path, name: str, number: int, first: int = 0) -> str:
+    """A table of notes, two of each patient."""
+    rows = [f'p{i // 2},"{SECRET} was seen, note {i}."' for i in range(first, first + number)]
+    (folder / name).write_text("\n".join(["patient,text", *rows]) + "\n")
+    return name
+
+
+def held(site: SiteNotes) -> list[str]:
+    return [note.text for part in (site.train, site.valid) for note in part()]
+
+
+def test_a_job_on_notes_has_their_tables(tmp_path: Path) -> None:
+    table = {"paths": ["a", "b"], "categories": ["Discharge summary"], "max_notes": 3}
+    made = job(tmp_path, sites={"a": table, "b": {"path": "c"}})
+    assert made.reads_notes
+    assert made.sites["a"] == NotesConfig(
+        paths=("a", "b"), categories=("Discharge summary",), max_notes=3
+    )
+    assert made.sites["a"].files == ("a", "b")
+    assert made.sites["b"].files == ("c",)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"sites": {"a": {}}}, r"\[sites\.a\]: give either `path`"),
+        ({"sites": {"a": {"path": "x", "paths": ["y"]}}}, "give either `path`"),
+        ({"sites": {"a": {"paths": [""]}}}, "give either `path`"),
+        ({"sites": {"a": {"paths": "x"}}}, "paths = 'x': expected a list"),
+        ({"sites": {"a": {"paths": ["x", "x"]}}}, "one is named twice"),
+        ({"sites": {"a": {"path": "x", "valid_fraction": 1}}}, "expected 0 to less than 1"),
+        ({"sites": {"a": {"path": "x", "max_notes": -1}}}, "0 is all, below is nothing"),
+        ({"sites": {"a": {"path": "x", "types": ["A"]}}}, "unknown key 'types'"),
+        ({"sites": {"a": {"path": "x"}}, "tags": {}}, r"\[tags\]: stubnotes reads notes without"),
+        ({"sites": {"a": {"path": "x"}}, "silos": {"number": 0}}, r"\[silos\]: number = 0"),
+    ],
+)
+def test_a_mistake_names_its_place(tmp_path: Path, tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
+        job(tmp_path, **tables)
+
+
+def test_each_table_is_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts as `read_notes` gives them, from several files and by a variable."""
+    a, b = write(tmp_path, "a.csv", 20), write(tmp_path, "b.csv", 6, 20)
+    (tmp_path / "c").mkdir()
+    for i in range(5):
+        (tmp_path / "c" / f"{i}.txt").write_text(f"case {i}")
+    monkeypatch.setenv("NOTES_HERE", str(tmp_path))
+    made = load(tmp_path, sites={"x": {"paths": [a, f"$NOTES_HERE/{b}"]}, "y": {"path": "c"}})
+    assert [site.id for site in made.data] == ["x", "y"]
+    expected = [n.text for name in (a, b) for n in read_notes(tmp_path / name)]
+    assert sorted(held(made.data[0])) == sorted(expected)
+    assert sorted(held(made.data[1])) == [f"case {i}" for i in range(5)]
+    assert (made.data[0].train_patients, made.data[0].valid_patients) == (12, 1)
+    assert (made.data[1].train_patients, made.data[1].valid_patients) == (4, 1)
+    assert made.complete is None
+
+
+def test_silos_pool_the_tables(tmp_path: Path) -> None:
+    a, b = write(tmp_path, "a.csv", 20), write(tmp_path, "b.csv", 20, 100)
+    sites = {"a": {"path": a}, "b": {"path": b}}
+    made = load(tmp_path, sites=sites, silos={"number": 4})
+    assert [site.id for site in made.data] == ["silo1", "silo2", "silo3", "silo4"]
+    patients = [
+        {patient_of(n) for p in (site.train, site.valid) for n in p()} for site in made.data
+    ]
+    assert [len(own) for own in patients] == [5] * 4
+    assert len(set().union(*patients)) == 20
+    by_note = load(tmp_path, sites=sites, silos={"number": 3, "by": "document"})
+    assert sorted(len(held(site)) for site in by_note.data) == [13, 13, 14]
+    with pytest.raises(ConfigError, match=r"\[silos\] number = 21: 20 patients .* ask for 20"):
+        load(tmp_path, sites=sites, silos={"number": 21})
+
+
+def test_generated_notes_need_no_file(tmp_path: Path) -> None:
+    made = load(tmp_path, synthetic={"sites": 2, "sentences": 40})
+    assert len(made.data) == 2
+    assert all(site.train_notes > 5 < site.train_patients for site in made.data)
+    assert all(site.valid_notes for site in made.data)
+    again = load(tmp_path, synthetic={"sites": 2, "sentences": 40})
+    assert [s.content for s in made.data] == [s.content for s in again.data]
+    assert len({s.content for s in made.data}) == 2
+    dealt = load(tmp_path, synthetic={"sites": 2, "sentences": 40}, silos={"number": 5})
+    assert sorted(t for s in dealt.data for t in held(s)) == sorted(
+        t for s in made.data for t in held(s)
+    )
+
+
+def test_excluded_corpora(tmp_path: Path) -> None:
+    line = "the patient was started on warfarin five mg daily ."
+    (tmp_path / "gold.conll").write_text(
+        "".join(f"{word}\tO\n" for word in line.split()) + "\nx\tB-Drug\n\n"
+    )
+    notes = write(tmp_path, "a.csv", 8)
+    with (tmp_path / notes).open("a") as file:
+        file.write(f'p9,"Plan:\n{line.upper()}"\n')
+    made = load(tmp_path, sites={"a": {"path": notes, "exclude": ["gold.conll"]}})
+    assert len(held(made.data[0])) == 8
+    assert made.notes == ("a: notes left out: 1 that share a sentence with an excluded corpus",)
+
+
+@pytest.mark.parametrize(
+    ("site", "error", "message"),
+    [
+        ({"path": "none.csv"}, DataError, r"site 'a': .*none\.csv: no such file"),
+        ({"path": "$NO_SUCH_PLACE/x"}, ConfigError, r"sites\.a\.path = .*is not set"),
+        ({"path": "a.csv", "format": "cvs"}, ConfigError, "site 'a': unknown format 'cvs'"),
+        ({"path": "a.csv", "column": "texts"}, DataError, "site 'a': .*a.csv:1: no column of this"),
+        ({"path": "a.csv", "categories": ["x"]}, DataError, "site 'a': .*for the categories"),
+        ({"path": "a.csv", "exclude": ["none"]}, DataError, "none: no such file"),
+        ({"path": "latin.txt"}, DataError, r"site 'a': .*latin\.txt:1: a byte is not UTF-8"),
+        ({"path": "blank"}, ConfigError, r"site 'a': there is no note in .*blank but 2 without"),
+    ],
+)
+def test_what_is_wrong_with_a_site_is_named(
+    tmp_path: Path, site: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    write(tmp_path, "a.csv", 4)
+    (tmp_path / "latin.txt").write_bytes(f"{SECRET} caf\xe9".encode("latin-1"))
+    (tmp_path / "blank").mkdir()
+    for name in "ab":
+        (tmp_path / "blank" / f"{name}.txt").write_text(" \n")
+    with pytest.raises(error, match=message) as caught:
+        load(tmp_path, sites={"a": site})
+    assert SECRET not in str(caught.value)
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Give a command; returns exit code, stdout and stderr, none of which holds a text."""
+
+    def given(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fednotes", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "160")
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stopped:
+            code = int(str(stopped.code or 0))
+        caught = capsys.readouterr()
+        assert SECRET not in caught.out + caught.err
+        return code, caught.out, caught.err
+
+    return given
+
+
+def test_check_counts_the_notes_of_a_job(
+    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    name = write(tmp_path, "a.csv", 40)
+    with (tmp_path / name).open("a") as file:
+        file.write("p99,  \n")
+    path = tmp_path / "job.toml"
+    path.write_text(f'method = "stubnotes"\n[sites.mercy]\npath = "{name}"\n')
+    code, out, _ = run("check", path)
+    assert code == 0
+    assert "mercy: notes left out: 1 without text" in out
+    (site,) = load(tmp_path, sites={"mercy": {"path": name}}).data
+    cells = [" ".join(line.replace("│", " ").split()) for line in out.splitlines()]
+    assert f"mercy train 38 19 {sum(len(n.text) for n in site.train()):,} {site.longest}" in cells
+    assert f"held out 2 1 {sum(len(n.text) for n in site.valid()):,}" in cells
+    code, _, err = run("check", path, "--set", "silos.number=99")
+    assert code == 2
+    assert "ask for 20 at most" in err
+
+
+def test_overlap_is_counted_and_refused_if_strict(
+    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    line = f"{SECRET} was started on warfarin five mg every day ."
+    (tmp_path / "gold.conll").write_text(
+        "".join(f"{word}\tO\n" for word in line.split()) + "\nx\tB-Drug\n\n"
+    )
+    (tmp_path / "other.conll").write_text("x\tB-Drug\n\n")
+    (tmp_path / "notes.csv").write_text(
+        f"text\n{line}\nNothing of it is in this other note here.\n"
+    )
+    given = ("corpus", "overlap", "--notes", tmp_path / "notes.csv")
+    given = (*given, "--documents", tmp_path / "gold.conll")
+    code, out, _ = run(*given, "--documents", tmp_path / "other.conll")
+    assert code == 0
+    rows = [line.replace("│", " ").split()[2:] for line in out.splitlines() if ".conll" in line]
+    assert rows == [["2", "1", "1", "0", "0"], ["2", "0", "0", "0", "0"]]
+    code, _, err = run(*given, "--strict")
+    assert code == 2
+    assert err.startswith("error: 1 sentences of the notes occur in the documents: leave")
+    given = ("corpus", "overlap", "--notes", tmp_path / "notes.csv", "--strict")
+    assert run(*given, "--documents", tmp_path / "other.conll")[0] == 0
+
+
+def test_attention_names_what_is_wrong(
+    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    notes = tmp_path / write(tmp_path, "a.csv", 4)
+    code, _, err = run("attention", "--model", "x", "--notes", notes, "--out", tmp_path / "o")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert "x" in err
+
+
+@pytest.mark.corpora
+def test_the_built_in_jobs_load(corpora: Path) -> None:
+    """4,909 notes, each a patient's; none shares a sentence with what models are tuned on."""
+    tables = []
+    for name in ("pretrain", "pretrain-sources"):
+        path = built_in_jobs()[f"bert/{name}"]
+        tables.append(read_toml(path) | {"method": "stubnotes", "training": {}, "model": {}})
+    dealt, by_source = tables
+    made = load_sites(parse_job(dealt, "pretrain", corpora, "pretrain.toml"))
+    assert [site.id for site in made.data] == [f"silo{i}" for i in range(1, 6)]
+    assert sum(site.train_notes + site.valid_notes for site in made.data) == 4909
+    assert not any("excluded" in note for note in made.notes)
+    assert "silos" not in by_source
+    assert dealt["sites"] == by_source["sites"]
+
+
+def test_the_papers_job_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an invented NOTEEVENTS.csv."""
+    head = "ROW_ID,SUBJECT_ID,CATEGORY,ISERROR,TEXT"
+    rows = [f"{i},{i // 2},{'Discharge summary' if i % 2 else 'Nursing'},,n{i}" for i in range(40)]
+    (tmp_path / "NOTEEVENTS.csv").write_text("\n".join([head, *rows]) + "\n")
+    monkeypatch.setenv("MIMIC_III", str(tmp_path))
+    path = built_in_jobs()["bert/mimic"]
+    table = read_toml(path) | {"method": "stubnotes", "training": {}, "model": {}}
+    made = load_sites(parse_job(table, "mimic", path.parent, str(path)))
+    assert [site.train_patients + site.valid_patients for site in made.data] == [4] * 5
+    assert made.notes[0] == "mimic: notes left out: 20 of another category"
+
+
+def test_sentences_of_a_document_are_found_however_they_are_tokenised() -> None:
+    """`corpus overlap` on a corpus whose text is tokenised and notes that are not."""
+    from fednotes.core.types import Document
+
+    index = index_documents([Document("d", "He had ( at night ) no fever , chills or pain .")])
+    (found,) = shared_text(["He had (at night) no fever, chills or pain."], [index])
+    assert found.shared_sentences == 1
