@@ -1,0 +1,362 @@
+"""Table 2 of Liu and Miller 2020: do differently pre-trained models attend alike?
+
+A fixed sample of stretches of notes is read by every model. Of each head: its attention's mean
+entropy, and its Jensen–Shannon divergence from every other head of the same model. Of each
+two models: Spearman's correlation of the entropies, and the distance of the JS matrices.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra
+from fednotes.core.seeds import rng_of
+from fednotes.core.store import write_text
+from fednotes.data.clinical import sentences
+from fednotes.data.notes import read_notes
+from fednotes.data.text import tokenize
+from fednotes.experiments.attention_plots import plots
+from fednotes.metrics.attention import Floats, Heads, matrix_distance, measure, spearman
+from fednotes.models.attention_maps import (
+    Traits,
+    attention_maps,
+    open_attention_model,
+    require_comparable,
+    traits_of,
+)
+
+Tell = Callable[[str, int, int], None]  # model, texts that it has read, all texts
+
+PAPER_MODELS = ("BERTbase", "ClinicalBERT", "Fed_ClinicalBERT")
+PAPER_SPEARMAN = ((1.0,), (0.25, 1.0), (0.96, 0.27, 1.0))
+PAPER_DISTANCE = ((0.0,), (8398.95, 0.0), (8153.26, 314.38, 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """Heads of several models on the same texts; numbers only.
+
+    heads: by model, in the order of the tables. length: tokens of a text at most. seed: of
+    the sample, None where the caller chose the texts.
+    """
+
+    heads: Mapping[str, Heads]
+    length: int
+    seed: int | None = None
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        return tuple(self.heads)
+
+    @property
+    def tokens(self) -> int:
+        """Positions that every mean is over: the tokens of all texts."""
+        return next(iter(self.heads.values())).positions
+
+    @property
+    def texts(self) -> int:
+        """How many texts every model read."""
+        return next(iter(self.heads.values())).texts
+
+    @property
+    def spearman(self) -> Floats:
+        """(models, models): rank correlation of the heads' entropies; NaN where it has none."""
+        return self._pairs(lambda a, b: spearman(a.entropy, b.entropy))
+
+    @property
+    def distance_mean(self) -> Floats:
+        """(models, models): mean absolute difference of JS matrices, at most ln 2."""
+        return self._pairs(lambda a, b: matrix_distance(a.divergence, b.divergence)[0])
+
+    @property
+    def distance_sum(self) -> Floats:
+        """(models, models): sum of the absolute differences."""
+        return self._pairs(lambda a, b: matrix_distance(a.divergence, b.divergence)[1])
+
+    @property
+    def distance_over_tokens(self) -> Floats:
+        """(models, models): the mean, of divergences summed over tokens as Clark et al. do."""
+        return self.distance_mean * self.tokens
+
+    @property
+    def trend(self) -> dict[str, float]:
+        """By model: rank correlation of a head's layer and its entropy; < 0 where it falls."""
+        found = {}
+        for name, heads in self.heads.items():
+            layer = np.indices(heads.entropy.shape)[0]
+            found[name] = spearman(layer, heads.entropy)  # [bert table 2 depth]
+        return found
+
+    def _pairs(self, compare: Callable[[Heads, Heads], float]) -> Floats:
+        rows = self.heads.values()
+        return np.array([[compare(a, b) for b in rows] for a in rows])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; None for a correlation that there is none of."""
+        layers, heads = next(iter(self.heads.values())).entropy.shape
+        return {
+            "models": list(self.models),
+            "texts": self.texts,
+            "tokens": self.tokens,
+            "length": self.length,
+            "seed": self.seed,
+            "layers": layers,
+            "heads": heads,
+            "spearman": _numbers(self.spearman),
+            "distance_mean": _numbers(self.distance_mean),
+            "distance_sum": _numbers(self.distance_sum),
+            "distance_over_tokens": _numbers(self.distance_over_tokens),
+            "trend": {name: _number(value) for name, value in self.trend.items()},
+            "entropy_by_depth": {n: _numbers(h.by_depth) for n, h in self.heads.items()},
+            "entropy": {n: _numbers(h.entropy) for n, h in self.heads.items()},
+            "divergence": {n: _numbers(h.divergence) for n, h in self.heads.items()},
+        }
+
+
+def _number(value: float) -> float | None:
+    return round(float(value), 6) if math.isfinite(value) else None
+
+
+def _numbers(values: np.ndarray) -> list[Any]:
+    return [_numbers(v) if np.ndim(v) else _number(v) for v in values]
+
+
+def analyse(
+    models: Mapping[str, Path | str],
+    texts: Sequence[str],
+    *,
+    length: int = 128,
+    seed: int | None = None,
+    device: str = "cpu",
+    progress: Tell | None = None,
+) -> Analysis:
+    """Every model's heads on the texts. models: name → Hugging Face directory or "minilm".
+
+    Whether the models can be compared is seen before any reads the texts. One model is in
+    memory at a time. Raises ConfigError (no model, models that do not fit each other, a
+    length that they cannot read), DataError (no text), ModelError, MissingExtra.
+    """
+    if not models:
+        raise ConfigError("the attention analysis needs at least one model: NAME=DIR")
+    if not texts:
+        raise DataError("the attention analysis needs at least one text")
+    traits: dict[str, Traits] = {}
+    for name, spec in models.items():
+        traits[name] = traits_of(open_attention_model(spec, device), texts, length)
+        require_comparable(traits)
+    found = {}
+    for name, spec in models.items():
+        batches = attention_maps(open_attention_model(spec, device), texts, length)
+        found[name] = measure(_counted(batches, name, len(texts), progress))
+    return Analysis(found, length, seed)
+
+
+def _counted(
+    batches: Iterable[tuple[np.ndarray, np.ndarray]], name: str, texts: int, tell: Tell | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The batches, each told of when it has been used."""
+    done = 0
+    for attention, lengths in batches:
+        yield attention, lengths
+        done += len(lengths)
+        if tell is not None:
+            tell(name, done, texts)
+
+
+def markdown(analysis: Analysis) -> str:
+    """Table 2's shape, the paper's own figures below it, and the entropy of every layer."""
+    return "".join(line + "\n" for line in _lines(analysis))
+
+
+_KINDS = (  # title of the block, attribute, format
+    ("Spearman correlation among entropy of attention heads", "spearman", ".3f"),
+    ("Distance of JS matrices: mean of absolute differences", "distance_mean", ".5f"),
+    ("Distance of JS matrices: sum of absolute differences", "distance_sum", ".2f"),
+    ("Distance of JS matrices summed over tokens: mean", "distance_over_tokens", ".2f"),
+)
+
+
+def _lines(analysis: Analysis) -> Iterator[str]:
+    shape = next(iter(analysis.heads.values())).entropy.shape
+    yield "### Analysis of attention heads"
+    yield ""
+    seed = "" if analysis.seed is None else f", seed {analysis.seed}"
+    yield (
+        f"{analysis.texts} texts, {analysis.tokens} tokens (at most {analysis.length} a "
+        f"text{seed}); {shape[0]} layers of {shape[1]} heads. Divergences in nats, the mean "
+        "over tokens unless summed."
+    )
+    yield ""
+    blocks = [(title, getattr(analysis, name), form) for title, name, form in _KINDS]
+    yield from _triangles(analysis.models, blocks)
+    yield ""
+    yield "The paper's own figures (BERT-base, 12 layers of 12 heads; MIMIC-III)."
+    yield ""
+    yield from _triangles(
+        PAPER_MODELS,
+        [
+            ("Spearman correlation among entropy of attention heads", PAPER_SPEARMAN, ".2f"),
+            ("Distances among JS matrices", PAPER_DISTANCE, ".2f"),
+        ],
+    )
+    yield ""
+    yield (
+        "The paper calls its distance a mean of absolute differences. A mean over tokens is at "
+        f"most ln 2 = 0.693, so 8398.95 is either a sum ({8398.95 / 144**2:.3f} for each of "
+        "144² entries) or a mean of divergences summed over tokens, as the program of Clark "
+        "et al. 2019 gives them, which grows with the sample. All three are reported."
+    )
+    yield ""
+    yield from _depth(analysis)
+
+
+def _triangles(
+    names: Sequence[str], blocks: Sequence[tuple[str, Sequence[Sequence[float]] | Floats, str]]
+) -> Iterator[str]:
+    yield "| | " + " | ".join(names) + " |"
+    yield "|---|" + "---:|" * len(names)
+    for title, values, form in blocks:
+        yield f"| *{title}* |" + " |" * len(names)
+        for row, name in enumerate(names):
+            cells = [_cell(values[row][column], form) for column in range(row)]
+            cells += [_cell(values[row][row], ".0f"), *[""] * (len(names) - row - 1)]
+            yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _cell(value: float, form: str) -> str:
+    return format(float(value), form) if math.isfinite(value) else "none"
+
+
+def _depth(analysis: Analysis) -> Iterator[str]:
+    yield "Mean entropy of a layer's heads, in nats (the paper: it decreases with depth)."
+    yield ""
+    yield "| layer | " + " | ".join(analysis.models) + " |"
+    yield "|---|" + "---:|" * len(analysis.models)
+    columns = [heads.by_depth for heads in analysis.heads.values()]
+    for layer, means in enumerate(zip(*columns, strict=True), 1):
+        yield f"| {layer} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |"
+    trend = " | ".join(_cell(value, ".3f") for value in analysis.trend.values())
+    yield f"| Spearman correlation of layer and entropy | {trend} |"
+
+
+_NAME = re.compile(r"[\w.+-][\w .+-]{0,39}")
+
+
+def named_models(pairs: Iterable[str]) -> dict[str, str]:
+    """["NAME=DIR", …] → {name: directory}, in order. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, directory = (part.strip() for part in pair.partition("="))
+        if not equals or not directory or not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"model {pair!r}: write NAME=DIR, such as base=minilm; a name has letters, "
+                "digits, spaces, '.', '+', '-' and at most 40 of them"
+            )
+        if name in found:
+            raise ConfigError(f"two models are called {name!r}: give each its own name")
+        found[name] = directory
+    if not found:
+        raise ConfigError("the attention analysis needs at least one model: NAME=DIR")
+    return found
+
+
+def run_attention(
+    models: Sequence[str],
+    notes: Sequence[Path],
+    out: Path,
+    sample: int = 200,
+    length: int = 128,
+    seed: int = 1,
+    *,
+    categories: Collection[str] = (),
+    device: str = "cpu",
+    progress: Tell | None = None,
+) -> Analysis:
+    """The analysis of models "NAME=DIR" on stretches of notes, and its files in `out`.
+
+    notes: files or folders that `read_notes` reads; categories: of these notes only.
+    sample: how many stretches. The same notes, sample, length and seed give the same texts,
+    whatever the models. Writes attention.json, attention.md and, where matplotlib is
+    installed, entropy_by_depth.png and js_heads.png.
+
+    Raises FednotesError: what `named_models`, `read_notes`, `stretches` and `analyse` raise,
+    and where `out` cannot be written, before any model runs.
+    """
+    named = named_models(models)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FednotesError(f"{out}: cannot be written ({error.strerror or error})") from error
+    texts = stretches(_texts(notes, categories), sample, length, seed)
+    if not texts:
+        raise DataError(f"no note with text in {', '.join(map(str, notes)) or 'no file'}")
+    analysis = analyse(named, texts, length=length, seed=seed, device=device, progress=progress)
+    facts = analysis.to_dict().items()  # a line for each: matrices of a line a number are long
+    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in facts)
+    write_text(out / "attention.json", f"{{\n{lines}\n}}\n")
+    try:
+        drawn = plots(analysis.heads, out)
+        ending = f"Plots: {', '.join(path.name for path in drawn)}."
+    except MissingExtra as missing:
+        ending = f"No plots: {missing}."
+    write_text(out / "attention.md", f"{markdown(analysis)}\n{ending}\n")
+    return analysis
+
+
+def _texts(notes: Sequence[Path], categories: Collection[str]) -> Iterator[str]:
+    for path in notes:
+        for note in read_notes(path, categories=categories):
+            yield note.text
+
+
+def stretches(notes: Iterable[str], sample: int, length: int, seed: int) -> list[str]:
+    """`sample` texts of about `length` words or more, each consecutive sentences of one note.
+
+    Each note is as likely as any other; a note gives a second stretch only when every one
+    drawn has given its first. Fewer where the notes have no more. Memory: `sample` notes.
+    Raises ConfigError (sample or length < 1).
+    """
+    if sample < 1 or length < 1:
+        raise ConfigError(f"sample={sample}, length={length}: give 1 or more of each")
+    rng = rng_of(seed, "attention", "notes")
+    kept: list[str] = []
+    for number, note in enumerate(notes):  # reservoir sampling: Vitter's algorithm R
+        if len(kept) < sample:
+            kept.append(note)
+        elif (place := int(rng.integers(number + 1))) < sample:
+            kept[place] = note
+    rng = rng_of(seed, "attention", "stretches")
+    queues = []
+    for note in kept:
+        cut = list(_cut(sentences(note), length))
+        queues.append([cut[i] for i in rng.permutation(len(cut))])
+    found: list[str] = []
+    while len(found) < sample and any(queues):
+        found += [queue.pop() for queue in queues if queue]
+    return found[:sample]
+
+
+def _cut(lines: Sequence[str], length: int) -> Iterator[str]:
+    """Sentences put together up to `length` words; a short rest only where it is all.
+
+    A word has one sub-word at least, so that models cut what is too long to equal lengths.
+    """
+    part: list[str] = []
+    words, whole = 0, False
+    for line in lines:
+        part.append(line)
+        words += len(tokenize(line))
+        if words >= length:
+            yield " ".join(part)
+            part, words, whole = [], 0, True
+    if part and (not whole or words >= length / 2):
+        yield " ".join(part)
