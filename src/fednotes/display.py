@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from fednotes.data.stats import CorpusStats
 
 CONDITIONS = ("alone", "federated", "pooled")
+_SHOWN = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))  # the first there is
+_COLUMNS = (  # of the table at the end: the kind of score, its measure, head, factor, digits
+    ("strict", "f1", "strict", 100, 1),
+    ("relaxed", "f1", "relaxed", 100, 1),
+    ("masked", "loss", "loss", 1, 3),
+    ("masked", "accuracy", "guessed %", 100, 1),
+)
 
 
 class RichDisplay:
@@ -42,8 +50,11 @@ class RichDisplay:
         """A round was committed."""
         assert self._bar is not None
         if result.evaluated:
-            scores = {site: m.get("f1", 0.0) for site, m in site_metrics(result).items()}
-            self._scores = "F1 " + " ".join(f"{s} {f1:.3f}" for s, f1 in scores.items())
+            found = site_metrics(result, self._part)
+            name, key = next((n, k) for n, k in _SHOWN if any(k in m for m in found.values()))
+            self._scores = f"{name} " + " ".join(
+                f"{site} {m[key]:.3f}" for site, m in found.items() if key in m
+            )
         line = (
             f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  "
             f"{self._rate(result):.0f} sent/s  "
@@ -73,6 +84,10 @@ class RichDisplay:
         if done >= total:
             self._close()
 
+    def warn(self, text: str) -> None:
+        """Something to know before training."""
+        self.console.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
+
     def _rate(self, result: RoundResult) -> float:
         """Training sentences a second since the part began or went on."""
         if self._started is None:
@@ -94,23 +109,31 @@ class RichDisplay:
 
 
 def result_table(summary: Mapping[str, Any]) -> Table:
-    """Strict and relaxed F1 of every site under every condition."""
+    """Every site under every condition: F1 on test data, or how well held-out words are guessed."""
     conditions = [c for c in CONDITIONS if c in summary["mean"]]
-    table = Table(title=f"{summary['title']} (test F1 in %, seed {summary['seed']})")
+    columns = [
+        column
+        for column in _COLUMNS
+        if all(column[0] in summary["mean"][condition] for condition in conditions)
+    ]
+    what = "test F1 in %" if columns[0][1] == "f1" else "masked words of held-out notes"
+    table = Table(title=f"{summary['title']} ({what}, seed {summary['seed']})")
     table.add_column("site")
     for condition in conditions:
-        table.add_column(f"{condition}\nstrict", justify="right")
-        table.add_column("\nrelaxed", justify="right")
+        for number, column in enumerate(columns):
+            table.add_column(f"{'' if number else condition}\n{column[2]}", justify="right")
     for site, scores in summary["sites"].items():
-        table.add_row(site, *_cells(scores, conditions))
+        table.add_row(site, *_cells(scores, conditions, columns))
     table.add_section()
-    table.add_row("mean", *_cells(summary["mean"], conditions), style="bold")
+    table.add_row("mean", *_cells(summary["mean"], conditions, columns), style="bold")
     return table
 
 
-def _cells(scores: Mapping[str, Any], conditions: list[str]) -> list[str]:
+def _cells(scores: Mapping[str, Any], conditions: list[str], columns: list[Any]) -> list[str]:
     return [
-        f"{100 * scores[c][kind]['f1']:.1f}" for c in conditions for kind in ("strict", "relaxed")
+        f"{factor * scores[condition][kind][key]:.{digits}f}"
+        for condition in conditions
+        for kind, key, _, factor, digits in columns
     ]
 
 

@@ -16,8 +16,8 @@ import fednotes
 from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_json
 from fednotes.core.types import SiteData
-from fednotes.jobs import Job
-from fednotes.sites import Sites
+from fednotes.data.note_sites import fingerprint as note_fingerprint
+from fednotes.jobs import Job, Sites
 
 OUTCOME = {"scores", "rounds", "seconds", "bytes_up", "bytes_down"}  # of a finished part
 
@@ -84,7 +84,8 @@ def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:
 
     Raises ConfigError if the notes are not those that an unfinished run began with.
     """
-    notes = {site.id: fingerprint(site) for site in sites.data}
+    of = note_fingerprint if job.reads_notes else fingerprint
+    notes = {site.id: of(site) for site in sites.data}
     if resume and begun(out):
         before = recorded(out).get("notes", {})
         for site, digest in notes.items():

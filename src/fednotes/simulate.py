@@ -2,7 +2,8 @@
 
 OUT/job.json                     the declarative job, versions and machine
 OUT/metrics.jsonl                a line per evaluation
-OUT/alone/SITE/ …                each part: checkpoints/, sites/SITE/model, done.json
+OUT/alone/SITE/ …                each part: checkpoints/, done.json, sites/SITE/model; or
+                                 model/ alone where all sites end with the same one
 OUT/summary.json, OUT/report.html
 """
 
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -20,24 +21,32 @@ import torch
 
 from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json, write_text
-from fednotes.core.types import SiteData
 from fednotes.engines.inprocess import InProcess, RoundResult
 from fednotes.jobs import POOLED, Job
-from fednotes.metrics.spans import SpanCounts
+from fednotes.metrics.spans import SpanCounts, micro_scores
 from fednotes.models.features import default_cache
 from fednotes.report.html import write_report
 from fednotes.run_folder import OUTCOME, claim, finished, refuse, set_aside, versions
 from fednotes.sites import Sites, load_sites
 
 
+def valid_f1(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Strict F1 from validation counts."""
+    return {"valid_f1": SpanCounts.from_metrics(metrics).scores()["strict"]["f1"]}
+
+
 @dataclass(frozen=True)
 class Part:
-    """One training run of a job: a condition, and the site if it trains alone."""
+    """One training run of a job: a condition, and the site if it trains alone.
+
+    judged: what a site's own counts say of it, for curves and the terminal.
+    """
 
     condition: str
-    sites: tuple[SiteData, ...]
+    sites: tuple[Any, ...]
     config: Any
     site: str = ""
+    judged: Callable[[Mapping[str, float]], dict[str, float]] = valid_f1
 
     @property
     def name(self) -> str:
@@ -55,6 +64,8 @@ class Display(Protocol):
     def end(self) -> None: ...
 
     def features(self, done: int, total: int) -> None: ...
+
+    def warn(self, text: str) -> None: ...
 
 
 def simulate(
@@ -80,6 +91,9 @@ def simulate(
     refuse(job, out, resume, replace_old)
     sites = load_sites(job)
     config = job.module.for_sites(job.config, sites.data)
+    for text in _warnings(job):
+        if display:
+            display.warn(text)
     parts = _parts(job, sites, config)
     if replace_old:
         set_aside(out)
@@ -115,7 +129,22 @@ def _parts(job: Job, sites: Sites, config: Any) -> list[Part]:
         parts.append(Part("federated", sites.data, config))
     if "pooled" in job.conditions:
         parts.append(Part("pooled", *job.module.pooled(config, sites.data, sites.complete)))
-    return parts
+    judged = getattr(job.module, "judged", valid_f1)
+    return [replace(part, judged=judged) for part in parts]
+
+
+def _warnings(job: Job) -> tuple[str, ...]:
+    """What the method has to say about its settings before anything is trained."""
+    found: tuple[str, ...] = getattr(job.module, "warnings", lambda config: ())(job.config)
+    return found
+
+
+def _folders(job: Job, part: Part, folder: Path) -> list[Path | None]:
+    """Where each site of a part writes its model; one alone where all models are equal."""
+    one: bool = getattr(job.module, "one_model", lambda config: False)(part.config)
+    if one:
+        return [folder, *[None] * (len(part.sites) - 1)]
+    return [folder / "sites" / data.id for data in part.sites]
 
 
 def _run(
@@ -135,12 +164,12 @@ def _run(
         job.module.Site(
             data,
             part.config,
-            directory=folder / "sites" / data.id,
+            directory=directory,
             device=device,
             cache=cache or default_cache(),
             progress=progress,
         )
-        for data in part.sites
+        for data, directory in zip(part.sites, _folders(job, part, folder), strict=True)
     ]
     sizes = [member.num_examples for member in members]
     engine = InProcess(
@@ -204,7 +233,7 @@ class _Log:
             **({"site": part.site} if part.site else {}),
             "round": result.round,
             **result.metrics,
-            "sites": site_metrics(result),
+            "sites": site_metrics(result, part),
             "bytes_up": result.bytes_up,
             "bytes_down": result.bytes_down,
             "seconds": round(result.seconds, 3),
@@ -216,15 +245,18 @@ class _Log:
             raise FednotesError(f"{self.path}: cannot be written ({error.strerror})") from error
 
 
-def site_metrics(result: RoundResult) -> dict[str, dict[str, float]]:
-    """Each site's loss and validation F1, from its own counts; simulations only."""
+def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]:
+    """Each site's training loss and what its validation data say; simulations only."""
     found: dict[str, dict[str, float]] = {}
     for task in ("gradients", "train"):
         for site, metrics in result.replies.get(task, {}).items():
-            found[site] = {"loss": metrics["loss"] / metrics["sentences"]}
+            found[site] = {"loss": metrics["loss"] / metrics["examples"]}
     for site, metrics in result.replies.get("evaluate", {}).items():
-        f1 = SpanCounts.from_metrics(metrics).scores()["strict"]["f1"]
-        found.setdefault(site, {})["f1"] = f1
+        judged = part.judged(metrics)
+        judged.pop("held_out", None)
+        if "valid_f1" in judged:
+            judged["f1"] = judged.pop("valid_f1")
+        found.setdefault(site, {}).update(judged)
     return found
 
 
@@ -249,13 +281,18 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         "bytes_up": federated.get("bytes_up", 0),
         "bytes_down": federated.get("bytes_down", 0),
         "eta": results.get("federated", {}).get("eta"),
-        "annotated": {site.id: list(site.tags.types) for site in sites.data},
+        "annotated": {s.id: list(s.tags.types) for s in sites.data if hasattr(s, "tags")},
         "sites": scores,
         "mean": {c: mean_scores([scores[s][c] for s in ids]) for c in conditions},
+        "micro": {
+            c: micro_scores([scores[s][c] for s in ids])
+            for c in conditions
+            if all("counts" in scores[s][c] for s in ids)
+        },
         "conditions": conditions,
         "config": job.table,
         "versions": versions(),
-        "notes": [*sites.notes, *_described(results), *_hints(scores)],
+        "notes": [*sites.notes, *_warnings(job), *_described(results), *_hints(scores)],
     }
 
 
@@ -269,6 +306,8 @@ def _hints(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """What to try where a model found nothing."""
     for site, by_condition in scores.items():
         for condition, score in by_condition.items():
+            if "by_type" not in score:
+                continue  # no mentions are judged here
             if not any(of_type["support"] for of_type in score["by_type"].values()):
                 yield f"{site}: no mention in its test data, so its scores say nothing"
                 break
@@ -279,12 +318,18 @@ def _hints(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 )
 
 
+MEASURES = {
+    "strict": ("precision", "recall", "f1"),
+    "relaxed": ("precision", "recall", "f1"),
+    "masked": ("loss", "perplexity", "accuracy"),
+    "next_sentence": ("accuracy",),
+}
+
+
 def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The plain mean over sites of precision, recall and F1, strict and relaxed."""
+    """The plain mean over sites of each measure that all of them have."""
     return {
-        kind: {
-            key: fmean(score[kind][key] for score in scores)
-            for key in ("precision", "recall", "f1")
-        }
-        for kind in ("strict", "relaxed")
+        kind: {key: fmean(score[kind][key] for score in scores) for key in keys}
+        for kind, keys in MEASURES.items()
+        if all(kind in score for score in scores)
     }

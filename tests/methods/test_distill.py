@@ -351,7 +351,7 @@ def test_weights_never_leave_the_site(sites) -> None:
     assert not federation.totals["update_weights"].tensors
     assert not federation.totals["update_weights"].metrics
     assert set(federation.totals["train"].metrics) == {
-        "loss", "source", "target", "sentences", "pseudo"
+        "loss", "source", "target", "examples", "pseudo"
     }  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 A grid is a TOML file beside its job: `base` names the job, each `[[runs]]` a row with the
 settings that it changes, `[budget]` and `[full]` the seeds and settings of either size. Every
-run is one `fednotes simulate` command in a process of its own.
+run is one `fednotes simulate` command in a process of its own. `[[before]]` are runs whose
+models rows start from: `{name}` in a row's settings is the folder of that model.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ from typing import Any
 from fednotes.core.errors import ConfigError, FednotesError, nearest
 from fednotes.core.settings import build, read_toml
 from fednotes.core.store import write_json, write_text
-from fednotes.jobs import load_job
+from fednotes.experiments.tables import KINDS, markdown
+from fednotes.jobs import expand, load_job
 from fednotes.metrics.compare import summarise
-
-KINDS = ("strict", "relaxed")
 
 
 @dataclass(frozen=True)
 class Row:
     """One row of a table or point of a curve.
 
-    label: in the table. conditions: which of them this row runs. set: `--set` assignments;
-    budget: further ones at the budget's size. full: only at the full size. x places it in a
-    plot; where the grid's x begins with η, the run's own η in percent does.
+    label: in the table. conditions: which of them this row runs. base: its job, if not the
+    grid's. set: `--set` assignments; budget: further ones at the budget's size. full: only at
+    the full size. x places it in a plot; where the grid's x begins with η, the run's own η in
+    percent does.
     """
 
     label: str
     conditions: tuple[str, ...]
+    base: str = ""
     set: tuple[str, ...] = ()
     budget: tuple[str, ...] = ()
     full: bool = False
@@ -55,9 +57,35 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Before:
+    """A run whose model others start from, once for all seeds."""
+
+    name: str
+    base: str
+    condition: str
+    seed: int = 1
+    set: tuple[str, ...] = ()
+    budget: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Models whose attention heads are compared (NAME=FOLDER), on notes of these paths."""
+
+    models: tuple[str, ...]
+    notes: tuple[str, ...]
+    sample: int = 200
+    length: int = 128
+
+
+@dataclass(frozen=True)
 class Grid:
     """A grid file.
 
+    columns: in place of one for each site: "micro strict f1" (all sites' mentions together),
+    "mean masked loss" (over sites), "MB up", "MB down" (all sites, a cycle), "s" (a run).
+    against: the label of a row; a further column has by how much others fall behind its last
+    score. attention: compared in place of runs.
     paper: the paper's own figures, label → column → percent. megabytes, seconds: where they
     are not 0, a further column each: the micro F1 of the last model within that cost, for jobs
     whose training has trace = true.
@@ -65,9 +93,13 @@ class Grid:
 
     title: str
     base: str
-    runs: tuple[Row, ...]
     budget: Size
     full: Size
+    runs: tuple[Row, ...] = ()
+    before: tuple[Before, ...] = ()
+    attention: Attention | None = None
+    columns: tuple[str, ...] = ()
+    against: str = ""
     x: str = ""
     megabytes: float = 0.0
     seconds: float = 0.0
@@ -111,13 +143,24 @@ def reproduce(
     grid, path = load_grid(name)
     size = grid.full if full else grid.budget
     size = replace(size, seeds=seeds or size.seeds)
-    base = f"{path.parent.name}/{grid.base}"
     rows = [row for row in grid.runs if full or not row.full]
-    runs = [run for row in rows for run in plan(row, base, size, full, out, settings)]
+    first = [plan_before(each, path.parent.name, size, full, out) for each in grid.before]
+    models = {each.row.label: str(each.folder / each.condition / "model") for each in first}
+    runs = [
+        run
+        for row in rows
+        for base in [f"{path.parent.name}/{row.base or grid.base}"]
+        for run in plan(row, base, size, full, out, settings, models)
+    ]
     left = list({run.folder: run for run in runs}.values())
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        for done, label in enumerate(pool.map(_run, left), start=1):
-            tell(label, done, len(left))
+        done = 0
+        for stage in (first, left):
+            for label in pool.map(_run, stage):
+                done += 1
+                tell(label, done, len(first) + len(left))
+    if grid.attention is not None:
+        return _attention(name, grid.attention, models, out, size)
     table = gather(grid, rows, size, runs)
     table |= {"experiment": name, "full": full, "settings": list(settings)}
     write_json(out / name / "results.json", table)
@@ -136,11 +179,30 @@ class Run:
     arguments: tuple[str, ...]
 
 
+def plan_before(before: Before, folder: str, size: Size, full: bool, out: Path) -> Run:
+    """The run of a model that others start from; the grid's own settings are not for it."""
+    sets = (*before.set, *(() if full else before.budget))
+    row = Row(before.name, (before.condition,), set=sets)
+    size = replace(size, seeds=(before.seed,), set=())
+    return next(plan(row, f"{folder}/{before.base}", size, True, out, ()))
+
+
 def plan(
-    row: Row, base: str, size: Size, full: bool, out: Path, settings: tuple[str, ...]
+    row: Row,
+    base: str,
+    size: Size,
+    full: bool,
+    out: Path,
+    settings: tuple[str, ...],
+    models: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
-    """The runs of one row. A wrong setting shows now, not in an hour: ConfigError."""
+    """The runs of one row. A wrong setting shows now, not in an hour: ConfigError.
+
+    models: the folder that stands for each `{name}` in the row's settings.
+    """
     common = (*size.set, *row.set, *(() if full else row.budget), *settings)
+    for name, model in (models or {}).items():
+        common = tuple(each.replace("{" + name + "}", model) for each in common)
     for condition in row.conditions:
         for seed in size.seeds:
             chosen = (*common, f"seed={seed}", f"conditions=['{condition}']")
@@ -185,6 +247,9 @@ def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[s
                     "x": _place(grid, row, read),
                     "set": list(row.set),
                     "scores": summarise([_picked(run, condition) for run in read]),
+                    "columns": summarise(
+                        [{c: column(run, condition, c) for c in grid.columns} for run in read]
+                    ),
                     "not_annotated": summarise([_not_annotated(run, condition) for run in read]),
                     "seconds": sum(run["seconds"] for run in read) / len(read),
                     "megabytes": sum(r["bytes_up"] + r["bytes_down"] for r in read)
@@ -199,6 +264,8 @@ def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[s
         "seeds": list(size.seeds),
         "set": list(size.set),
         "x": grid.x,
+        "columns": list(grid.columns),
+        "against": grid.against,
         "megabytes": grid.megabytes,
         "seconds": grid.seconds,
         "rows": rows,
@@ -212,8 +279,41 @@ def _picked(run: Mapping[str, Any], condition: str) -> dict[str, Any]:
     scores = {site: by[condition] for site, by in run["sites"].items()}
     scores["mean"] = run["mean"][condition]
     return {
-        name: {kind: {"f1": score[kind]["f1"]} for kind in KINDS} for name, score in scores.items()
+        name: {kind: {"f1": score[kind]["f1"]} for kind in KINDS if kind in score}
+        for name, score in scores.items()
     }
+
+
+def column(run: Mapping[str, Any], condition: str, name: str) -> float:
+    """One number of a run; see `Grid.columns`. Raises ConfigError for one that is not there."""
+    spent = run["conditions"][condition]
+    if name == "s":
+        return float(spent["seconds"])
+    if name in ("MB up", "MB down"):
+        sent = spent["bytes_" + name.removeprefix("MB ")]
+        return float(sent / spent["rounds"] / 1e6)
+    found: Any = run
+    over, *path = name.split(" ")
+    for key in (over, condition, *path):
+        if not isinstance(found, Mapping) or key not in found:
+            raise ConfigError(f"the grid's column {name!r}: this job has no such score")
+        found = found[key]
+    return float(found)
+
+
+def _attention(
+    name: str, asked: Attention, models: Mapping[str, str], out: Path, size: Size
+) -> dict[str, Any]:
+    """Compare attention heads; the table of the paper's section 4.3."""
+    from fednotes.experiments.attention import markdown as shown
+    from fednotes.experiments.attention import run_attention
+
+    named = [model.format(**models) for model in asked.models]
+    notes = [Path(expand(path, "notes")) for path in asked.notes]
+    found = run_attention(
+        named, notes, out / name, sample=asked.sample, length=asked.length, seed=size.seeds[0]
+    )
+    return {"experiment": name, "markdown": shown(found)}
 
 
 def _place(grid: Grid, row: Row, runs: list[dict[str, Any]]) -> float:
@@ -259,59 +359,3 @@ def _within(folder: Path, condition: str, grid: Grid) -> dict[str, float]:
             if line["condition"] == condition and spent[name] <= limits[name]:
                 found[name] = line.get("test_f1", 0.0)
     return found
-
-
-def markdown(table: Mapping[str, Any]) -> str:
-    """The table as Markdown: F1 in percent, mean ± standard deviation over seeds."""
-    return "".join(line + "\n" for line in _lines(table))
-
-
-def _lines(table: Mapping[str, Any]) -> Iterator[str]:
-    columns = list(table["rows"][0]["scores"])
-    yield f"### {table['title']}"
-    yield ""
-    yield f"Test F1 in percent, strict / relaxed; seeds {', '.join(map(str, table['seeds']))}."
-    if table["note"]:
-        yield table["note"]
-    yield ""
-    within = {
-        name: f"micro strict within {table[name]:g} {unit}"
-        for name, unit in (("megabytes", "MB"), ("seconds", "s"))
-        if table[name]
-    }
-    foreign = any(row["not_annotated"] for row in table["rows"])
-    heads = [
-        *columns,
-        *(("types not annotated",) if foreign else ()),
-        *within.values(),
-        *(("MB", "s") if within else ()),
-    ]
-    yield "| run | condition | " + " | ".join(heads) + " |"
-    yield "|---|---|" + "---:|" * len(heads)
-    for row in table["rows"]:
-        cells = [
-            " / ".join(_cell(row["scores"][column][kind]["f1"]) for kind in KINDS)
-            for column in columns
-        ]
-        if foreign:
-            cells.append(_cell(row["not_annotated"]["f1"]) if row["not_annotated"] else "")
-        if within:
-            spent = row["within"]
-            cells += [_cell(spent[name]) if spent else "" for name in within]
-            cells += [f"{row['megabytes']:.1f}" if spent else "", f"{row['seconds']:.0f}"]
-        yield f"| {row['label']} | {row['condition']} | " + " | ".join(cells) + " |"
-    if table["paper"]:
-        heads = list(next(iter(table["paper"].values())))
-        yield ""
-        yield f"The paper's own figures. {table['paper_note']}"
-        yield ""
-        yield "| run | " + " | ".join(heads) + " |"
-        yield "|---|" + "---:|" * len(heads)
-        for label, figures in table["paper"].items():
-            yield f"| {label} | " + " | ".join(f"{figures[h]:.2f}" for h in heads) + " |"
-
-
-def _cell(score: Mapping[str, float | None]) -> str:
-    mean, std = score["mean"], score["std"]
-    assert mean is not None
-    return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")

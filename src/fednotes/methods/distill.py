@@ -218,7 +218,7 @@ class Server:
     def step(self, total: Total) -> None:
         """θ_{t+1} = Σ m_k θ_t^k."""
         self.shared = total.mean()
-        sentences = total.metrics["sentences"]
+        sentences = total.metrics["examples"]
         self.metrics = {
             name: total.metrics[name] / sentences for name in ("loss", "source", "target")
         }

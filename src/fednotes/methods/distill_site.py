@@ -230,7 +230,7 @@ class Site:
             "loss": loss_sum,
             "source": source_sum,
             "target": target_sum,
-            "sentences": self.num_examples,
+            "examples": self.num_examples,
             "pseudo": self.pseudo,
         }
         return Update(trained, weight, metrics)

@@ -150,7 +150,7 @@ class Site:
         )
 
     def _reported(self, loss: float) -> dict[str, float]:
-        return {"loss": loss * self.num_examples, "sentences": self.num_examples}
+        return {"loss": loss * self.num_examples, "examples": self.num_examples}
 
     def _local_step(self, adam: Adam) -> float:
         loss = self._backward(self._batch(self.steps))

@@ -13,21 +13,38 @@ from fednotes.core.update import Tensors
 class Adam:
     """`torch.optim.Adam` over named tensors (Kingma and Ba 2015).
 
-    parameters: updated in place by `step`.
+    parameters: updated in place by `step`. weight_decay: decoupled (AdamW; Loshchilov and
+    Hutter 2019), of all but biases and normalisation layers (those with one dimension), as
+    BERT's optimizer has it.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], learning_rate: float) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Tensor], learning_rate: float, weight_decay: float = 0.0
+    ) -> None:
         self.parameters = dict(parameters)
-        self._optimizer = (
-            torch.optim.Adam(list(self.parameters.values()), lr=learning_rate, fused=True)
-            if self.parameters
-            else None
-        )
+        self._optimizer: torch.optim.Adam | None = None
+        if not self.parameters:
+            return
+        values = list(self.parameters.values())
+        if not weight_decay:
+            self._optimizer = torch.optim.Adam(values, lr=learning_rate, fused=True)
+            return
+        groups = [
+            {"params": [v for v in values if v.dim() > 1], "weight_decay": weight_decay},
+            {"params": [v for v in values if v.dim() <= 1], "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=True)
 
-    def step(self, gradients: Tensors | None = None) -> None:
-        """One step along `gradients`, or along each parameter's own `.grad`."""
+    def step(self, gradients: Tensors | None = None, *, rate: float | None = None) -> None:
+        """One step along `gradients`, or along each parameter's own `.grad`.
+
+        rate: this step's learning rate, if it is not the one given first.
+        """
         if self._optimizer is None:
             return
+        if rate is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
         if gradients is not None:
             for name, parameter in self.parameters.items():
                 parameter.grad = gradients[name]

@@ -24,7 +24,7 @@ The matching itself is in `metrics/overlap.py`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -172,8 +172,9 @@ class SpanCounts:
 
         {"strict" | "relaxed" | "relaxed_one_to_one": {precision, recall, f1}, "support": n,
         "by_type": {type: {the same, "support": n}}, "macro": {definition: {...}},
-        "unseen": {precision, recall, f1, "support": n}}. Support is the number of gold mentions.
-        Macro: the mean over the types that occur in gold or predictions.
+        "unseen": {precision, recall, f1, "support": n}, "counts": {...}}. Support is the number
+        of gold mentions. Macro: the mean over the types that occur in gold or predictions.
+        Counts: of all types together, so that scores of several sites can be pooled.
         """
         total = self.total
         by_type: dict[str, dict[str, object]] = {}
@@ -187,7 +188,15 @@ class SpanCounts:
             "by_type": by_type,
             "macro": {d: _mean([c.score(d) for c in occur]) for d in DEFINITIONS},
             "unseen": {**total.score("unseen"), "support": total.unseen_gold},
+            "counts": asdict(total),
         }
+
+
+def micro_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
+    """Precision, recall and F1 of several sites' mentions together, from what `scores` gave."""
+    counts = [TypeCounts(**{k: round(v) for k, v in each["counts"].items()}) for each in scores]
+    total = sum(counts, TypeCounts())
+    return {definition: total.score(definition) for definition in DEFINITIONS}
 
 
 def forms_of(documents: Sequence[Document]) -> frozenset[str]:

@@ -10,6 +10,21 @@ from fednotes.report.charts import Point, Series, figure, legend, line_chart
 from fednotes.report.run import Json, Run, finite, get, mapping, size
 
 _PANELS = 24  # sites with curves of their own; a run of 100 sites has them in the tables
+# What evaluations measure: over all sites, at one site, in short, in long (together and by site).
+_JUDGED = (
+    (
+        "valid_f1",
+        "f1",
+        "F1",
+        ("Strict F1 on the validation sets", "Strict F1 on each site's validation set"),
+    ),
+    (
+        "valid_loss",
+        "valid_loss",
+        "Held-out loss",
+        ("Loss on masked words of held-out notes", "Held-out loss of each site"),
+    ),
+)
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
@@ -18,17 +33,20 @@ def training_curves(run: Run) -> str:
     key = x_key(run)
     sites = list(dict.fromkeys(name for line in run.lines for name in _sites(line)))
     shown = sites[:_PANELS]
+    total, own, short, what = next(
+        (each for each in _JUDGED if any(each[0] in line for line in run.lines)), _JUDGED[0]
+    )
     together = [
-        _Curves("mean-f1", "F1, all sites", _overall(run, key, "valid_f1", len(sites))),
+        _Curves(f"mean-{own}", f"{short}, all sites", _overall(run, key, total, len(sites))),
         _Curves("mean-loss", "Loss, all sites", _overall(run, key, "loss", len(sites))),
     ]
-    f1, loss = (
+    judged, loss = (
         [_Curves(f"{y}-{i}", name, _of_site(run, key, y, name)) for i, name in enumerate(shown)]
-        for y in ("f1", "loss")
+        for y in (own, "loss")
     )
     figures = (
-        (together, "Strict F1 on the validation sets, and training loss.", (460, 230), None),
-        (f1, "Strict F1 on each site's validation set, on one scale.", (340, 200), _extent(f1)),
+        (together, f"{what[0]}, and training loss.", (460, 230), None),
+        (judged, f"{what[1]}, on one scale.", (340, 200), _extent(judged)),
         (loss, "Training loss at each site; the scales differ.", (340, 200), None),
     )
     parts = []
@@ -118,7 +136,8 @@ def x_key(run: Run) -> str:
 
 def _sites(line: Json) -> Json:
     if "site" in line:  # a line of one site alone
-        return {str(line["site"]): {"f1": line.get("valid_f1"), "loss": line.get("loss")}}
+        found = {key: line.get(key) for key in ("loss", "valid_loss")}
+        return {str(line["site"]): {"f1": line.get("valid_f1"), **found}}
     return mapping(line.get("sites"))
 
 

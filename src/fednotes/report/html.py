@@ -54,12 +54,13 @@ def _page(run: Run) -> str:
 def _tiles(run: Run) -> str:
     mean = mapping(run.summary.get("mean"))
     tiles: list[tuple[str, str, str]] = []
-    alone = get(mean, "alone", "strict", "f1")
-    for name in run.conditions:
-        f1 = get(mean, name, "strict", "f1")
-        if f1 is not None:
-            against = f", {f1 - alone:+.3f}" if alone is not None and name != "alone" else ""
-            tiles.append((name.capitalize(), f"{f1:.3f}", f"mean strict F1{against}"))
+    for *path, what in (("strict", "f1", "strict F1"), ("masked", "accuracy", "words guessed")):
+        alone = get(mean, "alone", *path)
+        for name in run.conditions:
+            score = get(mean, name, *path)
+            if score is not None:
+                against = f", {score - alone:+.3f}" if alone is not None and name != "alone" else ""
+                tiles.append((name.capitalize(), f"{score:.3f}", f"mean {what}{against}"))
     if run.sites:
         tiles.append(("Sites", str(len(run.sites)), ""))
     seconds = finite(run.summary.get("seconds"))

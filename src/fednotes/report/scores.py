@@ -13,8 +13,27 @@ _MEASURES = (
     ("relaxed", "Relaxed", ("precision", "recall", "f1")),
     ("relaxed_one_to_one", "One to one", ("f1",)),
     ("unseen", "Unseen forms", ("f1",)),
+    ("masked", "Masked words", ("loss", "perplexity", "accuracy")),
+    ("next_sentence", "Next sentence", ("accuracy",)),
 )
-_SHORT = {"precision": "P", "recall": "R", "f1": "F1"}
+_SHORT = {"precision": "P", "recall": "R", "f1": "F1", "accuracy": "Accuracy", "loss": "Loss"}
+_DOTS = (
+    ("strict", "f1", "Strict F1"),
+    ("relaxed", "f1", "Relaxed F1"),
+    ("masked", "accuracy", "Masked words guessed"),
+)
+_OF_MENTIONS = (
+    "Fractions; micro averages over entity types. <b>Strict</b>: exact offsets and type. "
+    "<b>Relaxed</b>: any overlap with a mention of the same type. <b>One to one</b>: overlap, "
+    "each mention in one pair at most. <b>Unseen forms</b>: strict, on mentions whose form is "
+    "not in the training data. <b>Δ</b>: strict F1 against "
+    "the site alone. The best strict F1 of a site is bold."
+)
+_OF_WORDS = (
+    "Held-out notes of each site, masked in the same way every time. <b>Loss</b>: mean negative "
+    "log likelihood of a masked word (nats); perplexity is its exponential. <b>Accuracy</b>: the "
+    "share of masked words that were guessed right."
+)
 
 
 def site_scores(run: Run) -> str:
@@ -25,36 +44,32 @@ def site_scores(run: Run) -> str:
         return ""
     everything = [*groups, ("Mean of sites", mean)] if mean else groups
     charts = [
-        dot_chart(
-            f"dots-{key}", f"{title} F1", f"{title} F1 of each site by condition", rows, looks
-        )
-        for key, title, _ in _MEASURES[:2]
-        if (rows := _dots(run, everything, key))
+        dot_chart(f"dots-{key}", title, f"{title} of each site by condition", rows, looks)
+        for key, measure, title in _DOTS
+        if (rows := _dots(run, everything, key, measure))
         for looks in [{name: i for i, name in enumerate(run.conditions)}]
     ]
+    mentions = not mapping(next(iter(mean.values()), None)).get("masked")
     picture = ""
     if charts:
-        caption = "F1 on the test sets; the axis does not begin at zero."
+        what = "F1 on the test sets" if mentions else "Held-out notes"
+        caption = f"{what}; the axis does not begin at zero."
         picture = legend(run.conditions) + figure(charts, caption, run.source)
     return (
-        "<section>\n<h2>Scores on the test sets</h2>\n"
-        "<p>Fractions; micro averages over entity types. <b>Strict</b>: exact offsets and type. "
-        "<b>Relaxed</b>: any overlap with a mention of the same type. <b>One to one</b>: overlap, "
-        "each mention in one pair at most. <b>Unseen forms</b>: strict, on mentions whose form is "
-        "not in the training data. <b>Δ</b>: strict F1 against "
-        "the site alone. The best strict F1 of a site is bold.</p>\n"
+        f"<section>\n<h2>Scores on {'the test sets' if mentions else 'held-out notes'}</h2>\n"
+        f"<p>{_OF_MENTIONS if mentions else _OF_WORDS}</p>\n"
         f"{picture}{_score_table(run, everything, bool(mean))}</section>\n"
     )
 
 
 def _dots(
-    run: Run, groups: Sequence[tuple[str, Json]], key: str
+    run: Run, groups: Sequence[tuple[str, Json]], key: str, measure: str
 ) -> list[tuple[str, dict[str, float]]]:
     rows = []
     for name, site in groups:
-        f1 = {c: v for c in run.conditions if (v := get(site, c, key, "f1")) is not None}
-        if f1:
-            rows.append((name, f1))
+        found = {c: v for c in run.conditions if (v := get(site, c, key, measure)) is not None}
+        if found:
+            rows.append((name, found))
     return rows
 
 
@@ -74,7 +89,7 @@ def _score_table(run: Run, groups: Sequence[tuple[str, Json]], has_mean: bool) -
         for key, title, measures in present
     )
     second = "".join(
-        "".join(f'<th scope="col">{_SHORT[m]}</th>' for m in measures)
+        "".join(f'<th scope="col">{_SHORT.get(m, m.capitalize())}</th>' for m in measures)
         + ('<th scope="col">Δ</th>' if key == "strict" else "")
         for key, _, measures in present
     )

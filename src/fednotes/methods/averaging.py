@@ -1,0 +1,237 @@
+"""Averaging of locally trained parameters: the server side of pre-training and fine-tuning.
+
+Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT using clinical
+notes from multiple silos", section 3.2; McMahan et al. 2017 (FedAvg).
+
+    paper       here
+    t           `Server.cycle`, the global cycle
+    T           `Averaging.cycles`
+    K           the sites of the federation
+    n_k         the weight of a site's update: patients in pre-training, notes in fine-tuning
+    N           `Total.weight`
+    Q_k^t       what a site returns from "train"
+    Q_ag^t      `Server.shared` after `Server.step`
+
+A server optimizer other than "average" takes Q_ag^t - Q_ag^(t-1) as the negative gradient
+(Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.tensors import snapshot
+from fednotes.core.update import Tensors, Total
+from fednotes.federation import Federation, State
+from fednotes.methods import compression as codes
+from fednotes.methods.compression import Compression
+
+BEST = -1  # of `keep_cycle`
+Judged = Callable[[Mapping[str, float]], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """Settings that pre-training and fine-tuning have in common.
+
+    cycles: T; in each, `local_epochs` epochs at every site, then the mean.
+    keep_cycle: the cycle whose model is the result; 0 is the last, -1 the best on held-out data.
+    batch_size: of one site's step; made of `accumulate` smaller ones where memory is short.
+    learning_rate: of AdamW at the sites; rises over the first `warmup` of a site's steps, then
+        falls to zero with the last one (decay = "linear") or stays. Moments and schedule go on
+        from cycle to cycle.
+    clip: the most that the gradient's norm may be; 0 does not clip.
+    precision: of the matrix products in training; "auto" is "bfloat16" where the processor has
+        instructions for it (nearly twice as fast there), else "float32".
+    proximal: μ of FedProx (Li et al. 2020), the pull back to the cycle's first parameters.
+    server: "average" (Eq. 1); or FedAdam, FedYogi with server_learning_rate, betas, adaptivity.
+    compression: of what sites send: "int8", or "top-k", the top_share of all blocks.
+    evaluate_every: cycles between two evaluations and checkpoints.
+    """
+
+    cycles: int = 15
+    keep_cycle: int = 0
+    local_epochs: int = 1
+    batch_size: int = 32
+    accumulate: int = 1
+    learning_rate: float = 1e-4
+    warmup: float = 0.1
+    decay: Literal["linear", "constant"] = "linear"
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"
+    proximal: float = 0.0
+    server: Literal["average", "adam", "yogi"] = "average"
+    server_learning_rate: float = 1.0
+    betas: tuple[float, ...] = (0.9, 0.99)
+    adaptivity: float = 1e-3
+    compression: Compression = "none"
+    top_share: float = 0.05
+    evaluate_every: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that no run can have."""
+        for name in ("cycles", "local_epochs", "batch_size", "accumulate", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
+        for name in ("learning_rate", "server_learning_rate", "adaptivity"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} = {getattr(self, name)}: a number above 0 is needed")
+        for name in ("weight_decay", "clip", "proximal"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"warmup = {self.warmup}: a share of the steps, below 1")
+        if not 0 < self.top_share <= 1:
+            raise ConfigError(f"top_share = {self.top_share}: above 0 and at most 1")
+        if not BEST <= self.keep_cycle <= self.cycles:
+            raise ConfigError(
+                f"keep_cycle = {self.keep_cycle}: one of the {self.cycles} cycles, "
+                "0 for the last, -1 for the best"
+            )
+        if self.keep_cycle > 0 and self.keep_cycle % self.evaluate_every:
+            raise ConfigError(
+                f"keep_cycle = {self.keep_cycle}: cycles are judged and kept every "
+                f"{self.evaluate_every} (evaluate_every)"
+            )
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas = {list(self.betas)}: two numbers, at least 0 and below 1")
+        if self.batch_size % self.accumulate:
+            raise ConfigError(
+                f"accumulate = {self.accumulate}: it must divide batch_size = {self.batch_size}"
+            )
+
+
+def run_cycles(
+    federation: Federation, config: Averaging, server: Server, warm_up: Collection[str] = ()
+) -> State:
+    """T global cycles. warm_up: the parameters that cycles before the first one train alone."""
+    for cycle in federation.rounds(server.cycle, server.cycles):
+        sent = server.sent(warm_up)
+        total = federation.sum("train", sent, cycle=cycle.number)  # an epoch at each site: Q_k^t
+        if config.compression == "none":
+            mean = total.mean()  # Σ n_k/N Q_k^t
+        else:
+            code = codes.agreed(total.mean(), config.compression, config.top_share)
+            changes = federation.sum("send", code).mean()
+            change = codes.decode(changes, code, sent, config.compression)
+            mean = {name: sent[name] + change[name] for name in sent}
+        server.step(mean, total)  # [bert eq 1]
+        evaluated = server.cycle % config.evaluate_every == 0 or server.cycle == server.cycles
+        if evaluated:
+            server.judge(federation.sum("evaluate", server.shared, cycle=cycle.number))
+        cycle.commit(server.state(), server.metrics, evaluated=evaluated)
+    federation.sum("finish", server.result)
+    return server.state()
+
+
+class Server:
+    """Q_ag, the server's optimizer, and the cycle that is kept.
+
+    initial: the parameters that sites share, before training. before: cycles that train the
+    warm-up's parameters alone; they are not counted in T. judged: a sum of counts → numbers
+    for people, among them "held_out", of which more is better.
+    """
+
+    def __init__(
+        self,
+        config: Averaging,
+        initial: Tensors,
+        judged: Judged,
+        resumed: State | None,
+        *,
+        before: int = 0,
+    ) -> None:
+        self.config, self.before, self._judged = config, before, judged
+        self.shared = snapshot(initial)
+        self.kept: dict[str, torch.Tensor] = {}
+        self.cycle = 0  # those of the warm-up included
+        self.best = -math.inf
+        self.metrics: dict[str, float] = {}
+        self._moments: dict[str, torch.Tensor] = {}
+        if resumed is not None:
+            self._restore(resumed)
+
+    @property
+    def cycles(self) -> int:
+        """All of them."""
+        return self.before + self.config.cycles
+
+    @property
+    def result(self) -> dict[str, torch.Tensor]:
+        """The parameters of the cycle that is kept."""
+        return self.kept or self.shared
+
+    def sent(self, warm_up: Collection[str]) -> dict[str, torch.Tensor]:
+        """What the next cycle trains."""
+        if self.cycle >= self.before:
+            return self.shared
+        return {name: self.shared[name] for name in warm_up}
+
+    def step(self, mean: Tensors, total: Total) -> None:
+        """Q_ag^t from the mean of the sites' Q_k^t."""
+        self.shared = self.shared | self._moved(mean)
+        self.cycle += 1
+        self.metrics = {"loss": total.metrics["loss"] / total.metrics["examples"]}
+        for name, value in mean.items():
+            if not bool(torch.isfinite(value).all()):
+                raise TrainingError(
+                    f"cycle {self.cycle}: parameter {name!r} is no longer finite at some site: "
+                    "lower learning_rate"
+                )
+
+    def _moved(self, mean: Tensors) -> dict[str, torch.Tensor]:
+        config = self.config
+        if config.server == "average" or self.cycle < self.before:
+            if config.server_learning_rate == 1 or self.cycle < self.before:
+                return dict(mean)
+            rate = config.server_learning_rate
+            return {n: w + rate * (mean[n] - w) for n, w in self.shared.items()}
+        (fast, slow), moved = config.betas, {}
+        for name, weight in self.shared.items():
+            change = mean[name] - weight  # Δ_t
+            zero = torch.zeros_like(weight)
+            first = self._moments.get(f"first.{name}", zero)
+            second = self._moments.get(f"second.{name}", zero + config.adaptivity**2)
+            square = change.square()
+            first = fast * first + (1 - fast) * change
+            if config.server == "adam":
+                second = slow * second + (1 - slow) * square
+            else:
+                second = second - (1 - slow) * square * (second - square).sign()
+            self._moments |= {f"first.{name}": first, f"second.{name}": second}
+            step = first / (second.sqrt() + config.adaptivity)
+            moved[name] = weight + config.server_learning_rate * step
+        return moved
+
+    def judge(self, total: Total) -> None:
+        """Note what held-out data say, and keep the model if it is the one to keep."""
+        found = self._judged(total.metrics)
+        self.metrics |= found
+        kept, cycle = self.config.keep_cycle, self.cycle - self.before
+        if (kept == BEST and found["held_out"] > self.best) or (kept > 0 and cycle == kept):
+            self.kept = snapshot(self.shared)
+        self.best = max(self.best, found["held_out"])
+
+    def state(self) -> State:
+        """Everything that the next cycle depends on."""
+        tensors = {f"shared.{name}": value for name, value in self.shared.items()}
+        tensors |= {f"kept.{name}": value for name, value in self.kept.items()}
+        tensors |= {f"moment.{name}": value for name, value in self._moments.items()}
+        facts = {"best": None if self.best == -math.inf else self.best}
+        return State(self.cycle, tensors, facts)
+
+    def _restore(self, state: State) -> None:
+        for name, value in state.tensors.items():
+            kind, _, rest = name.partition(".")
+            {"shared": self.shared, "kept": self.kept, "moment": self._moments}[kind][rest] = value
+        self.cycle = state.round
+        best = state.facts["best"]
+        self.best = -math.inf if best is None else best

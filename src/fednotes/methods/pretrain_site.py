@@ -1,0 +1,260 @@
+"""The site side of pre-training: notes → tokens → masked sequences → a language model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.seeds import rng_of
+from fednotes.core.store import write_json
+from fednotes.core.tensors import load_into, snapshot
+from fednotes.core.update import Tensors, Update
+from fednotes.data.masking import Masked, denoise, mask
+from fednotes.data.note_sites import NoteSource, SiteNotes
+from fednotes.data.packing import Plan, Sequences, gather, plan_full, plan_pairs
+from fednotes.data.token_cache import Tokens, cached_tokens
+from fednotes.methods.averaging_site import AveragingSite, Step
+from fednotes.models.features import default_cache
+from fednotes.models.language_model import (
+    Guesses,
+    LanguageModel,
+    LanguageModelConfig,
+    build_language_model,
+)
+
+if TYPE_CHECKING:
+    from fednotes.methods.pretrain import Config
+
+EVALUATED = 64  # sequences judged at once
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """One model for all the sites of a process: pre-training keeps nothing private.
+
+    initial: its parameters before training; every task begins with the server's.
+    """
+
+    model: LanguageModel
+    parameters: dict[str, torch.nn.Parameter]
+    head: tuple[str, ...]
+    initial: dict[str, torch.Tensor]
+
+
+@lru_cache(maxsize=2)
+def shared_model(config: LanguageModelConfig, seed: int, device: str) -> Shared:
+    """The process's one model of this configuration."""
+    model = build_language_model(config, seed, device)
+    parameters = model.trainable()
+    return Shared(model, parameters, tuple(model.head()), snapshot(parameters))
+
+
+@dataclass(frozen=True)
+class _Masked(Step):
+    """Some sequences to guess in."""
+
+    model: LanguageModel
+    sequences: Sequences
+    masked: Masked
+
+    @property
+    def examples(self) -> int:
+        return len(self.masked.positions)
+
+    def loss(self) -> torch.Tensor:
+        return self.model.loss(self.sequences, self.masked).loss
+
+
+class Site(AveragingSite):
+    """One silo: its notes, tokenised once, and the tasks that the server may ask for.
+
+    directory: where the finished model and its scores are written; None writes nothing.
+    cache: folder below which tokens are kept for the next run.
+
+    Raises ConfigError where an update would tell too much: the embeddings are trained on
+    fewer tokens or steps than the configuration asks for.
+    """
+
+    def __init__(
+        self,
+        data: SiteNotes,
+        config: Config,
+        *,
+        directory: Path | None = None,
+        device: str = "cpu",
+        cache: Path | None = None,
+        progress: Any = None,
+    ) -> None:
+        self.data, self.config, self.directory = data, config, directory
+        shared = shared_model(config.model, config.seed, device)
+        self.model = shared.model
+        self._folder = (cache or default_cache()) / "tokens"
+        self.train_set = self._tokens(data.train)
+        self.valid_set = self._tokens(data.valid) if data.valid_patients else None
+        self._planned_epoch: tuple[int, Plan] | None = None
+        sequences = len(self._plan(0))
+        self.num_examples = sequences
+        super().__init__(
+            data.id,
+            config,
+            shared.parameters,
+            weight=max(1, self.train_set.patients),  # n_k, the number of patients
+            per_epoch=math.ceil(sequences / config.batch_size),
+            before=config.warm_up_cycles(self.model.new_head),
+            first_rate=config.head_learning_rate,
+            device=device,
+        )
+        self._require_covered()
+        self.scores: dict[str, Any] = {}
+
+    def described(self) -> str:
+        """What is shared and what stays as it was."""
+        shared = sum(p.numel() for p in self.shared.values())
+        whole = sum(p.numel() for p in self.model.parameters())
+        return f"{shared:,} of {whole:,} parameters are trained and shared"
+
+    def _require_covered(self) -> None:
+        """Few tokens in an update of the embeddings or the output bias can be read off it."""
+        config = self.config
+        if not self.model.revealing:
+            return
+        tokens = len(self.train_set.ids) * config.local_epochs
+        steps = math.ceil(self.num_examples / config.batch_size) * config.local_epochs
+        if tokens < config.min_tokens or steps < config.min_steps:
+            raise ConfigError(
+                f"site {self.id!r}: with train = {config.model.train!r} an update tells which "
+                f"words were in it; it covers {tokens:,} tokens in {steps} steps, min_tokens = "
+                f"{config.min_tokens:,} and min_steps = {config.min_steps} are asked: train "
+                '"encoder" (the embeddings stay), or more notes or smaller batches'
+            )
+
+    # sequences
+
+    def _tokens(self, notes: NoteSource) -> Tokens:
+        tokenizer = self.model.tokenizer
+        try:
+            return cached_tokens(
+                notes,
+                tokenizer.tokenize,
+                tokenizer.fingerprint,
+                self.model.vocabulary,
+                self._folder,
+            )
+        except DataError as error:
+            raise DataError(f"site {self.data.id!r}: {error}") from error
+
+    def _length(self, epoch: int) -> int:
+        """Tokens of a sequence: `length`, in the last cycles `long_length`."""
+        config = self.config
+        cycle = epoch // config.local_epochs
+        last = self.config.warm_up_cycles(self.model.new_head) + config.cycles
+        asked = config.long_length if cycle >= last - config.long_cycles else config.length
+        return min(asked, self.model.positions)
+
+    def _plan(self, epoch: int) -> Plan:
+        if self._planned_epoch is None or self._planned_epoch[0] != epoch:
+            make = plan_pairs if self.config.model.objective == "mlm+nsp" else plan_full
+            seed = self.config.seed
+            plan = make(self.train_set, self._length(epoch), seed, epoch)
+            self._planned_epoch = (epoch, plan)
+        return self._planned_epoch[1]
+
+    def steps(self, epoch: int) -> Iterator[list[Step]]:
+        """The epoch's mini-batches, in an order of its own."""
+        config, plan = self.config, self._plan(epoch)
+        self.model.train(True)
+        order = rng_of(config.seed, "order", self.id, epoch).permutation(len(plan))
+        for number, start in enumerate(range(0, len(order), config.batch_size)):
+            rows = order[start : start + config.batch_size]
+            rng = rng_of(config.seed, "mask", self.id, epoch, number)
+            size = config.batch_size // config.accumulate
+            yield [
+                self._masked(self.train_set, plan, rows[at : at + size], rng)
+                for at in range(0, len(rows), size)
+            ]
+
+    def _masked(
+        self, tokens: Tokens, plan: Plan, rows: np.ndarray, rng: np.random.Generator
+    ) -> _Masked:
+        config, specials = self.config, self.model.specials
+        sequences = gather(tokens, plan, rows, specials)
+        if config.model.objective == "denoise":
+            masked = denoise(sequences.ids, specials, rng, rate=config.infilled)
+        else:
+            continues = self.model.tokenizer.continues if config.whole_words else None
+            masked = mask(
+                sequences.ids,
+                specials,
+                self.model.vocabulary,
+                rng,
+                rate=config.masked,
+                continues=continues,
+            )
+        return _Masked(self.model, sequences, masked)
+
+    # judging
+
+    def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
+        """Counts on the site's held-out notes, masked in the same way every time."""
+        load_into(self.shared, tensors)
+        return Update(metrics=self._judge(self.valid_set))
+
+    @torch.no_grad()
+    def _judge(self, tokens: Tokens | None) -> dict[str, float]:
+        counts = dict.fromkeys(("loss", "examples", "right", "pairs", "pairs_right"), 0.0)
+        if tokens is None:
+            return counts
+        make = plan_pairs if self.config.model.objective == "mlm+nsp" else plan_full
+        length = min(self.config.length, self.model.positions)
+        plan = make(tokens, length, self.config.seed, 0)
+        rng = rng_of(self.config.seed, "held out", self.id)
+        self.model.train(False)
+        for start in range(0, len(plan), EVALUATED):
+            rows = np.arange(start, min(start + EVALUATED, len(plan)))
+            batch = self._masked(tokens, plan, rows, rng)
+            with self._precision():
+                found: Guesses = self.model.loss(batch.sequences, batch.masked)
+            counts["loss"] += float(found.token_loss)
+            counts["examples"] += found.predictions
+            counts["right"] += found.right
+            counts["pairs"] += found.pairs
+            counts["pairs_right"] += found.pair_right
+        return counts
+
+    def scores_on(self, site: SiteNotes) -> dict[str, Any]:
+        """This model's scores on another site's held-out notes."""
+        return scores(self._judge(self._tokens(site.valid) if site.valid_patients else None))
+
+    def finish(self, tensors: Tensors) -> Update:
+        """Judge the model that was kept, and save it as a Hugging Face directory."""
+        load_into(self.shared, tensors)
+        counts = self._judge(self.valid_set)
+        self.scores = scores(counts)
+        if self.directory is not None:
+            self.model.save(self.directory / "model")
+            write_json(self.directory / "scores.json", self.scores)
+        return Update(metrics=counts)
+
+
+def scores(counts: Mapping[str, float]) -> dict[str, Any]:
+    """Mean loss (nats), perplexity and share of right guesses; of next sentences, if any."""
+    examples = max(1.0, counts["examples"])
+    loss = counts["loss"] / examples
+    found = {
+        "masked": {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 50.0)),
+            "accuracy": counts["right"] / examples,
+        }
+    }
+    if counts["pairs"]:
+        found["next_sentence"] = {"accuracy": counts["pairs_right"] / counts["pairs"]}
+    return found

@@ -1,0 +1,390 @@
+"""Averaging against NumPy and a plain torch loop, on sites that fit a small linear map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.tensors import load_into
+from fednotes.core.update import Tensors, Update
+from fednotes.engines.inprocess import InProcess
+from fednotes.methods.averaging import Averaging, Server, run_cycles
+from fednotes.methods.averaging_site import AveragingSite, Step
+from fednotes.methods.compression import BLOCK, agreed, decode, encode, told
+
+CONFIG = Averaging(cycles=3, batch_size=4, learning_rate=0.05, weight_decay=0.1, seed=7)
+
+
+@dataclass(frozen=True)
+class Squares(Step):
+    model: torch.nn.Module
+    x: torch.Tensor
+    y: torch.Tensor
+
+    @property
+    def examples(self) -> int:
+        return len(self.x)
+
+    def loss(self) -> torch.Tensor:
+        loss: torch.Tensor = (self.model(self.x) - self.y).square().mean()
+        return loss
+
+
+class Fit(AveragingSite):
+    """A linear map fitted to random points."""
+
+    def __init__(self, number: int, config: Averaging, size: int = 12, **options: Any) -> None:
+        generator = torch.Generator().manual_seed(number)
+        self.x = torch.randn(size, 5, generator=generator)
+        self.y = torch.randn(size, 3, generator=generator)
+        self.model = net()
+        self.judged = 0
+        super().__init__(
+            f"s{number}",
+            config,
+            dict(self.model.named_parameters()),
+            weight=size,
+            per_epoch=-(-size // config.batch_size),
+            **options,
+        )
+
+    def batches(self, epoch: int) -> list[np.ndarray]:
+        order = np.random.default_rng(epoch).permutation(len(self.x))
+        size = self._averaging.batch_size
+        return [order[i : i + size] for i in range(0, len(order), size)]
+
+    def steps(self, epoch: int) -> Iterator[list[Step]]:
+        for rows in self.batches(epoch):
+            parts = np.array_split(rows, self._averaging.accumulate)
+            yield [Squares(self.model, self.x[p], self.y[p]) for p in parts]
+
+    def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
+        load_into(self.shared, tensors)
+        self.judged += 1
+        loss = float((self.model(self.x) - self.y).square().mean().detach())
+        return Update(metrics={"loss": loss, "examples": 1})
+
+    def finish(self, tensors: Tensors) -> Update:
+        load_into(self.shared, tensors)
+        return Update()
+
+
+def net() -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def judged(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {"held_out": -metrics["loss"]}
+
+
+def run(sites: list[Fit], config: Averaging, **options: Any) -> dict[str, torch.Tensor]:
+    engine = InProcess(sites, **options)
+    initial = {n: p.detach() for n, p in net().named_parameters() if n in sites[0].shared}
+    server = Server(config, initial, judged, engine.resume())
+    run_cycles(engine, config, server)
+    return server.result
+
+
+def by_hand(site: Fit, config: Averaging, epochs: int) -> dict[str, torch.Tensor]:
+    """A plain torch loop: AdamW in two groups, linear rise and fall, gradients clipped."""
+    model = net()
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": weights, "weight_decay": config.weight_decay}, {"params": biases}],
+        lr=config.learning_rate,
+        weight_decay=0.0,
+        fused=True,
+    )
+    total = epochs * len(site.batches(0))
+    rise = config.warmup * total
+    step = 0
+    for epoch in range(epochs):
+        for rows in site.batches(epoch):
+            up, down = (step + 1) / (rise + 1), (total - step) / (total - rise)
+            for group in optimizer.param_groups:
+                group["lr"] = config.learning_rate * (up if step < rise else min(1.0, down))
+            optimizer.zero_grad()
+            (model(site.x[rows]) - site.y[rows]).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+            optimizer.step()
+            step += 1
+    return {n: p.detach() for n, p in model.named_parameters()}
+
+
+def equal(a: Tensors, b: Tensors) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.mark.parametrize("local", [1, 2])
+def test_one_site_federated_is_central_training_bit_for_bit(local: int) -> None:
+    """Moments and schedule go on over cycles: the judge is one plain loop over all epochs."""
+    config = replace(CONFIG, local_epochs=local)
+    site = Fit(1, config)
+    assert equal(run([site], config), by_hand(site, config, 3 * local))
+
+
+def test_the_mean_is_weighted_by_sample_sizes() -> None:
+    """Eq. 1 in NumPy: Σ n_k/N Q_k over what each site trains to by itself."""
+    config = replace(CONFIG, cycles=1)
+    sizes = (4, 12, 8)
+    together = run([Fit(k, config, size) for k, size in enumerate(sizes)], config)
+    apart = [by_hand(Fit(k, config, size), config, 1) for k, size in enumerate(sizes)]
+    for name, value in together.items():
+        mean = sum(
+            n * q[name].numpy().astype(np.float64) for n, q in zip(sizes, apart, strict=True)
+        )
+        np.testing.assert_array_equal(value.numpy(), (mean / 24).astype(np.float32))
+
+
+@pytest.mark.parametrize("server", ["adam", "yogi"])
+def test_adaptive_servers_follow_reddi(server: str) -> None:
+    """Algorithm 2 of Reddi et al. 2021 in NumPy, float64, over three given means."""
+    config = replace(CONFIG, server=server, server_learning_rate=0.1, betas=(0.8, 0.95))
+    rng = np.random.default_rng(3)
+    start = rng.normal(size=6).astype(np.float32)
+    acting = Server(config, {"w": torch.from_numpy(start)}, judged, None)
+    w, m, v, tau = start.astype(np.float64), np.zeros(6), np.full(6, 1e-6), 1e-3
+    for _ in range(3):
+        mean = rng.normal(size=6).astype(np.float32)
+        total = Update({"w": torch.from_numpy(mean)}, 2.0, {"loss": 1.0, "examples": 1.0})
+        acting.step({"w": torch.from_numpy(mean)}, _total(total))
+        change = mean - w
+        m = 0.8 * m + 0.2 * change
+        sign = np.sign(v - change**2) if server == "yogi" else 1.0
+        v = v - 0.05 * change**2 * sign if server == "yogi" else 0.95 * v + 0.05 * change**2
+        w = w + 0.1 * m / (np.sqrt(v) + tau)
+    np.testing.assert_allclose(acting.shared["w"].numpy(), w, rtol=2e-5)
+
+
+def _total(update: Update) -> Any:
+    from fednotes.core.update import Total
+
+    return Total.of([update])
+
+
+def test_parts_of_a_batch_add_to_the_whole() -> None:
+    """Gradients of unequal parts, weighted by their sizes, are the whole batch's."""
+    whole = run([Fit(1, CONFIG, 14)], CONFIG)
+    config = replace(CONFIG, accumulate=2)
+    parts = run([Fit(1, config, 14)], config)
+    for name in whole:
+        torch.testing.assert_close(parts[name], whole[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_proximal_term_is_the_gradient_of_its_penalty() -> None:
+    """One epoch with μ against autograd on loss + μ/2 |w - w_t|²."""
+    config = replace(CONFIG, cycles=1, proximal=3.0, clip=0.0, weight_decay=0.0, warmup=0.0)
+    config = replace(config, decay="constant")
+    site, model = Fit(1, config), net()
+    found = run([site], config)
+    start = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=True)
+    for rows in site.batches(0):
+        optimizer.zero_grad()
+        loss = (model(site.x[rows]) - site.y[rows]).square().mean()
+        pull = sum((p - s).square().sum() for p, s in zip(model.parameters(), start, strict=True))
+        (loss + 1.5 * pull).backward()
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("compression", ["none", "int8", "top-k"])
+def test_a_run_that_is_cut_and_resumed_ends_in_the_same_bits(
+    tmp_path: Path, compression: str
+) -> None:
+    config = replace(CONFIG, cycles=4, compression=compression, server="yogi", keep_cycle=-1)
+    private = ["2.weight", "2.bias"]
+
+    def sites() -> list[Fit]:
+        return [Fit(k, config, 8 + 4 * k, private=private) for k in range(3)]
+
+    whole_sites = sites()
+    whole = run(whole_sites, config)
+
+    def stop(result: Any) -> None:
+        if result.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(sites(), config, directory=tmp_path, observer=stop)
+    again = sites()
+    assert equal(run(again, config, directory=tmp_path, resume=True), whole)
+    for a, b in zip(again, whole_sites, strict=True):
+        assert equal({n: p.detach() for n, p in a.private.items()}, b.private)
+        assert equal(a.state().tensors, b.state().tensors)
+
+
+def test_private_parameters_stay_and_train() -> None:
+    sites = [Fit(k, CONFIG, private=["2.weight", "2.bias"]) for k in range(2)]
+    result = run(sites, CONFIG)
+    assert result.keys() == {"0.weight", "0.bias"}
+    before = dict(net().named_parameters())["2.weight"]
+    assert not torch.equal(sites[0].private["2.weight"], before)
+    assert not torch.equal(sites[0].private["2.weight"], sites[1].private["2.weight"])
+
+
+def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate() -> None:
+    config = replace(CONFIG, cycles=1, weight_decay=0.0)
+    site = Fit(1, config, before=2, first_rate=0.01)
+    initial = {n: p.detach().clone() for n, p in net().named_parameters()}
+    server = Server(config, initial, judged, None, before=2)
+    seen: list[dict[str, torch.Tensor]] = []
+    engine = InProcess([site], observer=lambda result: seen.append(dict(server.shared)))
+    run_cycles(engine, config, server, warm_up=["2.weight", "2.bias"])
+    assert len(seen) == 3
+    for name in ("0.weight", "0.bias"):
+        assert torch.equal(seen[1][name], initial[name])
+        assert not torch.equal(seen[2][name], initial[name])
+    model = net()
+    optimizer = torch.optim.Adam(model[2].parameters(), lr=0.01, fused=True)
+    for rows in (*site.batches(0), *site.batches(1)):
+        optimizer.zero_grad()
+        (model(site.x[rows]) - site.y[rows]).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model[2].parameters(), 1.0)
+        optimizer.step()
+    assert torch.equal(seen[1]["2.weight"], model[2].weight.detach())
+
+
+def test_the_asked_cycle_is_kept() -> None:
+    found = {}
+    for kept in (0, 2, -1):
+        config = replace(CONFIG, cycles=4, keep_cycle=kept)
+        seen: list[tuple[float, dict[str, torch.Tensor]]] = []
+        site = Fit(1, config)
+        engine = InProcess(
+            [site],
+            observer=lambda r: seen.append((r.metrics["held_out"], dict(server.shared))),  # noqa: B023
+        )
+        server = Server(config, dict(net().named_parameters()), judged, None)
+        run_cycles(engine, config, server)
+        found[kept] = server.result
+    assert equal(found[0], seen[-1][1])
+    assert equal(found[2], seen[1][1])
+    assert equal(found[-1], max(seen, key=lambda each: each[0])[1])
+
+
+# smaller updates
+
+
+def change(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "a": torch.randn(10, 30, generator=generator),
+        "b": torch.randn(7, generator=generator) / 100,
+    }
+
+
+def test_eight_bits_round_to_the_step_and_keep_the_rest() -> None:
+    """NumPy: nearest multiple of 4 rms / 127, at most 127 of them; nothing is lost."""
+    one = change(1)
+    code = agreed(told(one, "int8"), "int8", 0)
+    sent, left = encode(one, code, "int8")
+    for name, value in one.items():
+        step = 4 * np.sqrt(np.mean(value.numpy() ** 2)) / 127
+        wanted = np.clip(np.round(value.numpy() / step), -127, 127)
+        assert sent[name].dtype == torch.int8
+        np.testing.assert_array_equal(sent[name].numpy(), wanted)
+    back = decode({n: v.float() for n, v in sent.items()}, code, one, "int8")
+    for name, value in one.items():
+        torch.testing.assert_close(back[name] + left[name], value)
+
+
+def test_the_blocks_with_the_largest_sums_are_sent() -> None:
+    """NumPy: mean squares over two sites by block; the largest third of all blocks."""
+    sites = [change(1), change(2)]
+    means = {n: (told(sites[0], "top-k")[n] + told(sites[1], "top-k")[n]) / 2 for n in sites[0]}
+    code = agreed(means, "top-k", 1 / 3)
+    blocks = []
+    for name in ("a", "b"):
+        flat = [np.pad(s[name].numpy().ravel(), (0, -s[name].numel() % BLOCK)) for s in sites]
+        energy = sum(f.reshape(-1, BLOCK) ** 2 for f in flat).mean(1)
+        blocks += [(float(e), name, i) for i, e in enumerate(energy)]
+    wanted = {(name, i) for _, name, i in sorted(blocks, reverse=True)[:2]}
+    assert {(n, int(i)) for n, chosen in code.items() for i in chosen} == wanted
+    sent, left = encode(sites[0], code, "top-k")
+    back = decode(sent, code, sites[0], "top-k")
+    for name, value in sites[0].items():
+        torch.testing.assert_close(back[name] + left[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("compression", ["int8", "top-k"])
+def test_error_feedback_sends_everything_in_time(compression: Any) -> None:
+    """A site that keeps changing by the same amount: what was sent tends to t times that."""
+    constant = {name: value / value.std() for name, value in change(1).items()}
+    left = {name: torch.zeros_like(value) for name, value in constant.items()}
+    total: dict[str, torch.Tensor] = {}
+    for _ in range(60):
+        now = {n: v + left[n] for n, v in constant.items()}
+        code = agreed(told(now, compression), compression, 0.34)
+        sent, left = encode(now, code, compression)
+        got = decode({n: v.float() for n, v in sent.items()}, code, constant, compression)
+        total = {n: got[n] + total.get(n, 0) for n in got}
+    for name, value in constant.items():
+        torch.testing.assert_close(total[name] / 60, value, rtol=0, atol=0.4)
+        torch.testing.assert_close(total[name] + left[name], 60 * value, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("compression", "least"), [("int8", 3.5), ("top-k", 5)])
+def test_bytes_that_are_saved(compression: Any, least: float) -> None:
+    """On a wide map, so that heads of messages do not count; 5 % of the blocks."""
+
+    class Wide(Fit):
+        pass
+
+    sent = {}
+    for asked in ("none", compression):
+        config = replace(CONFIG, cycles=2, compression=asked)
+        engine = InProcess([Fit(1, config)])
+        engine_site = engine._sites[0]
+        assert isinstance(engine_site, Fit)
+        engine_site.model = torch.nn.Sequential(torch.nn.Linear(5, 4000), torch.nn.Linear(4000, 3))
+        parameters = dict(engine_site.model.named_parameters())
+        AveragingSite.__init__(engine_site, "s1", config, parameters, weight=12, per_epoch=3)
+        run_cycles(engine, config, Server(config, parameters, judged, None))
+        sent[asked] = engine.bytes_up
+    assert sent["none"] > least * sent[compression]
+
+
+# mistakes
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cycles", 0),
+        ("learning_rate", 0.0),
+        ("warmup", 1.0),
+        ("keep_cycle", 4),
+        ("accumulate", 3),
+        ("top_share", 0.0),
+        ("betas", (0.9,)),
+        ("proximal", -1.0),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=key):
+        replace(CONFIG, **{key: value})
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_site() -> None:
+    site = Fit(1, CONFIG)
+    site.y[3] = float("nan")
+    with pytest.raises(TrainingError, match=r"site 's1': the loss is nan at step \d: lower"):
+        run([site], CONFIG)
+
+
+def test_a_change_is_not_sent_before_there_is_one() -> None:
+    config = replace(CONFIG, compression="int8")
+    with pytest.raises(TrainingError, match="before it trained"):
+        Fit(1, config).send({})

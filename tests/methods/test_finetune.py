@@ -1,0 +1,219 @@
+"""Fine-tuning against plain torch loops and NumPy, on tiny random models and generated notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.data.batches import buckets
+from fednotes.data.split import pool
+from fednotes.engines.inprocess import InProcess
+from fednotes.methods import finetune
+from fednotes.methods.finetune import Config, Site
+from fednotes.methods.finetune_site import num_notes
+from fednotes.models.build import build_model
+from fednotes.models.encoder_tagger import EncoderTaggerConfig
+from fednotes.models.saving import load_model
+from fednotes.models.token_classifier import TokenClassifierConfig
+
+DRUGS, FINDINGS = ("aspirin", "ibuprofen"), ("pain", "fever", "cough", "nausea")
+FILL = "patient has the was given mg daily with on exam no".split()
+
+
+def documents(seed: int, count: int, types: Sequence[str] = ("drug", "finding")) -> Any:
+    """Short notes in which the two kinds of words are mentions."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        text, spans = "", []
+        for _ in range(3):
+            words = [str(w) for w in rng.choice(FILL, 4)]
+            label, known = (("drug", DRUGS), ("finding", FINDINGS))[int(rng.integers(2))]
+            words.insert(int(rng.integers(5)), str(rng.choice(known)))
+            for word in words:
+                if word in known and label in types:
+                    spans.append(Span(len(text), len(text) + len(word), label))
+                text += word + " "
+            text = text[:-1] + ". "
+        made.append(Document(f"{seed}-{number}", text, tuple(spans)))
+    return tuple(made)
+
+
+def site_data(name: str, seed: int, count: int, *types: str) -> SiteData:
+    own = types or ("drug", "finding")
+    parts = (documents(seed + k, n, own) for k, n in ((0, count), (100, 4), (200, 6)))
+    return SiteData(name, TagSet(own), *parts)
+
+
+def config(bert: Path, sites: Sequence[SiteData], **changes: Any) -> Config:
+    model = TokenClassifierConfig(encoder=str(bert), **changes.pop("model", {}))
+    settings = {"cycles": 2, "batch_size": 4, "learning_rate": 3e-3, "seed": 3}
+    return finetune.for_sites(Config(model=model, **settings | changes), sites)
+
+
+def train(sites: Sequence[SiteData], config: Config, **options: Any) -> list[Site]:
+    out = options.pop("out", None)
+    members = [Site(data, config, directory=out and out / data.id) for data in sites]
+    finetune.train(InProcess(members, **options), config)
+    return members
+
+
+def values(site: Site) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in site.parameters.items()}
+
+
+def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
+    """The judge: one plain loop with torch's AdamW on the mean loss of a word."""
+    data = site_data("a", 1, 10)
+    settings = config(bert, [data])
+    found = values(train([data], settings)[0])
+
+    model = build_model(settings.model, data.tags, settings.seed)
+    corpus: Any = model.prepare(data.train)
+    parameters = model.trainable()
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters.values() if p.dim() > 1], "weight_decay": 0.01},
+            {"params": [p for p in parameters.values() if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        lr=3e-3,
+        fused=True,
+    )
+    total = 2 * -(-corpus.sentences // 4)
+    rise, step = 0.1 * total, 0
+    model.train(True)
+    for epoch in range(2):
+        for batch in buckets(corpus.lengths, 4, rng_of(3, "order", "a", epoch)):
+            up, down = (step + 1) / (rise + 1), (total - step) / (total - rise)
+            for group in optimizer.param_groups:
+                group["lr"] = 3e-3 * (up if step < rise else min(1.0, max(0.0, down)))
+            torch.manual_seed(seed_of(3, "dropout", "a", step))
+            loss = model.losses(corpus, batch).source.sum() / int(corpus.words[batch].sum())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+    for name, parameter in parameters.items():
+        assert torch.equal(found[name], parameter.detach()), name
+
+
+def test_silos_count_by_their_notes(bert: Path) -> None:
+    """Eq. 1 in NumPy float64, over what each silo trains to by itself."""
+    sites = [site_data("a", 1, 9), site_data("b", 2, 5)]
+    settings = config(bert, sites, cycles=1)
+    apart = [values(train([site], settings)[0]) for site in sites]
+    together = values(train(sites, settings)[0])
+    for name, value in together.items():
+        each = [q[name].numpy().astype(np.float64) for q in apart]
+        wanted = ((9 * each[0] + 5 * each[1]) / 14).astype(np.float32)
+        np.testing.assert_array_equal(value.numpy(), wanted)
+
+
+def test_sentences_of_one_note_are_one_note() -> None:
+    parts = [Document(f"n#{i}", "a", meta={"document": "n"}) for i in range(3)]
+    assert num_notes([*parts, Document("m", "b")]) == 2
+
+
+def test_it_learns_and_saves_what_hugging_face_loads(bert: Path, tmp_path: Path) -> None:
+    import transformers
+
+    sites = [site_data("a", 1, 40), site_data("b", 2, 30)]
+    settings = config(bert, sites, cycles=6, model={"train": "all"})
+    members = train(sites, settings, out=tmp_path)
+    assert members[0].scores["strict"]["f1"] > 0.9
+    folder = tmp_path / "a" / "model"
+    theirs = transformers.AutoModelForTokenClassification.from_pretrained(folder)
+    again = load_model(folder)
+    held = sites[0].test
+    assert [d.spans for d in again.predict(held)] == [
+        d.spans for d in members[0].model.predict(held)
+    ]
+    state = theirs.state_dict()
+    assert torch.equal(state["classifier.weight"], members[0].shared["classifier.weight"])
+    assert "which words" in finetune.warnings(settings)[0]
+
+
+def test_private_classifiers_over_a_common_encoder(bert: Path) -> None:
+    """FedNER's split: different entity types, no common output layer."""
+    sites = [site_data("a", 1, 30, "drug"), site_data("b", 2, 30, "finding")]
+    changes: Any = {"model": {"train": "all"}, "learning_rate": 0.01, "cycles": 10}
+    settings = config(bert, sites, private=("classifier",), **changes)
+    a, b = train(sites, settings)
+    assert a.private.keys() == {"classifier.weight", "classifier.bias"}
+    assert not finetune.one_model(settings)
+    for name, value in a.shared.items():
+        assert torch.equal(value, b.shared[name])
+    for site in (a, b):
+        assert site.scores["strict"]["f1"] > 0.9
+    assert a.scores["by_type"].keys() == {"drug"}
+
+
+def test_silence_about_a_type_is_no_negative_example(bert: Path) -> None:
+    """One model of all types from sites that annotate one each."""
+    sites = [site_data("a", 1, 40, "drug"), site_data("b", 2, 40, "finding")]
+    settings = config(bert, sites, cycles=1)
+    site = Site(sites[0], settings)
+    batch = np.arange(6)
+    full = site.model.losses(site.model.prepare(sites[0].train), batch).source
+    own = site.model.losses(site.train_set, batch)
+    assert torch.all(own.source < full)
+    with torch.no_grad():
+        site.parameters["classifier.bias"][3:] = 50.0  # "finding" everywhere costs site a nothing
+        full = site.model.losses(site.model.prepare(sites[0].train), batch).source
+        own = site.model.losses(site.train_set, batch)
+    assert float((full - own.source).min()) > 100
+
+
+def test_a_killed_run_resumes_to_the_same_bits(bert: Path, tmp_path: Path) -> None:
+    sites = [site_data("a", 1, 9, "drug"), site_data("b", 2, 7, "finding")]
+    settings = config(bert, sites, cycles=3, private=("classifier",), keep_cycle=-1)
+    whole = [values(site) for site in train(sites, settings)]
+
+    def stop(result: Any) -> None:
+        if result.round == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(sites, settings, directory=tmp_path, observer=stop)
+    again = [values(site) for site in train(sites, settings, directory=tmp_path, resume=True)]
+    for a, b in zip(whole, again, strict=True):
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_adapters_of_a_frozen_encoder_train_too(bert: Path) -> None:
+    sites = [site_data("a", 1, 30), site_data("b", 2, 30)]
+    model = EncoderTaggerConfig(encoder=str(bert), tuning="lora", dropout=0.0)
+    settings = replace(config(bert, sites, cycles=8, learning_rate=0.03), model=model)
+    assert train(sites, settings)[0].scores["strict"]["f1"] > 0.6
+
+
+def test_pooling(bert: Path) -> None:
+    sites = [site_data("a", 1, 5), site_data("b", 2, 5)]
+    together, settings = finetune.pooled(config(bert, sites), sites, None)
+    assert together[0].train == pool(sites).train
+    assert not settings.private
+    mixed = [site_data("a", 1, 5, "drug"), site_data("b", 2, 5, "finding")]
+    apart, settings = finetune.pooled(config(bert, mixed), mixed, None)
+    assert [s.id for s in apart] == ["a", "b"]
+    assert settings.private == ("classifier",)
+
+
+def test_mistakes_are_named(bert: Path) -> None:
+    sites = [site_data("a", 1, 4)]
+    with pytest.raises(ConfigError, match=r"no layer is called 'crf'; this model has classifier"):
+        train(sites, config(bert, sites, private=("crf",)))
+    with pytest.raises(ConfigError, match="is no model for method"):
+        finetune.model_config({"kind": "tagger", "hashed_words": 8})
+    empty = replace(sites[0], train=())
+    with pytest.raises(ConfigError, match="site 'a' has no training sentence"):
+        Site(empty, config(bert, sites))

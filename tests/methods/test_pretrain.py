@@ -1,0 +1,306 @@
+"""Pre-training against plain torch loops and NumPy, on tiny random models and short notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.seeds import rng_of, seed_of
+from fednotes.data.masking import mask
+from fednotes.data.note_sites import SiteNotes
+from fednotes.data.notes import Note
+from fednotes.data.packing import gather, plan_full
+from fednotes.data.token_cache import tokens_of
+from fednotes.engines.inprocess import InProcess
+from fednotes.methods import pretrain
+from fednotes.methods.pretrain import Config, Site
+from fednotes.methods.pretrain_site import shared_model
+from fednotes.models.language_model import LanguageModelConfig, build_language_model
+
+WORDS = "patient has pain in the chest left knee was given aspirin daily no fever cough".split()
+
+
+def notes(seed: int, count: int, patients: int) -> list[Note]:
+    rng = np.random.default_rng(seed)
+    return [
+        Note(
+            f"{seed}-{i}",
+            " ".join(" ".join(rng.choice(WORDS, 9)) + "." for _ in range(4)),
+            f"{seed}-p{i % patients}",
+            None,
+            "made",
+        )
+        for i in range(count)
+    ]
+
+
+def site_notes(name: str, train: Sequence[Note], valid: Sequence[Note] = ()) -> SiteNotes:
+    patients = len({note.patient for note in train})
+    return SiteNotes(
+        name, lambda: iter(train), lambda: iter(valid),
+        len(train), len(valid), patients, len({n.patient for n in valid}), 1, 1, 1,
+    )  # fmt: skip
+
+
+def config(bert: Path, **changes: Any) -> Config:
+    model = LanguageModelConfig(encoder=str(bert), **changes.pop("model", {}))
+    settings = {"cycles": 2, "batch_size": 4, "length": 24, "learning_rate": 1e-3, "seed": 5}
+    return Config(model=model, **settings | changes)
+
+
+def train(
+    sites: Sequence[SiteNotes], config: Config, tmp_path: Path, **options: Any
+) -> tuple[list[Site], dict[str, torch.Tensor]]:
+    """The sites after training, and the parameters that they end with."""
+    folder = tmp_path / "out" if "directory" not in options else None
+    members = [
+        Site(data, config, cache=tmp_path / "cache", directory=folder if not i else None)
+        for i, data in enumerate(sites)
+    ]
+    engine = InProcess(members, **options)
+    pretrain.train(engine, config)
+    return members, {n: p.detach().clone() for n, p in members[0].shared.items()}
+
+
+def test_one_silo_is_ordinary_pretraining_bit_for_bit(bert: Path, tmp_path: Path) -> None:
+    """The judge: one plain loop with torch's AdamW, masks and order by their documented seeds."""
+    settings = config(bert)
+    own = notes(1, 12, 12)
+    _, found = train([site_notes("a", own)], settings, tmp_path)
+
+    model = build_language_model(settings.model, settings.seed)
+    parameters = model.trainable()
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters.values() if p.dim() > 1], "weight_decay": 0.01},
+            {"params": [p for p in parameters.values() if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        lr=1e-3,
+        fused=True,
+    )
+    from fednotes.data.clinical import sentences
+
+    tokens = tokens_of([model.tokenizer.tokenize(sentences(note.text)) for note in own])
+    total = 2 * -(-len(plan_full(tokens, 24, 5, 0)) // 4)
+    rise, step = 0.1 * total, 0
+    model.train(True)
+    for epoch in range(2):
+        plan = plan_full(tokens, 24, 5, epoch)
+        order = rng_of(5, "order", "a", epoch).permutation(len(plan))
+        for number, start in enumerate(range(0, len(order), 4)):
+            sequences = gather(tokens, plan, order[start : start + 4], model.specials)
+            rng = rng_of(5, "mask", "a", epoch, number)
+            masked = mask(sequences.ids, model.specials, model.vocabulary, rng)
+            up, down = (step + 1) / (rise + 1), (total - step) / (total - rise)
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-3 * (up if step < rise else min(1.0, max(0.0, down)))
+            torch.manual_seed(seed_of(5, "dropout", "a", step))
+            model.loss(sequences, masked).loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+    assert step == total
+    for name, parameter in parameters.items():
+        assert torch.equal(found[name], parameter.detach()), name
+
+
+def test_silos_count_by_their_patients(bert: Path, tmp_path: Path) -> None:
+    """Eq. 1 in NumPy float64, over what each silo trains to by itself: 9 notes of 3 patients
+    count 3, 4 notes of 4 patients 4."""
+    settings = config(bert, cycles=1)
+    sites = [site_notes("a", notes(1, 9, 3)), site_notes("b", notes(2, 4, 4))]
+    apart = [train([site], settings, tmp_path / site.id)[1] for site in sites]
+    together = train(sites, settings, tmp_path)[1]
+    for name, value in together.items():
+        each = [q[name].numpy().astype(np.float64) for q in apart]
+        wanted = ((3 * each[0] + 4 * each[1]) / 7).astype(np.float32)
+        np.testing.assert_array_equal(value.numpy(), wanted)
+
+
+def test_the_result_is_a_hugging_face_directory(bert: Path, tmp_path: Path) -> None:
+    """AutoModel and AutoModelForMaskedLM read the trained weights back, to the bit."""
+    import transformers
+
+    sites, found = train([site_notes("a", notes(1, 8, 8), notes(2, 3, 3))], config(bert), tmp_path)
+    folder = tmp_path / "out" / "model"
+    whole = transformers.AutoModelForMaskedLM.from_pretrained(folder).state_dict()
+    plain = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False).state_dict()
+    for name, value in found.items():
+        assert torch.equal(whole[name], value)
+        if name.startswith("bert.") and "pooler" not in name:
+            assert torch.equal(plain[name.removeprefix("bert.")], value)
+    scores = json.loads((tmp_path / "out" / "scores.json").read_text())
+    assert scores == sites[0].scores
+    assert scores["masked"]["perplexity"] == pytest.approx(np.exp(scores["masked"]["loss"]))
+    texts = "".join(p.read_text("utf-8") for p in folder.glob("*.json"))
+    assert "aspirin daily" not in texts
+
+
+def test_held_out_loss_is_the_mean_over_masked_tokens(bert: Path, tmp_path: Path) -> None:
+    """Hugging Face's own loss over the same masked batch, masks by their documented seed."""
+    import transformers
+
+    own = notes(2, 6, 6)
+    sites, _ = train([site_notes("a", notes(1, 8, 8), own)], config(bert), tmp_path)
+    judge = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model").eval()
+    model = sites[0].model
+    from fednotes.data.clinical import sentences
+
+    tokens = tokens_of([model.tokenizer.tokenize(sentences(note.text)) for note in own])
+    plan = plan_full(tokens, 24, 5, 0)
+    batch = gather(tokens, plan, np.arange(len(plan)), model.specials)
+    masked = mask(batch.ids, model.specials, model.vocabulary, rng_of(5, "held out", "a"))
+    with torch.no_grad():
+        out = judge(
+            input_ids=torch.from_numpy(masked.inputs),
+            attention_mask=torch.from_numpy(
+                (np.arange(batch.ids.shape[1]) < batch.lengths[:, None]).astype(np.int64)
+            ),
+            labels=torch.from_numpy(masked.labels),
+        )
+    guesses = out.logits.argmax(-1).numpy()
+    right = (guesses == masked.labels)[masked.labels != -100].mean()
+    assert sites[0].scores["masked"]["loss"] == pytest.approx(float(out.loss), rel=1e-5)
+    assert sites[0].scores["masked"]["accuracy"] == pytest.approx(right)
+
+
+def test_embeddings_and_output_bias_stay(bert: Path, tmp_path: Path) -> None:
+    import transformers
+
+    train([site_notes("a", notes(1, 8, 8))], config(bert), tmp_path)
+    before = transformers.AutoModelForMaskedLM.from_pretrained(bert)
+    after = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model")
+    for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
+        assert torch.equal(before.state_dict()[name], after.state_dict()[name])
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    assert not torch.equal(before.state_dict()[name], after.state_dict()[name])
+
+
+def test_a_new_head_is_trained_first_and_alone(bare_bert: Path, tmp_path: Path) -> None:
+    settings = config(bare_bert, cycles=1)
+    seen: list[dict[str, torch.Tensor]] = []
+    site = Site(site_notes("a", notes(1, 8, 8)), settings, cache=tmp_path)
+    assert site.model.new_head
+    engine = InProcess(
+        [site],
+        observer=lambda r: seen.append({n: p.detach().clone() for n, p in site.shared.items()}),
+    )
+    pretrain.train(engine, settings)
+    initial = shared_model(settings.model, settings.seed, "cpu").initial
+    assert len(seen) == 2
+    changed = {n for n in initial if not torch.equal(seen[0][n], initial[n])}
+    assert changed
+    assert all(name.startswith("cls.") for name in changed)
+    assert any(not torch.equal(seen[1][n], initial[n]) for n in initial if n.startswith("bert."))
+
+
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ({"objective": "mlm+nsp"}, {}),
+        ({"train": "lora"}, {"compression": "int8"}),
+        ({"train": "top", "top": 1}, {"server": "adam", "server_learning_rate": 1e-3}),
+        ({}, {"whole_words": True, "long_length": 48, "long_cycles": 1, "accumulate": 2}),
+        ({}, {"precision": "bfloat16", "compression": "top-k", "top_share": 0.2}),
+    ],
+)
+def test_every_way_learns(
+    bert: Path, tmp_path: Path, model: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """Held-out loss falls below that of the untrained model, by the same counts."""
+    own, held = notes(1, 30, 30), notes(2, 8, 8)
+    settings = config(bert, model=model, cycles=6, learning_rate=5e-3, **changes)
+    sites = [site_notes("a", own[:15], held[:4]), site_notes("b", own[15:], held[4:])]
+    start = Site(sites[0], settings, cache=tmp_path)
+    before = start.finish(shared_model(settings.model, settings.seed, "cpu").initial)
+    after = train(sites, settings, tmp_path)[0][0].scores["masked"]["loss"]
+    assert after < before.metrics["loss"] / before.metrics["examples"] - 0.05
+
+
+def test_infilling_trains_a_bart(bart: Path, tmp_path: Path) -> None:
+    settings = config(bart, model={"objective": "denoise"}, cycles=4, learning_rate=3e-3)
+    sites = [site_notes("a", notes(1, 20, 20), notes(2, 4, 4))]
+    start = Site(sites[0], settings, cache=tmp_path)
+    before = start.finish(shared_model(settings.model, settings.seed, "cpu").initial)
+    after = train(sites, settings, tmp_path)[0][0].scores["masked"]["loss"]
+    assert after < before.metrics["loss"] / before.metrics["examples"]
+    import transformers
+
+    transformers.AutoModel.from_pretrained(tmp_path / "out" / "model")
+
+
+def test_a_killed_run_resumes_to_the_same_bits(bert: Path, tmp_path: Path) -> None:
+    settings = config(bert, cycles=3, keep_cycle=-1)
+    sites = [site_notes("a", notes(1, 9, 3), notes(3, 3, 3)), site_notes("b", notes(2, 6, 6))]
+    _, whole = train(sites, settings, tmp_path)
+
+    def stop(result: Any) -> None:
+        if result.round == 1:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "checkpoints"
+    with pytest.raises(KeyboardInterrupt):
+        train(sites, settings, tmp_path, directory=folder, observer=stop)
+    _, again = train(sites, settings, tmp_path, directory=folder, resume=True)
+    assert all(torch.equal(again[name], whole[name]) for name in whole)
+
+
+# what an update tells
+
+
+def test_a_small_update_of_the_embeddings_is_refused(bert: Path, tmp_path: Path) -> None:
+    settings = config(bert, model={"train": "all"}, min_tokens=10_000)
+    with pytest.raises(ConfigError, match=r"site 'a'.*\d+ tokens in \d+ steps, min_tokens"):
+        Site(site_notes("a", notes(1, 8, 8)), settings, cache=tmp_path)
+    Site(
+        site_notes("a", notes(1, 8, 8)),
+        replace(settings, min_tokens=100, min_steps=2),
+        cache=tmp_path,
+    )
+    assert "which words" in pretrain.warnings(settings)[0]
+    assert pretrain.warnings(config(bert)) == ()
+
+
+def test_the_sign_of_the_bias_gradient_tells_the_masked_words(bert: Path, tmp_path: Path) -> None:
+    """Why the default leaves the bias alone: its gradient is negative at masked words alone."""
+    settings = config(bert, model={"train": "all"}, min_tokens=0, min_steps=0)
+    site = Site(site_notes("a", notes(1, 2, 2)), settings, cache=tmp_path)
+    ((part,), *_) = list(site.steps(0))
+    part.loss().backward()
+    bias = site.shared["cls.predictions.bias"].grad
+    assert bias is not None
+    labels = part.masked.labels  # type: ignore[attr-defined]
+    assert set(np.flatnonzero(bias.numpy() < 0)) == set(labels[labels != -100])
+
+
+# limits
+
+
+def test_one_patient_and_nothing_held_out(bert: Path, tmp_path: Path) -> None:
+    sites, _ = train([site_notes("a", notes(1, 1, 1))], config(bert), tmp_path)
+    assert sites[0].weight == 1
+    assert sites[0].scores["masked"]["accuracy"] == 0
+
+
+def test_a_note_of_200_000_characters_trains(bert: Path, tmp_path: Path) -> None:
+    long = Note("long", "pain " * 40_000, "p", None, "made")
+    settings = config(bert, cycles=1, batch_size=64, length=64)
+    sites, _ = train([site_notes("a", [long])], settings, tmp_path)
+    assert len(sites[0].train_set.ids) == 40_000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("length", 4), ("masked", 0.0), ("head_cycles", -1), ("infilled", 2.0)]
+)
+def test_a_value_that_cannot_be_is_named(bert: Path, key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=key):
+        config(bert, **{key: value})
