@@ -1,0 +1,168 @@
+"""Pre-training and fine-tuning jobs from the job to the report, with a tiny random BERT."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fednotes.core.errors import ConfigError
+from fednotes.display import result_table
+from fednotes.jobs import Job, parse_job
+from fednotes.simulate import simulate
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = Path(__file__).parent / "methods" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("tiny_bert", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder: Path = module.save_bert(tmp_path_factory.mktemp("bert"), max_position_embeddings=512)
+    return folder
+
+
+def job(bert: Path, method: str, **changes: Any) -> Job:
+    table = {
+        "method": method,
+        "seed": 4,
+        "conditions": ["federated", "pooled"],
+        "synthetic": {"sites": 2, "sentences": 30},
+        "model": {"encoder": str(bert)},
+        "training": {"cycles": 2, "batch_size": 8, "learning_rate": 1e-3},
+        **changes,
+    }
+    return parse_job(table, "test", bert, "test.toml")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """A run chooses deterministic algorithms for its process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+class Stop:
+    """A display that stops a run after so many rounds, as an interrupt would."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.warnings: list[str] = []
+
+    def begin(self, part: Any, rounds: int, sentences: int) -> None: ...
+
+    def round(self, result: Any) -> None:
+        self.after -= 1
+        if self.after == 0:
+            raise KeyboardInterrupt
+
+    def end(self) -> None: ...
+
+    def features(self, done: int, total: int) -> None: ...
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def test_pretraining_from_job_to_report(bert: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    summary = simulate(job(bert, "pretrain"), out)
+    assert len(summary["sites"]) == 2
+    for condition in ("federated", "pooled"):
+        assert 0 < summary["mean"][condition]["masked"]["loss"] < 10
+        transformers.AutoModel.from_pretrained(out / condition / "model")
+    assert not (out / "federated" / "sites").exists()  # one model, one copy
+    assert summary["micro"] == {}
+    assert result_table(summary).columns[1].header.startswith("federated")
+    page = (out / "report.html").read_text("utf-8")
+    assert "Masked words" in page
+    assert "Held-out loss" in page
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    federated = [line for line in lines if line["condition"] == "federated"]
+    assert len(federated) == 2
+    assert all(set(site) >= {"loss", "valid_loss"} for site in federated[-1]["sites"].values())
+
+
+def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
+    """And every number of the run adds: micro scores are those of all sites' counts."""
+    simulate(job(bert, "pretrain", conditions=["federated"]), tmp_path / "first")
+    encoder = str(tmp_path / "first" / "federated" / "model")
+    table = {"number": 3, "by": "document"}
+    tuned = job(bert, "finetune", model={"encoder": encoder}, silos=table, conditions=["federated"])
+    summary = simulate(tuned, tmp_path / "second")
+    assert list(summary["sites"]) == ["silo1", "silo2", "silo3"]
+    counts = [site["federated"]["counts"] for site in summary["sites"].values()]
+    right, gold = (sum(each[key] for each in counts) for key in ("strict", "gold"))
+    micro = summary["micro"]["federated"]["strict"]
+    assert micro["recall"] == pytest.approx(right / gold)
+    folder = tmp_path / "second" / "federated" / "model"
+    transformers.AutoModelForTokenClassification.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("method", ["pretrain", "finetune"])
+def test_a_stopped_run_goes_on_to_the_same_model(bert: Path, tmp_path: Path, method: str) -> None:
+    asked = job(bert, method, conditions=["federated"])
+    simulate(asked, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        simulate(asked, tmp_path / "cut", display=Stop(2))
+    simulate(asked, tmp_path / "cut", resume=True)
+    names = ("federated/model/model.safetensors", "federated/model/config.json")
+    for name in names:
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_sharing_everything_warns(bert: Path, tmp_path: Path) -> None:
+    display = Stop(0)
+    model = {"encoder": str(bert), "train": "all"}
+    settings = {"cycles": 1, "min_tokens": 0, "min_steps": 0}
+    asked = job(bert, "pretrain", model=model, training=settings, conditions=["federated"])
+    summary = simulate(asked, tmp_path / "run", display=display)
+    assert "tell which words" in display.warnings[0]
+    assert display.warnings[0] in summary["notes"]
+
+
+def test_private_classifiers_are_saved_at_each_site(bert: Path, tmp_path: Path) -> None:
+    settings = {"cycles": 1, "private": ["classifier"]}
+    asked = job(bert, "finetune", training=settings, conditions=["federated"])
+    summary = simulate(asked, tmp_path / "run")
+    for site in summary["sites"]:
+        folder = tmp_path / "run" / "federated" / "sites" / site / "model"
+        model = transformers.AutoModelForTokenClassification.from_pretrained(folder)
+        types = {name.partition("-")[2] for name in model.config.id2label.values()} - {""}
+        assert types == set(summary["annotated"][site])
+
+
+def test_no_token_of_a_note_is_in_what_a_run_leaves(bert: Path, tmp_path: Path) -> None:
+    """Beside the tokenizer, which is the published one."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number in range(6):
+        text = "Zyxomycin 40 mg was given. The patient quibbledorf has pain. " * 6
+        (folder / f"{number}.txt").write_text(text)
+    sites = {name: {"path": str(folder)} for name in ("a", "b")}
+    table = {
+        "method": "pretrain", "model": {"encoder": str(bert)}, "sites": sites,
+        "training": {"cycles": 1, "batch_size": 4}, "conditions": ["federated"],
+    }  # fmt: skip
+    simulate(parse_job(table, "test", bert, "test.toml"), tmp_path / "run")
+    for path in (tmp_path / "run").rglob("*"):
+        if path.is_file():
+            data = path.read_bytes().lower()
+            assert b"zyxomycin" not in data, path
+            assert b"quibbledorf" not in data, path
+
+
+def test_settings_that_do_not_go_together(bert: Path) -> None:
+    with pytest.raises(ConfigError, match="keep_cycle"):
+        job(bert, "pretrain", training={"cycles": 2, "keep_cycle": 3})
+    with pytest.raises(ConfigError, match="did you mean 'long_cycles'"):
+        job(bert, "pretrain", training={"long_cycle": 3})
