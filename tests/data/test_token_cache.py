@@ -21,7 +21,13 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace
 from fednotes.core.errors import DataError, ModelError
 from fednotes.data.notes import Note, read_notes
 from fednotes.data.packing import plan_full
-from fednotes.data.token_cache import Tokenize, Tokens, cached_tokens, fast_tokenizer
+from fednotes.data.token_cache import (
+    Tokenize,
+    Tokens,
+    cached_tokens,
+    clear_tokens,
+    fast_tokenizer,
+)
 
 TEXTS = ["Has pain. No fever.", "  ", "Well.\n\nPlan:\nrest", "Dr. Who."]
 
@@ -125,6 +131,20 @@ def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
     assert len(_cached(tmp_path, notes).ids) == 8
     (made,) = tmp_path.iterdir()
     assert not made.name.startswith(".")
+
+
+def test_clearing_removes_corpora_alone(tmp_path: Path) -> None:
+    """Not what another process writes, nor what is no corpus of this cache."""
+    assert clear_tokens(tmp_path / "tokens") == 0
+    _cached(tmp_path / "tokens")
+    size = sum(f.stat().st_size for f in (tmp_path / "tokens").rglob("*") if f.is_file())
+    kept = [tmp_path / "tokens" / f".{'a' * 32}.{os.getpid()}.tmp", tmp_path / "tokens" / "mine"]
+    for folder in kept:
+        folder.mkdir()
+    left = tmp_path / "tokens" / f".{'b' * 32}.999999999.tmp"
+    left.mkdir()
+    assert clear_tokens(tmp_path / "tokens") == size > 0
+    assert sorted((tmp_path / "tokens").iterdir()) == sorted(kept)
 
 
 def test_failures_leave_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -114,6 +115,25 @@ def cached_tokens(
     if made is None:
         raise DataError(f"{path}: the cache was written and cannot be read: is the disk sound?")
     return made
+
+
+def clear_tokens(folder: Path) -> int:
+    """Remove the corpora of a token cache, and nothing else: bytes freed.
+
+    What another process is writing is left to it. Raises DataError where that is not allowed.
+    """
+    freed = 0
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        name = re.fullmatch(r"\.?[0-9a-f]{32}(\.([0-9]+)\.tmp)?", path.name)
+        if name is None or not path.is_dir() or (name[2] and _alive(name[2])):
+            continue
+        size = sum(file.stat().st_size for file in path.iterdir())
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise DataError(f"cannot remove {path}: {error.strerror}") from error
+        freed += size
+    return freed
 
 
 def _digest(notes: Iterable[Note]) -> tuple[str, int]:
