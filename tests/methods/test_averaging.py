@@ -12,12 +12,10 @@ import pytest
 import torch
 
 from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.core.tensors import load_into
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods.averaging import Averaging, Server, run_cycles
 from fednotes.methods.averaging_site import AveragingSite, Step
-from fednotes.methods.compression import BLOCK, agreed, decode, encode, told
 
 CONFIG = Averaging(cycles=3, batch_size=4, learning_rate=0.05, weight_decay=0.1, seed=7)
 
@@ -66,13 +64,13 @@ class Fit(AveragingSite):
             yield [Squares(self.model, self.x[p], self.y[p]) for p in parts]
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
-        load_into(self.shared, tensors)
+        self.load(tensors)
         self.judged += 1
         loss = float((self.model(self.x) - self.y).square().mean().detach())
         return Update(metrics={"loss": loss, "examples": 1})
 
     def finish(self, tensors: Tensors) -> Update:
-        load_into(self.shared, tensors)
+        self.load(tensors)
         return Update()
 
 
@@ -274,67 +272,6 @@ def test_the_asked_cycle_is_kept() -> None:
     assert equal(found[-1], max(seen, key=lambda each: each[0])[1])
 
 
-# smaller updates
-
-
-def change(seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "a": torch.randn(10, 30, generator=generator),
-        "b": torch.randn(7, generator=generator) / 100,
-    }
-
-
-def test_eight_bits_round_to_the_step_and_keep_the_rest() -> None:
-    """NumPy: nearest multiple of 4 rms / 127, at most 127 of them; nothing is lost."""
-    one = change(1)
-    code = agreed(told(one, "int8"), "int8", 0)
-    sent, left = encode(one, code, "int8")
-    for name, value in one.items():
-        step = 4 * np.sqrt(np.mean(value.numpy() ** 2)) / 127
-        wanted = np.clip(np.round(value.numpy() / step), -127, 127)
-        assert sent[name].dtype == torch.int8
-        np.testing.assert_array_equal(sent[name].numpy(), wanted)
-    back = decode({n: v.float() for n, v in sent.items()}, code, one, "int8")
-    for name, value in one.items():
-        torch.testing.assert_close(back[name] + left[name], value)
-
-
-def test_the_blocks_with_the_largest_sums_are_sent() -> None:
-    """NumPy: mean squares over two sites by block; the largest third of all blocks."""
-    sites = [change(1), change(2)]
-    means = {n: (told(sites[0], "top-k")[n] + told(sites[1], "top-k")[n]) / 2 for n in sites[0]}
-    code = agreed(means, "top-k", 1 / 3)
-    blocks = []
-    for name in ("a", "b"):
-        flat = [np.pad(s[name].numpy().ravel(), (0, -s[name].numel() % BLOCK)) for s in sites]
-        energy = sum(f.reshape(-1, BLOCK) ** 2 for f in flat).mean(1)
-        blocks += [(float(e), name, i) for i, e in enumerate(energy)]
-    wanted = {(name, i) for _, name, i in sorted(blocks, reverse=True)[:2]}
-    assert {(n, int(i)) for n, chosen in code.items() for i in chosen} == wanted
-    sent, left = encode(sites[0], code, "top-k")
-    back = decode(sent, code, sites[0], "top-k")
-    for name, value in sites[0].items():
-        torch.testing.assert_close(back[name] + left[name], value, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("compression", ["int8", "top-k"])
-def test_error_feedback_sends_everything_in_time(compression: Any) -> None:
-    """A site that keeps changing by the same amount: what was sent tends to t times that."""
-    constant = {name: value / value.std() for name, value in change(1).items()}
-    left = {name: torch.zeros_like(value) for name, value in constant.items()}
-    total: dict[str, torch.Tensor] = {}
-    for _ in range(60):
-        now = {n: v + left[n] for n, v in constant.items()}
-        code = agreed(told(now, compression), compression, 0.34)
-        sent, left = encode(now, code, compression)
-        got = decode({n: v.float() for n, v in sent.items()}, code, constant, compression)
-        total = {n: got[n] + total.get(n, 0) for n in got}
-    for name, value in constant.items():
-        torch.testing.assert_close(total[name] / 60, value, rtol=0, atol=0.4)
-        torch.testing.assert_close(total[name] + left[name], 60 * value, rtol=1e-4, atol=1e-3)
-
-
 @pytest.mark.parametrize(("compression", "least"), [("int8", 3.5), ("top-k", 5)])
 def test_bytes_that_are_saved(compression: Any, least: float) -> None:
     """On a wide map, so that heads of messages do not count; 5 % of the blocks."""
@@ -354,6 +291,17 @@ def test_bytes_that_are_saved(compression: Any, least: float) -> None:
         run_cycles(engine, config, Server(config, parameters, judged, None))
         sent[asked] = engine.bytes_up
     assert sent["none"] > least * sent[compression]
+
+
+def test_parameters_travel_down_once_a_cycle() -> None:
+    """The first cycle's, then each evaluation's; the end needs none."""
+    config = replace(CONFIG, cycles=4)
+    engine = InProcess([Fit(1, config)])
+    server = Server(config, dict(net().named_parameters()), judged, None)
+    run_cycles(engine, config, server)
+    size = 4 * sum(p.numel() for p in net().parameters())
+    options = 8 * 2 * 4  # the cycle's number
+    assert engine.bytes_down == 5 * size + options
 
 
 # mistakes
@@ -388,3 +336,8 @@ def test_a_change_is_not_sent_before_there_is_one() -> None:
     config = replace(CONFIG, compression="int8")
     with pytest.raises(TrainingError, match="before it trained"):
         Fit(1, config).send({})
+
+
+def test_a_site_that_was_restarted_says_so() -> None:
+    with pytest.raises(TrainingError, match="site 's1' has no parameters: it was restarted"):
+        Fit(1, CONFIG).train({}, cycle=1)

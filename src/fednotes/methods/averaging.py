@@ -115,7 +115,8 @@ def run_cycles(
     """T global cycles. warm_up: the parameters that cycles before the first one train alone."""
     for cycle in federation.rounds(server.cycle, server.cycles):
         sent = server.sent(warm_up)
-        total = federation.sum("train", sent, cycle=cycle.number)  # an epoch at each site: Q_k^t
+        given = {} if server.told is sent else sent  # nothing is sent twice
+        total = federation.sum("train", given, cycle=cycle.number)  # an epoch at each site: Q_k^t
         if config.compression == "none":
             mean = total.mean()  # Σ n_k/N Q_k^t
         else:
@@ -127,8 +128,9 @@ def run_cycles(
         evaluated = server.cycle % config.evaluate_every == 0 or server.cycle == server.cycles
         if evaluated:
             server.judge(federation.sum("evaluate", server.shared, cycle=cycle.number))
+            server.told = server.shared
         cycle.commit(server.state(), server.metrics, evaluated=evaluated)
-    federation.sum("finish", server.result)
+    federation.sum("finish", {} if server.told is server.result else server.result)
     return server.state()
 
 
@@ -152,6 +154,7 @@ class Server:
         self.config, self.before, self._judged = config, before, judged
         self.shared = snapshot(initial)
         self.kept: dict[str, torch.Tensor] = {}
+        self.told: Tensors | None = None  # what "evaluate" sent last, which sites remember
         self.cycle = 0  # those of the warm-up included
         self.best = -math.inf
         self.metrics: dict[str, float] = {}

@@ -67,6 +67,7 @@ class AveragingSite:
         self._taken_before = 0  # of them in the warm-up
         self._change: dict[str, Tensor] = {}  # waits for "send"
         self._left: dict[str, Tensor] = {}  # what could not be sent so far
+        self._told: Tensors | None = None  # what "evaluate" was given last
 
     @property
     def id(self) -> str:
@@ -80,8 +81,10 @@ class AveragingSite:
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
         """`local_epochs` epochs from the given parameters; returns Q_k^t with weight n_k.
 
-        Fewer tensors than are shared: these alone are trained, a warm-up.
+        Fewer tensors than are shared: these alone are trained, a warm-up. None: those that
+        were just evaluated.
         """
+        tensors = self._known(tensors)
         names = tensors.keys() if tensors.keys() < self.shared.keys() else None
         active = self.shared if names is None else {n: self.shared[n] for n in names}
         load_into(active, tensors)
@@ -111,6 +114,19 @@ class AveragingSite:
         self._left |= left
         self._change = {}
         return Update(sent, self.weight)
+
+    def load(self, tensors: Tensors) -> None:
+        """Take the parameters to judge, and remember them."""
+        self._told = self._known(tensors)
+        load_into(self.shared, self._told)
+
+    def _known(self, tensors: Tensors) -> Tensors:
+        """What was sent, or, where nothing was, what was sent last."""
+        if tensors or not self.shared:
+            return tensors
+        if self._told is None:
+            raise TrainingError(f"site {self.id!r} has no parameters: it was restarted in between")
+        return self._told
 
     def _optimizer(self, active: Mapping[str, torch.nn.Parameter], warming: bool) -> Adam:
         for name, parameter in self.parameters.items():

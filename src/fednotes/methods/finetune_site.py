@@ -15,7 +15,6 @@ import torch
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of
 from fednotes.core.store import write_json
-from fednotes.core.tensors import load_into
 from fednotes.core.types import Document, SiteData
 from fednotes.core.update import Tensors, Update
 from fednotes.data.batches import buckets
@@ -113,7 +112,7 @@ class Site(AveragingSite):
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """Counts on the site's validation data."""
-        load_into(self.shared, tensors)
+        self.load(tensors)
         return Update(metrics=self.counts(self.data.valid, self.valid_set).to_metrics())
 
     def counts(
@@ -125,7 +124,7 @@ class Site(AveragingSite):
 
     def finish(self, tensors: Tensors) -> Update:
         """Test counts of the model that was kept; save it."""
-        load_into(self.shared, tensors)
+        self.load(tensors)
         counts = self.counts(self.data.test, self.test_set, forms_of(self.data.train))
         self.scores = counts.scores()
         if self.directory is not None:

@@ -15,7 +15,7 @@ import torch
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.core.store import write_json
-from fednotes.core.tensors import load_into, snapshot
+from fednotes.core.tensors import snapshot
 from fednotes.core.update import Tensors, Update
 from fednotes.data.masking import Masked, denoise, mask
 from fednotes.data.note_sites import NoteSource, SiteNotes
@@ -204,7 +204,7 @@ class Site(AveragingSite):
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """Counts on the site's held-out notes, masked in the same way every time."""
-        load_into(self.shared, tensors)
+        self.load(tensors)
         return Update(metrics=self._judge(self.valid_set))
 
     @torch.no_grad()
@@ -235,7 +235,7 @@ class Site(AveragingSite):
 
     def finish(self, tensors: Tensors) -> Update:
         """Judge the model that was kept, and save it as a Hugging Face directory."""
-        load_into(self.shared, tensors)
+        self.load(tensors)
         counts = self._judge(self.valid_set)
         self.scores = scores(counts)
         if self.directory is not None:
