@@ -160,8 +160,9 @@ def reproduce(
                 done += 1
                 tell(label, done, len(first) + len(left))
     if grid.attention is not None:
-        return _attention(name, grid.attention, models, out, size)
-    table = gather(grid, rows, size, runs)
+        table = _attention(grid.attention, models, out / name, size)
+    else:
+        table = gather(grid, rows, size, runs)
     table |= {"experiment": name, "full": full, "settings": list(settings)}
     write_json(out / name / "results.json", table)
     write_text(out / name / "results.md", markdown(table))
@@ -302,7 +303,7 @@ def column(run: Mapping[str, Any], condition: str, name: str) -> float:
 
 
 def _attention(
-    name: str, asked: Attention, models: Mapping[str, str], out: Path, size: Size
+    asked: Attention, models: Mapping[str, str], out: Path, size: Size
 ) -> dict[str, Any]:
     """Compare attention heads; the table of the paper's section 4.3."""
     from fednotes.experiments.attention import markdown as shown
@@ -311,9 +312,9 @@ def _attention(
     named = [model.format(**models) for model in asked.models]
     notes = [Path(expand(path, "notes")) for path in asked.notes]
     found = run_attention(
-        named, notes, out / name, sample=asked.sample, length=asked.length, seed=size.seeds[0]
+        named, notes, out, sample=asked.sample, length=asked.length, seed=size.seeds[0]
     )
-    return {"experiment": name, "markdown": shown(found)}
+    return {"markdown": shown(found)}
 
 
 def _place(grid: Grid, row: Row, runs: list[dict[str, Any]]) -> float:

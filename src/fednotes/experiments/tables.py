@@ -46,12 +46,18 @@ def _column_lines(table: Mapping[str, Any]) -> Iterator[str]:
 
 def _number(name: str, score: Mapping[str, float | None]) -> str:
     """A share in percent, another number as it is."""
-    if name.rsplit(" ", 1)[-1] in ("precision", "recall", "f1", "accuracy"):
+    if not is_plain(name):
         return _cell(score)
     mean, std = score["mean"], score["std"]
     assert mean is not None
     digits = 3 if name.endswith("loss") else 0 if name == "s" else 2
     return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
+
+
+def is_plain(column: str) -> bool:
+    """Whether a column's numbers are shown as they are: bytes, seconds, losses; not shares."""
+    kind = column.rsplit(" ", 1)[-1]
+    return kind in ("up", "down", "s", "loss", "perplexity")
 
 
 def _site_lines(table: Mapping[str, Any]) -> Iterator[str]:
