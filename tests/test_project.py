@@ -16,7 +16,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 MAX_LINES = 400
 # One-letter classes, or this file would find itself.
-MACHINE_PATH = re.compile(r"(?<![\w.])/(?:[w]ork|[r]oot|tmp/[d]ev)(?:/|\b)")
+MACHINE_PATH = re.compile(r"(?<![\w.<])/(?:[w]ork|[r]oot|tmp/[d]ev)(?:/|\b)")
 
 
 def _name(path: Path) -> str:

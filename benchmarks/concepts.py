@@ -1,0 +1,138 @@
+"""Speed and memory of dictionary matching with 1 million terms, beside a plain loop.
+
+    python benchmarks/concepts.py [--terms 1000000] [--characters 4000000]
+
+Terms of one to six words and texts are drawn from the same made-up vocabulary (Zipf), so that
+about one text word in five is part of a mention. The plain program keeps a dict of n-grams and, at
+each word, tries the longest n-gram first; both must give the same bags. Memory is the process's
+peak after building, of the matcher alone. "with context" drops negated, family and
+hypothetical mentions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+import numpy as np
+
+from fednotes.data.concept_dictionary import Dictionary, dictionary_of
+from fednotes.data.concepts import Matcher, singular, words_of
+
+LONGEST = 6
+
+
+def vocabulary(size: int, rng: np.random.Generator) -> list[str]:
+    """Made-up words, frequent ones first."""
+    parts = [a + b for a in "bcdfghklmnprstvz" for b in "aeiou"]
+    made: dict[str, None] = {}
+    while len(made) < size:
+        made["".join(parts[i] for i in rng.integers(0, len(parts), rng.integers(2, 6)))] = None
+    return list(made)
+
+
+def drawn(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
+    """Words by Zipf's law, roughly."""
+    at = (len(words) ** rng.random(count) - 1).astype(np.int64)
+    return [words[i] for i in at.tolist()]
+
+
+def dictionary(terms: int, words: list[str], rng: np.random.Generator) -> Dictionary:
+    """Distinct terms; four terms a concept."""
+    made: dict[str, None] = {}
+    while len(made) < terms:
+        pool = drawn(words, 400_000, rng)
+        sizes = rng.integers(1, LONGEST + 1, len(pool) // LONGEST).tolist()
+        for row, size in enumerate(sizes):
+            made[" ".join(pool[row * LONGEST : row * LONGEST + size])] = None
+    chosen = list(made)[:terms]
+    return dictionary_of((f"C{at // 4:07}", term) for at, term in enumerate(chosen))
+
+
+def texts(characters: int, words: list[str], rng: np.random.Generator) -> list[str]:
+    """Notes of about 2,000 characters; four words in five are in no term."""
+    other = [f"{word}x" for word in words]
+    notes, total = [], 0
+    while total < characters:
+        known, rest = drawn(words, 300, rng), drawn(other, 300, rng)
+        mixed = [known[i] if rng.random() < 0.2 else rest[i] for i in range(300)]
+        for at in range(9, 300, 12):
+            mixed[at] += "."
+        for at in range(4, 300, 40):
+            mixed[at] = "no"
+        notes.append(" ".join(mixed))
+        total += len(notes[-1])
+    return notes
+
+
+class Plain:
+    """Longest match by a dict of n-grams."""
+
+    def __init__(self, given: Dictionary) -> None:
+        self.terms: dict[str, set[int]] = {}
+        for at, term in enumerate(given.terms):
+            key = " ".join(map(singular, words_of(term)))
+            self.terms.setdefault(key, set()).update(given.of(at))
+
+    def bag(self, notes: list[str]) -> list[int]:
+        found: list[int] = []
+        for text in notes:
+            words, at = list(map(singular, words_of(text))), 0
+            while at < len(words):
+                for size in range(min(LONGEST, len(words) - at), 0, -1):
+                    concepts = self.terms.get(" ".join(words[at : at + size]))
+                    if concepts is not None:
+                        found.extend(sorted(concepts))
+                        at += size
+                        break
+                else:
+                    at += 1
+        return found
+
+
+def peak() -> float:
+    """The process's peak memory so far, GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--terms", type=int, default=1_000_000)
+    parser.add_argument("--characters", type=int, default=4_000_000)
+    arguments = parser.parse_args()
+    rng = np.random.default_rng(0)
+    words = vocabulary(200_000, rng)
+    given = dictionary(arguments.terms, words, rng)
+    notes = texts(arguments.characters, words, rng)
+    characters = sum(map(len, notes))
+    begin = time.perf_counter()
+    matcher = Matcher(given, context="off", ambiguous=frozenset())
+    print(f"{len(given.terms):,} terms built in {time.perf_counter() - begin:.1f} s", flush=True)
+    print(f"peak memory with dictionary and texts {peak():.2f} GB")
+    rates = {}
+    for context in ("off", "drop"):
+        matcher.context = context  # type: ignore[assignment]
+        seconds = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            bag = matcher.bag(notes)
+            seconds.append(time.perf_counter() - begin)
+        rates[context] = characters / min(seconds)
+        share = 1e3 * len(bag) / characters
+        print(
+            f"context {context}: {rates[context] / 1e6:.2f} million characters a second, ", end=""
+        )
+        print(f"{len(bag):,} concepts ({share:.1f} in 1,000 characters)", flush=True)
+    plain = Plain(given)
+    begin = time.perf_counter()
+    expected = plain.bag(notes)
+    rate = characters / (time.perf_counter() - begin)
+    print(f"plain loop: {rate / 1e6:.2f} million characters a second")
+    if matcher.bag(notes, context="off").tolist() != expected:
+        raise SystemExit("the plain loop found other concepts")
+    print(f"concepts ratio={rates['off'] / rate:.1f} against a plain loop over n-grams")
+
+
+if __name__ == "__main__":
+    main()

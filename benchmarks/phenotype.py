@@ -1,0 +1,180 @@
+"""Stage 1 of phenotyping at the paper's scale: one epoch over ten sites, against padded batches.
+
+    python benchmarks/phenotype.py                     44,211 patients, 174 codes, 10 sites
+    python benchmarks/phenotype.py --vocabulary 100000 --batch 128
+    python benchmarks/phenotype.py --patients 4421     a tenth of it
+
+Invented patients (`data/synthetic_cohort.py`). An epoch here is a whole global cycle: at each
+site the common parameters, an epoch of Adam, and the mean over sites. "Padded" is what one
+would write first: concepts padded to the longest patient of a batch, embedded, averaged under
+a mask, Adam over the whole table; it trains `--steps` batches spread over the sites, and its
+epoch is that many times longer. Each runs in a process of its own, whose largest
+resident size is its peak memory (invented patients and libraries included). The first batch
+of both must have the same loss. The last line is the ratio of the epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fednotes.core.tensors import load_into, snapshot
+from fednotes.core.update import Total, Update
+from fednotes.data.cohort import Bags, Cohort
+from fednotes.data.synthetic_cohort import generate
+from fednotes.models.dan import Dan, DanConfig, Mixtures
+from fednotes.models.row_adam import RowAdam
+
+RATE = 1e-3
+
+
+def batches(patients: int, size: int, site: int) -> list[np.ndarray]:
+    """Rows of an epoch's batches, the same ones for both implementations."""
+    order = np.random.default_rng(site).permutation(patients)
+    return np.array_split(order, -(-patients // size))
+
+
+def flat_epoch(sites: Sequence[Cohort], dan: Dan, size: int) -> dict[str, float]:
+    """A global cycle with this package."""
+    start = time.perf_counter()
+    read = [Mixtures.of(site.bags) for site in sites]
+    counted = time.perf_counter() - start
+    adams = [RowAdam(dan.trainable(), RATE) for _ in sites]
+    shared, first = snapshot(dan.trainable()), []
+
+    def trained() -> Iterator[Update]:
+        for number, (site, mixtures, adam) in enumerate(zip(sites, read, adams, strict=True)):
+            load_into(dan.trainable(), shared)
+            for rows in batches(len(site), size, number):
+                loss = dan.loss(mixtures.take(rows), site.labels[rows])
+                first.append(float(loss.detach()))
+                loss.backward()
+                adam.step()
+            yield Update(snapshot(dan.trainable()), len(site))
+
+    start = time.perf_counter()
+    Total.of(trained()).mean()
+    return {"seconds": time.perf_counter() - start, "loss": first[0], "counting": counted}
+
+
+class Padded(nn.Module):
+    """Embed, average under a mask, dense layer, outputs."""
+
+    def __init__(self, dan: Dan) -> None:
+        super().__init__()
+        vocabulary, width = dan.inputs, dan.config.embedding
+        self.embedding = nn.Embedding(vocabulary + 1, width, padding_idx=vocabulary)
+        self.hidden = nn.Linear(width, dan.config.hidden)
+        self.output = nn.Linear(dan.config.hidden, dan.outputs)
+        with torch.no_grad():
+            own, wanted = self.state_dict(), dan.trainable()
+            own["embedding.weight"][:vocabulary] = wanted["embedding"]
+            for name in ("hidden", "output"):
+                own[f"{name}.weight"].copy_(wanted[f"{name}_weight"])
+                own[f"{name}.bias"].copy_(wanted[f"{name}_bias"])
+
+    def forward(self, concepts: Tensor, mask: Tensor) -> Tensor:
+        """(patients, longest), (patients, longest) → (patients, outputs)."""
+        total = (self.embedding(concepts) * mask[:, :, None]).sum(1)
+        mean = total / mask.sum(1, keepdim=True).clamp(min=1)
+        out: Tensor = self.output(torch.relu(self.hidden(mean)))
+        return out
+
+
+def pad(bags: Bags, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The bags of a batch, patient by patient, behind each the padding index."""
+    lists = [torch.from_numpy(bags.concepts[bags.offsets[r] : bags.offsets[r + 1]]) for r in rows]
+    padded = nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=bags.vocabulary)
+    return padded.long(), (padded != bags.vocabulary).float()
+
+
+def padded_epoch(sites: Sequence[Cohort], dan: Dan, size: int, steps: int) -> dict[str, float]:
+    """Some batches of a plain implementation; seconds of as many as an epoch has."""
+    model = Padded(dan)
+    adam = torch.optim.Adam(model.parameters(), lr=RATE)
+    every = [(s, rows) for n, s in enumerate(sites) for rows in batches(len(s), size, n)]
+    chosen = every[:: max(1, len(every) // steps)]
+    first, start = 0.0, time.perf_counter()
+    for site, rows in chosen:
+        logits = model(*pad(site.bags, rows))
+        loss = F.binary_cross_entropy_with_logits(
+            logits, torch.from_numpy(site.labels[rows]).float()
+        )
+        first = first or float(loss.detach())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    seconds = (time.perf_counter() - start) / len(chosen) * len(every)
+    return {"seconds": seconds, "loss": first, "steps": len(chosen), "all": len(every)}
+
+
+def measure(given: argparse.Namespace) -> None:
+    """One implementation in this process; prints a line of JSON."""
+    torch.set_num_threads(given.threads)
+    sites = generate(given.patients, 10, 174, given.vocabulary, mean_concepts=given.concepts)
+    entries = sum(len(site.bags.concepts) for site in sites)
+    before = peak()
+    dan = Dan(DanConfig(updates=given.updates), given.vocabulary, 174)
+    if given.only == "padded":
+        found = padded_epoch(sites, dan, given.batch, given.steps)
+    else:
+        found = flat_epoch(sites, dan, given.batch)
+    print(json.dumps(found | {"peak": peak(), "before": before, "entries": entries}))
+
+
+def peak() -> float:
+    """The process's largest resident size so far, in GB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="an epoch of stage 1 without padding")
+    parser.add_argument("--patients", type=int, default=44_211)
+    parser.add_argument("--vocabulary", type=int, default=20_000)
+    parser.add_argument("--concepts", type=float, default=500.0, help="of a patient, on average")
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=40, help="of the padded implementation")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--updates", choices=("rows", "dense"), default="rows")
+    parser.add_argument("--only", choices=("flat", "padded"), help="one of the two, as JSON")
+    given = parser.parse_args()
+    if given.only:
+        measure(given)
+        return
+    results = {}
+    for name in ("flat", "padded"):
+        command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        results[name] = json.loads(done.stdout.splitlines()[-1])
+    flat, padded = results["flat"], results["padded"]
+    if abs(flat["loss"] - padded["loss"]) > 1e-5:
+        raise SystemExit(f"the first losses differ: {flat['loss']} and {padded['loss']}")
+    print(
+        f"{given.patients} patients, {flat['entries'] / 1e6:.1f} million concepts of "
+        f"{given.vocabulary}, batches of {given.batch}, {given.threads} threads"
+    )
+    print(
+        f"fednotes  {flat['seconds']:8.1f} s an epoch over 10 sites, peak {flat['peak']:.2f} GB "
+        f"({flat['before']:.2f} before); counting concepts once {flat['counting']:.1f} s"
+    )
+    print(
+        f"padded    {padded['seconds']:8.1f} s, from {padded['steps']} of {padded['all']} steps; "
+        f"peak {padded['peak']:.2f} GB"
+    )
+    print(
+        f"phenotype ratio={padded['seconds'] / flat['seconds']:.1f} against a padded implementation"
+    )
+
+
+if __name__ == "__main__":
+    main()

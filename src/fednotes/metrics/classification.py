@@ -1,0 +1,363 @@
+"""How well labels are predicted: scores of classes from counts that add, and of rankings.
+
+Labels are 1 present, 0 absent, 2 questionable and -1 unlabelled; an unlabelled pair of patient
+and output counts nowhere. With an output's precision, recall and F1 of each class:
+
+    macro    the mean over the output's classes, then the mean over outputs: the average of
+             Liu, Dligach and Miller 2019, Tables 2 and 3. F1 is a mean of F1s, not the
+             harmonic mean of the mean precision and recall. A class counts where it occurs in
+             labels or predictions, as in scikit-learn; an output without any labelled patient
+             is left out.
+    micro    all classes and outputs together.
+    present  of the class "present" alone: micro over outputs, and macro over the outputs where
+             it occurs in labels or predictions.
+
+A score whose denominator is zero is 0.0 (scikit-learn's zero_division=0). AUROC and AUPRC rank
+the patients who are present against those who are absent; where an output lacks one of the
+two they do not exist (None).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.metrics.compare import Bootstrap, _weights
+
+Floats = NDArray[np.float64]
+
+CLASSES: Final = ("absent", "present", "questionable")  # names of the labels 0, 1, 2
+_PREDICTED: Final = (*CLASSES, "none")  # "none": the prediction was -1
+_PRESENT: Final = 1
+_SCORES: Final = ("precision", "recall", "f1")
+_HEAD: Final = "classes"  # of the keys in `to_metrics`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassCounts:
+    """How often which label was predicted as which. `ClassCounts()` is zero; counts add.
+
+    by_output: name → (3, 4) int64 [label, prediction]; the last column is "no prediction".
+    """
+
+    by_output: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        labels: NDArray[Any],
+        predicted: NDArray[Any],
+        outputs: Sequence[str],
+        classes: Sequence[Sequence[int]] | None = None,
+    ) -> ClassCounts:
+        """Compare predictions with labels, each (patients, outputs).
+
+        classes: of each output; a pair whose label is none of them does not count (the paper
+        leaves questionable patients out of the test where there are too few).
+        Raises DataError where shapes do not agree or a value is no label.
+        """
+        cells = _cells(labels, predicted, len(outputs), classes)
+        counted = (np.bincount(column[column >= 0], minlength=12) for column in cells.T)
+        tables = (np.asarray(each, np.int64).reshape(3, 4) for each in counted)
+        return cls(dict(zip(outputs, tables, strict=True)))
+
+    def __add__(self, other: ClassCounts) -> ClassCounts:
+        zero = np.zeros((3, 4), np.int64)
+        names = dict.fromkeys((*self.by_output, *other.by_output))
+        both = (self.by_output, other.by_output)
+        return ClassCounts({n: both[0].get(n, zero) + both[1].get(n, zero) for n in names})
+
+    def to_metrics(self) -> dict[str, float]:
+        """Flat counts that add under `Total`: {"classes/Gout/present/absent": 3.0, ...}.
+
+        The keys depend on the outputs alone, so they do not show what a site lacks.
+        """
+        return {
+            f"{_HEAD}/{name}/{label}/{prediction}": float(table[i, j])
+            for name, table in self.by_output.items()
+            for i, label in enumerate(CLASSES)
+            for j, prediction in enumerate(_PREDICTED)
+        }
+
+    @classmethod
+    def from_metrics(cls, metrics: Mapping[str, float]) -> ClassCounts:
+        """The inverse of `to_metrics`; keys of other origin are left alone."""
+        found: dict[str, NDArray[np.int64]] = {}
+        for key, value in metrics.items():
+            head, _, rest = key.partition("/")
+            name, *ends = rest.rsplit("/", 2)  # an output's name may hold a slash itself
+            if head != _HEAD or len(ends) != 2:
+                continue
+            if ends[0] in CLASSES and ends[1] in _PREDICTED:
+                table = found.setdefault(name, np.zeros((3, 4), np.int64))
+                table[CLASSES.index(ends[0]), _PREDICTED.index(ends[1])] = round(value)
+        return cls(found)
+
+    def scores(self) -> dict[str, Any]:
+        """Scores as the module's head defines them, all of them fractions.
+
+        {"macro" | "micro": {precision, recall, f1, support}, "present": {"macro" | "micro":
+        {...}}, "outputs": how many count in "macro", "by_output": {name: {"macro": {...},
+        "absent" | "present" | "questionable": {precision, recall, f1, support, predicted}}}}.
+        A class that does not occur is not in `by_output`, nor is an output without labels.
+        """
+        table = self._table()
+        by_class = _by_class(table)  # (outputs, 3 classes, 3 scores)
+        occurs, labelled = _occurs(table), _labelled(table)
+        present = occurs[:, _PRESENT] & labelled
+        support = int(table.sum())
+        with_present = int(table[:, _PRESENT].sum())
+        return {
+            "macro": _named(_macro(table), support),
+            "micro": _named(_micro(table, range(3)), support),
+            "present": {
+                "macro": _named(_mean(by_class[:, _PRESENT], present, 0), with_present),
+                "micro": _named(_micro(table, [_PRESENT]), with_present),
+            },
+            "outputs": int(labelled.sum()),
+            "by_output": {
+                name: {
+                    "macro": _named(_mean(by_class[row], occurs[row], 0), int(table[row].sum())),
+                    **{
+                        CLASSES[c]: _named(by_class[row, c], int(table[row, c].sum()))
+                        | {"predicted": int(table[row, :, c].sum())}
+                        for c in np.flatnonzero(occurs[row])
+                    },
+                }
+                for row, name in enumerate(self.by_output)
+                if labelled[row]
+            },
+        }
+
+    def _table(self) -> Floats:
+        """(outputs, 3, 4)."""
+        tables = [np.asarray(table, np.float64) for table in self.by_output.values()]
+        return np.stack(tables) if tables else np.zeros((0, 3, 4))
+
+
+def paired_macro_f1(
+    labels: NDArray[Any],
+    a: NDArray[Any],
+    b: NDArray[Any],
+    classes: Sequence[Sequence[int]] | None = None,
+    samples: int = 10_000,
+    seed: int = 0,
+) -> Bootstrap:
+    """Does the macro F1 of predictions `a` differ from that of `b` on the same patients?
+
+    labels, a, b: (patients, outputs). Patients are drawn with replacement, the same ones for
+    both and for all outputs; interval and p value are those of `compare.paired_bootstrap`.
+    Raises ConfigError for samples < 1, DataError without patients or where shapes differ.
+    """
+    if samples < 1:
+        raise ConfigError(f"a bootstrap needs at least one sample, not {samples}")
+    if not len(labels):
+        raise DataError("a bootstrap needs at least one patient, and none was given")
+    outputs = labels.shape[1]
+    cells = np.concatenate(
+        [_cells(labels, each, outputs, classes) for each in (a, b)], axis=1
+    )  # (patients, 2 outputs)
+    ones = (cells[:, :, None] == np.arange(12)).reshape(len(cells), -1).astype(np.float64)
+
+    def f1(weights: Floats) -> Floats:
+        """(draws, patients) → (draws, 2)."""
+        return _macro((weights @ ones).reshape(len(weights), 2, outputs, 3, 4))[..., 2]
+
+    observed = f1(np.ones((1, len(labels))))[0]
+    drawn = np.concatenate([f1(w) for w in _weights(len(labels), samples, seed)])
+    differences = drawn[:, 0] - drawn[:, 1]
+    difference = float(observed[0] - observed[1])
+    low, high = np.quantile(differences, (0.025, 0.975))
+    # The tolerance makes a tie a tie whatever the last bit of the divisions.
+    extreme = int((np.abs(differences - difference) >= abs(difference) - 1e-12).sum())
+    return Bootstrap(
+        *(float(observed[0]), float(observed[1]), difference, float(low), float(high)),
+        p_value=(1 + extreme) / (1 + samples),
+        samples=samples,
+    )
+
+
+# ---- rankings --------------------------------------------------------------------------------
+
+
+def auroc(labels: NDArray[Any], scores: NDArray[Any]) -> float | None:
+    """The chance that a present patient scores higher than an absent one; a tie counts half.
+
+    labels, scores: (patients,). None without present or without absent patients.
+    """
+    return _number(_ranked(labels, scores, np.ones((1, len(labels))))[0, 0])
+
+
+def auprc(labels: NDArray[Any], scores: NDArray[Any]) -> float | None:
+    """Average precision: Σ (recall_i - recall_{i-1}) · precision_i over the distinct scores.
+
+    labels, scores: (patients,). None without present or without absent patients.
+    """
+    return _number(_ranked(labels, scores, np.ones((1, len(labels))))[0, 1])
+
+
+def rankings(
+    labels: NDArray[Any],
+    scores: NDArray[Any],
+    outputs: Sequence[str],
+    samples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """AUROC and AUPRC with 95 % bootstrap intervals over patients.
+
+    labels, scores: (patients, outputs); scores only rank. {"macro": {"auroc" | "auprc": {value,
+    low, high}, "outputs": n}, "by_output": {name: {"auroc" | "auprc": {...}, "present": n,
+    "absent": n}}}. Macro: the mean over the outputs that have both classes. Draws are the
+    same for all outputs; one that lacks a class of an output does not count for that output.
+    Numbers that do not exist are None. samples = 0: no intervals.
+    Raises DataError where shapes do not agree or a score is not finite.
+    """
+    labels, scores = np.asarray(labels), np.asarray(scores, np.float64)
+    if labels.shape != scores.shape or labels.ndim != 2 or labels.shape[1] != len(outputs):
+        raise DataError(
+            f"labels {labels.shape} and scores {scores.shape} for {len(outputs)} outputs: "
+            "both must be (patients, outputs)"
+        )
+    if not np.isfinite(scores).all():
+        raise DataError("a score is not a finite number, it has no place in a ranking")
+    patients = len(labels)
+    columns = range(len(outputs))
+    draws = _weights(patients, samples, seed) if samples and patients else ()
+    chunks = [np.ones((1, patients)), *draws]
+    found = np.concatenate(  # (1 + samples, outputs, 2): as observed, then drawn
+        [
+            np.stack([_ranked(labels[:, c], scores[:, c], w) for c in columns], axis=1)
+            if columns
+            else np.zeros((len(w), 0, 2))
+            for w in chunks
+        ]
+    )
+    by_output = {
+        name: _intervals(found[:, c])
+        | {"present": int((labels[:, c] == 1).sum()), "absent": int((labels[:, c] == 0).sum())}
+        for c, name in enumerate(outputs)
+    }
+    exists = ~np.isnan(found[0, :, 0])  # the outputs that count, in every draw
+    macro = _mean(np.nan_to_num(found), ~np.isnan(found[..., 0]) & exists, 1)
+    macro[~(~np.isnan(found[..., 0]) & exists).any(axis=1)] = np.nan
+    return {"macro": {**_intervals(macro), "outputs": int(exists.sum())}, "by_output": by_output}
+
+
+def _ranked(labels: NDArray[Any], scores: NDArray[Any], weights: Floats) -> Floats:
+    """(draws, 2) AUROC and AUPRC of one output; weights: (draws, patients), counts."""
+    kept = np.flatnonzero((labels == 0) | (labels == 1))
+    if not len(kept):
+        return np.full((len(weights), 2), np.nan)
+    order = kept[np.argsort(-np.asarray(scores, np.float64)[kept], kind="stable")]
+    falling = scores[order]
+    first = np.flatnonzero(np.concatenate([[True], falling[1:] != falling[:-1]]))  # of each tie
+    drawn, present = weights[:, order], labels[order] == 1
+    positive = np.add.reduceat(drawn * present, first, axis=1)  # (draws, distinct scores)
+    negative = np.add.reduceat(drawn * ~present, first, axis=1)
+    above, all_above = positive.cumsum(1), (positive + negative).cumsum(1)
+    pairs = above[:, -1] * negative.sum(1)
+    beaten = (negative * (above - positive / 2)).sum(1)
+    precision = _ratio(above, all_above)
+    area = _ratio((positive * precision).sum(1), above[:, -1])
+    both = np.stack([_ratio(beaten, pairs), area], axis=1)
+    return np.where(pairs[:, None] > 0, both, np.nan)
+
+
+def _intervals(values: Floats) -> dict[str, Any]:
+    """(1 + draws, 2), the observed ones first → value, low and high of both areas."""
+    found = {}
+    for column, name in enumerate(("auroc", "auprc")):
+        drawn = values[1:, column][~np.isnan(values[1:, column])]
+        observed = _number(values[0, column])
+        bounds = np.quantile(drawn, (0.025, 0.975)).tolist() if len(drawn) else [None, None]
+        if observed is None:
+            bounds = [None, None]
+        found[name] = {"value": observed, "low": bounds[0], "high": bounds[1]}
+    return found
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+# ---- sums → scores ---------------------------------------------------------------------------
+
+
+def _cells(
+    labels: NDArray[Any],
+    predicted: NDArray[Any],
+    outputs: int,
+    classes: Sequence[Sequence[int]] | None,
+) -> NDArray[np.int64]:
+    """(patients, outputs) 4 · label + prediction, -1 where the pair does not count."""
+    given, said = np.asarray(labels).astype(np.int64), np.asarray(predicted).astype(np.int64)
+    if given.shape != said.shape or given.ndim != 2 or given.shape[1] != outputs:
+        raise DataError(
+            f"labels {given.shape} and predictions {said.shape} for {outputs} outputs: "
+            "both must be (patients, outputs)"
+        )
+    for what, values in (("label", given), ("prediction", said)):
+        if values.size and not -1 <= values.min() <= values.max() <= 2:
+            raise DataError(f"a {what} is none of -1, 0, 1, 2")
+    counts = given >= 0
+    if classes is not None:
+        if len(classes) != outputs:
+            raise DataError(f"classes of {len(classes)} outputs for {outputs}")
+        table = np.array([[c in each for c in range(3)] for each in classes], bool).reshape(-1, 3)
+        counts &= table[np.arange(outputs), np.maximum(given, 0)]
+    return np.where(counts, 4 * given + np.where(said < 0, 3, said), -1)
+
+
+def _occurs(table: Floats) -> NDArray[np.bool_]:
+    """(…, 3, 4) → (…, 3): which classes are in labels or predictions."""
+    return (table.sum(-1) > 0) | (table[..., :3].sum(-2) > 0)
+
+
+def _labelled(table: Floats) -> NDArray[np.bool_]:
+    """(…, 3, 4) → (…): which outputs have any pair that counts."""
+    return np.asarray(table.sum(axis=(-2, -1)) > 0)
+
+
+def _by_class(table: Floats) -> Floats:
+    """(…, 3, 4) → (…, 3 classes, precision and recall and F1)."""
+    right = np.diagonal(table[..., :3], axis1=-2, axis2=-1)
+    predicted, gold = table[..., :3].sum(-2), table.sum(-1)
+    precision, recall = _ratio(right, predicted), _ratio(right, gold)
+    return np.stack([precision, recall, _ratio(2 * right, predicted + gold)], axis=-1)
+
+
+def _macro(table: Floats) -> Floats:
+    """(…, outputs, 3, 4) → (…, 3): mean over classes that occur, then over outputs."""
+    # [phenotype macro]
+    by_output = _mean(_by_class(table), _occurs(table), -2)
+    return _mean(by_output, _labelled(table), -2)
+
+
+def _micro(table: Floats, classes: Sequence[int]) -> Floats:
+    """(outputs, 3, 4) → (3,): all outputs and these classes together."""
+    each = list(classes)
+    right = table[:, each, each].sum()
+    predicted, gold = table[:, :, each].sum(), table[:, each].sum()
+    f1 = _ratio(2 * right, predicted + gold)
+    return np.stack([_ratio(right, predicted), _ratio(right, gold), f1])
+
+
+def _mean(values: Floats, counts: NDArray[np.bool_], axis: int) -> Floats:
+    """Mean of values (…, n, scores) over the n that count (…, n); 0 where none does."""
+    axis = axis if axis < 0 else axis - values.ndim
+    total = (values * counts[..., None]).sum(axis)
+    return _ratio(total, np.broadcast_to(counts[..., None].sum(axis), total.shape))
+
+
+def _ratio(top: Any, bottom: Any) -> Floats:
+    top, bottom = np.asarray(top, np.float64), np.asarray(bottom, np.float64)
+    return np.divide(top, bottom, out=np.zeros(np.broadcast(top, bottom).shape), where=bottom > 0)
+
+
+def _named(scores: Floats, support: int) -> dict[str, float | int]:
+    return {**dict(zip(_SCORES, scores.tolist(), strict=True)), "support": support}

@@ -1,0 +1,260 @@
+"""Codes and categories: against the rules written out by hand and NumPy-free loops."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.data.codes import (
+    categories,
+    category,
+    category_counts,
+    choose,
+    code_of,
+    count_vector,
+    hold_out,
+    output_matrix,
+    phenotype_labels,
+    public_categories,
+)
+from fednotes.data.ehr import read_codiesp, read_mimic
+
+
+def _patients(count: int, seed: int, name: str = "p") -> dict[str, frozenset[str]]:
+    """Random codes of three systems, some patients without any."""
+    rng = random.Random(seed)
+    every = [f"icd9:{n}" for n in ("4019", "4011", "0389", "25000", "V4581", "E8801", "E8859")]
+    every += ["icd9proc:0331", "icd9proc:3605", "cpt:99254", "cpt:99255"]
+    return {f"{name}{i}": frozenset(rng.sample(every, rng.randint(0, 6))) for i in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "code"),
+    [
+        ("icd9", "0389", "icd9:0389"),
+        ("icd9", " 401.9 ", "icd9:4019"),
+        ("icd9", "v45.81", "icd9:V4581"),
+        ("icd9", "E880.1", "icd9:E8801"),
+        ("icd9", "389", "icd9:389"),
+        ("icd9", "4019.0", None),
+        ("icd9", "4.02E+03", None),
+        ("icd9", "40", None),
+        ("icd9", "401999", None),
+        ("icd9", "٤٠١", None),
+        ("icd9proc", "03.31", "icd9proc:0331"),
+        ("icd9proc", "3", None),
+        ("icd9proc", "V45", None),
+        ("cpt", "00100", "cpt:00100"),
+        ("cpt", "0075T", "cpt:0075T"),
+        ("cpt", "G0364", "cpt:G0364"),
+        ("cpt", "99254.0", None),
+        ("cpt", "9925", None),
+        ("icd10", "n44.8", "icd10:N448"),
+        ("icd10", "C7A.00", "icd10:C7A00"),
+        ("icd10", "N4.48", None),
+        ("icd10pcs", "bw03zzz", "icd10pcs:BW03ZZZ"),
+        ("icd10pcs", "OI1", None),
+        ("condition", "320128", "condition:320128"),
+        ("condition", "0", None),
+        ("procedure", "", None),
+    ],
+)
+def test_what_a_text_says(system: str, text: str, code: str | None) -> None:
+    assert code_of(system, text) == code
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("icd9:0389", "icd9:038"),
+        ("icd9:401", "icd9:401"),
+        ("icd9:V4581", "icd9:V45"),
+        ("icd9:E8801", "icd9:E88"),
+        ("icd9proc:0331", "icd9proc:03"),
+        ("cpt:99254", "cpt:99254"),
+        ("icd10:N448", "icd10:N44"),
+        ("icd10pcs:BW03ZZZ", "icd10pcs:BW0"),
+        ("condition:320128", "condition:320128"),
+    ],
+)
+def test_the_rule_of_each_system(code: str, expected: str) -> None:
+    assert category(code) == expected
+    assert category(category(code)) == expected
+
+
+def test_whole_external_causes_on_request() -> None:
+    assert category("icd9:E8801", whole_causes=True) == "icd9:E880"
+    assert category("icd9:4019", whole_causes=True) == "icd9:401"
+    assert category("icd10:E1165", whole_causes=True) == "icd10:E11"
+
+
+def test_categories_of_many_codes() -> None:
+    codes = ["icd9:4019", "icd9:4011", "icd9proc:4019", "cpt:99254"]
+    assert categories(codes) == {"icd9:401", "icd9proc:40", "cpt:99254"}
+
+
+@pytest.mark.parametrize("name", ["4019", "icd9:", "icd11:4019", ":401"])
+def test_names_that_are_no_codes(name: str) -> None:
+    with pytest.raises(ConfigError):
+        category(name)
+    with pytest.raises(ConfigError):
+        hold_out({}, [name])
+
+
+def test_counts_are_of_patients_and_add_over_sites() -> None:
+    """Against counting each patient in a loop; the parts of a random split add up."""
+    given = _patients(200, 0)
+    expected: dict[str, int] = {}
+    for codes in given.values():
+        for name in {category(code) for code in codes}:
+            expected[name] = expected.get(name, 0) + 1
+    assert category_counts(given) == expected
+    names = public_categories()
+    parts = [{p: c for p, c in given.items() if hash_of(p) == site} for site in range(3)]
+    vectors = [count_vector(category_counts(part), names) for part in parts]
+    total = sum(vector for vector, _ in vectors)
+    assert {n: int(c) for n, c in zip(names, total, strict=True) if c} == expected
+    assert [outside for _, outside in vectors] == [0, 0, 0]
+    assert all(vector.dtype == np.int64 for vector, _ in vectors)
+
+
+def hash_of(patient: str) -> int:
+    """A site for each patient, the same in every run."""
+    return int(patient[1:]) * 7 % 3
+
+
+def test_categories_outside_the_list_are_counted() -> None:
+    vector, outside = count_vector({"icd9:401": 3, "condition:1": 2, "x:y": 1}, ["icd9:401", "z"])
+    assert vector.tolist() == [3, 0]
+    assert outside == 2
+
+
+def test_the_chosen_outputs_depend_on_the_total_alone() -> None:
+    totals = {"icd9:401": 1001, "icd9:038": 1000, "cpt:99254": 5000}
+    assert choose(totals) == ("cpt:99254", "icd9:401")
+    assert choose(totals, 1000) == ("cpt:99254", "icd9:038", "icd9:401")
+    assert choose(dict(reversed(totals.items())), 1000) == choose(totals, 1000)
+    with pytest.raises(DataError, match=r"has 6000 patients .* has 5000"):
+        choose(totals, 6000)
+    with pytest.raises(DataError, match="has 0\\)"):
+        choose({})
+    with pytest.raises(ConfigError, match="must be 1 or more: 0"):
+        choose(totals, 0)
+
+
+@pytest.mark.parametrize(
+    ("system", "count"), [("icd9", 1_200), ("icd9proc", 100), ("cpt", 360_000), ("icd10", 9_360)]
+)
+def test_the_public_lists_hold_each_category_once(system: str, count: int) -> None:
+    names = public_categories((system,))
+    assert len(names) == len(set(names)) == count
+    for name in random.Random(0).sample(names, 50):
+        assert code_of(system, name.partition(":")[2] + "0" * (system == "icd9" and ":E" in name))
+
+
+def test_the_public_lists_hold_every_category_of_the_rules() -> None:
+    whole = set(public_categories(("icd9",), whole_causes=True))
+    assert len(whole) == 2_100
+    assert "icd9:E880" in whole
+    assert len(public_categories(("icd10pcs",))) == 34**3
+    with pytest.raises(ConfigError, match="no list of all categories of 'condition'"):
+        public_categories(("condition",))
+
+
+def test_the_matrix_against_a_loop() -> None:
+    """Present where any code is of the category, absent where others are, else unlabelled."""
+    given = _patients(150, 1)
+    patients = [*given, "uncoded"]
+    labels, outputs = output_matrix(patients, given, minimum=20)
+    assert labels.dtype == np.int8
+    assert set(outputs) == {n for n, c in category_counts(given).items() if c >= 20}
+    for row, patient in enumerate(patients):
+        for column, output in enumerate(outputs):
+            if patient == "uncoded":
+                assert labels[row, column] == -1
+            else:
+                codes = given[patient]
+                assert labels[row, column] == any(category(c) == output for c in codes)
+
+
+def test_an_agreed_list_keeps_outputs_that_a_site_has_not() -> None:
+    """A site without a disease at all: its column is all absent, not missing."""
+    labels, outputs = output_matrix(
+        ["a", "b"], {"a": {"icd9:4019"}, "b": {"icd9:0389"}}, outputs=["icd9:401", "icd9:571"]
+    )
+    assert outputs == ("icd9:401", "icd9:571")
+    assert labels.tolist() == [[1, 0], [0, 0]]
+    nobody, _ = output_matrix([], {}, outputs=outputs)
+    assert nobody.shape == (0, 2)
+
+
+def test_only_the_patients_asked_for_are_counted() -> None:
+    given = {"a": {"icd9:4019"}, "b": {"icd9:4019"}, "c": {"icd9:0389"}}
+    labels, outputs = output_matrix(["a", "c"], given, minimum=1)
+    assert (labels.tolist(), outputs) == ([[0, 1], [1, 0]], ("icd9:038", "icd9:401"))
+    with pytest.raises(DataError, match=r"no category of codes has 2 patients"):
+        output_matrix(["a", "c"], given, minimum=2)
+
+
+def test_held_out_codes_are_gone_and_their_patients_are_not() -> None:
+    given = {
+        "a": {"icd10:E119", "icd10:I10", "icd10:N448"},
+        "b": {"icd10:E1165"},
+        "c": {"icd10pcs:E119000", "icd10:I110"},
+        "d": set[str](),
+    }
+    kept, found = hold_out(given, ["icd10:E11", "icd10:i10", "icd10:F17"])
+    assert kept == {
+        "a": {"icd10:N448"},
+        "b": set(),
+        "c": {"icd10pcs:E119000", "icd10:I110"},
+        "d": set(),
+    }
+    assert found == {"icd10:E11": 2, "icd10:i10": 1, "icd10:F17": 0}
+    narrow, _ = hold_out(given, ["icd10:E11.9"])
+    assert narrow["b"] == {"icd10:E1165"}
+    assert given["b"] == {"icd10:E1165"}
+
+
+def test_phenotypes_by_codes() -> None:
+    """One phenotype of two codes, one that nobody has: one class, counted, no failure."""
+    given = {"a": {"icd10:E119"}, "b": {"icd10:I10"}, "c": {"icd10:N448"}}
+    phenotypes = {"diabetes": ["icd10:E10", "icd10:E11"], "tobacco": ["icd10:F17"]}
+    labels = phenotype_labels(["a", "b", "c", "x"], given, phenotypes)
+    assert labels.dtype == np.int8
+    assert labels.tolist() == [[1, 0], [0, 0], [0, 0], [-1, -1]]
+
+
+@pytest.mark.corpora
+def test_outputs_of_the_demo_patients(corpora: Path) -> None:
+    """Against a loop over rows; the agreed list of a split hospital is that of the whole."""
+    codes = read_mimic(corpora / "mimic_iii_demo").codes
+    labels, outputs = output_matrix(list(codes), codes, minimum=30)
+    assert labels.sum(0).min() >= 30
+    assert ("icd9:401" in outputs) == (
+        sum(any(c.startswith("icd9:401") for c in g) for g in codes.values()) >= 30
+    )
+    halves = [dict(list(codes.items())[i::2]) for i in range(2)]
+    names = public_categories()
+    counted = [count_vector(category_counts(half), names) for half in halves]
+    total = counted[0][0] + counted[1][0]
+    assert choose(dict(zip(names, total.tolist(), strict=True)), 30) == outputs
+    assert [outside for _, outside in counted] == [0, 0]
+
+
+@pytest.mark.corpora
+def test_held_out_phenotypes_of_codiesp(corpora: Path) -> None:
+    """Hypertension, diabetes and tobacco: no output of stage 1 is one of them."""
+    codes = read_codiesp(corpora / "codiesp", "D").codes
+    held = {"hypertension": ["icd10:I10"], "diabetes": ["icd10:E11"], "tobacco": ["icd10:F17"]}
+    labels = phenotype_labels(list(codes), codes, held)
+    kept, found = hold_out(codes, [name for names in held.values() for name in names])
+    assert labels.sum(0).tolist() == list(found.values())
+    assert min(found.values()) > 20
+    _, outputs = output_matrix(list(kept), kept, minimum=20)
+    assert not set(outputs) & {name for names in held.values() for name in names}
+    assert len(kept) == len(codes)

@@ -1,0 +1,271 @@
+"""Bags and cohorts: against lists of lists in plain Python; nothing is lost, nobody is twice."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.data.cohort import Bags, Cohort, deal, fingerprint, pooled, split
+
+
+def _lists(patients: int, vocabulary: int, seed: int) -> list[list[int]]:
+    """Random bags; some are empty, some repeat a concept."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(0, 9, patients)
+    return [rng.integers(0, vocabulary, n).tolist() for n in sizes]
+
+
+def _as_lists(bags: Bags) -> list[list[int]]:
+    at = bags.offsets.tolist()
+    return [bags.concepts[a:b].tolist() for a, b in itertools.pairwise(at)]
+
+
+def _cohort(patients: int = 37, outputs: int = 3, seed: int = 0, id: str = "h") -> Cohort:
+    rng = np.random.default_rng(seed)
+    return Cohort(
+        id,
+        tuple(f"{id}{n:03d}" for n in rng.permutation(patients)),
+        Bags.of(_lists(patients, 20, seed), 20),
+        rng.integers(-1, 3, (patients, outputs)),
+        tuple(f"d{n}" for n in range(outputs)),
+    )
+
+
+def _rows(cohort: Cohort) -> dict[str, tuple[list[int], list[int]]]:
+    """Patient → concepts, labels: what must survive every deal."""
+    return {
+        patient: (bag, labels)
+        for patient, bag, labels in zip(
+            cohort.patients, _as_lists(cohort.bags), cohort.labels.tolist(), strict=True
+        )
+    }
+
+
+def test_bags_hold_what_the_lists_held() -> None:
+    lists = _lists(50, 11, 1)
+    bags = Bags.of(lists, 11)
+    assert len(bags) == 50
+    assert (bags.concepts.dtype, bags.offsets.dtype) == (np.int32, np.int64)
+    assert _as_lists(bags) == lists
+    assert bags.sizes.tolist() == [len(each) for each in lists]
+
+
+@pytest.mark.parametrize("rows", [[], [3], [4, 0, 4, 49], list(range(49, -1, -1))])
+def test_take_is_indexing_of_lists(rows: Sequence[int]) -> None:
+    lists = _lists(50, 11, 2)
+    assert _as_lists(Bags.of(lists, 11).take(rows)) == [lists[r] for r in rows]
+
+
+def test_take_by_a_mask() -> None:
+    lists = _lists(50, 11, 3)
+    mask = np.random.default_rng(0).random(50) < 0.4
+    assert _as_lists(Bags.of(lists, 11).take(mask)) == [
+        b for b, m in zip(lists, mask, strict=True) if m
+    ]
+    with pytest.raises(DataError, match=r"mask of 3 .* 50 patients"):
+        Bags.of(lists, 11).take(np.array([True, False, True]))
+
+
+def test_counts_are_those_of_a_counter() -> None:
+    """Against `collections.Counter` a patient."""
+    lists = _lists(60, 7, 4)
+    found = list(zip(*(a.tolist() for a in Bags.of(lists, 7).counts()), strict=True))
+    expected = [(r, c, n) for r, bag in enumerate(lists) for c, n in sorted(Counter(bag).items())]
+    assert found == expected
+
+
+def test_no_patients_and_no_concepts() -> None:
+    none = Bags.of([], 5)
+    assert len(none) == 0
+    assert [a.tolist() for a in none.counts()] == [[], [], []]
+    empty = Bags.of([[], []], 5)
+    assert len(empty) == 2
+    assert [a.tolist() for a in empty.counts()] == [[], [], []]
+    assert _as_lists(empty.take([1])) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("concepts", "offsets", "message"),
+    [
+        ([0, 5], [0, 2], "not all below the vocabulary's 5"),
+        ([0, -1], [0, 2], "not all below"),
+        ([0, 1], [0, 1], "offsets of bags must rise from 0"),
+        ([0, 1], [1, 2], "offsets of bags must rise from 0"),
+        ([0, 1], [0, 2, 1, 2], "offsets of bags must rise from 0"),
+        ([0, 1], [], "offsets of bags must rise from 0"),
+        ([0.5], [0, 1], "flat array of integers"),
+        ([[0]], [0, 1], "flat array of integers"),
+        ([1 << 40], [0, 1], "do not fit int32"),
+    ],
+)
+def test_bags_that_cannot_be(concepts: list[int], offsets: list[int], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Bags(np.array(concepts), np.array(offsets), 5)
+
+
+def test_bags_of_concepts_outside_the_vocabulary() -> None:
+    with pytest.raises(DataError, match="do not fit int32"):
+        Bags.of([[1 << 33]], 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patients": ("a",)}, "1 patients and 1 outputs have 2 bags"),
+        ({"patients": ("a", "a")}, "1 of its patients are there twice"),
+        ({"outputs": ("x", "y")}, r"labels of shape \(2, 1\)"),
+        ({"labels": np.array([[3], [0]])}, "labels must be 1, 0, 2 or -1"),
+    ],
+)
+def test_cohorts_that_cannot_be(change: dict[str, object], message: str) -> None:
+    given = {
+        "id": "h",
+        "patients": ("a", "b"),
+        "bags": Bags.of([[1], []], 3),
+        "labels": np.array([[1], [0]]),
+        "outputs": ("x",),
+    }
+    with pytest.raises(DataError, match=message):
+        Cohort(**(given | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sites", [1, 3, 10, 37])
+def test_a_deal_loses_nothing_and_doubles_nobody(sites: int) -> None:
+    cohort = _cohort()
+    dealt = deal(cohort, sites, seed=5)
+    assert [part.id for part in dealt] == [f"h-{n}" for n in range(1, sites + 1)]
+    sizes = [len(part) for part in dealt]
+    assert sum(sizes) == 37
+    assert max(sizes) - min(sizes) <= 1
+    together: dict[str, tuple[list[int], list[int]]] = {}
+    for part in dealt:
+        assert not set(together) & set(part.patients)
+        together |= _rows(part)
+    assert together == _rows(cohort)
+
+
+def test_a_deal_depends_on_patients_and_seed_not_on_their_order() -> None:
+    cohort = _cohort()
+    turned = cohort.take(np.arange(36, -1, -1))
+
+    def silos(given: Cohort, seed: int) -> list[set[str]]:
+        return [set(part.patients) for part in deal(given, 4, seed)]
+
+    assert silos(cohort, 0) == silos(turned, 0)
+    assert silos(cohort, 0) != silos(cohort, 1)
+
+
+def test_a_deal_is_of_random_patients() -> None:
+    """A patient's silo is uniform: the hypergeometric mean of 200 deals within 5 σ."""
+    cohort = _cohort(12)
+    hits = sum(cohort.patients[0] in deal(cohort, 3, seed)[0].patients for seed in range(200))
+    assert abs(hits - 200 / 3) < 5 * np.sqrt(200 * (1 / 3) * (2 / 3))
+
+
+def test_a_split_has_the_shares_asked_for() -> None:
+    cohort = _cohort(40)
+    parts = split(cohort, {"train": 0.6, "valid": 0.1, "test": 0.3, "none": 0.0}, seed=2)
+    assert {n: len(p) for n, p in parts.items()} == {"train": 24, "valid": 4, "test": 12, "none": 0}
+    assert {k: v for p in parts.values() for k, v in _rows(p).items()} == _rows(cohort)
+    order = [p for p in cohort.patients if p in set(parts["train"].patients)]
+    assert list(parts["train"].patients) == order
+
+
+def test_settings_that_cannot_be() -> None:
+    cohort = _cohort(3)
+    with pytest.raises(ConfigError, match="at least 1, not 0"):
+        deal(cohort, 0)
+    with pytest.raises(DataError, match="3 patients of cohort h cannot fill 4 sites"):
+        deal(cohort, 4)
+    with pytest.raises(ConfigError, match=r"sum to 1, not: train = 0.5"):
+        split(cohort, {"train": 0.5})
+    with pytest.raises(DataError, match=r"'valid' .* has no patient"):
+        split(cohort, {"train": 0.9, "valid": 0.1})
+
+
+def test_pooling_undoes_a_deal() -> None:
+    cohort = _cohort()
+    whole = pooled(deal(cohort, 5, 1))
+    assert _rows(whole) == _rows(cohort)
+    assert whole.id == "pooled"
+    assert pooled([cohort]).bags.offsets.tolist() == cohort.bags.offsets.tolist()
+
+
+def test_pooling_what_does_not_fit() -> None:
+    a, b = _cohort(5, id="a"), _cohort(6, id="b")
+    with pytest.raises(DataError, match="no cohort to pool"):
+        pooled([])
+    with pytest.raises(DataError, match="5 patients of cohort a are in another one"):
+        pooled([a, a])
+    other = Cohort("c", b.patients, b.bags, b.labels, ("d0", "d1", "x"))
+    with pytest.raises(DataError, match="only one of them has d2, x"):
+        pooled([a, other])
+    turned = Cohort("c", b.patients, b.bags, b.labels, ("d1", "d0", "d2"))
+    with pytest.raises(DataError, match="in another order"):
+        pooled([a, turned])
+    larger = Bags(b.bags.concepts, b.bags.offsets, 21)
+    with pytest.raises(DataError, match="vocabulary of 21 concepts, a one of 20"):
+        pooled([a, Cohort("c", b.patients, larger, b.labels, b.outputs)])
+
+
+def test_label_counts_add_up_and_a_site_may_lack_a_disease() -> None:
+    """Against counting in Python; one output is never present, one has no label at all."""
+    cohort = _cohort(30)
+    labels = cohort.labels.copy()
+    labels[:, 0] = np.where(labels[:, 0] == 1, 0, labels[:, 0])
+    labels[:, 1] = -1
+    cohort = Cohort("h", cohort.patients, cohort.bags, labels, cohort.outputs)
+    found = {name: n.tolist() for name, n in cohort.label_counts().items()}
+    for column in range(3):
+        expected = Counter(labels[:, column].tolist())
+        names = {"present": 1, "absent": 0, "questionable": 2, "unlabelled": -1}
+        assert {n: found[n][column] for n in names} == {n: expected[v] for n, v in names.items()}
+    assert found["present"][0] == 0
+    assert found["unlabelled"][1] == 30
+    assert sum(p.label_counts()["absent"] for p in deal(cohort, 4)).tolist() == found["absent"]
+
+
+def test_patients_with_too_many_concepts_are_left_out_and_counted() -> None:
+    cohort = _cohort(40)
+    kept, left_out = cohort.without_large(5)
+    expected = {p: row for p, row in _rows(cohort).items() if len(row[0]) <= 5}
+    assert _rows(kept) == expected
+    assert left_out == 40 - len(expected) > 0
+    assert cohort.without_large(8) == (cohort, 0)
+
+
+def test_the_fingerprint_changes_with_everything_but_the_name() -> None:
+    cohort = _cohort(6, seed=3)
+    same = Cohort("other", cohort.patients, cohort.bags, cohort.labels.copy(), cohort.outputs)
+    assert fingerprint(same) == fingerprint(cohort)
+    bags, labels = cohort.bags, cohort.labels.copy()
+    labels[0, 0] = 1 if labels[0, 0] != 1 else 0
+    concepts = bags.concepts.copy()
+    concepts[0] = (concepts[0] + 1) % 20
+    offsets = bags.offsets.copy()
+    offsets[1] = offsets[0] if offsets[1] else offsets[2]
+    names = ("x" + cohort.patients[0][1:], *cohort.patients[1:])
+    others = [
+        Cohort("h", cohort.patients, bags, labels, cohort.outputs),
+        Cohort(
+            "h", cohort.patients, Bags(concepts, bags.offsets, 20), cohort.labels, cohort.outputs
+        ),
+        Cohort(
+            "h", cohort.patients, Bags(bags.concepts, offsets, 20), cohort.labels, cohort.outputs
+        ),
+        Cohort(
+            "h",
+            cohort.patients,
+            Bags(bags.concepts, bags.offsets, 21),
+            cohort.labels,
+            cohort.outputs,
+        ),
+        Cohort("h", names, bags, cohort.labels, cohort.outputs),
+        Cohort("h", cohort.patients, bags, cohort.labels, ("d0", "d", "1d2")),
+    ]
+    assert len({fingerprint(c) for c in (cohort, *others)}) == 1 + len(others)

@@ -1,0 +1,269 @@
+"""Scores of classes and of rankings against scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.metrics import (
+    average_precision_score,
+    f1_score,
+    precision_recall_fscore_support,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.update import Total, Update
+from fednotes.metrics.classification import (
+    CLASSES,
+    ClassCounts,
+    auprc,
+    auroc,
+    paired_macro_f1,
+    rankings,
+)
+
+NAMES = ("Asthma", "Venous/Insufficiency", "Gout", "one class", "never predicted", "unlabelled")
+
+
+def random_labels(patients: int = 80, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and predictions; the last outputs are what the names say."""
+    rng = np.random.default_rng(seed)
+    labels = rng.choice([-1, 0, 0, 1, 1, 2], (patients, len(NAMES)))
+    predicted = np.where(rng.random(labels.shape) < 0.6, np.maximum(labels, 0), labels[::-1] % 3)
+    labels[:, 3] = predicted[:, 3] = 1
+    predicted[:, 4] = 0
+    labels[:, 5] = -1
+    return labels.astype(np.int8), predicted.astype(np.int8)
+
+
+def scikit_learn(labels: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """(precision, recall, f1): macro of each output, then the mean over those with labels."""
+    rows = []
+    for gold, said in zip(labels.T, predicted.T, strict=True):
+        kept = gold >= 0
+        if kept.any():
+            scores = precision_recall_fscore_support(
+                gold[kept], said[kept], average="macro", zero_division=0
+            )
+            rows.append(scores[:3])
+    return np.mean(rows, axis=0)
+
+
+def values(scores: dict[str, float]) -> list[float]:
+    return [scores[name] for name in ("precision", "recall", "f1")]
+
+
+def test_macro_is_scikit_learns() -> None:
+    """Oracle: precision_recall_fscore_support(average="macro"), disease by disease."""
+    labels, predicted = random_labels()
+    scores = ClassCounts.of(labels, predicted, NAMES).scores()
+    assert values(scores["macro"]) == pytest.approx(scikit_learn(labels, predicted))
+    assert scores["outputs"] == 5
+    assert scores["macro"]["support"] == (labels >= 0).sum()
+    for column, name in enumerate(NAMES[:5]):
+        gold, said = labels[:, column], predicted[:, column]
+        kept = gold >= 0
+        wanted = precision_recall_fscore_support(gold[kept], said[kept], zero_division=0)
+        present = np.unique([gold[kept], said[kept]])
+        for c, row in zip(present, np.transpose(wanted), strict=True):
+            found = scores["by_output"][name][CLASSES[c]]
+            assert [*values(found), found["support"]] == pytest.approx(row)
+            assert found["predicted"] == (said[kept] == c).sum()
+        assert values(scores["by_output"][name]["macro"]) == pytest.approx(
+            np.mean(np.transpose(wanted)[:, :3], axis=0)
+        )
+        assert set(scores["by_output"][name]) == {"macro", *(CLASSES[c] for c in present)}
+    assert "unlabelled" not in scores["by_output"]
+
+
+def test_micro_and_present_are_scikit_learns() -> None:
+    """Oracle: micro averages over all pairs; binary scores of the class present."""
+    labels, predicted = random_labels()
+    scores = ClassCounts.of(labels, predicted, NAMES).scores()
+    kept = labels >= 0
+    gold, said = labels[kept], predicted[kept]
+    three = (precision_score, recall_score, f1_score)
+    assert values(scores["micro"]) == pytest.approx([f(gold, said, average="micro") for f in three])
+    binary = [f(gold == 1, said == 1, zero_division=0) for f in three]
+    assert values(scores["present"]["micro"]) == pytest.approx(binary)
+    columns = [(labels[k, c] == 1, predicted[k, c] == 1) for c, k in enumerate(kept.T) if k.any()]
+    macro = np.mean([[f(g, s, zero_division=0) for f in three] for g, s in columns], axis=0)
+    assert values(scores["present"]["macro"]) == pytest.approx(macro)
+
+
+def test_multi_label_outputs_are_scikit_learns() -> None:
+    """Oracle: f1_score(average="macro" and "micro") of an indicator matrix: stage 1's codes."""
+    rng = np.random.default_rng(0)
+    labels, predicted = rng.integers(0, 2, (2, 40, 7))
+    scores = ClassCounts.of(labels, predicted, list("abcdefg")).scores()["present"]
+    for average in ("macro", "micro"):
+        assert scores[average]["f1"] == pytest.approx(f1_score(labels, predicted, average=average))
+
+
+def test_counts_add_over_sites() -> None:
+    """Oracle: all patients at one site; through the metrics of an Update and back."""
+    labels, predicted = random_labels()
+    whole = ClassCounts.of(labels, predicted, NAMES)
+    parts = [ClassCounts.of(labels[r], predicted[r], NAMES) for r in (slice(0, 9), slice(9, 80))]
+    total = Total.of([Update(metrics=p.to_metrics() | {"loss": 1.0}) for p in parts])
+    found = ClassCounts.from_metrics(total.metrics | {"classes/x": 1.0, "classes/x/y/z": 1.0})
+    assert found.scores() == whole.scores()
+    assert (parts[0] + parts[1]).scores() == whole.scores()
+    assert (ClassCounts() + whole).scores() == whole.scores()
+    empty = ClassCounts.of(labels[:0], predicted[:0], NAMES)
+    assert empty.to_metrics().keys() == whole.to_metrics().keys()
+    assert empty.scores()["outputs"] == 0
+    assert ClassCounts().scores()["macro"] == {"precision": 0, "recall": 0, "f1": 0, "support": 0}
+
+
+def test_questionable_left_out_and_no_prediction() -> None:
+    """Oracle: scikit-learn on the pairs that are left; -1 as a fourth class without a score."""
+    labels, predicted = random_labels()
+    labels, predicted = labels[:, :2], np.minimum(predicted[:, :2], 1)
+    counts = ClassCounts.of(labels, predicted, NAMES[:2], ((0, 1), (0, 1)))
+    wanted = scikit_learn(np.where(labels == 2, -1, labels), predicted)
+    assert values(counts.scores()["macro"]) == pytest.approx(wanted)
+    said = predicted.copy()
+    said[::3] = -1
+    scores = ClassCounts.of(labels, said, NAMES[:2]).scores()["by_output"][NAMES[0]]
+    kept = labels[:, 0] >= 0
+    _, recall, _, _ = precision_recall_fscore_support(
+        labels[kept, 0], said[kept, 0], labels=[0, 1, 2], zero_division=0
+    )
+    assert [scores[c]["recall"] for c in CLASSES] == pytest.approx(recall)
+
+
+def test_the_papers_average_is_the_mean_over_diseases() -> None:
+    """Oracle: Table 3 of the paper, whose last line says .753, .715 and .724; its F1 is no
+    harmonic mean of precision and recall (Gallstones), so it is a mean over classes."""
+    table = np.array(
+        """.941 .919 .930 .605 .606 .605 .583 .588 .585 .844 .774 .801 .879 .873 .876 .578 .543
+        .558 .775 .619 .650 .948 .929 .938 .891 .894 .892 .877 .854 .865 .725 .519 .524 .531 .520
+        .525 .627 .594 .609 .900 .894 .897 .590 .604 .596 .763 .712 .734""".split(),
+        float,
+    ).reshape(16, 3)
+    assert table.mean(0) == pytest.approx([0.753, 0.715, 0.724], abs=1.1e-3)
+    precision, recall, f1 = table[6]
+    assert abs(2 * precision * recall / (precision + recall) - f1) > 0.03
+    gold = np.array([1] * 10 + [0] * 90)[:, None]
+    said = np.array([1] * 2 + [0] * 98)[:, None]  # as rare a disease: high precision, low recall
+    macro = ClassCounts.of(gold, said, ["d"]).scores()["macro"]
+    assert macro["f1"] == pytest.approx(np.mean([2 * 2 / 12, 2 * 90 / 188]))
+    assert macro["f1"] < 2 / (1 / macro["precision"] + 1 / macro["recall"]) - 0.05
+
+
+# ---- bootstrap -------------------------------------------------------------------------------
+
+
+def test_paired_bootstrap_is_the_loop() -> None:
+    """Oracle: a loop over the same draws, scikit-learn's macro F1 in each."""
+    labels, a = random_labels(30)
+    b = np.where(np.random.default_rng(3).random(a.shape) < 0.2, 0, a).astype(np.int8)
+    samples, n = 200, len(labels)
+    found = paired_macro_f1(labels, a, b, samples=samples, seed=5)
+    draws = np.random.default_rng(5).integers(0, n, (samples, n))
+    each = [
+        scikit_learn(labels[d], a[d])[2] - scikit_learn(labels[d], b[d])[2] for d in draws.tolist()
+    ]
+    observed = scikit_learn(labels, a)[2] - scikit_learn(labels, b)[2]
+    assert found.difference == pytest.approx(observed)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(each, (0.025, 0.975))))
+    extreme = sum(abs(d - observed) >= abs(observed) - 1e-12 for d in each)
+    assert found.p_value == pytest.approx((1 + extreme) / (1 + samples))
+    assert found.f1_a == pytest.approx(scikit_learn(labels, a)[2])
+
+
+def test_bootstrap_of_equal_predictions_finds_no_difference() -> None:
+    """Oracle: the definition."""
+    labels, a = random_labels(30)
+    found = paired_macro_f1(labels, a, a, samples=50)
+    assert (found.difference, found.low, found.high, found.p_value) == (0, 0, 0, 1)
+
+
+# ---- rankings --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_areas_are_scikit_learns(ties: bool) -> None:
+    """Oracle: roc_auc_score and average_precision_score, unlabelled and questionable left out."""
+    rng = np.random.default_rng(0)
+    labels = rng.choice([-1, 0, 0, 1, 2], 200)
+    scores = rng.normal(size=200) + (labels == 1)
+    scores = np.round(scores) if ties else scores
+    kept = (labels == 0) | (labels == 1)
+    assert auroc(labels, scores) == pytest.approx(roc_auc_score(labels[kept], scores[kept]))
+    assert auprc(labels, scores) == pytest.approx(
+        average_precision_score(labels[kept], scores[kept])
+    )
+
+
+def test_intervals_are_the_loop() -> None:
+    """Oracle: a loop over the same draws, scikit-learn's areas in each that has both classes."""
+    rng = np.random.default_rng(0)
+    labels = rng.choice([-1, 0, 0, 0, 1], (40, 3))
+    labels[:, 2] = 0
+    labels[:2, 2] = 1  # so rare that some draws have none
+    scores = np.round(rng.normal(size=labels.shape) + labels, 1)
+    found = rankings(labels, scores, ["a", "b", "c"], samples=100, seed=2)
+    areas = {"auroc": roc_auc_score, "auprc": average_precision_score}
+    for name, area in areas.items():
+        per_draw = np.full((101, 3), np.nan)
+        draws = np.random.default_rng(2).integers(0, 40, (100, 40))
+        for i, draw in enumerate([np.arange(40), *draws]):
+            for c in range(3):
+                y, s = labels[draw, c], scores[draw, c]
+                if len(np.unique(y[y >= 0])) == 2:
+                    per_draw[i, c] = area(y[y >= 0], s[y >= 0])
+        for c, output in enumerate("abc"):
+            got, drawn = found["by_output"][output][name], per_draw[1:, c]
+            assert got["value"] == pytest.approx(per_draw[0, c])
+            wanted = np.quantile(drawn[~np.isnan(drawn)], (0.025, 0.975))
+            assert [got["low"], got["high"]] == pytest.approx(wanted)
+        assert np.isnan(per_draw[1:, 2]).any()
+        macro, means = found["macro"][name], np.nanmean(per_draw, axis=1)
+        assert macro["value"] == pytest.approx(means[0])
+        assert [macro["low"], macro["high"]] == pytest.approx(
+            np.quantile(means[1:], (0.025, 0.975))
+        )
+    assert found["by_output"]["c"]["present"] == 2
+    assert found["by_output"]["c"]["absent"] == 38
+
+
+def test_one_class_has_no_area() -> None:
+    """Oracle: scikit-learn refuses; here None, and the macro mean goes without it."""
+    labels = np.array([[1, 0, -1], [1, 1, -1], [1, 0, 2]])
+    scores = np.array([[0.1, 0.2, 0.3], [0.2, 0.9, 0.3], [0.3, 0.3, 0.3]])
+    found = rankings(labels, scores, ["all", "some", "none"], samples=20)
+    nothing = {"value": None, "low": None, "high": None}
+    for name in ("all", "none"):
+        assert found["by_output"][name]["auroc"] == found["by_output"][name]["auprc"] == nothing
+    assert found["macro"]["outputs"] == 1
+    assert found["macro"]["auroc"]["value"] == found["by_output"]["some"]["auroc"]["value"] == 1
+    assert rankings(labels[:0], scores[:0], ["a", "b", "c"])["macro"]["auroc"] == nothing
+    assert rankings(labels, scores, ["a", "b", "c"], samples=0)["macro"]["auroc"]["low"] is None
+    assert rankings(labels[:, :0], scores[:, :0], [])["macro"]["outputs"] == 0
+    assert auroc(labels[:, 0], scores[:, 0]) is None
+    assert auprc(labels[:, 2], scores[:, 2]) is None
+
+
+def test_errors_name_both_sides() -> None:
+    """Oracle: the messages."""
+    zeros = np.zeros((4, 2), np.int8)
+    with pytest.raises(DataError, match=r"labels \(4, 2\) and predictions \(4, 1\) for 2"):
+        ClassCounts.of(zeros, zeros[:, :1], ["a", "b"])
+    with pytest.raises(DataError, match="a label is none of"):
+        ClassCounts.of(zeros + 3, zeros, ["a", "b"])
+    with pytest.raises(DataError, match="a prediction is none of"):
+        ClassCounts.of(zeros, zeros - 2, ["a", "b"])
+    with pytest.raises(DataError, match="classes of 1 outputs for 2"):
+        ClassCounts.of(zeros, zeros, ["a", "b"], [(0, 1)])
+    with pytest.raises(ConfigError, match="at least one sample"):
+        paired_macro_f1(zeros, zeros, zeros, samples=0)
+    with pytest.raises(DataError, match="at least one patient"):
+        paired_macro_f1(zeros[:0], zeros[:0], zeros[:0])
+    with pytest.raises(DataError, match=r"scores \(4, 3\)"):
+        rankings(zeros, np.zeros((4, 3)), ["a", "b"])
+    with pytest.raises(DataError, match="not a finite number"):
+        rankings(zeros, np.full((4, 2), np.nan), ["a", "b"])
