@@ -116,7 +116,8 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         for column in _COLUMNS
         if all(column[0] in summary["mean"][condition] for condition in conditions)
     ]
-    what = "test F1 in %" if columns[0][1] == "f1" else "masked words of held-out notes"
+    mentions = bool(columns) and columns[0][1] == "f1"
+    what = "test F1 in %" if mentions else "masked words of held-out notes"
     table = Table(title=f"{summary['title']} ({what}, seed {summary['seed']})")
     table.add_column("site")
     for condition in conditions:
@@ -131,7 +132,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
 
 def _cells(scores: Mapping[str, Any], conditions: list[str], columns: list[Any]) -> list[str]:
     return [
-        f"{factor * scores[condition][kind][key]:.{digits}f}"
+        f"{factor * scores[condition][kind][key]:.{digits}f}" if kind in scores[condition] else "–"
         for condition in conditions
         for kind, key, _, factor, digits in columns
     ]

@@ -306,6 +306,9 @@ def _hints(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """What to try where a model found nothing."""
     for site, by_condition in scores.items():
         for condition, score in by_condition.items():
+            if not score:
+                yield f"{site}: nothing is held out there, so it has no score and is in no mean"
+                break
             if "by_type" not in score:
                 continue  # no mentions are judged here
             if not any(of_type["support"] for of_type in score["by_type"].values()):
@@ -327,9 +330,9 @@ MEASURES = {
 
 
 def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The plain mean over sites of each measure that all of them have."""
+    """The plain mean of each measure, over the sites that have it (those with held-out data)."""
     return {
-        kind: {key: fmean(score[kind][key] for score in scores) for key in keys}
+        kind: {key: fmean(score[kind][key] for score in judged) for key in keys}
         for kind, keys in MEASURES.items()
-        if all(kind in score for score in scores)
+        if (judged := [score for score in scores if kind in score])
     }

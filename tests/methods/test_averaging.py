@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ class Squares(Step):
     def examples(self) -> int:
         return len(self.x)
 
-    def loss(self) -> torch.Tensor:
+    def loss(self, batch: Sequence[Any]) -> torch.Tensor:
         loss: torch.Tensor = (self.model(self.x) - self.y).square().mean()
-        return loss
+        return loss * (len(self.x) / sum(part.examples for part in batch))
 
 
 class Fit(AveragingSite):
@@ -302,6 +302,47 @@ def test_parameters_travel_down_once_a_cycle() -> None:
     size = 4 * sum(p.numel() for p in net().parameters())
     options = 8 * 2 * 4  # the cycle's number
     assert engine.bytes_down == 5 * size + options
+
+
+def test_what_was_not_sent_goes_with_the_next_change() -> None:
+    """By hand: the second change told is the training's own and what the first left."""
+    config = replace(CONFIG, compression="top-k")
+    site = Fit(1, config)
+    start = {n: p.detach().clone() for n, p in net().named_parameters()}
+    site.train(start, cycle=0)
+    first = {n: v.clone() for n, v in site._change.items()}
+    code = {name: torch.zeros(0, dtype=torch.int32) for name in start}  # nothing is sent
+    site.send(code)
+    site.train(start, cycle=1)
+    for name, value in site._change.items():
+        own = site.shared[name].detach() - start[name]
+        torch.testing.assert_close(value, own + first[name], rtol=0, atol=1e-7)
+
+
+def test_the_server_may_go_a_part_of_the_way() -> None:
+    """w + η (mean - w) in NumPy."""
+    config = replace(CONFIG, server_learning_rate=0.25)
+    acting = Server(config, {"w": torch.tensor([1.0, 2.0])}, judged, None)
+    mean = {"w": torch.tensor([5.0, -2.0])}
+    acting.step(mean, _total(Update(mean, 1.0, {"loss": 1.0, "examples": 1.0})))
+    assert acting.shared["w"].tolist() == [2.0, 1.0]
+    assert replace(CONFIG, server="adam").server_rate == 1e-3
+
+
+def test_cycles_are_judged_by_their_own_numbers() -> None:
+    """A warm-up does not shift them; the last and the kept one are judged whatever the period."""
+    judged_cycles = {}
+    for kept in (0, 3):
+        config = replace(CONFIG, cycles=5, evaluate_every=2, keep_cycle=kept)
+        site = Fit(1, config, before=1, first_rate=0.01)
+        server = Server(config, dict(net().named_parameters()), judged, None, before=1)
+        results: list[Any] = []
+        engine = InProcess([site], observer=results.append)
+        run_cycles(engine, config, server, warm_up=["2.weight", "2.bias"])
+        # counted from 0, the warm-up's first
+        judged_cycles[kept] = [result.round for result in results if result.evaluated]
+        assert bool(server.kept) == (kept == 3)
+    assert judged_cycles == {0: [0, 2, 4, 5], 3: [0, 2, 3, 4, 5]}
 
 
 # mistakes

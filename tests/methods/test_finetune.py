@@ -19,7 +19,7 @@ from fednotes.data.split import pool
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import finetune
 from fednotes.methods.finetune import Config, Site
-from fednotes.methods.finetune_site import num_notes
+from fednotes.methods.finetune_site import _Sentences, num_notes
 from fednotes.models.build import build_model
 from fednotes.models.encoder_tagger import EncoderTaggerConfig
 from fednotes.models.saving import load_model
@@ -57,6 +57,7 @@ def site_data(name: str, seed: int, count: int, *types: str) -> SiteData:
 def config(bert: Path, sites: Sequence[SiteData], **changes: Any) -> Config:
     model = TokenClassifierConfig(encoder=str(bert), **changes.pop("model", {}))
     settings = {"cycles": 2, "batch_size": 4, "learning_rate": 3e-3, "seed": 3}
+    settings |= {"min_tokens": 0, "min_steps": 0}
     return finetune.for_sites(Config(model=model, **settings | changes), sites)
 
 
@@ -159,19 +160,67 @@ def test_private_classifiers_over_a_common_encoder(bert: Path) -> None:
 
 
 def test_silence_about_a_type_is_no_negative_example(bert: Path) -> None:
-    """One model of all types from sites that annotate one each."""
+    """What is trained does not fall when a word that may be a foreign type is called O: the loss
+    by hand is -log of the probability of all that the site's annotation allows, a mean a word."""
     sites = [site_data("a", 1, 40, "drug"), site_data("b", 2, 40, "finding")]
     settings = config(bert, sites, cycles=1)
     site = Site(sites[0], settings)
-    batch = np.arange(6)
-    full = site.model.losses(site.model.prepare(sites[0].train), batch).source
-    own = site.model.losses(site.train_set, batch)
-    assert torch.all(own.source < full)
+    site.model.train(False)
     with torch.no_grad():
         site.parameters["classifier.bias"][3:] = 50.0  # "finding" everywhere costs site a nothing
-        full = site.model.losses(site.model.prepare(sites[0].train), batch).source
-        own = site.model.losses(site.train_set, batch)
-    assert float((full - own.source).min()) > 100
+    model: Any = site.model
+    part = _Sentences(model, site._read, np.arange(6))
+    words = model._reader.read(site._read, np.arange(6))
+    probabilities = torch.softmax(words.logits, 1).detach().numpy()
+    tags = site._read.encoded.tags[words.token]
+    foreign = probabilities[:, [0, 3, 4]].sum(1)  # O, B-finding, I-finding
+    own = np.where(tags == 0, foreign, probabilities[np.arange(len(tags)), tags])
+    assert (tags > 0).any()
+    wanted = -np.log(own[tags == 0]).sum()
+    assert wanted < 1e-3
+    logs = torch.log_softmax(words.logits, 1).detach().numpy()
+    wanted -= logs[np.arange(len(tags)), tags][tags > 0].sum()
+    assert float(part.loss([part]).detach()) == pytest.approx(wanted / len(tags), rel=1e-4)
+
+
+def test_sites_with_different_types_make_one_model_of_all(bert: Path) -> None:
+    """Each is tested on both types and has annotated one; O would hide the other."""
+    full = [site_data(name, seed, 60) for name, seed in (("a", 1), ("b", 2))]
+    sites = [
+        replace(site, tags=TagSet((kind,)), train=documents(seed, 60, (kind,)), test_types=both)
+        for site, seed, kind in zip(full, (1, 2), ("drug", "finding"), strict=True)
+        for both in [("drug", "finding")]
+    ]
+    changes: Any = {"model": {"train": "all"}, "learning_rate": 0.01, "cycles": 10}
+    found = train(sites, config(bert, sites, **changes))
+    for site in found:
+        assert site.scores["by_type"].keys() == {"drug", "finding"}
+        assert site.scores["strict"]["recall"] > 0.9
+
+
+def test_alone_a_site_has_its_own_types(bert: Path) -> None:
+    sites = [site_data("a", 1, 4, "drug"), site_data("b", 2, 4, "finding")]
+    own = finetune.alone(config(bert, sites), sites)
+    assert [each.tags.types for each in own] == [("drug",), ("finding",)]
+
+
+@pytest.mark.parametrize("kept", [1, -1])
+def test_private_layers_are_of_the_cycle_that_is_kept(bert: Path, kept: int) -> None:
+    """A run of the kept cycle alone, under the same schedule, ends with the same classifier."""
+    sites = [site_data("a", 1, 9, "drug"), site_data("b", 2, 7, "finding")]
+    settings = config(bert, sites, cycles=3, private=("classifier",), keep_cycle=kept)
+    seen: list[tuple[float, list[dict[str, torch.Tensor]]]] = []
+    members = [Site(data, settings) for data in sites]
+
+    def note(result: Any) -> None:
+        now = [{n: p.detach().clone() for n, p in m.private.items()} for m in members]
+        seen.append((result.metrics["held_out"], now))
+
+    finetune.train(InProcess(members, observer=note), settings)
+    best = seen[0] if kept == 1 else max(seen, key=lambda each: each[0])
+    for member, wanted in zip(members, best[1], strict=True):
+        for name, value in wanted.items():
+            assert torch.equal(member.private[name].detach(), value)
 
 
 def test_a_killed_run_resumes_to_the_same_bits(bert: Path, tmp_path: Path) -> None:
@@ -212,6 +261,10 @@ def test_mistakes_are_named(bert: Path) -> None:
     sites = [site_data("a", 1, 4)]
     with pytest.raises(ConfigError, match=r"no layer is called 'crf'; this model has classifier"):
         train(sites, config(bert, sites, private=("crf",)))
+    with pytest.raises(ConfigError, match="nothing is left to share"):
+        train(sites, config(bert, sites, private=("classifier", "encoder")))
+    with pytest.raises(ConfigError, match=r"min_tokens = 10,000 and min_steps = 10 are asked"):
+        Site(sites[0], config(bert, sites, model={"train": "all"}, min_tokens=10_000, min_steps=10))
     with pytest.raises(ConfigError, match="is no model for method"):
         finetune.model_config({"kind": "tagger", "hashed_words": 8})
     empty = replace(sites[0], train=())

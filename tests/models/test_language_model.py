@@ -295,10 +295,10 @@ def test_fresh(saved: Callable[[str], Path]) -> None:
     assert not torch.equal(one.trainable()[name], other.trainable()[name])
     assert one.model.config.num_attention_heads == 2
     assert (one.new_head, len(one.model.bert.encoder.layer)) == (False, 3)
-    distil = build(saved("DistilBertForMaskedLM"), fresh=True, **sizes)
+    distil = build(saved("DistilBertForMaskedLM"), fresh=True, train="all", **sizes)
     assert distil.trainable()["distilbert.transformer.layer.2.ffn.lin1.weight"].shape == (20, 24)
     with pytest.raises(ConfigError, match="width = 24 cannot be shared by 5 heads"):
-        build(path, fresh=True, width=24, heads=5)
+        build(path, fresh=True, train="all", width=24, heads=5)
 
 
 def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
@@ -358,12 +358,12 @@ def test_refuses(saved: Callable[[str], Path], bart: Path, tmp_path: Path) -> No
     ):
         with pytest.raises(ModelError, match=message):
             build(path, objective=objective)
-    with pytest.raises(ConfigError, match=r"\[model\]: unknown key 'objektive'; did you mean"):
+    with pytest.raises(ConfigError, match=r"model: unknown key 'objektive'; did you mean"):
         language_model_config({"objektive": "mlm"})
     for table, message in (
         ({"width": 8}, "set fresh = true"),
         ({"fresh": True, "layers": -1}, "layers must be 0"),
-        ({"fresh": True, "train": "lora"}, "would leave random weights"),
+        ({"fresh": True, "train": "lora"}, "would leave random word embeddings"),
         ({"rank": 0}, "must be 1 or above"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -387,10 +387,10 @@ def test_tokenizer_that_does_not_fit(fresh: bool, tmp_path: Path) -> None:
     transformers.BertForMaskedLM(transformers.BertConfig(**BERT)).save_pretrained(tmp_path)
     save_tokenizer(tmp_path, [*WORDS, "more"])
     with pytest.raises(ModelError, match="tokenizer has 37 tokens, the model's vocabulary 36"):
-        build(tmp_path, fresh=fresh)
+        build(tmp_path, fresh=fresh, train="all")
     save_tokenizer(tmp_path, WORDS, mask_token=None)
     with pytest.raises(ModelError, match="has no mask token"):
-        build(tmp_path, fresh=fresh)
+        build(tmp_path, fresh=fresh, train="all")
 
 
 def test_minilm_starts_no_worse_than_uniform() -> None:

@@ -50,9 +50,13 @@ class Averaging:
     precision: of the matrix products in training; "auto" is "bfloat16" where the processor has
         instructions for it (nearly twice as fast there), else "float32".
     proximal: μ of FedProx (Li et al. 2020), the pull back to the cycle's first parameters.
-    server: "average" (Eq. 1); or FedAdam, FedYogi with server_learning_rate, betas, adaptivity.
+    server: "average" (Eq. 1); or FedAdam, FedYogi with betas and adaptivity.
+        server_learning_rate: 0 is 1 for the average and 1e-3 for the others, whose steps are of
+        about that size for each number.
     compression: of what sites send: "int8", or "top-k", the top_share of all blocks.
     evaluate_every: cycles between two evaluations and checkpoints.
+    min_tokens, min_steps: the least that an update of word embeddings or of an output bias may
+        cover, for it tells the words that it was made of.
     """
 
     cycles: int = 15
@@ -68,12 +72,14 @@ class Averaging:
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     proximal: float = 0.0
     server: Literal["average", "adam", "yogi"] = "average"
-    server_learning_rate: float = 1.0
+    server_learning_rate: float = 0.0
     betas: tuple[float, ...] = (0.9, 0.99)
     adaptivity: float = 1e-3
     compression: Compression = "none"
     top_share: float = 0.05
     evaluate_every: int = 1
+    min_tokens: int = 10_000
+    min_steps: int = 10
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -81,10 +87,13 @@ class Averaging:
         for name in ("cycles", "local_epochs", "batch_size", "accumulate", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
-        for name in ("learning_rate", "server_learning_rate", "adaptivity"):
+        for name in ("learning_rate", "adaptivity"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} = {getattr(self, name)}: a number above 0 is needed")
-        for name in ("weight_decay", "clip", "proximal"):
+        for name in (
+            *("weight_decay", "clip", "proximal", "server_learning_rate"),
+            *("min_tokens", "min_steps"),
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
         if not 0 <= self.warmup < 1:
@@ -96,17 +105,17 @@ class Averaging:
                 f"keep_cycle = {self.keep_cycle}: one of the {self.cycles} cycles, "
                 "0 for the last, -1 for the best"
             )
-        if self.keep_cycle > 0 and self.keep_cycle % self.evaluate_every:
-            raise ConfigError(
-                f"keep_cycle = {self.keep_cycle}: cycles are judged and kept every "
-                f"{self.evaluate_every} (evaluate_every)"
-            )
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas = {list(self.betas)}: two numbers, at least 0 and below 1")
         if self.batch_size % self.accumulate:
             raise ConfigError(
                 f"accumulate = {self.accumulate}: it must divide batch_size = {self.batch_size}"
             )
+
+    @property
+    def server_rate(self) -> float:
+        """`server_learning_rate`, or what stands for 0."""
+        return self.server_learning_rate or (1.0 if self.server == "average" else 1e-3)
 
 
 def run_cycles(
@@ -125,10 +134,12 @@ def run_cycles(
             change = codes.decode(changes, code, sent, config.compression)
             mean = {name: sent[name] + change[name] for name in sent}
         server.step(mean, total)  # [bert eq 1]
-        evaluated = server.cycle % config.evaluate_every == 0 or server.cycle == server.cycles
+        evaluated = server.due
         if evaluated:
-            server.judge(federation.sum("evaluate", server.shared, cycle=cycle.number))
+            kept = server.judge(federation.sum("evaluate", server.shared, cycle=cycle.number))
             server.told = server.shared
+            if kept:
+                federation.sum("keep")  # what is private of the same cycle
         cycle.commit(server.state(), server.metrics, evaluated=evaluated)
     federation.sum("finish", {} if server.told is server.result else server.result)
     return server.state()
@@ -139,7 +150,7 @@ class Server:
 
     initial: the parameters that sites share, before training. before: cycles that train the
     warm-up's parameters alone; they are not counted in T. judged: a sum of counts → numbers
-    for people, among them "held_out", of which more is better.
+    for people, among them "held_out", of which more is better (-inf where nothing is).
     """
 
     def __init__(
@@ -168,6 +179,13 @@ class Server:
         return self.before + self.config.cycles
 
     @property
+    def due(self) -> bool:
+        """Whether the cycle that has ended is to be judged: the last one and the kept one are."""
+        number = self.cycle - self.before  # of the warm-up's: 0 and below
+        asked = number == self.config.keep_cycle > 0 or self.cycle == self.cycles
+        return asked or number % self.config.evaluate_every == 0
+
+    @property
     def result(self) -> dict[str, torch.Tensor]:
         """The parameters of the cycle that is kept."""
         return self.kept or self.shared
@@ -193,9 +211,9 @@ class Server:
     def _moved(self, mean: Tensors) -> dict[str, torch.Tensor]:
         config = self.config
         if config.server == "average" or self.cycle < self.before:
-            if config.server_learning_rate == 1 or self.cycle < self.before:
+            rate = config.server_rate
+            if rate == 1 or self.cycle < self.before:
                 return dict(mean)
-            rate = config.server_learning_rate
             return {n: w + rate * (mean[n] - w) for n, w in self.shared.items()}
         (fast, slow), moved = config.betas, {}
         for name, weight in self.shared.items():
@@ -211,17 +229,28 @@ class Server:
                 second = second - (1 - slow) * square * (second - square).sign()
             self._moments |= {f"first.{name}": first, f"second.{name}": second}
             step = first / (second.sqrt() + config.adaptivity)
-            moved[name] = weight + config.server_learning_rate * step
+            moved[name] = weight + config.server_rate * step
         return moved
 
-    def judge(self, total: Total) -> None:
-        """Note what held-out data say, and keep the model if it is the one to keep."""
+    def judge(self, total: Total) -> bool:
+        """Note what held-out data say; whether this cycle's model is kept.
+
+        Raises TrainingError where the best is asked for and nothing is held out.
+        """
         found = self._judged(total.metrics)
-        self.metrics |= found
-        kept, cycle = self.config.keep_cycle, self.cycle - self.before
-        if (kept == BEST and found["held_out"] > self.best) or (kept > 0 and cycle == kept):
+        self.metrics |= {name: value for name, value in found.items() if math.isfinite(value)}
+        asked, number, score = self.config.keep_cycle, self.cycle - self.before, found["held_out"]
+        if asked == BEST and score == -math.inf:
+            raise TrainingError(
+                "keep_cycle = -1 asks for the best cycle, but no site holds anything out to judge "
+                "by: name a cycle, or 0 for the last"
+            )
+        kept = number > 0 and (asked == number or (asked == BEST and score > self.best))
+        if kept:
             self.kept = snapshot(self.shared)
-        self.best = max(self.best, found["held_out"])
+        if number > 0:
+            self.best = max(self.best, score)
+        return kept
 
     def state(self) -> State:
         """Everything that the next cycle depends on."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import TrainingError
+from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.seeds import seed_of
 from fednotes.core.tensors import load_into, snapshot
 from fednotes.core.update import Tensors, Update
@@ -21,14 +21,14 @@ from fednotes.methods.optim import Adam
 
 
 class Step(Protocol):
-    """A part of a mini-batch: how much of it, and its mean loss."""
+    """A part of a mini-batch."""
 
     @property
     def examples(self) -> int:
-        """What the mean is over (words or masked tokens)."""
+        """How many words or masked tokens it has."""
 
-    def loss(self) -> Tensor:
-        """() the mean loss, with gradient."""
+    def loss(self, batch: Sequence[Any]) -> Tensor:
+        """() what this part adds to the mean loss of all the parts of its batch."""
 
 
 class AveragingSite:
@@ -39,7 +39,7 @@ class AveragingSite:
     `private` stay here. per_epoch: mini-batches, about, of one epoch.
     """
 
-    tasks: ClassVar[frozenset[str]] = frozenset({"train", "send", "evaluate", "finish"})
+    tasks: ClassVar[frozenset[str]] = frozenset({"train", "send", "evaluate", "keep", "finish"})
 
     def __init__(
         self,
@@ -68,6 +68,7 @@ class AveragingSite:
         self._change: dict[str, Tensor] = {}  # waits for "send"
         self._left: dict[str, Tensor] = {}  # what could not be sent so far
         self._told: Tensors | None = None  # what "evaluate" was given last
+        self._kept: dict[str, Tensor] = {}  # private parameters of the cycle that is kept
 
     @property
     def id(self) -> str:
@@ -86,6 +87,8 @@ class AveragingSite:
         """
         tensors = self._known(tensors)
         names = tensors.keys() if tensors.keys() < self.shared.keys() else None
+        if names is not None:
+            self.begin_warm_up()
         active = self.shared if names is None else {n: self.shared[n] for n in names}
         load_into(active, tensors)
         start = {n: value.to(self.device) for n, value in tensors.items()}
@@ -115,10 +118,38 @@ class AveragingSite:
         self._change = {}
         return Update(sent, self.weight)
 
+    def begin_warm_up(self) -> None:
+        """Put what a warm-up does not send to its first values, where another may have used it."""
+
+    def keep(self, tensors: Tensors) -> Update:
+        """The cycle that was just judged is the one to keep: of what is private too."""
+        self._kept = snapshot(self.private)
+        return Update()
+
     def load(self, tensors: Tensors) -> None:
         """Take the parameters to judge, and remember them."""
         self._told = self._known(tensors)
         load_into(self.shared, self._told)
+
+    def load_kept(self, tensors: Tensors) -> None:
+        """Take the parameters of the cycle that is kept."""
+        self.load(tensors)
+        if self._kept:
+            load_into(self.private, self._kept)
+
+    def require_covered(self, tokens: int, steps: int, words: str) -> None:
+        """Few tokens in an update of the embeddings or the output bias can be read off it.
+
+        tokens, steps: of an epoch. words: the setting that shares them. Raises ConfigError.
+        """
+        config, epochs = self._averaging, self._averaging.local_epochs
+        if tokens * epochs < config.min_tokens or steps * epochs < config.min_steps:
+            raise ConfigError(
+                f"site {self.id!r}: with train = {words!r} an update tells which words were in "
+                f"it; it covers {tokens * epochs:,} tokens in {steps * epochs} steps, min_tokens "
+                f"= {config.min_tokens:,} and min_steps = {config.min_steps} are asked: train "
+                '"encoder" (the embeddings stay), or more notes or smaller batches'
+            )
 
     def _known(self, tensors: Tensors) -> Tensors:
         """What was sent, or, where nothing was, what was sent last."""
@@ -142,28 +173,25 @@ class AveragingSite:
     def _step(self, parts: list[Step], adam: Adam, start: Tensors, warming: bool) -> float:
         """One optimizer step; Σ loss over its examples."""
         torch.manual_seed(seed_of(self._averaging.seed, "dropout", self.id, self.taken))
-        everything = sum(part.examples for part in parts)
         total = 0.0
         for part in parts:
-            if not part.examples:
-                continue
             with self._precision():
-                loss = part.loss()
+                loss = part.loss(parts)
             value = float(loss.detach())
             if not math.isfinite(value):
                 raise TrainingError(
                     f"site {self.id!r}: the loss is {value} at step {self.taken}: "
                     "lower learning_rate"
                 )
-            (loss * (part.examples / everything)).backward()
-            total += value * part.examples
+            loss.backward()
+            total += value
         self._pull(start)
         if self._averaging.clip:
             torch.nn.utils.clip_grad_norm_(adam.parameters.values(), self._averaging.clip)
         adam.step(rate=self._first[0] if warming else self.rate())
         self.taken += 1
         self._taken_before += warming
-        return total
+        return total * sum(part.examples for part in parts)
 
     def _precision(self) -> AbstractContextManager[None]:
         return torch.autocast(
@@ -200,6 +228,7 @@ class AveragingSite:
         tensors = self._adam.state() | self._first[1].state("first")
         tensors |= {f"private.{name}": value.detach() for name, value in self.private.items()}
         tensors |= {f"left.{name}": value for name, value in self._left.items()}
+        tensors |= {f"kept.{name}": value for name, value in self._kept.items()}
         return State(self.taken, tensors, {"before": self._taken_before})
 
     def restore(self, state: State) -> None:
@@ -208,6 +237,7 @@ class AveragingSite:
         self._adam.restore(state.tensors)
         self._restore_first(state.tensors)
         load_into(self.private, _below(state.tensors, "private."))
+        self._kept = _below(state.tensors, "kept.")
         self._left = {n: v.to(self.device) for n, v in _below(state.tensors, "left.").items()}
 
     def _restore_first(self, tensors: Tensors) -> None:

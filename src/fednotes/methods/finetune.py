@@ -13,6 +13,7 @@ this same model (`kind = "token-classifier"`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -69,8 +70,9 @@ def train(federation: Federation, config: Config) -> State:
 
 def judged(metrics: Mapping[str, float]) -> dict[str, float]:
     """Micro F1, strict, over all sites' validation mentions."""
-    f1 = SpanCounts.from_metrics(metrics).scores()["strict"]["f1"]
-    return {"held_out": f1, "valid_f1": f1}
+    counts = SpanCounts.from_metrics(metrics)
+    f1 = counts.scores()["strict"]["f1"]
+    return {"held_out": f1 if counts.total.gold else -math.inf, "valid_f1": f1}
 
 
 def _require_layers(private: tuple[str, ...], known: set[str]) -> None:
@@ -80,6 +82,11 @@ def _require_layers(private: tuple[str, ...], known: set[str]) -> None:
                 f"private = {list(private)}: no layer is called {name!r}; this model has "
                 f"{', '.join(sorted(known))}"
             )
+    if known <= set(private):
+        raise ConfigError(
+            f"private = {list(private)}: nothing is left to share; to train each site by itself "
+            'set conditions = ["alone"]'
+        )
 
 
 # what a job asks of a method

@@ -14,7 +14,6 @@ import torch
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of
-from fednotes.core.store import write_json
 from fednotes.core.types import Document, SiteData
 from fednotes.core.update import Tensors, Update
 from fednotes.data.batches import buckets
@@ -41,9 +40,11 @@ class _Sentences(Step):
     def examples(self) -> int:
         return int(self.corpus.words[self.indices].sum())
 
-    def loss(self) -> torch.Tensor:
-        losses = self.model.losses(self.corpus, self.indices)
-        return (losses.source.sum() + losses.target.sum()) / max(1, self.examples)
+    def loss(self, batch: Sequence[_Sentences]) -> torch.Tensor:
+        """Of what the site annotated itself: where it has fewer types than the others, a word
+        without annotation may be O or of any type that the site does not know."""
+        words = sum(part.examples for part in batch)
+        return self.model.losses(self.corpus, self.indices).source.sum() / max(1, words)
 
 
 class Site(AveragingSite):
@@ -87,6 +88,9 @@ class Site(AveragingSite):
             private=[name for name in parameters if layer(name) in config.private],
             device=device,
         )
+        if getattr(config.model, "train", "") == "all":
+            steps = math.ceil(self.num_examples / config.batch_size)
+            self.require_covered(len(self._read.ids), steps, "all")
         self.scores: dict[str, Any] = {}
 
     def described(self) -> str:
@@ -124,12 +128,11 @@ class Site(AveragingSite):
 
     def finish(self, tensors: Tensors) -> Update:
         """Test counts of the model that was kept; save it."""
-        self.load(tensors)
+        self.load_kept(tensors)
         counts = self.counts(self.data.test, self.test_set, forms_of(self.data.train))
         self.scores = counts.scores()
         if self.directory is not None:
             save_model(self.model, self.directory / "model")
-            write_json(self.directory / "scores.json", self.scores)
         return Update(metrics=counts.to_metrics())
 
     def scores_on(self, site: SiteData) -> dict[str, Any]:

@@ -12,6 +12,7 @@ gradient tells every masked token of a batch, and the embedding's rows that chan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,14 +32,13 @@ DATA = "notes"
 class Config(Averaging):
     """The settings of one pre-training run; see also `Averaging`.
 
-    length: tokens of a sequence; long_length in the last long_cycles cycles (the original BERT
-        trains nine tenths of its steps on 128 tokens, the rest on 512).
+    length: tokens of a sequence; long_length (or as many as the model reads) in the last
+        long_cycles cycles up to the one that is kept (the original BERT trains nine tenths of
+        its steps on 128 tokens, the rest on 512).
     masked: share of the tokens to guess. whole_words: a word's sub-words are masked together.
     infilled: share of the words in infilled spans, for the objective "denoise".
     head_cycles: cycles before the first one that train the prediction head alone, with
         head_learning_rate, where the directory has none (its initial values are random).
-    min_tokens, min_steps: the least that an update of the word embeddings or the output bias
-        may cover.
     """
 
     model: LanguageModelConfig = field(default_factory=LanguageModelConfig)
@@ -50,8 +50,6 @@ class Config(Averaging):
     infilled: float = 0.3
     head_cycles: int = 1
     head_learning_rate: float = 3e-3
-    min_tokens: int = 10_000
-    min_steps: int = 10
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
@@ -62,11 +60,14 @@ class Config(Averaging):
         for name in ("masked", "infilled"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: above 0 and at most 1")
-        for name in ("long_cycles", "head_cycles", "min_tokens", "min_steps"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
-        if not self.head_learning_rate > 0:
-            raise ConfigError(f"head_learning_rate = {self.head_learning_rate}: above 0")
+        if self.head_cycles < 0:
+            raise ConfigError(f"head_cycles = {self.head_cycles}: at least 0 is needed")
+        if not 0 <= self.long_cycles <= self.cycles:
+            raise ConfigError(f"long_cycles = {self.long_cycles}: 0 to cycles = {self.cycles}")
+        if not 0 < self.head_learning_rate < math.inf:
+            raise ConfigError(
+                f"head_learning_rate = {self.head_learning_rate}: a number above 0 is needed"
+            )
 
     def warm_up_cycles(self, new_head: bool) -> int:
         """Cycles before the first one."""
@@ -100,7 +101,9 @@ def train(federation: Federation, config: Config) -> State:
 
 def judged(metrics: Mapping[str, float]) -> dict[str, float]:
     """Held-out loss and accuracy over all sites' masked tokens."""
-    masked = scores(metrics)["masked"]
+    masked = scores(metrics).get("masked")
+    if masked is None:
+        return {"held_out": -math.inf}
     return {
         "held_out": -masked["loss"],
         "valid_loss": masked["loss"],

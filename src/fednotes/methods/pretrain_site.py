@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +14,7 @@ import torch
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
-from fednotes.core.store import write_json
-from fednotes.core.tensors import snapshot
+from fednotes.core.tensors import load_into, snapshot
 from fednotes.core.update import Tensors, Update
 from fednotes.data.masking import Masked, denoise, mask
 from fednotes.data.note_sites import NoteSource, SiteNotes
@@ -69,8 +68,19 @@ class _Masked(Step):
     def examples(self) -> int:
         return len(self.masked.positions)
 
-    def loss(self) -> torch.Tensor:
-        return self.model.loss(self.sequences, self.masked).loss
+    def loss(self, batch: Sequence[_Masked]) -> torch.Tensor:
+        """Masked tokens count alike in the whole batch, and so do its pairs."""
+        found = self.model.loss(self.sequences, self.masked)
+        tokens = self.examples / max(1, sum(part.examples for part in batch))
+        rows = len(self.masked.inputs) / sum(len(part.masked.inputs) for part in batch)
+        return found.masked * tokens + found.next_sentence * rows
+
+    def rows(self, chosen: slice) -> _Masked:
+        """Some of the sequences."""
+        s, m = self.sequences, self.masked
+        labels = None if s.random_next is None else s.random_next[chosen]
+        part = Sequences(s.ids[chosen], s.segments[chosen], s.lengths[chosen], labels)
+        return _Masked(self.model, part, Masked(m.inputs[chosen], m.labels[chosen]))
 
 
 class Site(AveragingSite):
@@ -95,7 +105,12 @@ class Site(AveragingSite):
     ) -> None:
         self.data, self.config, self.directory = data, config, directory
         shared = shared_model(config.model, config.seed, device)
-        self.model = shared.model
+        self.model, self._initial = shared.model, shared.initial
+        if config.length > self.model.positions:
+            raise ConfigError(
+                f"length = {config.length}: {config.model.encoder} reads {self.model.positions} "
+                "tokens at most"
+            )
         self._folder = (cache or default_cache()) / "tokens"
         self.train_set = self._tokens(data.train)
         self.valid_set = self._tokens(data.valid) if data.valid_patients else None
@@ -107,12 +122,13 @@ class Site(AveragingSite):
             config,
             shared.parameters,
             weight=max(1, self.train_set.patients),  # n_k, the number of patients
-            per_epoch=math.ceil(sequences / config.batch_size),
+            per_epoch=self._per_epoch(),
             before=config.warm_up_cycles(self.model.new_head),
             first_rate=config.head_learning_rate,
             device=device,
         )
-        self._require_covered()
+        if self.model.revealing:
+            self.require_covered(len(self.train_set.ids), self._per_epoch(), config.model.train)
         self.scores: dict[str, Any] = {}
 
     def described(self) -> str:
@@ -121,20 +137,12 @@ class Site(AveragingSite):
         whole = sum(p.numel() for p in self.model.parameters())
         return f"{shared:,} of {whole:,} parameters are trained and shared"
 
-    def _require_covered(self) -> None:
-        """Few tokens in an update of the embeddings or the output bias can be read off it."""
-        config = self.config
-        if not self.model.revealing:
-            return
-        tokens = len(self.train_set.ids) * config.local_epochs
-        steps = math.ceil(self.num_examples / config.batch_size) * config.local_epochs
-        if tokens < config.min_tokens or steps < config.min_steps:
-            raise ConfigError(
-                f"site {self.id!r}: with train = {config.model.train!r} an update tells which "
-                f"words were in it; it covers {tokens:,} tokens in {steps} steps, min_tokens = "
-                f"{config.min_tokens:,} and min_steps = {config.min_steps} are asked: train "
-                '"encoder" (the embeddings stay), or more notes or smaller batches'
-            )
+    def _per_epoch(self) -> int:
+        return math.ceil(self.num_examples / self.config.batch_size)
+
+    def begin_warm_up(self) -> None:
+        """The encoder is not sent in a warm-up; another site or run may have trained it."""
+        load_into(self.shared, self._initial)
 
     # sequences
 
@@ -152,12 +160,14 @@ class Site(AveragingSite):
             raise DataError(f"site {self.data.id!r}: {error}") from error
 
     def _length(self, epoch: int) -> int:
-        """Tokens of a sequence: `length`, in the last cycles `long_length`."""
+        """Tokens of a sequence: `length`, from the last cycles up to the kept one `long_length`."""
         config = self.config
         cycle = epoch // config.local_epochs
-        last = self.config.warm_up_cycles(self.model.new_head) + config.cycles
-        asked = config.long_length if cycle >= last - config.long_cycles else config.length
-        return min(asked, self.model.positions)
+        kept = config.keep_cycle if config.keep_cycle > 0 else config.cycles
+        last = config.warm_up_cycles(self.model.new_head) + kept
+        if cycle < last - config.long_cycles:
+            return config.length
+        return min(config.long_length, self.model.positions)
 
     def _plan(self, epoch: int) -> Plan:
         if self._planned_epoch is None or self._planned_epoch[0] != epoch:
@@ -175,11 +185,9 @@ class Site(AveragingSite):
         for number, start in enumerate(range(0, len(order), config.batch_size)):
             rows = order[start : start + config.batch_size]
             rng = rng_of(config.seed, "mask", self.id, epoch, number)
+            batch = self._masked(self.train_set, plan, rows, rng)
             size = config.batch_size // config.accumulate
-            yield [
-                self._masked(self.train_set, plan, rows[at : at + size], rng)
-                for at in range(0, len(rows), size)
-            ]
+            yield [batch.rows(slice(at, at + size)) for at in range(0, len(rows), size)]
 
     def _masked(
         self, tokens: Tokens, plan: Plan, rows: np.ndarray, rng: np.random.Generator
@@ -205,17 +213,17 @@ class Site(AveragingSite):
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """Counts on the site's held-out notes, masked in the same way every time."""
         self.load(tensors)
-        return Update(metrics=self._judge(self.valid_set))
+        return Update(metrics=self._judge(self.valid_set, self.id))
 
     @torch.no_grad()
-    def _judge(self, tokens: Tokens | None) -> dict[str, float]:
+    def _judge(self, tokens: Tokens | None, of: str) -> dict[str, float]:
+        """Counts on held-out notes of the site `of`, whoever has trained."""
         counts = dict.fromkeys(("loss", "examples", "right", "pairs", "pairs_right"), 0.0)
         if tokens is None:
             return counts
         make = plan_pairs if self.config.model.objective == "mlm+nsp" else plan_full
-        length = min(self.config.length, self.model.positions)
-        plan = make(tokens, length, self.config.seed, 0)
-        rng = rng_of(self.config.seed, "held out", self.id)
+        plan = make(tokens, self.config.length, self.config.seed, 0)
+        rng = rng_of(self.config.seed, "held out", of)
         self.model.train(False)
         for start in range(0, len(plan), EVALUATED):
             rows = np.arange(start, min(start + EVALUATED, len(plan)))
@@ -231,22 +239,27 @@ class Site(AveragingSite):
 
     def scores_on(self, site: SiteNotes) -> dict[str, Any]:
         """This model's scores on another site's held-out notes."""
-        return scores(self._judge(self._tokens(site.valid) if site.valid_patients else None))
+        held_out = self._tokens(site.valid) if site.valid_patients else None
+        return scores(self._judge(held_out, site.id))
 
     def finish(self, tensors: Tensors) -> Update:
         """Judge the model that was kept, and save it as a Hugging Face directory."""
-        self.load(tensors)
-        counts = self._judge(self.valid_set)
+        self.load_kept(tensors)
+        counts = self._judge(self.valid_set, self.id)
         self.scores = scores(counts)
         if self.directory is not None:
             self.model.save(self.directory / "model")
-            write_json(self.directory / "scores.json", self.scores)
         return Update(metrics=counts)
 
 
 def scores(counts: Mapping[str, float]) -> dict[str, Any]:
-    """Mean loss (nats), perplexity and share of right guesses; of next sentences, if any."""
-    examples = max(1.0, counts["examples"])
+    """Mean loss (nats), perplexity and share of right guesses; of next sentences, if any.
+
+    Empty where nothing is held out.
+    """
+    examples = counts["examples"]
+    if not examples:
+        return {}
     loss = counts["loss"] / examples
     found = {
         "masked": {

@@ -140,6 +140,7 @@ def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
     this start 10.32 and 7.06. LayerNorm's weight of 0.1 alone: 10.34, but 9.35 after 50.
     """
     deviation = float(getattr(model.config, "initializer_range", 0.02))
+    words, output = model.get_input_embeddings().weight, model.get_output_embeddings()
     norms = {
         f"{name}.{part}"
         for name, module in model.named_modules()
@@ -153,6 +154,8 @@ def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
             parameter.fill_(NEW_NORM)
         elif parameter.dim() < 2:
             parameter.zero_()
+        elif parameter is getattr(output, "weight", None) and parameter.shape == words.shape:
+            parameter.copy_(words)  # not tied in this directory; it is not trained by default
         elif parameter.shape[0] == parameter.shape[1] and "pooler" not in name:
             parameter.copy_(NEW_DENSE * torch.eye(len(parameter)))
         else:

@@ -76,10 +76,10 @@ class LanguageModelConfig:
         if any(sizes.values()) and not self.fresh:
             name = next(name for name, value in sizes.items() if value)
             raise ConfigError(f"{name} changes a model without weights only: set fresh = true")
-        if self.fresh and self.train in ("top", "lora"):
+        if self.fresh and self.train != "all":
             raise ConfigError(
-                f'train = "{self.train}" would leave random weights as they are: a fresh model '
-                'needs train = "all" or "encoder"'
+                f'train = "{self.train}" would leave random word embeddings as they are: a fresh '
+                'model needs train = "all"'
             )
         if self.top < 1 or self.rank < 1 or not self.alpha > 0:
             raise ConfigError("top and rank must be 1 or above, alpha above 0")
@@ -92,22 +92,28 @@ class LanguageModelConfig:
 
 def language_model_config(table: Mapping[str, Any]) -> LanguageModelConfig:
     """The [model] table of a pre-training job. Raises ConfigError for an unknown or wrong key."""
-    return build(LanguageModelConfig, table, "[model]")
+    return build(LanguageModelConfig, table, "model")
 
 
 @dataclass(frozen=True, eq=False)
 class Guesses:
     """What a batch cost and how much of it was right.
 
-    loss: scalar with gradient, the mean over the predicted tokens, plus the mean over the
-    pairs of next-sentence prediction. The numbers below it are read when they are asked for,
-    so that an accelerator need not wait for them before the backward pass.
+    masked, next_sentence: scalars with gradient, the mean over the predicted tokens and over
+    the pairs of next-sentence prediction (zero without). The numbers below them are read when
+    they are asked for, so that an accelerator need not wait for them before the backward pass.
     """
 
-    loss: Tensor
+    masked: Tensor
+    next_sentence: Tensor
     predictions: int
     pairs: int
     sums: Tensor  # (3,) float64: loss of the tokens, tokens right, pairs right
+
+    @property
+    def loss(self) -> Tensor:
+        """Both means together, as BERT's training adds them."""
+        return self.masked + self.next_sentence
 
     @property
     def token_loss(self) -> float:
@@ -203,13 +209,14 @@ class LanguageModel(nn.Module):
                 states, head, pooled = self._encoded(sequences, masked)
         picked = states.flatten(0, 1).index_select(0, at)  # (predictions, width)
         total, right = heads.cross_entropy(head, picked, wanted)
-        loss = total / max(1, len(wanted))
+        masked_loss = total / max(1, len(wanted))
+        next_loss = masked_loss.new_zeros(())
         sums = [total.detach(), right, torch.zeros_like(right)]
         pairs = 0
         if self._pairs:
             next_loss, sums[2], pairs = self._next_sentence(pooled, sequences)
-            loss = loss + next_loss
-        return Guesses(loss, len(wanted), pairs, torch.stack([s.double() for s in sums]))
+        both = torch.stack([s.double() for s in sums])
+        return Guesses(masked_loss, next_loss, len(wanted), pairs, both)
 
     def _encoded(self, sequences: Sequences, masked: Masked) -> tuple[Tensor, heads.Logits, Any]:
         """States (batch, tokens, width), what makes logits of them, and pooled states."""

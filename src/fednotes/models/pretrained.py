@@ -155,6 +155,11 @@ def _tokenizer(directory: Path) -> Any:
         tokenizer = auto.from_pretrained(directory, add_prefix_space=True, **_LOCAL)
     if not tokenizer.is_fast:
         raise ModelError(f"{directory}: needs a fast tokeniser (tokenizer.json)")
+    if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
+        # Where its files are missing the library makes one that knows marks alone.
+        raise ModelError(
+            f"{directory}: no tokenizer beside config.json: put the model's tokenizer.json there"
+        )
     return tokenizer
 
 
@@ -174,4 +179,6 @@ def _named(directory: Path, load: Callable[[], Any]) -> Any:
         raise
     except Exception as error:  # every library below has its own way to fail
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{directory}: cannot be loaded: {reason}") from error
+        raise ModelError(
+            f"{directory}: cannot be loaded ({reason}): copy the directory again"
+        ) from error

@@ -38,7 +38,6 @@ def opened(path: Path, tags: tuple[str, ...], dropout: float | None, stamp: Any)
         **settings,
     )
     require_complete(path, tuple(n for n in missing if not n.startswith("classifier.")))
-    _require_words(path, tokenizer)
     require_classifier(path, model)
     return tokenizer, model.requires_grad_(False)
 
@@ -83,12 +82,6 @@ def require_classifier(where: str | Path, model: Any) -> None:
         raise ModelError(f"{where}: models of the kind {kind!r} have no linear token classifier")
 
 
-def _require_words(directory: Path, tokenizer: Any) -> None:
-    """Where its files are missing the library makes a tokenizer that knows marks alone."""
-    if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
-        raise ModelError(f"{directory}: no tokenizer beside config.json (tokenizer.json)")
-
-
 def require_device(device: str | torch.device) -> None:
     """Raises ConfigError where there is no such device."""
     try:
@@ -122,7 +115,6 @@ def open_trained(directory: Path) -> tuple[Any, Any, TagSet, dict[str, Any]]:
     # Shapes that do not fit count as missing, with a clearer line than the library's.
     tokenizer, model, missing = open_pretrained(directory, AUTO, ignore_mismatched_sizes=True)
     require_complete(directory, missing)
-    _require_words(directory, tokenizer)
     require_classifier(directory, model)
     tagset, rows = tagset_of(directory, model.config.id2label, model.classifier.out_features)
     _order(model, tagset, rows)

@@ -49,11 +49,11 @@ def site_scores(run: Run) -> str:
         if (rows := _dots(run, everything, key, measure))
         for looks in [{name: i for i, name in enumerate(run.conditions)}]
     ]
-    mentions = not mapping(next(iter(mean.values()), None)).get("masked")
+    mentions = not any("masked" in mapping(scores) for scores in mean.values())
     picture = ""
     if charts:
         what = "F1 on the test sets" if mentions else "Held-out notes"
-        caption = f"{what}; the axis does not begin at zero."
+        caption = f"{what}; the axis need not begin at zero."
         picture = legend(run.conditions) + figure(charts, caption, run.source)
     return (
         f"<section>\n<h2>Scores on {'the test sets' if mentions else 'held-out notes'}</h2>\n"
