@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from fednotes.core.errors import ConfigError
+from fednotes.compare_runs import compare_runs
+from fednotes.core.errors import ConfigError, DataError
 from fednotes.display import result_table
 from fednotes.jobs import Job, parse_job
 from fednotes.simulate import simulate
@@ -159,6 +160,19 @@ def test_no_token_of_a_note_is_in_what_a_run_leaves(bert: Path, tmp_path: Path) 
             data = path.read_bytes().lower()
             assert b"zyxomycin" not in data, path
             assert b"quibbledorf" not in data, path
+
+
+def test_models_of_all_sites_are_compared(bert: Path, tmp_path: Path) -> None:
+    """Where one copy is kept for all sites; a language model has nothing to compare."""
+    asked = job(bert, "finetune", silos={"number": 2, "by": "document"})
+    simulate(asked, tmp_path / "run")
+    found = compare_runs(tmp_path / "run", tmp_path / "run", "federated", "pooled", samples=20)
+    assert list(found) == ["silo1", "silo2"]
+    same = compare_runs(tmp_path / "run", tmp_path / "run", "pooled", "pooled", samples=20)
+    assert all(test.difference == 0 for test in same.values())
+    simulate(job(bert, "pretrain", conditions=["federated"]), tmp_path / "notes")
+    with pytest.raises(DataError, match="finds no entities"):
+        compare_runs(tmp_path / "notes", tmp_path / "notes", "federated", "federated")
 
 
 def test_settings_that_do_not_go_together(bert: Path) -> None:

@@ -28,6 +28,9 @@ def compare_runs(
         if name not in CONDITIONS:
             raise ConfigError(f"no condition is called {name!r}; {nearest(name, CONDITIONS)}")
     job_a, job_b = job_of(a), job_of(b)
+    for run, job in ((a, job_a), (b, job_b)):
+        if job.reads_notes:
+            raise DataError(f"{run}: a run of {job.method!r} finds no entities to compare")
     sites = load_sites(job_a).data
     if a.resolve() != b.resolve():
         other = {site.id: site.test for site in load_sites(job_b).data}
@@ -59,10 +62,9 @@ def _predict(
     run: Path, condition: str, site: str, documents: tuple[Document, ...]
 ) -> tuple[Document, ...]:
     part = run / condition / site if condition == "alone" else run / condition
-    folder = part / "sites" / site / "model"
-    if not folder.exists():
-        folder = part / "sites" / POOLED / "model"
-    if not folder.exists():
+    places = (part / "sites" / site, part / "sites" / POOLED, part)  # its own, or one for all
+    folder = next((p / "model" for p in places if (p / "model").exists()), None)
+    if folder is None:
         raise DataError(f"{run} has no {condition} model of site {site!r}: was it run to its end?")
     tagger = load_model(folder)
     return tagger.predict(tagger.prepare(documents, cache=default_cache(), gold=False))
