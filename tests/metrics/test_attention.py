@@ -12,7 +12,7 @@ from scipy.stats import entropy as scipy_entropy
 from scipy.stats import spearmanr
 
 from fednotes.core.errors import DataError
-from fednotes.metrics.attention import entropy, js_matrix, matrix_distance, measure, spearman
+from fednotes.metrics.attention import matrix_distance, measure, spearman
 
 LENGTHS = np.array([7, 1, 9, 4])
 
@@ -58,11 +58,9 @@ def test_against_a_loop_over_positions() -> None:
     attention = maps()
     expected_entropy, expected_js = brute_force(attention)
     batch = [(attention, LENGTHS)]
-    np.testing.assert_allclose(entropy(batch), expected_entropy, atol=1e-6)
-    np.testing.assert_allclose(js_matrix(batch), expected_js, atol=1e-6)
     both = measure(batch)
-    np.testing.assert_array_equal(both.entropy, entropy(batch))
-    np.testing.assert_array_equal(both.divergence, js_matrix(batch))
+    np.testing.assert_allclose(both.entropy, expected_entropy, atol=1e-6)
+    np.testing.assert_allclose(both.divergence, expected_js, atol=1e-6)
     assert (both.positions, both.texts) == (21, 4)
     np.testing.assert_allclose(both.by_depth, expected_entropy.mean(1), atol=1e-6)
 
@@ -71,7 +69,7 @@ def test_long_texts_are_cut_in_blocks() -> None:
     """A text of 70 tokens is 4900 columns, more than two blocks: the loop in NumPy alone."""
     rng = np.random.default_rng(3)
     p = rng.dirichlet(np.full(70, 0.2), (1, 1, 4, 70)).astype(np.float32)
-    found = js_matrix([(p, np.array([70]))])
+    found = measure([(p, np.array([70]))]).divergence
     heads = p[0, 0].astype(np.float64)  # (heads, queries, keys)
     for i in range(4):
         for j in range(4):
@@ -121,7 +119,7 @@ def test_uniform_and_one_token() -> None:
 def test_divergence_is_a_divergence() -> None:
     """0 on the diagonal, symmetric, from 0 to ln 2; and no head is its neighbour here."""
     for sharp in (0.01, 1.0, 30.0):
-        found = js_matrix([(maps(1, sharp=sharp), LENGTHS)])
+        found = measure([(maps(1, sharp=sharp), LENGTHS)]).divergence
         assert not found.diagonal().any()
         np.testing.assert_array_equal(found, found.T)
         assert found.min() >= 0
@@ -157,6 +155,5 @@ def test_distance_by_hand() -> None:
 
 
 def test_nothing_to_measure() -> None:
-    for function in (measure, entropy, js_matrix):
-        with pytest.raises(DataError, match="at least one text"):
-            function([])
+    with pytest.raises(DataError, match="at least one text"):
+        measure([])

@@ -60,30 +60,6 @@ def measure(batches: Iterable[Batch]) -> Heads:
     return Heads(entropies / positions, divergences / positions, positions, texts)
 
 
-def entropy(batches: Iterable[Batch]) -> Floats:
-    """(layers, heads): each head's mean entropy over positions, `measure` without the pairs."""
-    total, positions = np.zeros(1), 0
-    for attention, lengths in batches:
-        total = total + entropy_sum(attention, lengths)
-        positions += int(np.sum(lengths))
-    _require(positions)
-    return total / positions
-
-
-def js_matrix(batches: Iterable[Batch]) -> Floats:
-    """(heads in all, heads in all): mean over positions of JS between each two heads.
-
-    Clark et al.'s program sums over positions instead (this times their number), and first
-    mixes 0.1 % of the uniform distribution into each, because its formula divides by it.
-    """
-    total, positions = np.zeros(1), 0
-    for attention, lengths in batches:
-        total = total + divergence_sum(attention, lengths)
-        positions += int(np.sum(lengths))
-    _require(positions)
-    return total / positions
-
-
 def _require(positions: int) -> None:
     if not positions:
         raise DataError("attention was measured on no token: give at least one text")
@@ -109,6 +85,9 @@ def entropy_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
 
 def divergence_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
     """(heads in all, heads in all): JS of one batch, summed over its positions.
+
+    Clark et al.'s program first mixes 0.1 % of the uniform distribution into each head, because
+    its formula divides by it; here 0 log 0 is 0.
 
     JS(p, q) = H(m) − (H(p) + H(q)) / 2 with m = (p + q) / 2: of each pair of heads only m's
     entropy is new, one logarithm a pair and key.
