@@ -7,7 +7,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import TrainingError
+from fednotes.core.errors import ConfigError, TrainingError
+
+
+def device_of(spec: str | torch.device) -> torch.device:
+    """The device of that name, such as "cpu" or "cuda" (cuda:0).
+
+    Raises ConfigError where this machine has none.
+    """
+    try:
+        return torch.empty(0, device=spec).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {str(spec)!r} is not available here; use 'cpu'") from error
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:

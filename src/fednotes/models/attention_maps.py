@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.core.tensors import device_of
 from fednotes.models.encoder import positions_of
 from fednotes.models.frozen import encoder_directory
 from fednotes.models.pretrained import open_pretrained, require_complete
@@ -41,10 +42,7 @@ def open_attention_model(spec: str | Path, device: str = "cpu") -> AttentionMode
     gives no attention, layers with different numbers of heads), ConfigError (no such device),
     MissingExtra.
     """
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {device!r} is not available here; use 'cpu'") from error
+    device_of(device)
     name = str(spec)
     directory = encoder_directory(name) if name == "minilm" else Path(spec).expanduser()
     # Only the plain implementation keeps the maps.

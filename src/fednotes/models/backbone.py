@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.tensors import device_of
 from fednotes.models.encoder import FINGERPRINTED, marks_of, open_encoder, positions_of
 from fednotes.models.encoder_corpus import padded_windows
 from fednotes.models.frozen import encoder_directory, fingerprint, stamp_of
@@ -106,11 +107,7 @@ def open_backbone(
     MissingExtra.
     """
     path = encoder_directory(spec)
-    try:
-        there = torch.empty(0, device=device).device  # "cuda" is cuda:0
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {str(device)!r} is not available here; use 'cpu'") from error
-    return _open(path, layer, str(there), dtype, stamp_of(path))
+    return _open(path, layer, str(device_of(device)), dtype, stamp_of(path))
 
 
 @lru_cache(maxsize=4)

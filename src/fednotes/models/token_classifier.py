@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from fednotes import __version__
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.settings import build
+from fednotes.core.tensors import device_of
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus, with_spans, without_gold
 from fednotes.models.encoder_corpus import (
@@ -51,7 +52,6 @@ from fednotes.models.token_classifier_files import (
     open_trained,
     opened,
     require_classifier,
-    require_device,
     trained_names,
 )
 from fednotes.models.word_reader import WordReader, Words
@@ -321,7 +321,7 @@ def build_token_classifier(
     if not tagset.types:
         raise ConfigError("the tag set has no entity types: a tagger needs at least one")
     path = encoder_directory(config.encoder)
-    require_device(device)
+    device_of(device)
     tokenizer, whole = opened(path, tagset.tags, config.dropout, stamp_of(path))
     trained = trained_names(config.encoder, whole, config.train, config.top)
     # Storage is shared, the parameter is not: what is done to one model's stays there.
@@ -345,7 +345,7 @@ def open_token_classifier(directory: Path, device: str | torch.device = "cpu") -
     Raises ModelError (another kind of model, damaged, pickled or missing weights, labels that
     are no tags), ConfigError (no such device), MissingExtra.
     """
-    require_device(device)
+    device_of(device)
     tokenizer, model, tagset, own = open_trained(directory)
     table = own | {"encoder": str(directory.resolve())}
     try:

@@ -82,14 +82,6 @@ def require_classifier(where: str | Path, model: Any) -> None:
         raise ModelError(f"{where}: models of the kind {kind!r} have no linear token classifier")
 
 
-def require_device(device: str | torch.device) -> None:
-    """Raises ConfigError where there is no such device."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {str(device)!r} is not available here; use 'cpu'") from error
-
-
 def saved_by_us(directory: Path) -> bool:
     """Whether `save_model` wrote this Hugging Face directory."""
     try:
