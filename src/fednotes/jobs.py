@@ -35,12 +35,25 @@ from fednotes.job_tables import (
     SyntheticConfig,
     TagsConfig,
 )
+from fednotes.patient_tables import (
+    PATIENT_TABLES,
+    PatientsConfig,
+    PatientTables,
+    SyntheticPatientsConfig,
+    patient_tables,
+)
 
 CONDITIONS = ("alone", "federated", "pooled")
 POOLED = "pooled"  # the site that has every site's sentences
-FILLED_IN = {"seed", "tags", "platforms", "model"}  # of a Config, by the job itself
+# Of a Config, by the job itself.
+FILLED_IN = {"seed", "tags", "platforms", "model", "space", "phenotypes"}
 _TOP = {"title", "method", "preset", "seed", "conditions", "threads", "notes"}
-_TABLES = {"training", "model", "sites", "synthetic", "tags", "silos"}
+_TABLES = {"training", "model", "sites", "synthetic", "tags", "silos", *PATIENT_TABLES}
+_SITES: dict[str, type[Any]] = {  # by the method's DATA: what its sites hold
+    "documents": SiteConfig,
+    "notes": NotesConfig,
+    "patients": PatientsConfig,
+}
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,8 @@ class Job:
     """A job file, read and checked.
 
     table: the raw tables after `--set`, for the record. folder: what relative paths are
-    relative to. sites: a SiteConfig each, or a NotesConfig where the method reads notes.
+    relative to. sites: a SiteConfig each, or a NotesConfig or PatientsConfig where the method
+    reads notes or patients; synthetic likewise. patients: the tables of a job on patients.
     """
 
     name: str
@@ -59,11 +73,12 @@ class Job:
     threads: int
     config: Any
     sites: Mapping[str, Any]
-    synthetic: SyntheticConfig | None
+    synthetic: Any
     table: Mapping[str, Any]
     folder: Path
     tags: TagsConfig | None = None
     silos: SilosConfig | None = None
+    patients: PatientTables | None = None
 
     @property
     def module(self) -> ModuleType:
@@ -71,9 +86,14 @@ class Job:
         return importlib.import_module(f"fednotes.methods.{self.method}")
 
     @property
+    def data(self) -> str:
+        """What the method's sites hold: "documents", "notes" (no annotations) or "patients"."""
+        return _data(self.method)
+
+    @property
     def reads_notes(self) -> bool:
         """Whether the method's sites hold notes without annotations, not documents."""
-        return _reads_notes(self.method)
+        return self.data == "notes"
 
     @property
     def fingerprint(self) -> str:
@@ -86,7 +106,8 @@ class Job:
 class Sites:
     """The sites of a job in its order, or the silos that it deals them into.
 
-    data: what each holds, SiteNotes where the method reads notes without annotations.
+    data: what each holds, SiteNotes where the method reads notes without annotations,
+        SitePatients where it reads patients.
     complete: the same texts with every type annotated everywhere, where that is known: for
         generated sites and sampled tag sets.
     notes: what was changed on the way, as counts.
@@ -145,7 +166,11 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
             raise ConfigError(
                 f"{where}: conditions has {condition!r}; {nearest(condition, CONDITIONS)}"
             )
-    synthetic, sites = _sources(table, where, _reads_notes(top.method))
+    kind = _data(top.method)
+    for key in PATIENT_TABLES:
+        if key in table and kind != "patients":
+            raise ConfigError(f"{where} [{key}]: is for methods on patients, not {top.method}")
+    synthetic, sites = _sources(table, where, kind)
     return Job(
         name=name,
         title=top.title or name,
@@ -160,12 +185,13 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         folder=folder,
         tags=_tags(table, where, top.method),
         silos=build(SilosConfig, table["silos"], f"{where} [silos]") if "silos" in table else None,
+        patients=patient_tables(table, where) if kind == "patients" else None,
     )
 
 
-def _reads_notes(method: str) -> bool:
+def _data(method: str) -> str:
     module = importlib.import_module(f"fednotes.methods.{method}")
-    return getattr(module, "DATA", "documents") == "notes"
+    return str(getattr(module, "DATA", "documents"))
 
 
 @dataclass(frozen=True)
@@ -186,17 +212,15 @@ class _Top:
             raise ConfigError(f"threads = {self.threads}: expected 1 to {most} on this machine")
 
 
-def _sources(
-    table: Mapping[str, Any], where: str, notes: bool
-) -> tuple[SyntheticConfig | None, dict[str, SiteConfig | NotesConfig]]:
+def _sources(table: Mapping[str, Any], where: str, kind: str) -> tuple[Any, dict[str, Any]]:
     if ("sites" in table) == ("synthetic" in table):
         raise ConfigError(f"{where}: give either [sites.NAME] tables or a [synthetic] table")
     if "synthetic" in table:
-        return build(SyntheticConfig, table["synthetic"], f"{where} [synthetic]"), {}
+        made: type[Any] = SyntheticPatientsConfig if kind == "patients" else SyntheticConfig
+        return build(made, table["synthetic"], f"{where} [synthetic]"), {}
     if not table["sites"]:
         raise ConfigError(f"{where}: expected one table [sites.NAME] for each site")
-    kind: type[SiteConfig | NotesConfig] = NotesConfig if notes else SiteConfig
-    sites: dict[str, SiteConfig | NotesConfig] = {}
+    sites: dict[str, Any] = {}
     for site, values in table["sites"].items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", site):
             raise ConfigError(
@@ -210,14 +234,16 @@ def _sources(
             )
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}: sites.{site} is a value, expected a table [sites.{site}]")
-        sites[site] = build(kind, values, f"{where} [sites.{site}]")
+        sites[site] = build(_SITES[kind], values, f"{where} [sites.{site}]")
     return None, sites
 
 
 def _tags(table: Mapping[str, Any], where: str, method: str) -> TagsConfig | None:
     if "tags" not in table:
         return None
-    if _reads_notes(method):
+    if _data(method) == "patients":
+        return None  # patient_tables refuses it
+    if _data(method) == "notes":
         raise ConfigError(f"{where} [tags]: {method} reads notes without annotations: leave it out")
     tags = build(TagsConfig, table["tags"], f"{where} [tags]")
     if tags.sampled and "silos" in table:
@@ -270,7 +296,7 @@ def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> An
 def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Environment variables in text values; files beside the job are found by their names."""
     found = {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
-    for key in ("word_vectors", "contextual", "encoder", "backbone"):
+    for key in ("word_vectors", "contextual", "encoder", "backbone", "representation"):
         value = found.get(key)
         if value and isinstance(value, str) and (folder / value).exists():
             found[key] = str(folder / value)

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_json
 from fednotes.core.types import SiteData
 from fednotes.data.note_sites import fingerprint as note_fingerprint
+from fednotes.data.patient_sites import fingerprint as patient_fingerprint
 from fednotes.jobs import Job, Sites
 
 OUTCOME = {"scores", "rounds", "seconds", "bytes_up", "bytes_down"}  # of a finished part
@@ -84,8 +86,11 @@ def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:
 
     Raises ConfigError if the notes are not those that an unfinished run began with.
     """
-    of = note_fingerprint if job.reads_notes else fingerprint
-    notes = {site.id: of(site) for site in sites.data}
+    of: dict[str, Callable[[Any], str]] = {
+        "notes": note_fingerprint,
+        "patients": patient_fingerprint,
+    }
+    notes = {site.id: of.get(job.data, fingerprint)(site) for site in sites.data}
     if resume and begun(out):
         before = recorded(out).get("notes", {})
         for site, digest in notes.items():

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +22,9 @@ from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json, write_text
 from fednotes.engines.inprocess import InProcess, RoundResult
 from fednotes.jobs import POOLED, Job
-from fednotes.metrics.spans import SpanCounts, micro_scores
+from fednotes.metrics.site_scores import mean_scores as mean_scores
+from fednotes.metrics.site_scores import summed_scores
+from fednotes.metrics.spans import SpanCounts
 from fednotes.models.features import default_cache
 from fednotes.report.html import write_report
 from fednotes.run_folder import OUTCOME, claim, finished, refuse, set_aside, versions
@@ -83,13 +84,13 @@ def simulate(
 
     out: the run's folder; new, or with `resume` that of an unfinished run of the same job.
     overwrite: an earlier run there becomes `OUT.previous`, once the sites could be read.
-    cache: folder of frozen features; the user's default one if None.
+    cache: folder of frozen features and concepts; the user's default one if None.
     command: how a person repeats this run, for the report.
     Raises ConfigError if `out` holds another run.
     """
     replace_old = overwrite and not resume
     refuse(job, out, resume, replace_old)
-    sites = load_sites(job)
+    sites = load_sites(job, display.features if display else None, cache)
     config = job.module.for_sites(job.config, sites.data)
     for text in _warnings(job):
         if display:
@@ -285,9 +286,7 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         "sites": scores,
         "mean": {c: mean_scores([scores[s][c] for s in ids]) for c in conditions},
         "micro": {
-            c: micro_scores([scores[s][c] for s in ids])
-            for c in conditions
-            if all("counts" in scores[s][c] for s in ids)
+            c: found for c in conditions if (found := summed_scores([scores[s][c] for s in ids]))
         },
         "conditions": conditions,
         "config": job.table,
@@ -309,6 +308,8 @@ def _hints(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             if not score:
                 yield f"{site}: nothing is held out there, so it has no score and is in no mean"
                 break
+            if "by_output" in score:
+                yield from _phenotype_hints(f"{site}, {condition}", score)
             if "by_type" not in score:
                 continue  # no mentions are judged here
             if not any(of_type["support"] for of_type in score["by_type"].values()):
@@ -321,18 +322,24 @@ def _hints(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
                 )
 
 
-MEASURES = {
-    "strict": ("precision", "recall", "f1"),
-    "relaxed": ("precision", "recall", "f1"),
-    "masked": ("loss", "perplexity", "accuracy"),
-    "next_sentence": ("accuracy",),
-}
+def _phenotype_hints(where: str, score: Mapping[str, Any]) -> Iterator[str]:
+    """Diseases whose score says little, by name."""
+    never, alone = [], []
+    for disease, found in score["by_output"].items():
+        present, absent = (found.get(name, {}).get("support", 0) for name in ("present", "absent"))
+        if present and not found["present"].get("predicted", 1):
+            never.append(disease)
+        if not (present and absent):
+            alone.append(disease)
+    if never:
+        yield f"{where}: predicts nobody to have {_named(never)}: train longer, or weigh classes"
+    if alone:
+        yield (
+            f"{where}: the test patients are all present or all absent for {_named(alone)}: "
+            "these have no AUROC"
+        )
 
 
-def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The plain mean of each measure, over the sites that have it (those with held-out data)."""
-    return {
-        kind: {key: fmean(score[kind][key] for score in judged) for key in keys}
-        for kind, keys in MEASURES.items()
-        if (judged := [score for score in scores if kind in score])
-    }
+def _named(names: Sequence[str], shown: int = 6) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more

@@ -6,8 +6,7 @@ split       train, valid, test; without leaks
 reduced     `fraction`, `mask_overlap`, at most so many sentences
 restricted  to the types that the site annotates, given or sampled
 silos       dealt out anew, where the job simulates hospitals (`silo_jobs.py`)
-
-Notes without annotations are read by `note_jobs.py`.
+             Notes without annotations: `note_jobs.py`; patients: `cohort_jobs.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
+from fednotes.cohort_jobs import load_patient_sites
 from fednotes.core.errors import ConfigError, DataError, FednotesError, nearest
 from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document, SiteData, TagSet
@@ -45,11 +45,16 @@ _SHOWN = 12  # values in a message
 _DRAWS = 10_000
 
 
-def load_sites(job: Job) -> Sites:
+def load_sites(
+    job: Job, progress: Callable[[int, int], None] | None = None, cache: Path | None = None
+) -> Sites:
     """Read every site of a job, and deal their texts into silos where it asks for them.
 
-    Raises DataError for a bad file, ConfigError for a setting that does not fit it.
+    progress, cache: of `load_patient_sites`. Raises DataError for a bad file, ConfigError for a
+    setting that does not fit it.
     """
+    if job.data == "patients":
+        return load_patient_sites(job, progress, cache)
     if job.reads_notes:
         return load_note_sites(job)
     sites = _load_documents(job)
@@ -58,11 +63,7 @@ def load_sites(job: Job) -> Sites:
 
 def _load_documents(job: Job) -> Sites:
     if job.synthetic is not None:
-        made = synthetic.generate(
-            num_sites=job.synthetic.sites,
-            sentences_per_site=job.synthetic.sentences,
-            seed=job.seed,
-        )
+        made = synthetic.generate(job.synthetic.sites, job.synthetic.sentences, job.seed)
         complete = tuple(s.complete for s in made)
         if job.tags is None:
             return Sites(tuple(s.data for s in made), complete)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.cohort import Bags, Cohort, deal, fingerprint, pooled, split
+from fednotes.data.cohort import Bags, Cohort, Vectors, deal, fingerprint, pooled, split
 
 
 def _lists(patients: int, vocabulary: int, seed: int) -> list[list[int]]:
@@ -269,3 +270,29 @@ def test_the_fingerprint_changes_with_everything_but_the_name() -> None:
         Cohort("h", cohort.patients, bags, cohort.labels, ("d0", "d", "1d2")),
     ]
     assert len({fingerprint(c) for c in (cohort, *others)}) == 1 + len(others)
+
+
+def test_vectors_go_where_bags_go() -> None:
+    """A patient's vector follows its row through deal, pool, split, take: by indexing."""
+    plain = _cohort()
+    values = np.random.default_rng(5).standard_normal((len(plain), 4)).astype(np.float32)
+    given = replace(plain, bags=Vectors(values))
+    own = dict(zip(given.patients, values.tolist(), strict=True))
+    halves = split(given, {"a": 0.5, "b": 0.5}, 2)
+    for made in (pooled(deal(given, 3, 1)), given.take([5, 2, 2][:2]), *halves.values()):
+        assert isinstance(made.bags, Vectors)
+        assert (len(made.bags), made.bags.width) == (len(made), 4)
+        found = zip(made.patients, made.bags.values.tolist(), strict=True)
+        assert all(vector == own[patient] for patient, vector in found)
+    assert sum(map(len, halves.values())) == len(given)
+    assert given.without_large(1) == (given, 0)
+    assert fingerprint(given) != fingerprint(plain)
+    assert fingerprint(given) != fingerprint(replace(given, bags=Vectors(values + 1)))
+    with pytest.raises(DataError, match="give both one dictionary"):
+        pooled([given, _cohort(id="other")])
+
+
+@pytest.mark.parametrize("values", [np.zeros(3), np.full((2, 2), np.nan)])
+def test_vectors_that_cannot_be(values: np.ndarray) -> None:
+    with pytest.raises(DataError, match="a matrix of finite numbers"):
+        Vectors(values)

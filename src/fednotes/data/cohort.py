@@ -1,7 +1,8 @@
 """Patients as bags of concepts with labels: what a site has, and how it is dealt and split.
 
     Bags      which concepts occur in each patient's notes, flat: no padding
-    Cohort    one site's patients: bags, and a label for each patient and output
+    Vectors   in place of them, a vector a patient
+    Cohort    one site's patients: bags or vectors, and a label for each patient and output
     deal      one cohort → random silos by patient (Liu, Dligach and Miller 2019, section 3)
     split     one cohort → parts (train, valid, test) by patient
     pooled    several cohorts → one, for the centralised comparison
@@ -76,6 +77,11 @@ class Bags:
         return cls(flat, offsets, vocabulary)
 
     @property
+    def width(self) -> int:
+        """The vocabulary's size; of Vectors, the numbers of one."""
+        return self.vocabulary
+
+    @property
     def sizes(self) -> np.ndarray:
         """(patients,) int64: each patient's number of entries."""
         return np.diff(self.offsets)
@@ -105,6 +111,34 @@ class Bags:
 
 
 @dataclass(frozen=True, eq=False)
+class Vectors:
+    """A vector a patient: (patients, width) float32, as a frozen encoder makes of notes.
+
+    Raises DataError for another shape, or a value that is not finite.
+    """
+
+    values: np.ndarray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", np.ascontiguousarray(self.values, dtype=np.float32))
+        if self.values.ndim != 2 or not np.isfinite(self.values).all():
+            raise DataError("vectors of patients must be a matrix of finite numbers")
+
+    def __len__(self) -> int:
+        """The number of patients."""
+        return len(self.values)
+
+    @property
+    def width(self) -> int:
+        """The numbers of one vector."""
+        return int(self.values.shape[1])
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> Vectors:
+        """The vectors of these patients, in the order of `rows` (indices or a boolean mask)."""
+        return Vectors(self.values[_rows(rows, len(self))])
+
+
+@dataclass(frozen=True, eq=False)
 class Cohort:
     """One site's patients. It never leaves the site.
 
@@ -116,7 +150,7 @@ class Cohort:
 
     id: str
     patients: tuple[str, ...]
-    bags: Bags
+    bags: Bags | Vectors
     labels: np.ndarray
     outputs: tuple[str, ...]
 
@@ -159,8 +193,11 @@ class Cohort:
     def without_large(self, limit: int) -> tuple[Cohort, int]:
         """The cohort without patients of more than `limit` entries, and how many these were.
 
-        The paper leaves out patients with more than 10,000 concepts.
+        The paper leaves out patients with more than 10,000 concepts. Vectors have no entries:
+        all their patients stay.
         """
+        if isinstance(self.bags, Vectors):
+            return self, 0
         kept = self.bags.sizes <= limit
         left_out = int((~kept).sum())
         return (self.take(kept) if left_out else self), left_out
@@ -176,10 +213,12 @@ def fingerprint(cohort: Cohort) -> str:
         for name in (str(len(names)), *names):
             data = name.encode("utf-8", "surrogatepass")
             state.update(len(data).to_bytes(8, "little") + data)
-    for array in (cohort.bags.concepts, cohort.bags.offsets, cohort.labels):
+    bags = cohort.bags
+    flat = (bags.values,) if isinstance(bags, Vectors) else (bags.concepts, bags.offsets)
+    for array in (*flat, cohort.labels):
         fixed = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
         state.update(len(fixed).to_bytes(8, "little") + fixed.tobytes())
-    state.update(cohort.bags.vocabulary.to_bytes(8, "little"))
+    state.update(bags.width.to_bytes(8, "little"))
     return state.hexdigest()
 
 
@@ -193,10 +232,10 @@ def pooled(cohorts: Sequence[Cohort], id: str = "pooled") -> Cohort:
         raise DataError("there is no cohort to pool")
     first = cohorts[0]
     for other in cohorts[1:]:
-        if other.bags.vocabulary != first.bags.vocabulary:
+        if (type(other.bags), other.bags.width) != (type(first.bags), first.bags.width):
             raise DataError(
-                f"cohort {other.id} has a vocabulary of {other.bags.vocabulary} concepts, "
-                f"{first.id} one of {first.bags.vocabulary}: give both one dictionary"
+                f"cohort {other.id} has a vocabulary of {other.bags.width} concepts, "
+                f"{first.id} one of {first.bags.width}: give both one dictionary (or encoder)"
             )
         if other.outputs != first.outputs:
             raise DataError(_other_outputs(first, other))
@@ -206,14 +245,22 @@ def pooled(cohorts: Sequence[Cohort], id: str = "pooled") -> Cohort:
         if repeated:
             raise DataError(f"{repeated} patients of cohort {cohort.id} are in another one too")
         seen.update(dict.fromkeys(cohort.patients, cohort.id))
-    starts = np.cumsum([0, *(len(c.bags.concepts) for c in cohorts)])
-    bounds = [c.bags.offsets[1:] + start for c, start in zip(cohorts, starts, strict=False)]
-    bags = Bags(
-        np.concatenate([c.bags.concepts for c in cohorts]),
+    labels = np.concatenate([c.labels for c in cohorts])
+    return Cohort(id, tuple(seen), _joined([c.bags for c in cohorts]), labels, first.outputs)
+
+
+def _joined(parts: Sequence[Bags | Vectors]) -> Bags | Vectors:
+    """All patients' bags, or vectors, one part after the other."""
+    bags = [part for part in parts if isinstance(part, Bags)]
+    if not bags:
+        return Vectors(np.concatenate([p.values for p in parts if isinstance(p, Vectors)]))
+    starts = np.cumsum([0, *(len(b.concepts) for b in bags)])
+    bounds = [b.offsets[1:] + start for b, start in zip(bags, starts, strict=False)]
+    return Bags(
+        np.concatenate([b.concepts for b in bags]),
         np.concatenate([np.zeros(1, dtype=np.int64), *bounds]),
-        first.bags.vocabulary,
+        bags[0].vocabulary,
     )
-    return Cohort(id, tuple(seen), bags, np.concatenate([c.labels for c in cohorts]), first.outputs)
 
 
 def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:

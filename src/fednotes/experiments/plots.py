@@ -14,9 +14,10 @@ Rows = list[Mapping[str, Any]]
 def plot(table: Mapping[str, Any], path: Path) -> bool:
     """Strict F1 of each site, or the table's own columns, with standard deviations: a panel each.
 
-    False where matplotlib (the extra "plot") is not installed, or the table has no rows.
+    False where matplotlib (the extra "plot") is not installed, or the table has no rows or has
+    one a disease.
     """
-    if not table.get("rows"):
+    if not table.get("rows") or table.get("by_output"):
         return False
     try:
         import matplotlib
@@ -36,7 +37,7 @@ def plot(table: Mapping[str, Any], path: Path) -> bool:
         for condition, rows in _by_condition(table).items():
             scores = [_score(table, row, column) for row in rows]
             factor = 1 if is_plain(column) else 100
-            means = [factor * score["mean"] for score in scores]
+            means = [float("nan") if s["mean"] is None else factor * s["mean"] for s in scores]
             spread = [factor * (score["std"] or 0) for score in scores]
             if table["x"]:
                 places = [row["x"] for row in rows]

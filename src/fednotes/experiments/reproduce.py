@@ -23,7 +23,7 @@ from typing import Any
 from fednotes.core.errors import ConfigError, FednotesError, nearest
 from fednotes.core.settings import build, read_toml
 from fednotes.core.store import write_json, write_text
-from fednotes.experiments.tables import KINDS, markdown
+from fednotes.experiments.tables import KINDS, MISSING, markdown
 from fednotes.jobs import expand, load_job
 from fednotes.metrics.compare import summarise
 
@@ -58,7 +58,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Before:
-    """A run whose model others start from, once for all seeds."""
+    """A run whose model others start from: once for all seeds, or, where seed is 0, for each."""
 
     name: str
     base: str
@@ -83,7 +83,9 @@ class Grid:
     """A grid file.
 
     columns: in place of one for each site: "micro strict f1" (all sites' mentions together),
-    "mean masked loss" (over sites), "MB up", "MB down" (all sites, a cycle), "s" (a run).
+    "mean masked loss", "mean phenotypes f1", "mean ranking auroc" (over sites), "MB up", "MB
+    down" (all sites, a cycle), "s" (a run). by_output: a row a disease in place of one a run,
+    with precision, recall and F1 of each run, and the paper's figures (disease → column) beside.
     against: the label of a row; a further column has by how much others fall behind its last
     score. attention: compared in place of runs.
     paper: the paper's own figures, label → column → percent. megabytes, seconds: where they
@@ -99,6 +101,7 @@ class Grid:
     before: tuple[Before, ...] = ()
     attention: Attention | None = None
     columns: tuple[str, ...] = ()
+    by_output: bool = False
     against: str = ""
     x: str = ""
     megabytes: float = 0.0
@@ -144,8 +147,13 @@ def reproduce(
     size = grid.full if full else grid.budget
     size = replace(size, seeds=seeds or size.seeds)
     rows = [row for row in grid.runs if full or not row.full]
-    first = [plan_before(each, path.parent.name, size, full, out) for each in grid.before]
-    models = {each.row.label: str(each.folder / each.condition / "model") for each in first}
+    first = [
+        run for each in grid.before for run in plan_before(each, path.parent.name, size, full, out)
+    ]
+    models = {
+        seed: {r.row.label: _model(r) for r in first if r.seed == seed or _once(grid, r.row.label)}
+        for seed in size.seeds
+    }
     runs = [
         run
         for row in rows
@@ -160,7 +168,7 @@ def reproduce(
                 done += 1
                 tell(label, done, len(first) + len(left))
     if grid.attention is not None:
-        table = _attention(grid.attention, models, out / name, size)
+        table = _attention(grid.attention, models[size.seeds[0]], out / name, size)
     else:
         table = gather(grid, rows, size, runs)
     table |= {"experiment": name, "full": full, "settings": list(settings)}
@@ -180,12 +188,22 @@ class Run:
     arguments: tuple[str, ...]
 
 
-def plan_before(before: Before, folder: str, size: Size, full: bool, out: Path) -> Run:
-    """The run of a model that others start from; the grid's own settings are not for it."""
+def _model(run: Run) -> str:
+    """The folder of the model that a run ends with."""
+    return str(run.folder / run.condition / "model")
+
+
+def _once(grid: Grid, name: str) -> bool:
+    """Whether a model that others start from is trained once for all seeds."""
+    return any(each.name == name and each.seed for each in grid.before)
+
+
+def plan_before(before: Before, folder: str, size: Size, full: bool, out: Path) -> Iterator[Run]:
+    """The runs of a model that others start from; the grid's own settings are not for them."""
     sets = (*before.set, *(() if full else before.budget))
     row = Row(before.name, (before.condition,), set=sets)
-    size = replace(size, seeds=(before.seed,), set=())
-    return next(plan(row, f"{folder}/{before.base}", size, True, out, ()))
+    size = replace(size, seeds=(before.seed,) if before.seed else size.seeds, set=())
+    return plan(row, f"{folder}/{before.base}", size, True, out, ())
 
 
 def plan(
@@ -195,18 +213,18 @@ def plan(
     full: bool,
     out: Path,
     settings: tuple[str, ...],
-    models: Mapping[str, str] | None = None,
+    models: Mapping[int, Mapping[str, str]] | None = None,
 ) -> Iterator[Run]:
     """The runs of one row. A wrong setting shows now, not in an hour: ConfigError.
 
-    models: the folder that stands for each `{name}` in the row's settings.
+    models: seed → the folder that stands for each `{name}` in the row's settings.
     """
     common = (*size.set, *row.set, *(() if full else row.budget), *settings)
-    for name, model in (models or {}).items():
-        common = tuple(each.replace("{" + name + "}", model) for each in common)
     for condition in row.conditions:
         for seed in size.seeds:
             chosen = (*common, f"seed={seed}", f"conditions=['{condition}']")
+            for name, model in (models or {}).get(seed, {}).items():
+                chosen = tuple(each.replace("{" + name + "}", model) for each in chosen)
             folder = out / "runs" / load_job(base, chosen).fingerprint[:16]
             sets = [word for setting in chosen for word in ("--set", setting)]
             command = ("simulate", base, "--out", str(folder), *sets)
@@ -248,9 +266,11 @@ def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[s
                     "x": _place(grid, row, read),
                     "set": list(row.set),
                     "scores": summarise([_picked(run, condition) for run in read]),
-                    "columns": summarise(
+                    "columns": dict.fromkeys(grid.columns, MISSING)
+                    | summarise(
                         [{c: column(run, condition, c) for c in grid.columns} for run in read]
                     ),
+                    **({"by_output": _diseases(read, condition)} if grid.by_output else {}),
                     "not_annotated": summarise([_not_annotated(run, condition) for run in read]),
                     "seconds": sum(run["seconds"] for run in read) / len(read),
                     "megabytes": sum(r["bytes_up"] + r["bytes_down"] for r in read)
@@ -266,6 +286,7 @@ def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[s
         "set": list(size.set),
         "x": grid.x,
         "columns": list(grid.columns),
+        "by_output": grid.by_output,
         "against": grid.against,
         "megabytes": grid.megabytes,
         "seconds": grid.seconds,
@@ -285,8 +306,18 @@ def _picked(run: Mapping[str, Any], condition: str) -> dict[str, Any]:
     }
 
 
-def column(run: Mapping[str, Any], condition: str, name: str) -> float:
-    """One number of a run; see `Grid.columns`. Raises ConfigError for one that is not there."""
+def _diseases(runs: list[dict[str, Any]], condition: str) -> dict[str, Any]:
+    """Each disease's scores, means over sites, then over seeds. Raises ConfigError without any."""
+    if not all("by_output" in run["mean"][condition] for run in runs):
+        raise ConfigError("by_output: this job's runs have no scores of diseases")
+    return summarise([run["mean"][condition]["by_output"] for run in runs])
+
+
+def column(run: Mapping[str, Any], condition: str, name: str) -> float | None:
+    """One number of a run; see `Grid.columns`. None where it does not exist (an AUROC).
+
+    Raises ConfigError for a score that the job does not have.
+    """
     spent = run["conditions"][condition]
     if name == "s":
         return float(spent["seconds"])
@@ -299,7 +330,7 @@ def column(run: Mapping[str, Any], condition: str, name: str) -> float:
         if not isinstance(found, Mapping) or key not in found:
             raise ConfigError(f"the grid's column {name!r}: this job has no such score")
         found = found[key]
-    return float(found)
+    return None if found is None else float(found)
 
 
 def _attention(

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 KINDS = ("strict", "relaxed")
+MISSING = {"mean": None, "std": None, "n": 0}  # of a number that exists in no run
+_OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"))
 
 
 def markdown(table: Mapping[str, Any]) -> str:
@@ -19,6 +21,9 @@ def _lines(table: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"### {table['title']}"
     yield ""
+    if table.get("by_output"):
+        yield from _disease_lines(table)
+        return
     if table["columns"]:
         yield from _column_lines(table)
     else:
@@ -39,8 +44,9 @@ def _column_lines(table: Mapping[str, Any]) -> Iterator[str]:
     for row in table["rows"]:
         cells = [_number(name, row["columns"][name]) for name in columns]
         if best is not None:
-            behind = best["columns"][columns[-1]]["mean"] - row["columns"][columns[-1]]["mean"]
-            cells.append(f"{100 * behind:.1f}" if row is not best else "")
+            ends = [each["columns"][columns[-1]]["mean"] for each in (best, row)]
+            known = row is not best and None not in ends
+            cells.append(f"{100 * (ends[0] - ends[1]):.1f}" if known else "")
         yield f"| {row['label']} | {row['condition']} | " + " | ".join(cells) + " |"
 
 
@@ -49,15 +55,16 @@ def _number(name: str, score: Mapping[str, float | None]) -> str:
     if not is_plain(name):
         return _cell(score)
     mean, std = score["mean"], score["std"]
-    assert mean is not None
-    digits = 3 if name.endswith("loss") else 0 if name == "s" else 2
+    if mean is None:
+        return "–"
+    digits = 3 if name.endswith(("loss", "brier")) else 0 if name == "s" else 2
     return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
 
 
 def is_plain(column: str) -> bool:
-    """Whether a column's numbers are shown as they are: bytes, seconds, losses; not shares."""
+    """Whether a column's numbers are shown as they are: bytes, seconds, errors; not shares."""
     kind = column.rsplit(" ", 1)[-1]
-    return kind in ("up", "down", "s", "loss", "perplexity")
+    return kind in ("up", "down", "s", "loss", "perplexity", "brier")
 
 
 def _site_lines(table: Mapping[str, Any]) -> Iterator[str]:
@@ -95,6 +102,46 @@ def _site_lines(table: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {row['label']} | {row['condition']} | " + " | ".join(cells) + " |"
 
 
+def _disease_lines(table: Mapping[str, Any]) -> Iterator[str]:
+    """A row a disease, then the average; three columns a run, and the paper's figures beside."""
+    rows, paper = table["rows"], table["paper"]
+    yield f"Percent; seeds {', '.join(map(str, table['seeds']))}. {table['note']}".rstrip()
+    yield ""
+    diseases = list(dict.fromkeys(name for row in rows for name in row["by_output"]))
+    beside = any(name in paper for name in diseases)
+    figures = list(next(iter(paper.values()))) if beside else []
+    named = [f"{row['label']}, {row['condition']}: " if len(rows) > 1 else "" for row in rows]
+    heads = [f"{name}{head}" for name in named for _, head in _OF_A_DISEASE]
+    heads += [f"paper: {head}" for head in figures]
+    yield "| disease | " + " | ".join(heads) + " |"
+    yield "|---|" + "---:|" * len(heads)
+    for name in [*diseases, *(p for p in paper if beside and p not in {*diseases, "average"})]:
+        cells = [
+            _cell(row["by_output"].get(name, {}).get(key, MISSING))
+            for row in rows
+            for key, _ in _OF_A_DISEASE
+        ]
+        yield _row(name, cells, paper.get(name, {}), figures)
+    averages = [_average(row, key) for row in rows for key, _ in _OF_A_DISEASE]
+    yield _row("average", averages, paper.get("average", {}), figures)
+    if paper and not beside:
+        yield from _paper_lines(table)
+    elif table["paper_note"]:
+        yield ""
+        yield table["paper_note"]
+
+
+def _row(name: str, cells: list[str], paper: Mapping[str, float], figures: list[str]) -> str:
+    beside = [f"{paper[head]:.1f}" if head in paper else "" for head in figures]
+    return f"| {name} | " + " | ".join([*cells, *beside]) + " |"
+
+
+def _average(row: Mapping[str, Any], key: str) -> str:
+    """The plain mean over diseases of their means over seeds."""
+    means = [s[key]["mean"] for s in row["by_output"].values() if key in s]
+    return f"{100 * sum(means) / len(means):.1f}" if means else "–"
+
+
 def _paper_lines(table: Mapping[str, Any]) -> Iterator[str]:
     heads = list(next(iter(table["paper"].values())))
     yield ""
@@ -108,5 +155,6 @@ def _paper_lines(table: Mapping[str, Any]) -> Iterator[str]:
 
 def _cell(score: Mapping[str, float | None]) -> str:
     mean, std = score["mean"], score["std"]
-    assert mean is not None
+    if mean is None:
+        return "–"
     return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")

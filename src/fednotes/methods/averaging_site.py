@@ -17,7 +17,7 @@ from fednotes.core.update import Tensors, Update
 from fednotes.federation import State
 from fednotes.methods import compression as codes
 from fednotes.methods.averaging import Averaging
-from fednotes.methods.optim import Adam
+from fednotes.methods.optim import Adam, Optimizer
 
 
 class Step(Protocol):
@@ -36,7 +36,8 @@ class AveragingSite:
 
     A subclass gives `steps` (an epoch's mini-batches) and the tasks "evaluate" and "finish".
     id: the site's name in the job. weight: n_k. parameters: all that is trained; of these,
-    `private` stay here. per_epoch: mini-batches, about, of one epoch.
+    `private` stay here. per_epoch: mini-batches, about, of one epoch. optimizer: of all
+    parameters, in place of AdamW.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset({"train", "send", "evaluate", "keep", "finish"})
@@ -53,6 +54,7 @@ class AveragingSite:
         before: int = 0,
         first_rate: float = 0.0,
         device: torch.device | str = "cpu",
+        optimizer: Optimizer | None = None,
     ) -> None:
         self._id, self._averaging, self.weight = id, config, weight
         self.parameters = dict(parameters)
@@ -61,7 +63,8 @@ class AveragingSite:
         self.device = torch.device(device)
         self._before = before  # cycles of a warm-up
         self._planned = config.cycles * config.local_epochs * per_epoch
-        self._adam = Adam(self.parameters, config.learning_rate, config.weight_decay)
+        adam = Adam(self.parameters, config.learning_rate, config.weight_decay)
+        self._adam: Optimizer = adam if optimizer is None else optimizer
         self._first = (first_rate, Adam({}, 1.0))
         self.taken = 0  # steps, those of a warm-up included
         self._taken_before = 0  # of them in the warm-up
@@ -159,7 +162,7 @@ class AveragingSite:
             raise TrainingError(f"site {self.id!r} has no parameters: it was restarted in between")
         return self._told
 
-    def _optimizer(self, active: Mapping[str, torch.nn.Parameter], warming: bool) -> Adam:
+    def _optimizer(self, active: Mapping[str, torch.nn.Parameter], warming: bool) -> Optimizer:
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(name in active or (not warming and name in self.private))
         if not warming:
@@ -170,7 +173,7 @@ class AveragingSite:
             self._first = (rate, adam)
         return adam
 
-    def _step(self, parts: list[Step], adam: Adam, start: Tensors, warming: bool) -> float:
+    def _step(self, parts: list[Step], adam: Optimizer, start: Tensors, warming: bool) -> float:
         """One optimizer step; Σ loss over its examples."""
         torch.manual_seed(seed_of(self._averaging.seed, "dropout", self.id, self.taken))
         total = 0.0

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fednotes.core.update import Tensors
+
+
+class Optimizer(Protocol):
+    """What local training asks of an optimizer; `Adam` and `models.row_adam.RowAdam` are ones."""
+
+    parameters: dict[str, Tensor]
+
+    def step(self, gradients: Tensors | None = None, *, rate: float | None = None) -> None:
+        """One step along `gradients`, or along each parameter's own `.grad`, which is then gone."""
+
+    def state(self, prefix: str = "adam") -> dict[str, Tensor]:
+        """What must be kept to go on."""
+
+    def restore(self, tensors: Tensors, prefix: str = "adam") -> None:
+        """Go on from what `state` gave."""
 
 
 class Adam:

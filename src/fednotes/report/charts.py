@@ -17,6 +17,7 @@ Range = tuple[float, float]
 
 STYLES = 6  # how many distinct looks the style sheet has
 _DRAWN = 300  # at most so many points of a curve are drawn
+_LETTERS = 24  # of a row's label
 _DOTS = 24  # curves of no more points get a marker at each
 
 
@@ -99,9 +100,10 @@ def dot_chart(
     values = [v for _, row in rows for v in row.values()]
     marks = ticks(min(values), max(values), 5)
     step = 34 if len(rows) <= 24 else 20
+    letters = min(_LETTERS, max(len(label) for label, _ in rows))
     axes = Axes(
         _widen((marks[0], marks[-1])), (0.0, 1.0),
-        left=124, right=width - 16, top=30, bottom=34 + step * len(rows),
+        left=max(124, 16 + 7 * letters), right=width - 16, top=30, bottom=34 + step * len(rows),
     )  # fmt: skip
     parts = [_text(4, 14, title, "chart-title")]
     for value in marks:
@@ -110,7 +112,7 @@ def dot_chart(
         parts.append(_text(x, axes.bottom + 16, number(value), "tick middle"))
     for place, (label, row) in enumerate(rows):
         middle = axes.top + 4 + step * (place + 0.5)
-        parts.append(_text(axes.left - 12, middle + 4, shorten(label, 18), "label end"))
+        parts.append(_text(axes.left - 12, middle + 4, shorten(label, _LETTERS), "label end"))
         across = {name: axes.at(value, 0)[0] for name, value in row.items()}
         ends = (min(across.values()), max(across.values())) if across else (axes.left, axes.left)
         parts.append(f'<path class="span" d="M{ends[0]:.1f} {middle:.1f}H{ends[1]:.1f}"/>')

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from fednotes.report.charts import Point, Series, figure, legend, line_chart
 from fednotes.report.run import Json, Run, finite, get, mapping, size
 
+_POOLED = "pooled"  # stands for all sites in the lines of that condition
 _PANELS = 24  # sites with curves of their own; a run of 100 sites has them in the tables
 # What evaluations measure: over all sites, at one site, in short, in long (together and by site).
 _JUDGED = (
@@ -25,6 +26,15 @@ _JUDGED = (
         ("Loss on masked words of held-out notes", "Held-out loss of each site"),
     ),
 )
+# The same of a run that finds phenotypes.
+_OF_PATIENTS = {
+    "valid_f1": ("Macro F1 on validation patients", "Macro F1 on each site's validation patients"),
+    "valid_loss": (
+        "Loss of stage 1 on the codes of validation patients",
+        "Loss of stage 1 on the codes of each site's validation patients",
+    ),
+}
+_THEN = ", of stage 1 and then of the diseases' classifiers"
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
@@ -32,23 +42,32 @@ def training_curves(run: Run) -> str:
     """Validation F1 and loss, together and by site. Empty if there is no `metrics.jsonl`."""
     key = x_key(run)
     sites = list(dict.fromkeys(name for line in run.lines for name in _sites(line)))
+    several = len([name for name in sites if name != _POOLED])
     shown = sites[:_PANELS]
-    total, own, short, what = next(
-        (each for each in _JUDGED if any(each[0] in line for line in run.lines)), _JUDGED[0]
-    )
-    together = [
-        _Curves(f"mean-{own}", f"{short}, all sites", _overall(run, key, total, len(sites))),
-        _Curves("mean-loss", "Loss, all sites", _overall(run, key, "loss", len(sites))),
+    found = [each for each in _JUDGED if any(each[0] in line for line in run.lines)]
+    together, by_site = [], []
+    words = []
+    for total, own, short, what in found or _JUDGED[:1]:
+        words.append(_OF_PATIENTS[total] if of_patients(run) else what)
+        overall = _overall(run, key, total, several)
+        together.append(_Curves(f"mean-{own}", f"{short}, all sites", overall))
+        by_site.append(_by_site(run, key, own, shown))
+    overall = _overall(run, key, "loss", several)
+    together.append(_Curves("mean-loss", "Loss, all sites", overall))
+    wide = (460, 230) if len(together) < 3 else (340, 200)
+    figures = [
+        (together, f"{'. '.join(w[0] for w in words)}, and training loss.", wide, None),
+        *(
+            (judged, f"{w[1]}, on one scale.", (340, 200), _extent(judged))
+            for judged, w in zip(by_site, words, strict=True)
+        ),
+        (
+            _by_site(run, key, "loss", shown),
+            f"Training loss at each site{_THEN if of_patients(run) else ''}; the scales differ.",
+            (340, 200),
+            None,
+        ),
     ]
-    judged, loss = (
-        [_Curves(f"{y}-{i}", name, _of_site(run, key, y, name)) for i, name in enumerate(shown)]
-        for y in (own, "loss")
-    )
-    figures = (
-        (together, f"{what[0]}, and training loss.", (460, 230), None),
-        (judged, f"{what[1]}, on one scale.", (340, 200), _extent(judged)),
-        (loss, "Training loss at each site; the scales differ.", (340, 200), None),
-    )
     parts = []
     for curves, caption, shape, y_range in figures:
         charts = [c.draw(key or "evaluation", caption, shape, y_range) for c in curves if c.series]
@@ -62,6 +81,16 @@ def training_curves(run: Run) -> str:
         "<section>\n<h2>Training</h2>\n"
         f"{legend(run.conditions)}{''.join(parts)}{note if more > 0 else ''}</section>\n"
     )
+
+
+def of_patients(run: Run) -> bool:
+    """Whether a run is about patients' phenotypes or codes."""
+    mean = mapping(run.summary.get("mean"))
+    return any({"phenotypes", "codes"} & mapping(scores).keys() for scores in mean.values())
+
+
+def _by_site(run: Run, key: str, y: str, sites: Sequence[str]) -> list[_Curves]:
+    return [_Curves(f"{y}-{i}", name, _of_site(run, key, y, name)) for i, name in enumerate(sites)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +188,11 @@ def _overall(run: Run, key: str, y: str, sites: int) -> list[Series]:
     found = []
     for look, condition in enumerate(run.conditions):
         # A line of one site out of several is no mean over them.
-        lines = [n for n in _lines_of(run, condition) if not _sites(n) or len(_sites(n)) == sites]
+        lines = [
+            line
+            for line in _lines_of(run, condition)
+            if not _sites(line) or len(_sites(line)) == sites or [*_sites(line)] == [_POOLED]
+        ]
         points = _points(lines, key, [finite(line.get(y)) for line in lines])
         if points:
             found.append(Series(condition, look, points))

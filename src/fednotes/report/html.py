@@ -12,9 +12,18 @@ from pathlib import Path
 
 from fednotes.core.store import write_text
 from fednotes.report.curves import traffic, training_curves
+from fednotes.report.phenotypes import phenotype_scores
 from fednotes.report.run import Run, duration, finite, get, mapping, read, size
 from fednotes.report.scores import site_scores, type_scores
 from fednotes.report.style import STYLE
+
+_TILES = (
+    ("strict", "f1", "strict F1"),
+    ("masked", "accuracy", "words guessed"),
+    ("phenotypes", "f1", "macro F1"),
+    ("ranking", "auroc", "AUROC"),
+    ("codes", "auroc", "AUROC of codes"),
+)
 
 
 def write_report(run_directory: Path, output: Path | None = None) -> Path:
@@ -35,6 +44,7 @@ def _page(run: Run) -> str:
     sections = (
         site_scores(run),
         training_curves(run),
+        phenotype_scores(run),
         type_scores(run),
         traffic(run),
         _settings(run),
@@ -54,7 +64,10 @@ def _page(run: Run) -> str:
 def _tiles(run: Run) -> str:
     mean = mapping(run.summary.get("mean"))
     tiles: list[tuple[str, str, str]] = []
-    for *path, what in (("strict", "f1", "strict F1"), ("masked", "accuracy", "words guessed")):
+    diseases = any("phenotypes" in mapping(scores) for scores in mean.values())
+    for *path, what in _TILES:
+        if diseases and path[0] == "codes":
+            continue  # what stage 1 learns from, not what the run is for
         alone = get(mean, "alone", *path)
         for name in run.conditions:
             score = get(mean, name, *path)

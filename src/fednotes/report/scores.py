@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from fednotes.report.charts import dot_chart, figure, legend
-from fednotes.report.run import Json, Run, get, mapping
+from fednotes.report.run import Json, Run, finite, get, mapping
 
 _MEASURES = (
     ("strict", "Strict", ("precision", "recall", "f1")),
@@ -15,12 +15,24 @@ _MEASURES = (
     ("unseen", "Unseen forms", ("f1",)),
     ("masked", "Masked words", ("loss", "perplexity", "accuracy")),
     ("next_sentence", "Next sentence", ("accuracy",)),
+    ("phenotypes", "Macro", ("precision", "recall", "f1")),
+    ("present", "Present", ("precision", "recall", "f1")),
+    ("ranking", "Ranking", ("auroc", "auprc")),
+    ("calibration", "Calibration", ("brier",)),
+    ("codes", "Codes (stage 1)", ("loss", "auroc")),
 )
-_SHORT = {"precision": "P", "recall": "R", "f1": "F1", "accuracy": "Accuracy", "loss": "Loss"}
+_LEADS = ("strict", "phenotypes")  # whose F1 is compared with that of the site alone
+_SHORT = {
+    **{"precision": "P", "recall": "R", "f1": "F1", "accuracy": "Accuracy", "loss": "Loss"},
+    **{"auroc": "AUROC", "auprc": "AUPRC", "brier": "Brier"},
+}
 _DOTS = (
     ("strict", "f1", "Strict F1"),
     ("relaxed", "f1", "Relaxed F1"),
     ("masked", "accuracy", "Masked words guessed"),
+    ("phenotypes", "f1", "Macro F1"),
+    ("ranking", "auroc", "AUROC"),
+    ("codes", "auroc", "AUROC of codes"),  # where they are all that was learnt
 )
 _OF_MENTIONS = (
     "Fractions; micro averages over entity types. <b>Strict</b>: exact offsets and type. "
@@ -34,6 +46,17 @@ _OF_WORDS = (
     "log likelihood of a masked word (nats); perplexity is its exponential. <b>Accuracy</b>: the "
     "share of masked words that were guessed right."
 )
+_OF_PATIENTS = (
+    "Fractions, on patients that no model was trained on. <b>Macro</b>: for each disease the mean "
+    "over its classes (present, absent, and questionable where a model knows it), then the mean "
+    "over diseases; F1 is thus a mean of F1s, not the harmonic mean of the P and R beside it. "
+    "<b>Present</b>: of the class present alone, the mean over diseases. <b>AUROC</b>: the chance "
+    "that a patient with the disease ranks above one without, mean over diseases that have both; "
+    "<b>AUPRC</b>: average precision; in brackets 95 % intervals, by resampling patients. "
+    "<b>Brier</b>: mean squared error of the probability of present, 0 at best. <b>Codes</b>: "
+    "cross-entropy and mean AUROC of the billing codes that stage 1 learns from. <b>Δ</b>: "
+    "macro F1 against the site alone. The best macro F1 of a site is bold."
+)
 
 
 def site_scores(run: Run) -> str:
@@ -43,23 +66,32 @@ def site_scores(run: Run) -> str:
     if not any(mapping(site.get(c)) for _, site in [*groups, ("", mean)] for c in run.conditions):
         return ""
     everything = [*groups, ("Mean of sites", mean)] if mean else groups
+    kinds = {kind for _, site in everything for c in site.values() for kind in mapping(c)}
     charts = [
         dot_chart(f"dots-{key}", title, f"{title} of each site by condition", rows, looks)
         for key, measure, title in _DOTS
+        if not (key == "codes" and "phenotypes" in kinds)
         if (rows := _dots(run, everything, key, measure))
         for looks in [{name: i for i, name in enumerate(run.conditions)}]
     ]
-    mentions = not any("masked" in mapping(scores) for scores in mean.values())
+    title, what, words = _described(kinds)
     picture = ""
     if charts:
-        what = "F1 on the test sets" if mentions else "Held-out notes"
         caption = f"{what}; the axis need not begin at zero."
         picture = legend(run.conditions) + figure(charts, caption, run.source)
     return (
-        f"<section>\n<h2>Scores on {'the test sets' if mentions else 'held-out notes'}</h2>\n"
-        f"<p>{_OF_MENTIONS if mentions else _OF_WORDS}</p>\n"
+        f"<section>\n<h2>Scores on {title}</h2>\n<p>{words}</p>\n"
         f"{picture}{_score_table(run, everything, bool(mean))}</section>\n"
     )
+
+
+def _described(kinds: set[str]) -> tuple[str, str, str]:
+    """What the sites are judged on: for the heading, for the picture, and the definitions."""
+    if "masked" in kinds:
+        return "held-out notes", "Held-out notes", _OF_WORDS
+    if kinds & {"phenotypes", "codes"}:
+        return "the test patients", "Scores on the test patients", _OF_PATIENTS
+    return "the test sets", "F1 on the test sets", _OF_MENTIONS
 
 
 def _dots(
@@ -85,12 +117,12 @@ def _score_table(run: Run, groups: Sequence[tuple[str, Json]], has_mean: bool) -
         )
     ]
     top = "".join(
-        f'<th scope="colgroup" colspan="{len(measures) + (key == "strict")}">{title}</th>'
+        f'<th scope="colgroup" colspan="{len(measures) + (key in _LEADS)}">{title}</th>'
         for key, title, measures in present
     )
     second = "".join(
         "".join(f'<th scope="col">{_SHORT.get(m, m.capitalize())}</th>' for m in measures)
-        + ('<th scope="col">Δ</th>' if key == "strict" else "")
+        + ('<th scope="col">Δ</th>' if key in _LEADS else "")
         for key, _, measures in present
     )
     bodies = [
@@ -110,10 +142,9 @@ def _score_rows(
     conditions = [c for c in run.conditions if mapping(site.get(c))]
     if not conditions:
         return ""
-    alone = get(site, "alone", "strict", "f1")
-    best = max(
-        (f for c in conditions if (f := get(site, c, "strict", "f1")) is not None), default=None
-    )
+    lead = next((key for key, _, _ in present if key in _LEADS), "strict")
+    alone = get(site, "alone", lead, "f1")
+    best = max((f for c in conditions if (f := get(site, c, lead, "f1")) is not None), default=None)
     rows = []
     for place, condition in enumerate(conditions):
         cells = []
@@ -124,19 +155,28 @@ def _score_rows(
         for key, _, measures in present:
             for measure in measures:
                 value = get(site, condition, key, measure)
-                bold = key == "strict" and measure == "f1" and value is not None and value == best
-                cells.append(cell(value, "best" if bold else ""))
-            if key == "strict":
-                cells.append(_change(get(site, condition, "strict", "f1"), alone, condition))
+                bold = key == lead and measure == "f1" and value is not None and value == best
+                bounds = mapping(mapping(site.get(condition)).get(key)).get(f"{measure}_interval")
+                cells.append(cell(value, "best" if bold else "", interval(bounds)))
+            if key in _LEADS:
+                cells.append(_change(get(site, condition, lead, "f1"), alone, condition))
         rows.append(f"<tr>{''.join(cells)}</tr>\n")
     opening = '<tbody class="mean">' if mean else "<tbody>"
     return f"{opening}\n{''.join(rows)}</tbody>\n"
 
 
-def cell(value: float | None, css: str = "") -> str:
-    """A table cell with a fraction to three places, or a dash."""
+def cell(value: float | None, css: str = "", after: str = "") -> str:
+    """A table cell with a fraction to three places, or a dash. after: small print behind it."""
     text = f"{value:.3f}" if value is not None else "—"
+    text += f" <small>{escape(after)}</small>" if after and value is not None else ""
     return f'<td class="{css}">{text}</td>' if css else f"<td>{text}</td>"
+
+
+def interval(bounds: object) -> str:
+    """A pair of numbers as an interval; empty where it is none."""
+    pair = bounds if isinstance(bounds, list | tuple) and len(bounds) == 2 else (None, None)
+    low, high = map(finite, pair)
+    return "" if low is None or high is None else f"({low:.2f}\u2013{high:.2f})"
 
 
 def _change(value: float | None, alone: float | None, condition: str) -> str:

@@ -58,6 +58,8 @@ tbody th.key { color: var(--soft); }
 .settings td { text-align: left; white-space: pre-wrap; overflow-wrap: anywhere; }
 .settings { width: auto; }
 tbody.mean { background: var(--panel); }
+td small { display: block; color: var(--soft); font-weight: 400; line-height: 1.1; }
+td[rowspan] { vertical-align: top; }
 td.best { font-weight: 700; }
 td.up { color: var(--good); } td.down { color: var(--bad); }
 figure { margin: 1rem 0 1.8rem; }

@@ -1,0 +1,253 @@
+"""A job's sites of patients: notes, codes and labels of files, or generated ones → `SitePatients`.
+
+read       a site's notes, codes and labels (`patient_files.py`); codes without notes left out
+features   notes → bags of concepts, or vectors: one dictionary or encoder for all sites
+labels     phenotypes of codes or of judgments; their codes are taken out of what stage 1 learns
+split      train, valid, test by patient; a share of the training patients stays labelled
+silos      train and valid patients dealt out anew; every silo judges the same test patients
+
+Nothing of a patient is in a message: names of codes and phenotypes, and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.seeds import seed_of
+from fednotes.data.codes import hold_out, phenotype_labels
+from fednotes.data.cohort import UNLABELLED, Cohort, deal, split
+from fednotes.data.formats import ctakes
+from fednotes.data.patient_sites import SitePatients, pooled_patients, require_alike
+from fednotes.jobs import Job, Sites
+from fednotes.models.features import default_cache
+from fednotes.patient_features import (
+    ConceptFeatures,
+    Features,
+    Made,
+    Progress,
+    features_for,
+    features_of,
+)
+from fednotes.patient_files import Source, sources_of
+from fednotes.patient_tables import PatientsConfig, PatientTables
+
+__all__ = ["features_of", "load_patient_sites"]
+
+
+def load_patient_sites(
+    job: Job, progress: Progress | None = None, cache: Path | None = None
+) -> Sites:
+    """The patients of a job's sites, or of the silos that they are dealt into.
+
+    progress: told of (patients done, all) of each site while its notes are read. cache: a folder
+    for bags or vectors, which hold no text; `default_cache()`/"concepts" if None.
+
+    Raises DataError for a bad file, ConfigError for a setting that does not fit it, ModelError
+    for a bad encoder, each with the site or table.
+    """
+    tables = job.patients
+    assert tables is not None
+    cache = default_cache() / "concepts" if cache is None else cache
+    config = tables.concepts or tables.text
+    assert config is not None
+    features = features_for(config, job.folder)
+    sites: list[SitePatients] = []
+    told: list[str] = []
+    seen: set[str] = set()
+    tests: set[tuple[str, ...]] = set()
+    for name, site, source in sources_of(job):
+        try:
+            # Sites that divide a corpus judge the same test patients: these are one person each.
+            test = site.test or (site.labels,)
+            common = source.test if test in tests else frozenset()
+            if both := len(seen & (set(source.patients) - common)):
+                told.append(f"{name}: {both} patients' ids are another site's too: told apart")
+                source = source.renamed(name)
+            seen.update(source.patients)
+            tests.add(test)
+            told += [f"{name}: {line}" for line in source.told]
+            made = _made(source, features, progress, cache)
+            whole, lines = _site(job, name, site, source, made, features)
+        except FednotesError as error:
+            raise type(error)(f"site {name!r}: {error}") from error
+        sites.append(whole)
+        told += [f"{name}: {line}" for line in lines]
+        del source, made  # one site's texts at a time
+    require_alike(sites)
+    if job.silos:
+        sites = _silos(job, sites)
+        parts = ", ".join(
+            f"{p} {sum(len(getattr(s, p)) for s in sites):,}" for p in ("train", "valid")
+        )
+        told.append(
+            f"patients in {len(sites)} silos: {parts}; each judges the same "
+            f"{len(sites[0].test):,} test patients"
+        )
+    return Sites(tuple(sites), None, (*told, *_label_lines(sites)))
+
+
+def _made(source: Source, features: Features, progress: Progress | None, cache: Path) -> Made:
+    if source.mentions is None:
+        return features.make(source.notes, progress, cache)
+    assert isinstance(features, ConceptFeatures)  # the tables are checked for it
+    matcher = features.matcher
+    found = ctakes.bags(
+        source.mentions, matcher.dictionary.concepts, matcher.context, features.most
+    )
+    if found[2]["unknown"] and not found[2]["mentions"]:
+        raise DataError(
+            f"none of the {found[2]['unknown']:,} CUIs is a concept of the dictionary: give the "
+            'UMLS, or an ontology with ids = "UMLS_CUI"'
+        )
+    return Made(*found)
+
+
+def _site(
+    job: Job,
+    name: str,
+    site: PatientsConfig,
+    source: Source,
+    made: Made,
+    features: Features,
+) -> tuple[SitePatients, list[str]]:
+    """A site's three parts, and what was counted on the way."""
+    tables = job.patients
+    assert tables is not None
+    lines = _counted(source, made, features)
+    labels, outputs = _labels(made.patients, source, tables)
+    whole = Cohort(name, made.patients, made.values, labels, outputs)
+    codes = _codes(made.patients, source, tables, lines)
+    parts = _split(whole, site, source, job.seed)
+    train = _labelled(parts["train"], site.labelled, job.seed)
+    space = features.space
+    return SitePatients(name, space, train, parts["valid"], parts["test"], codes), lines
+
+
+def _counted(source: Source, made: Made, features: Features) -> list[str]:
+    """What became of the site's patients."""
+    counts = made.counts
+    notes = f" with {counts['notes']:,} notes" if "notes" in counts else ""
+    lines = [f"{len(source.patients):,} patients{notes}"]
+    what = "a concept of the dictionary" if isinstance(features, ConceptFeatures) else "a word"
+    if counts["without"]:
+        lines.append(f"{counts['without']:,} patients without {what} in their notes: kept")
+    if counts["left_out"] and isinstance(features, ConceptFeatures):
+        lines.append(
+            f"{counts['left_out']:,} patients with more than {features.most:,} concepts: left out"
+        )
+    if counts.get("unknown"):
+        lines.append(f"{counts['unknown']:,} CUIs are not in the dictionary: left out")
+    return lines
+
+
+def _labels(
+    patients: Sequence[str], source: Source, tables: PatientTables
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(patients, phenotypes) int8 and the phenotypes' names: of codes, or of judgments."""
+    if tables.phenotypes:
+        return phenotype_labels(patients, source.codes or {}, tables.phenotypes), tuple(
+            tables.phenotypes
+        )
+    if source.labels is not None:
+        return source.labels(patients), source.outputs
+    return np.zeros((len(patients), 0), np.int8), ()
+
+
+def _codes(
+    patients: Sequence[str], source: Source, tables: PatientTables, lines: list[str]
+) -> dict[str, frozenset[str]]:
+    """The codes of a site's patients that stage 1 may see. `lines` gets what was left out."""
+    if source.codes is None:
+        return {}
+    known = source.codes
+    own = {patient: known[patient] for patient in patients if patient in known}
+    if known and not own:
+        raise DataError(
+            f"none of the {len(known):,} patients with codes has notes: are both of the same "
+            "patients, by the same ids?"
+        )
+    if uncoded := len(patients) - len(own):
+        lines.append(f"{uncoded:,} patients without codes: kept, their codes are unknown")
+    if noteless := len(known) - sum(patient in known for patient in source.patients):
+        lines.append(f"{noteless:,} patients with codes have no notes here: left out")
+    if not tables.held_out:
+        return own
+    kept, counts = hold_out(own, tables.held_out)
+    shown = ", ".join(f"{code} {count:,}" for code, count in counts.items() if count)
+    lines.append(f"codes held out of stage 1, and who had them: {shown or 'none, nobody'}")
+    if nobody := [code for code, count in counts.items() if not count]:
+        lines.append(f"codes to hold out that no patient has: {', '.join(nobody)}")
+    return kept
+
+
+def _split(whole: Cohort, site: PatientsConfig, source: Source, seed: int) -> dict[str, Cohort]:
+    """Train, valid and test by patient. A test part of its own stays as it is."""
+    test = source.test
+    share = 0.0 if test else site.test_fraction
+    fractions = {"train": 1 - site.valid_fraction - share, "valid": site.valid_fraction}
+    if not test:
+        return split(whole, fractions | {"test": share}, seed)
+    inside = np.array([patient in test for patient in whole.patients], dtype=bool)
+    return {**split(whole.take(~inside), fractions, seed), "test": whole.take(inside)}
+
+
+def _labelled(cohort: Cohort, share: float, seed: int) -> Cohort:
+    """The cohort with the labels of a share of its annotated patients, those of lowest hash."""
+    annotated = np.flatnonzero((cohort.labels != UNLABELLED).any(1))
+    if share >= 1 or not len(annotated):
+        return cohort
+    hashes = [seed_of(seed, "labelled", cohort.patients[row]) for row in annotated.tolist()]
+    kept = annotated[np.argsort(hashes, kind="stable")[: max(1, round(share * len(annotated)))]]
+    labels = np.full_like(cohort.labels, UNLABELLED)
+    labels[kept] = cohort.labels[kept]
+    return replace(cohort, labels=labels)
+
+
+def _silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatients]:
+    """The sites' patients in `silo1` …; all of them judge everybody's test patients.
+
+    Raises ConfigError where a part has fewer patients than there are silos.
+    """
+    assert job.silos is not None
+    number = job.silos.number
+    whole = pooled_patients(sites)
+    test, codes = whole.test, whole.codes
+    try:
+        trains = deal(whole.train, number, job.seed)
+        valids = (whole.valid,) * number
+        if len(whole.valid):
+            valids = deal(whole.valid, number, job.seed)
+    except DataError as error:
+        raise ConfigError(f"[silos] number = {number}: {error}") from error
+    made = []
+    for at, (own, held) in enumerate(zip(trains, valids, strict=True), 1):
+        everyone = (patient for part in (own, held, test) for patient in part.patients)
+        billed = {patient: codes[patient] for patient in everyone if patient in codes}
+        named = [replace(part, id=f"silo{at}") for part in (own, held, test)]
+        made.append(SitePatients(named[0].id, sites[0].space, named[0], named[1], named[2], billed))
+    return made
+
+
+_SHOWN = ("present", "absent", "questionable", "unlabelled")
+
+
+def _label_lines(sites: Sequence[SitePatients]) -> Iterator[str]:
+    """Training labels: a line for each phenotype, and for each site that cannot learn some."""
+    counts = {site.id: site.train.label_counts() for site in sites}
+    for at, phenotype in enumerate(sites[0].phenotypes):
+        own = ", ".join(
+            f"{site} {'/'.join(str(int(c[name][at])) for name in _SHOWN)}"
+            for site, c in counts.items()
+        )
+        yield f"{phenotype}: {'/'.join(_SHOWN)} of the training patients: {own}"
+    for site, c in counts.items():
+        of = [[name for name in _SHOWN[:3] if c[name][at]] for at in range(c["present"].size)]
+        named = list(zip(sites[0].phenotypes, of, strict=True))
+        few = [f"{p} ({k[0]} only)" if k else f"{p} (no label)" for p, k in named if len(k) < 2]
+        if few:
+            yield f"{site}: phenotypes without two classes of training labels: {', '.join(few)}"

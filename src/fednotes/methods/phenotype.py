@@ -1,0 +1,385 @@
+"""Two-stage phenotyping: the server side.
+
+Dianbo Liu, Dmitriy Dligach and Timothy Miller (2019), "Two-stage federated phenotyping and
+patient representation learning", Algorithm 1.
+
+    paper       here
+    t           `Server.cycle` in stage 1, the round's number in stage 2
+    T, T'       `Config.cycles`, `Config.classifier_cycles`
+    K, K'       the sites of the federation; those without patients of a stage weigh nothing in it
+    n_k         patients: of stage 1, with codes; of stage 2, labelled for that disease
+    N           `Total.weight`; in stage 2 the sum "patients"
+    M           the outputs of stage 1, agreed by `agreed_outputs`
+    W_k^t       what a site returns from "train"
+    f           `models.dan.Dan` in stage 1, `models.svm.LinearSVMs` in stage 2
+
+Stage 1 predicts billing codes from concepts and is left out where `representation` names a
+model or is "none". Stage 2 trains the classifiers of all diseases on what the dense layer says
+of a patient; without phenotypes a run ends with stage 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.settings import build
+from fednotes.core.update import Tensors, Total
+from fednotes.data.codes import choose, public_categories
+from fednotes.data.patient_sites import FeatureSpace, SitePatients, pooled_patients, require_alike
+from fednotes.federation import Federation, State
+from fednotes.methods.averaging import Averaging, Server, run_cycles
+from fednotes.methods.phenotype_site import Site
+from fednotes.metrics.classification import ClassCounts
+from fednotes.models.dan import Dan
+from fednotes.models.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.models.platt import fit_platt
+from fednotes.models.svm import CLASSES, LinearSVMs, classes_of
+from fednotes.models.tfidf import inverse_document_frequencies
+
+__all__ = ["DATA", "PRESETS", "Config", "Site", "train"]
+
+DATA = "patients"
+LABELS = ("absent", "present", "questionable")  # of "count_labels", in the order of CLASSES
+
+
+@dataclass(frozen=True)
+class Config(Averaging):
+    """Settings of both stages; those of `Averaging` are stage 1's.
+
+    classifier_cycles: T'; in each, `classifier_epochs` epochs of every classifier at each site.
+    systems: of the billing codes; or outputs: these categories of codes and no others, for
+        concepts that have no public list. minimum: patients with a category of codes over all
+        sites that make it an output. whole_causes: see `data/codes.py`.
+    least_questionable: patients over all sites that make "questionable" a class of a disease.
+    calibrate: fit probabilities to held-out patients (Platt scaling, by sums alone).
+    min_patients: the least that a site's update of the concepts' vectors may cover, for it
+        tells which concepts its patients have.
+    space, phenotypes: what the sites hold.
+    """
+
+    cycles: int = 10
+    batch_size: int = 50
+    learning_rate: float = 1e-3
+    warmup: float = 0.0
+    decay: Any = "constant"
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    classifier_cycles: int = 20
+    classifier_epochs: int = 1
+    systems: tuple[str, ...] = ("icd9", "icd9proc", "cpt")
+    outputs: tuple[str, ...] = ()
+    minimum: int = 1001
+    whole_causes: bool = False
+    least_questionable: int = 20
+    calibrate: bool = False
+    min_patients: int = 50
+    model: PhenotypeConfig = field(default_factory=PhenotypeConfig)
+    space: FeatureSpace = field(default_factory=lambda: FeatureSpace(0))
+    phenotypes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that no run can have."""
+        super().__post_init__()
+        for name in ("classifier_cycles", "classifier_epochs", "minimum"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
+        for name in ("least_questionable", "min_patients"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
+        if self.decay not in ("linear", "constant"):
+            raise ConfigError(f"decay = {self.decay!r}: 'linear' or 'constant'")
+        if self.model.network.updates == "rows" and (self.proximal or self.weight_decay):
+            raise ConfigError(
+                "proximal and weight_decay pull on every concept in each step: set "
+                'model.network.updates = "dense", which steps over the whole table'
+            )
+        if not self.outputs:
+            public_categories(self.systems, self.whole_causes)  # raises ConfigError
+
+    @property
+    def learns(self) -> bool:
+        """Whether there is a stage 1."""
+        return self.model.representation == "learn"
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Categories of codes that may become outputs; public."""
+        return self.outputs or public_categories(self.systems, self.whole_causes)
+
+    @property
+    def stage_1(self) -> int:
+        """Cycles of stage 1."""
+        return self.cycles if self.learns else 0
+
+
+# Sizes of Dligach and Miller's program (2018), since the paper gives none.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "training": {"cycles": 75, "batch_size": 50, "learning_rate": 1e-3, "min_patients": 0},
+        "model": {"scale": "none", "network": {"embedding": 300, "hidden": 1000}},
+    },
+    "best": {
+        "training": {
+            "cycles": 20,
+            "local_epochs": 3,
+            "keep_cycle": -1,
+            "classifier_cycles": 60,
+            "evaluate_every": 5,
+            "calibrate": True,
+        },
+        "model": {
+            "classifier": {"learning_rate": "invscaling", "eta0": 5.0, "class_weights": "balanced"}
+        },
+    },
+}
+
+
+def train(federation: Federation, config: Config) -> State:
+    """Algorithm 1: a representation of patients, then a classifier for each disease."""
+    resumed = federation.resume()
+    first = _codes(federation, config, resumed) if config.learns else _prepared(config)
+    if not config.phenotypes:
+        return first
+    known = config.learns and (resumed is None or resumed.facts["stage"] == 1)
+    return _phenotypes(federation, config, {} if known else first.tensors, first, resumed)
+
+
+# ---- stage 1 ---------------------------------------------------------------------------------
+
+
+def agreed_outputs(federation: Federation, config: Config) -> tuple[str, ...]:
+    """The categories of codes that enough patients of all sites have.
+
+    Sites count over a public list, so the sum names no category that a site alone has.
+    """
+    counts = federation.sum("count_codes").tensors["patients"].tolist()
+    named = {name: round(n) for name, n in zip(config.candidates, counts, strict=True)}
+    return choose(named, config.minimum)
+
+
+class _CodeServer(Server):
+    """Averages the network; its state names the outputs too."""
+
+    outputs: tuple[str, ...] = ()
+
+    def state(self) -> State:
+        state = super().state()
+        return replace(state, facts={**state.facts, "stage": 1, "outputs": list(self.outputs)})
+
+
+def _codes(federation: Federation, config: Config, resumed: State | None) -> State:
+    """Stage 1 to its end; network and outputs, ready for stage 2."""
+    if resumed is not None and resumed.facts["stage"] == 2:
+        tensors = {n: v for n, v in resumed.tensors.items() if n.startswith("network.")}
+        return State(config.cycles, tensors, {"outputs": resumed.facts["outputs"]})
+    if resumed is None:
+        outputs = agreed_outputs(federation, config)
+        position = {name: at for at, name in enumerate(config.candidates)}
+        chosen = torch.tensor([position[name] for name in outputs])
+        federation.sum("begin_codes", {"chosen": chosen})
+    else:
+        outputs = tuple(resumed.facts["outputs"])
+    server = _CodeServer(config, initial(config, len(outputs)), judged, resumed)
+    server.outputs = outputs
+    run_cycles(federation, config, server)  # [phenotype algorithm 1]
+    tensors = {f"network.{name}": value for name, value in server.result.items()}
+    return State(server.cycle, tensors, {"stage": 1, "outputs": list(outputs)})
+
+
+def initial(config: Config, outputs: int) -> dict[str, Tensor]:
+    """The network's first parameters, the same ones at server and sites."""
+    network = config.model.network
+    dan = Dan(network, config.space.width, outputs, config.seed, features=config.space.dense)
+    return {name: value.detach() for name, value in dan.trainable().items()}
+
+
+def _prepared(config: Config) -> State:
+    """The representation that the job begins with in place of stage 1."""
+    if config.model.representation == "none":
+        return State(0, {}, {"outputs": []})
+    model = load_phenotyper(Path(config.model.representation))
+    network = model.representation.network
+    if network is None:
+        raise ConfigError(
+            f"representation = {config.model.representation!r}: this model was trained on the "
+            "concepts themselves, it has no representation"
+        )
+    if model.space.fingerprint != config.space.fingerprint:
+        raise ConfigError(
+            f"representation = {config.model.representation!r} reads notes with another "
+            "dictionary or encoder than this job: give the job the same one"
+        )
+    tensors = {f"network.{n}": v.detach() for n, v in network.trainable().items()}
+    return State(0, tensors, {"outputs": list(model.code_names)})
+
+
+# ---- stage 2 ---------------------------------------------------------------------------------
+
+
+def _phenotypes(
+    federation: Federation, config: Config, network: Tensors, first: State, resumed: State | None
+) -> State:
+    """Stage 2. network: of the representation, what sites were not told at stage 1's end."""
+    counted = federation.sum("count_labels")
+    machines, prepared = _first_machines(config, first, counted)
+    federation.sum("prepare", {**network, **prepared})
+    shared = machines.sent()
+    before = first.round
+    start = before
+    if resumed is not None and resumed.facts["stage"] == 2:
+        start = resumed.round
+        shared = {name: resumed.tensors[name] for name in shared}
+    for cycle in federation.rounds(start, before + config.classifier_cycles):
+        total = federation.sum("train", shared, cycle=cycle.number)  # W'_k
+        shared = averaged(shared, total)
+        metrics = {"loss": total.metrics["loss"] / max(1.0, total.metrics["examples"])}
+        number = cycle.number + 1 - before
+        evaluated = number % config.evaluate_every == 0 or number == config.classifier_cycles
+        if evaluated:
+            found = judged(federation.sum("evaluate", shared, cycle=cycle.number).metrics)
+            metrics |= {name: value for name, value in found.items() if math.isfinite(value)}
+        state = State(cycle.number + 1, {**first.tensors, **shared}, {**first.facts, "stage": 2})
+        cycle.commit(state, metrics, evaluated=evaluated)
+    federation.sum("finish", {**shared, **_calibrated(federation, config, machines, shared)})
+    return State(before + config.classifier_cycles, {**first.tensors, **shared}, first.facts)
+
+
+def averaged(shared: Tensors, total: Total) -> dict[str, Tensor]:
+    """Eq. 1 for the classifiers: each one's mean over the patients labelled for its disease.
+
+    Sites send sums over their patients; a classifier that no site trained stays as it is.
+    """
+    patients = total.tensors["patients"]  # (machines,) N' of each classifier
+    safe = patients.clamp(min=1)
+    return {
+        # [phenotype eq 1] W_ag = Σ_k n_k / N · W_k
+        name: torch.where(patients > 0, (total.tensors[name] / safe).float(), value)
+        for name, value in shared.items()
+    }
+
+
+def _first_machines(
+    config: Config, first: State, counted: Total
+) -> tuple[LinearSVMs, dict[str, Tensor]]:
+    """Classifiers at zero, and what sites need to make the same ones.
+
+    Raises TrainingError where no patient is labelled.
+    """
+    counts = {name: counted.tensors[name].numpy() for name in LABELS}
+    if not sum(float(each.sum()) for each in counts.values()):
+        raise TrainingError("no training patient is labelled for any phenotype at any site")
+    classes = classes_of(counts, config.least_questionable)
+    prepared = {"classes": torch.tensor([[float(c in each) for c in CLASSES] for each in classes])}
+    width = config.space.width
+    if "network.hidden_bias" in first.tensors:
+        width = len(first.tensors["network.hidden_bias"])
+    elif not config.space.dense:
+        frequencies = counted.tensors["frequencies"].numpy()
+        patients = round(counted.metrics["patients"])
+        prepared["idf"] = torch.from_numpy(inverse_document_frequencies(frequencies, patients))
+    machines = LinearSVMs(classes, width, config.model.classifier)
+    if config.model.classifier.class_weights == "balanced":
+        table = np.stack([counts[name] for name in LABELS], axis=1)
+        prepared["weights"] = torch.from_numpy(machines.balanced(table))
+    return machines, prepared
+
+
+def _calibrated(
+    federation: Federation, config: Config, machines: LinearSVMs, shared: Tensors
+) -> dict[str, Tensor]:
+    """Platt scaling of each classifier, from sums over the sites' held-out patients."""
+    if not config.calibrate:
+        return {}
+
+    def sums(platt: np.ndarray) -> np.ndarray:
+        sent = {**shared, "platt": torch.from_numpy(platt)}
+        return federation.sum("calibrate", sent).tensors["sums"].numpy()
+
+    return {"platt": torch.from_numpy(fit_platt(sums, len(machines.machines)))}
+
+
+def judged(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Numbers for people from what held-out patients say: of codes, or of phenotypes."""
+    if counts := ClassCounts.from_metrics(metrics).by_output:
+        scores = ClassCounts(counts).scores()
+        if not scores["outputs"]:
+            return {"held_out": -math.inf}
+        return {"held_out": scores["macro"]["f1"], "valid_f1": scores["macro"]["f1"]}
+    if not metrics.get("pairs"):
+        return {"held_out": -math.inf}
+    loss = metrics["loss"] / metrics["pairs"]
+    return {"held_out": -loss, "valid_loss": loss}
+
+
+# ---- what a job asks of a method -------------------------------------------------------------
+
+
+def model_config(table: Mapping[str, Any]) -> PhenotypeConfig:
+    """The [model] table. Raises ConfigError."""
+    return build(PhenotypeConfig, table, "model")
+
+
+def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
+    """The configuration with what the sites hold.
+
+    Raises DataError where sites differ, ConfigError where there is nothing to learn.
+    """
+    require_alike(sites)
+    if config.learns and not any(site.codes for site in sites):
+        raise ConfigError(
+            'representation = "learn" predicts billing codes, and no site has any: give `codes`, '
+            'or set model.representation = "none" (TF-IDF) or to the folder of a model'
+        )
+    if not config.learns and not sites[0].phenotypes:
+        raise ConfigError(
+            "there is nothing to learn: the job has no [phenotypes] and no labels, and "
+            f"representation = {config.model.representation!r} leaves stage 1 out"
+        )
+    return replace(config, space=sites[0].space, phenotypes=sites[0].phenotypes)
+
+
+def alone(config: Config, sites: Sequence[SitePatients]) -> tuple[Config, ...]:
+    """Each site's configuration where it trains by itself: the paper's single source."""
+    for site in sites:
+        if config.learns and not site.codes:
+            raise ConfigError(
+                f"site {site.id!r} has no billing codes, so it cannot learn a representation "
+                "alone: leave 'alone' out of conditions"
+            )
+    return (config,) * len(sites)
+
+
+def pooled(
+    config: Config, sites: Sequence[SitePatients], complete: Sequence[SitePatients] | None
+) -> tuple[tuple[SitePatients, ...], Config]:
+    """All patients at one site: the paper's centralised training."""
+    return (pooled_patients(sites),), config
+
+
+def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+    """Cycles of both stages, and the patients of each at all sites together."""
+    return config.stage_1 + config.classifier_cycles * bool(config.phenotypes), sum(sizes)
+
+
+def warnings(config: Config) -> tuple[str, ...]:
+    """What a person should know before training."""
+    if not config.learns:
+        return ()
+    return (
+        "an update of concept vectors tells which concepts the site's patients have: between "
+        "hospitals run it under the secure sum (min_patients is the least behind an update)",
+    )
+
+
+def one_model(config: Config) -> bool:
+    """Whether sites end with equal models, of which one copy is kept."""
+    return True

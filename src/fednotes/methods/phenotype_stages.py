@@ -1,0 +1,267 @@
+"""The two stages of phenotyping at a site: patients → codes, and patients → phenotypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.core.seeds import rng_of
+from fednotes.core.tensors import load_into
+from fednotes.core.update import Tensors, Update
+from fednotes.data.codes import output_matrix
+from fednotes.data.cohort import ABSENT, PRESENT, Bags, Cohort, Vectors
+from fednotes.data.patient_sites import SitePatients
+from fednotes.methods.averaging_site import AveragingSite, Step
+from fednotes.metrics.classification import ClassCounts, rankings
+from fednotes.models.dan import Dan, DanConfig, Mixtures
+from fednotes.models.phenotyper import Phenotyper, Representation
+from fednotes.models.platt import platt_sums
+from fednotes.models.row_adam import RowAdam
+from fednotes.models.svm import LinearSVMs
+
+if TYPE_CHECKING:
+    from fednotes.methods.phenotype import Config
+
+Read = Mixtures | np.ndarray
+
+
+@lru_cache(maxsize=1)
+def shared_network(config: DanConfig, inputs: int, outputs: int, dense: bool, device: str) -> Dan:
+    """One network for all the sites of a process: every task begins with the server's."""
+    return Dan(config, inputs, outputs, features=dense).to(device)
+
+
+@dataclass(frozen=True)
+class _Patients(Step):
+    """Some patients and the codes to predict for them."""
+
+    network: Dan
+    read: Read
+    labels: np.ndarray
+
+    @property
+    def examples(self) -> int:
+        return len(self.labels)
+
+    def loss(self, batch: Sequence[_Patients]) -> Tensor:
+        """Patients count alike in the whole batch."""
+        share = self.examples / sum(part.examples for part in batch)
+        return self.network.loss(self.read, self.labels) * share
+
+
+class CodeLearner(AveragingSite):
+    """Stage 1 at a site: its coded patients and the tasks of averaging."""
+
+    def __init__(
+        self, data: SitePatients, config: Config, outputs: Sequence[str], device: str
+    ) -> None:
+        self.data, self.config, self.outputs = data, config, tuple(outputs)
+        space, settings = data.space, config.model.network
+        self.network = shared_network(settings, space.width, len(outputs), space.dense, device)
+        cohort = coded(data.train, data)
+        self._read = self.network.read(_inputs(cohort))
+        self._labels = self._codes(cohort, data)
+        parameters = self.network.trainable()
+        rows = settings.updates == "rows"
+        super().__init__(
+            data.id,
+            replace(config, clip=0.0) if rows else config,
+            parameters,
+            weight=len(cohort),  # n_k, the number of patients
+            per_epoch=-(-len(cohort) // config.batch_size),
+            device=device,
+            optimizer=RowAdam(parameters, config.learning_rate, config.clip) if rows else None,
+        )
+
+    @property
+    def told(self) -> Tensors:
+        """The parameters that the server sent last."""
+        return self._known({})
+
+    def _codes(self, cohort: Cohort, site: SitePatients) -> np.ndarray:
+        """(patients, outputs) int8."""
+        whole = self.config.whole_causes
+        return output_matrix(cohort.patients, site.codes, outputs=self.outputs, whole_causes=whole)[
+            0
+        ]
+
+    def steps(self, epoch: int) -> Iterator[list[Step]]:
+        """The epoch's mini-batches, in an order of its own."""
+        size = self.config.batch_size
+        part = size // self.config.accumulate
+        self.network.train(True)
+        order = rng_of(self.config.seed, "order", self.id, epoch).permutation(len(self._labels))
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            yield [self._part(rows[at : at + part]) for at in range(0, len(rows), part)]
+
+    def _part(self, rows: np.ndarray) -> Step:
+        read = self._read
+        chosen = read.take(rows) if isinstance(read, Mixtures) else read[rows]
+        return _Patients(self.network, chosen, self._labels[rows])
+
+    def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
+        """Sum of cross-entropies over held-out pairs of patient and code, and their number."""
+        self.load(tensors)
+        loss, pairs, _, _ = self._judge(self.data.valid, self.data)
+        return Update(metrics={"loss": loss, "pairs": float(pairs)})
+
+    def finish(self, tensors: Tensors) -> Update:
+        """Take the network that was kept."""
+        self.load_kept(tensors)
+        return Update()
+
+    def scores_on(self, site: SitePatients) -> dict[str, Any]:
+        """Loss and AUROC of the codes of a site's test patients; empty without any."""
+        loss, pairs, labels, predicted = self._judge(site.test, site)
+        if not pairs:
+            return {}
+        ranked = rankings(labels, predicted, self.outputs, samples=0)["macro"]
+        area = ranked["auroc"]["value"]
+        return {"codes": {"loss": loss / pairs, "auroc": area, "outputs": ranked["outputs"]}}
+
+    def _judge(
+        self, cohort: Cohort, site: SitePatients
+    ) -> tuple[float, int, np.ndarray, np.ndarray]:
+        """Σ cross-entropy, over how many pairs; (patients, outputs) labels and probabilities."""
+        labels = self._codes(cohort, site)
+        self.network.train(False)
+        predicted = self.network.probabilities(_inputs(cohort))
+        known = (labels == ABSENT) | (labels == PRESENT)
+        p = np.clip(predicted[known].astype(np.float64), 1e-7, 1 - 1e-7)
+        loss = -np.log(np.where(labels[known] == PRESENT, p, 1 - p)).sum()
+        return float(loss), int(known.sum()), labels, predicted
+
+
+class Classifiers:
+    """Stage 2 at a site: features computed once, and the machines of all diseases."""
+
+    def __init__(
+        self,
+        data: SitePatients,
+        config: Config,
+        representation: Representation,
+        machines: LinearSVMs,
+        weights: np.ndarray | None,
+        code_names: Sequence[str],
+    ) -> None:
+        self.data, self.config, self.machines = data, config, machines
+        self.model = Phenotyper(
+            data.space,
+            representation,
+            code_names=code_names,
+            phenotypes=config.phenotypes,
+            machines=machines,
+        )
+        self._weights = weights
+        self._train, self._valid = labelled(data.train), labelled(data.valid)
+        self._features = representation.features(self._train.bags)
+        self._held_out = representation.features(self._valid.bags)
+        targets = machines.targets(self._train.labels)
+        self._patients = np.count_nonzero(targets, axis=0)  # (machines,) n_k of each
+
+    def train(self, tensors: Tensors, *, cycle: int) -> Update:
+        """`classifier_epochs` epochs of stochastic gradient descent from the given machines.
+
+        Returns each machine times the number of patients it was trained on here, and that
+        number: patients without a label of a disease say nothing of its classifier.
+        """
+        load_into(self.machines.trainable(), tensors)
+        config, loss, pairs = self.config, 0.0, 0
+        for local in range(config.classifier_epochs):
+            epoch = cycle * config.classifier_epochs + local
+            rng = rng_of(config.seed, "phenotypes", self.data.id, epoch)
+            order = rng.permutation(len(self._train))
+            found = self.machines.epoch(self._features, self._train.labels, order, self._weights)
+            loss, pairs = loss + found[0], pairs + found[1]
+        patients = torch.from_numpy(self._patients.astype(np.float64))
+        # A float32 value times a count is exact in float64: one site's mean is its own value.
+        sent = {n: value.double() * patients for n, value in self.machines.sent().items()}
+        metrics = {"loss": loss, "examples": float(pairs)}
+        return Update({**sent, "patients": patients}, 1.0, metrics)
+
+    def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
+        """How held-out patients of each class are predicted, as counts."""
+        load_into(self.machines.trainable(), tensors)
+        predicted = self.machines.predict(self._held_out)
+        return Update(metrics=self._counts(self._valid, predicted).to_metrics())
+
+    def calibrate(self, tensors: Tensors) -> Update:
+        """What Platt scaling needs of the held-out patients."""
+        load_into(self.machines.trainable(), {n: tensors[n] for n in self.machines.trainable()})
+        scores = self.machines.scores(self._held_out)
+        sums = platt_sums(
+            tensors["platt"].numpy(), scores, self.machines.targets(self._valid.labels)
+        )
+        return Update({"sums": torch.from_numpy(sums)}, 1.0)
+
+    def finish(self, tensors: Tensors) -> None:
+        """Take the final machines."""
+        load_into(self.machines.trainable(), {n: tensors[n] for n in self.machines.trainable()})
+        self.model.platt = tensors["platt"].numpy() if "platt" in tensors else None
+
+    def scores_on(self, site: SitePatients) -> dict[str, Any]:
+        """Scores on a site's test patients; empty without labelled ones."""
+        cohort = labelled(site.test)
+        if not len(cohort):
+            return {}
+        features = self.model.representation.features(cohort.bags)
+        counts = self._counts(cohort, self.machines.predict(features))
+        chances = self.machines.probabilities(features, self.model.platt)
+        present, names = chances[:, :, PRESENT], self.config.phenotypes
+        ranked = rankings(cohort.labels, present, names, seed=self.config.seed)
+        return _scores(counts, ranked) | _brier(cohort.labels, present)
+
+    def _counts(self, cohort: Cohort, predicted: np.ndarray) -> ClassCounts:
+        classes = self.machines.classes
+        return ClassCounts.of(cohort.labels, predicted, self.config.phenotypes, classes)
+
+
+def _scores(counts: ClassCounts, ranked: Mapping[str, Any]) -> dict[str, Any]:
+    """One site's scores, as the report reads them."""
+    scores, macro = counts.scores(), ranked["macro"]
+    areas = {name: macro[name]["value"] for name in ("auroc", "auprc")}
+    bounds = {f"{n}_interval": [macro[n]["low"], macro[n]["high"]] for n in areas}
+    by_output = {
+        name: {**of, **{n: ranked["by_output"][name][n] for n in areas}}
+        for name, of in scores["by_output"].items()
+    }
+    return {
+        "phenotypes": scores["macro"],
+        "present": scores["present"]["macro"],
+        "ranking": {**areas, **bounds, "outputs": macro["outputs"]},
+        "by_output": by_output,
+        "class_counts": counts.to_metrics(),
+    }
+
+
+def _brier(labels: np.ndarray, present: np.ndarray) -> dict[str, Any]:
+    """Mean squared error of the probability of "present", over labelled pairs."""
+    known = (labels == ABSENT) | (labels == PRESENT)
+    if not known.any():
+        return {}
+    error = (present[known] - (labels[known] == PRESENT)) ** 2
+    return {"calibration": {"brier": float(error.mean())}}
+
+
+# ---- whose patients --------------------------------------------------------------------------
+
+
+def coded(cohort: Cohort, site: SitePatients) -> Cohort:
+    """The patients whose codes are known."""
+    return cohort.take(np.array([p in site.codes for p in cohort.patients], bool))
+
+
+def labelled(cohort: Cohort) -> Cohort:
+    """The patients who are labelled for a phenotype."""
+    return cohort.take(np.asarray((cohort.labels >= 0).any(axis=1)))
+
+
+def _inputs(cohort: Cohort) -> Bags | np.ndarray:
+    return cohort.bags.values if isinstance(cohort.bags, Vectors) else cohort.bags

@@ -1,0 +1,86 @@
+"""Generated patients: seeded, of every kind that the demonstration needs, with findable terms."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fednotes.core.errors import ConfigError
+from fednotes.data.codes import parse, public_categories, system_of
+from fednotes.data.concepts import Matcher
+from fednotes.data.synthetic_patients import PHENOTYPES, dictionary, generate
+
+
+def test_equal_arguments_equal_patients() -> None:
+    one, again = generate(2, 60, 3), generate(2, 60, 3)
+    for a, b in zip(one, again, strict=True):
+        assert (a.notes, a.codes) == (b.notes, b.codes)
+        assert (a.labels == b.labels).all()
+    assert generate(2, 60, 4)[0].notes != one[0].notes
+    assert not set(one[0].notes) & set(one[1].notes)
+    assert generate(1, 60, 3)[0].notes == one[0].notes
+
+
+def test_sizes_and_kinds() -> None:
+    """Counted here: sites differ in size and in what is common; each label and 40 categories."""
+    sites = generate(3, 600, 1)
+    sizes = [len(s.notes) for s in sites]
+    assert len(set(sizes)) == 3
+    assert all(360 <= size <= 840 for size in sizes)
+    labels = np.concatenate([s.labels for s in sites])
+    assert set(np.unique(labels)) == {-1, 0, 1, 2}
+    present = dict(zip(PHENOTYPES, (labels == 1).mean(0), strict=True))
+    assert 0.005 < present["gout"] < 0.06
+    assert present["hypertension"] > 0.2
+    assert [p for p, n in zip(PHENOTYPES, (labels == 2).sum(0), strict=True) if n] == ["depression"]
+    rates = np.array([(s.labels == 1).mean(0) for s in sites])
+    assert np.ptp(rates, axis=0).max() > 0.05
+    counts = Counter(code for s in sites for given in s.codes.values() for code in given)
+    assert len(counts) == 40
+    assert len({code[: len("icd9:000")] for code in counts}) == 40
+    uncoded = sum(len(s.notes) - len(s.codes) for s in sites)
+    assert 0 < uncoded < 0.05 * sum(sizes)
+    assert {len(texts) for s in sites for texts in s.notes.values()} == {1, 2, 3}
+
+
+def test_codes_are_codes_of_the_book() -> None:
+    listed = set(public_categories(("icd9",)))
+    for code in {c for given in generate(1, 60)[0].codes.values() for c in given}:
+        system, rest = parse(code)
+        assert system_of(system).form.fullmatch(rest)
+        assert f"{system}:{rest[:3]}" in listed
+
+
+def test_every_term_is_found() -> None:
+    """A sentence with one term gives its concept, and no other term stands for two."""
+    given = dictionary()
+    assert len(given) > 250
+    assert dictionary().fingerprint == given.fingerprint
+    matcher = Matcher(given)
+    assert not matcher.dropped
+    for at, term in enumerate(given.terms):
+        assert matcher.bag(f"History of {term}.").tolist() == list(given.of(at))
+        assert matcher.bag(f"Denies {term}.").tolist() == []
+
+
+def test_notes_say_what_patients_have() -> None:
+    """Who has a phenotype is told so more often: shares counted from the bags."""
+    (one,) = generate(1, 600, 2)
+    matcher = Matcher(dictionary())
+    bags = [set(matcher.bag(texts).tolist()) for texts in one.notes.values()]
+    assert 3 < np.mean([len(bag) for bag in bags]) < 40
+    index = dictionary().index()
+    for column, name in enumerate(PHENOTYPES):
+        (concept,) = (index[c] for c, n in dictionary().names.items() if n == name)
+        said = np.array([concept in bag for bag in bags])
+        label = one.labels[:, column]
+        assert said[label == 1].mean() > 2 * said[label == 0].mean()
+        assert said[label == 0].any()
+
+
+@pytest.mark.parametrize(("sites", "patients"), [(0, 10), (1, 0)])
+def test_nothing_is_refused(sites: int, patients: int) -> None:
+    with pytest.raises(ConfigError, match="1 at least"):
+        generate(sites, patients)

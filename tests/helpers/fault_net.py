@@ -1,0 +1,81 @@
+"""A transport of hosts in this process that loses, repeats and kills at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fault_toy import JOB
+
+from fednotes.engines.asking import Policy
+from fednotes.engines.deployed import Deployed
+from fednotes.engines.host import Keeping, SiteHost
+from fednotes.engines.wire import Frame, Request, decode_request
+
+STRICT = Policy(timeout=10, knock=1, knock_every=0, pause=1, give_up=300)
+
+
+class ServerKilled(BaseException):
+    pass
+
+
+@dataclass
+class Net:
+    """Hosts in this process and a simulated clock. `chaos` loses, repeats and kills at random.
+
+    down: sites that cannot be reached. left: kills of the server that are still to come.
+    """
+
+    makes: Mapping[str, Any]
+    folder: Path
+    chaos: random.Random | None = None
+    left: int = 0
+    now: float = 0.0
+    down: set[str] = field(default_factory=set)
+    hosts: dict[str, SiteHost] = field(default_factory=dict)
+    sent: list[tuple[str, Request, Frame]] = field(default_factory=list)
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def host(self, site: str) -> SiteHost:
+        if site not in self.hosts:
+            seconds = self.chaos.choice((0.0, 1e9)) if self.chaos else 1e9
+            self.hosts[site] = SiteHost(
+                self.makes[site], self.folder / site, job=JOB, name=site, keeping=Keeping(seconds)
+            )
+        return self.hosts[site]
+
+    def exchange(
+        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
+    ) -> Iterator[tuple[str, Frame]]:
+        came = 0
+        for site, frame in frames.items():
+            self.now += 0.01
+            self.sent.append((site, decode_request(frame), frame))
+            luck = self.chaos.random() if self.chaos else 1.0
+            if site in self.down or luck < 0.03:
+                continue
+            reply = self.host(site).handle(frame)
+            if luck < 0.10:  # killed after it, its reply is lost or not
+                self.hosts.pop(site)
+            if luck < 0.07:
+                continue
+            if luck < 0.12 and self.left:
+                self.left -= 1
+                raise ServerKilled
+            came += 1
+            yield site, reply
+            if luck < 0.15:
+                yield site, self.host(site).handle(frame)
+        self.now += timeout if came < len(frames) else 0.0
+
+    def engine(self, sites: Sequence[str], policy: Policy = STRICT, **options: Any) -> Deployed:
+        options = {"clock": self.clock, "sleep": self.sleep, "job": JOB} | options
+        return Deployed(self, sites, self.folder / "server", policy=policy, **options)

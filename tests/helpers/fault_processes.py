@@ -1,0 +1,166 @@
+"""The toy job with a process for the server and for each site, that can be killed with -9.
+
+A process kills itself at the place that the file `kill` in its folder names, once.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from multiprocessing import forkserver
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from fault_toy import JOB, SITES, Toy, toy_job
+
+from fednotes.core import store
+from fednotes.engines import journal
+from fednotes.engines.asking import Policy
+from fednotes.engines.deployed import Deployed
+from fednotes.engines.host import Keeping, SiteHost
+from fednotes.engines.wire import Frame, decode_request
+
+POLICY = Policy(timeout=20, knock=1, knock_every=0, pause=0.02, give_up=60)
+
+
+def die_if_asked(folder: Path, place: str) -> None:
+    """kill -9 of this process, if the file says so; the n-th time for "place n"."""
+    path = folder / "kill"
+    try:
+        wanted, count = path.read_text().rsplit(" ", 1)
+    except (OSError, ValueError):
+        return
+    if wanted != place:
+        return
+    if int(count) > 1:
+        path.write_text(f"{wanted} {int(count) - 1}")
+        return
+    path.unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _replacing(folder: Path) -> Any:
+    """os.replace that may die before a file is in its place."""
+    real = os.replace
+
+    def replace(source: Any, target: Any) -> None:
+        die_if_asked(folder, "writing")
+        real(source, target)
+
+    return replace
+
+
+def site(name: str, folder: Path) -> None:
+    """A site's process: one connection for each frame."""
+    own = folder / name
+    own.mkdir(exist_ok=True)
+    socket = folder / f"{name}.sock"
+    socket.unlink(missing_ok=True)
+    with (
+        mock.patch.object(journal.os, "replace", _replacing(own)),
+        Listener(str(socket), family="AF_UNIX") as listener,
+    ):
+        host = SiteHost(
+            lambda: Toy(name, lambda: die_if_asked(own, "training")),
+            own,
+            job=JOB,
+            name=name,
+            keeping=Keeping(seconds=1e9 if name == "a" else 0.0),
+        )
+        while True:
+            with listener.accept() as connection:
+                try:
+                    frame = connection.recv_bytes()
+                    task = decode_request(frame).task
+                    die_if_asked(own, f"receiving {task}")
+                    reply = host.handle(frame)
+                    die_if_asked(own, f"sending {task}")
+                    connection.send_bytes(reply)
+                except (EOFError, OSError):
+                    continue  # the server is gone
+
+
+class Sockets:
+    """A transport over the sites' sockets."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def exchange(
+        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
+    ) -> Iterator[tuple[str, Frame]]:
+        waiting: dict[Any, str] = {}
+        for name, frame in frames.items():
+            try:
+                connection: Connection = Client(str(self._folder / f"{name}.sock"), "AF_UNIX")
+                connection.send_bytes(frame)
+                waiting[connection] = name
+            except OSError:
+                continue  # not there now
+            die_if_asked(self._folder / "server", f"asking {decode_request(frame).task}")
+        while waiting:
+            for ready in wait(list(waiting), timeout):
+                assert isinstance(ready, Connection)
+                name = waiting.pop(ready)
+                try:
+                    yield name, ready.recv_bytes()
+                except (EOFError, OSError):
+                    continue
+                finally:
+                    ready.close()
+
+
+def server(folder: Path) -> None:
+    """The server's process; its result is a file."""
+    own = folder / "server"
+    own.mkdir(exist_ok=True)
+    with mock.patch.object(store.os, "replace", _replacing(own)):
+        engine = Deployed(Sockets(folder), SITES, own, job=JOB, policy=POLICY)
+        found = toy_job(engine, {})
+    store.write_json(folder / "result.json", [float(x) for x in found])
+
+
+def run(folder: Path, kills: Mapping[str, str]) -> tuple[np.ndarray, int]:
+    """The job with all processes; whoever is killed is started again. Also how many were.
+
+    kills: who ("a" or "server") → where.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fednotes.engines.deployed", "fednotes.engines.host"])
+    # Without the path the first process cannot load these once for all.
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+        forkserver.ensure_running()
+    for who, place in kills.items():
+        (folder / who).mkdir()
+        (folder / who / "kill").write_text(place)
+
+    def start(who: str) -> Any:
+        target, arguments = (server, (folder,)) if who == "server" else (site, (who, folder))
+        process = context.Process(target=target, args=arguments, daemon=True)
+        process.start()
+        return process
+
+    running, killed = {who: start(who) for who in (*SITES, "server")}, 0
+    end = time.monotonic() + 60
+    try:
+        while running["server"].exitcode != 0:
+            assert time.monotonic() < end, "the job hangs"
+            for who, process in running.items():
+                if process.exitcode == -signal.SIGKILL:
+                    killed += 1
+                    running[who] = start(who)
+                assert process.exitcode in (None, 0, -signal.SIGKILL)
+            time.sleep(0.01)
+    finally:
+        for process in running.values():
+            process.kill()
+            process.join()
+    return np.array(json.loads((folder / "result.json").read_text())), killed

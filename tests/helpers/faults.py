@@ -1,0 +1,309 @@
+"""A transport that fails on purpose, and the table of what then happens.
+
+    python tests/helpers/faults.py        # prints the table of docs/reliability.md
+
+Every fault is a fixed script on a simulated clock, so a run repeats to the last bit.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from fault_toy import JOB, SITES, Took, Toy, by_hand, toy_job
+
+from fednotes.core import store
+from fednotes.core.errors import FednotesError
+from fednotes.core.update import Update
+from fednotes.engines import journal
+from fednotes.engines.asking import Event, Policy
+from fednotes.engines.deployed import Deployed
+from fednotes.engines.host import BEGIN, CHECKPOINT, Keeping, SiteHost
+from fednotes.engines.wire import Frame, decode_reply, decode_request
+
+FAULTS = ("crash", "slow", "duplicate", "stale", "corrupt", "partition", "disk full", "server kill")
+PHASES = ("joining", "receiving", "training", "sending", "after the round")
+VICTIM, STRUCK = "b", 2  # the site, and the round in which it happens
+AWAY = 2  # how many tries a crash, a partition or a full disk lasts
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing of ours catches it."""
+
+
+@dataclass
+class Line:
+    """A transport of hosts in this process, with one fault at one place.
+
+    now: the simulated clock, in seconds.
+    """
+
+    folder: Path
+    fault: str = ""
+    phase: str = ""
+    now: float = 0.0
+    left: int = 0  # tries that the fault still lasts
+    struck: bool = False
+    hosts: dict[str, SiteHost] = field(default_factory=dict)
+    late: list[tuple[str, Frame]] = field(default_factory=list)
+    seen: list[tuple[str, Frame, Frame]] = field(default_factory=list)
+    dying: bool = False
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def exchange(
+        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
+    ) -> Iterator[tuple[str, Frame]]:
+        came, self.late = self.late, []
+        yield from came
+        answered = 0
+        for site, frame in frames.items():
+            self.now += 0.01
+            for reply in self._through(site, frame):
+                answered += 1
+                yield site, reply
+            if self._is("server kill", frame, site, "sending"):
+                raise Killed
+        if answered < len(frames):
+            self.now += timeout
+        if self._is("server kill", next(iter(frames.values())), VICTIM, "after the round"):
+            raise Killed
+
+    def _is(self, fault: str, frame: Frame, site: str, phase: str) -> bool:
+        """Whether this is the place; true once."""
+        if self.struck or (self.fault, self.phase) != (fault, phase) or site != VICTIM:
+            return False
+        self.struck = self._here(frame)
+        return self.struck
+
+    def _here(self, frame: Frame) -> bool:
+        request = decode_request(frame)
+        if self.phase == "joining":
+            return request.task == BEGIN
+        if self.phase == "after the round":
+            return request.task == CHECKPOINT and request.round == STRUCK - 1
+        return request.task == "train" and request.round == STRUCK
+
+    def _through(self, site: str, frame: Frame) -> list[Frame]:
+        """What comes back from a site."""
+        if site != VICTIM or self.struck or self.fault == "" or not self._here(frame):
+            return self._ordinary(site, frame)
+        if self.fault == "server kill":
+            if self.phase in ("joining", "receiving"):
+                self.struck = True
+                raise Killed
+            replies = self._ordinary(site, frame)
+            if self.phase == "training":
+                self.struck = True
+                raise Killed
+            return replies
+        self.struck = True
+        strike: Callable[[str, Frame], list[Frame]] = getattr(self, self.fault.replace(" ", "_"))
+        return strike(site, frame)
+
+    def _ordinary(self, site: str, frame: Frame) -> list[Frame]:
+        if site == VICTIM and self.left:
+            self.left -= 1
+            if self.fault == "disk full":
+                return self._full(site, frame)
+            return []
+        reply = self.host(site).handle(frame)
+        self.seen.append((site, frame, reply))
+        return [reply]
+
+    def host(self, site: str) -> SiteHost:
+        """The site's host; one that died is started again on what it left."""
+        if site not in self.hosts:
+            self.hosts[site] = SiteHost(
+                lambda: Toy(site, self._inside),
+                self.folder / site,
+                job=JOB,
+                name=site,
+                keeping=Keeping(seconds=0.0 if site == "a" else 1e9),
+            )
+        return self.hosts[site]
+
+    def _inside(self) -> None:
+        if self.dying:
+            self.dying = False
+            raise Killed
+
+    # the faults at a site
+
+    def crash(self, site: str, frame: Frame) -> list[Frame]:
+        reply = []
+        self.left = AWAY
+        self.dying = self.phase == "training"
+        try:
+            if self.phase not in ("joining", "receiving"):
+                reply = [self.host(site).handle(frame)]
+        except Killed:
+            pass
+        self.hosts.pop(site, None)
+        return reply if self.phase == "after the round" else []
+
+    def slow(self, site: str, frame: Frame) -> list[Frame]:
+        if self.phase == "after the round":
+            self.left = 1  # busy when the next request comes
+            return [self.host(site).handle(frame)]
+        if self.phase in ("training", "sending"):  # done, but its answer comes after the deadline
+            self.late.append((site, self.host(site).handle(frame)))
+        return []
+
+    def duplicate(self, site: str, frame: Frame) -> list[Frame]:
+        host = self.host(site)
+        first = host.handle(frame)
+        if self.phase == "receiving":
+            return [host.handle(frame)]
+        if self.phase == "after the round":
+            self.late.append((site, first))
+            return [first]
+        return [first, first if self.phase == "sending" else host.handle(frame)]
+
+    def stale(self, site: str, frame: Frame) -> list[Frame]:
+        """An old request comes (before or after the new one), or an old reply in its place."""
+        old = [(f, r) for s, f, r in self.seen if s == site]
+        if not old:
+            return [self.host("a").handle(frame), *self._ordinary(site, frame)]
+        request, reply = old[len(old) // 2]
+        if self.phase == "sending":
+            return [reply]
+        if self.phase == "receiving":
+            refused = decode_reply(self.host(site).handle(request))
+            assert "is old" in refused.refusal
+        replies = self._ordinary(site, frame)
+        assert "is old" in decode_reply(self.host(site).handle(request)).refusal
+        return replies
+
+    def corrupt(self, site: str, frame: Frame) -> list[Frame]:
+        if self.phase == "sending":
+            return [_flipped(self.host(site).handle(frame))]
+        if self.phase == "training":  # a number that is none, made by the site's own training
+            with mock.patch.object(Toy, "train", return_value=_nan()):
+                return [self.host(site).handle(frame)]
+        if self.phase == "after the round":  # its newest state on disk, found at its next start
+            reply = self.host(site).handle(frame)
+            newest = max((self.folder / site / "states").iterdir())
+            (newest / "facts.json").write_text("{}")
+            self.hosts.pop(site)
+            return [reply]
+        return [self.host(site).handle(_flipped(frame))]
+
+    def partition(self, site: str, frame: Frame) -> list[Frame]:
+        self.left = AWAY
+        if self.phase == "after the round":
+            return [self.host(site).handle(frame)]
+        if self.phase in ("training", "sending"):
+            self.host(site).handle(frame)
+        return []
+
+    def disk_full(self, site: str, frame: Frame) -> list[Frame]:
+        self.left = AWAY
+        return self._full(site, frame)
+
+    def _full(self, site: str, frame: Frame) -> list[Frame]:
+        def full(*anything: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with (
+            mock.patch.object(journal.os, "replace", full),
+            mock.patch.object(store, "save_file", full),
+        ):
+            try:
+                return [self.host(site).handle(frame)]
+            except FednotesError:  # it cannot even start
+                return []
+
+
+def _flipped(frame: Frame) -> bytes:
+    damaged = bytearray(frame)
+    damaged[len(damaged) // 2] ^= 4
+    return bytes(damaged)
+
+
+def _nan() -> Update:
+    return Update({"least": torch.full((4,), torch.nan)}, 1.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run. starts: of the server."""
+
+    found: np.ndarray
+    expected: np.ndarray
+    took: Took
+    events: tuple[Event, ...]
+    starts: int
+    waited: float
+    struck: bool
+
+    @property
+    def same(self) -> bool:
+        return self.found.tobytes() == self.expected.tobytes()
+
+    def __str__(self) -> str:
+        left = sum(len(SITES) - len(sites) for sites in self.took.values())
+        said = f"without b in {left} of {len(self.took)} sums" if left else "all in every sum"
+        if self.starts > 1:
+            said += ", server resumed"
+        if any(event.kind == "behind" for event in self.events):
+            return said + ", b goes on from an older state"
+        return said + (", same bits" if self.same else ", OTHER BITS")
+
+
+def run(fault: str, phase: str, min_sites: int, folder: Path, took: Took | None = None) -> Outcome:
+    """The toy job with one fault; the server is started again when it is killed or gives up.
+
+    took: of an earlier run in the same folder, which this one goes on from.
+    """
+    line, events = Line(folder, fault, phase), list[Event]()
+    took = {} if took is None else took
+    policy = Policy(min_sites, timeout=10, knock=1, knock_every=0, pause=1, give_up=1000)
+    for starts in itertools.count(1):
+        try:
+            engine = Deployed(
+                line,
+                SITES,
+                folder / "server",
+                job=JOB,
+                policy=policy,
+                notify=events.append,
+                clock=line.clock,
+                sleep=line.sleep,
+            )
+            found = toy_job(engine, took)
+            break
+        except (Killed, FednotesError):
+            if starts == 5:
+                raise
+    return Outcome(found, by_hand(took), took, tuple(events), starts, line.now, line.struck)
+
+
+def table() -> Iterator[str]:
+    """The outcomes, as Markdown."""
+    yield "| fault | when | `min_sites = 3` of 3 | `min_sites = 2` of 3 |"
+    yield "|---|---|---|---|"
+    with mock.patch("os.fsync"):
+        for fault, phase in itertools.product(FAULTS, PHASES):
+            cells = []
+            for least in (3, 2):
+                with tempfile.TemporaryDirectory() as folder:
+                    cells.append(str(run(fault, phase, least, Path(folder))))
+            yield f"| {fault} | {phase} | {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    for row in table():
+        print(row, flush=True)

@@ -1,0 +1,84 @@
+"""Scores of invented predictions, as the sites of a phenotyping run leave them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fednotes.metrics.classification import ClassCounts, rankings
+from fednotes.metrics.site_scores import mean_scores, summed_scores
+
+OUTPUTS = ("asthma", "gout", "obesity")
+CONDITIONS = ("alone", "federated", "pooled")
+
+
+def drawn(seed: int, patients: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(patients, outputs) labels, predictions and scores; nobody has gout."""
+    rng = np.random.default_rng(seed)
+    labels = (rng.random((patients, len(OUTPUTS))) < 0.4).astype(np.int8)
+    labels[:, 1] = 0
+    labels[rng.random(labels.shape) < 0.1] = -1
+    scores = rng.normal(size=labels.shape) + (labels == 1)
+    return labels, (scores > 0.5).astype(np.int8), scores
+
+
+def site_score(seed: int, codes: bool = True) -> dict[str, Any]:
+    """What one site has in summary.json under one condition."""
+    labels, predicted, scores = drawn(seed)
+    counts = ClassCounts.of(labels, predicted, OUTPUTS)
+    found, ranked = counts.scores(), rankings(labels, scores, OUTPUTS, samples=50)
+    areas = ("auroc", "auprc")
+    of_codes = {"codes": {"loss": 0.3 + seed / 100, "auroc": 0.7 + seed / 100, "outputs": 9}}
+    return {
+        "phenotypes": found["macro"],
+        "present": found["present"]["macro"],
+        "ranking": {
+            **{key: ranked["macro"][key]["value"] for key in areas},
+            **{
+                f"{key}_interval": [ranked["macro"][key]["low"], ranked["macro"][key]["high"]]
+                for key in areas
+            },
+            "outputs": ranked["macro"]["outputs"],
+        },
+        "calibration": {"brier": 0.1 + seed / 100},
+        "by_output": {
+            name: {**of, **{key: ranked["by_output"][name][key] for key in areas}}
+            for name, of in found["by_output"].items()
+        },
+        "class_counts": counts.to_metrics(),
+    } | (of_codes if codes else {})
+
+
+def codes_alone(seed: int) -> dict[str, Any]:
+    """The score of a site that has codes and no labels."""
+    return {"codes": site_score(seed)["codes"]}
+
+
+def summary_of(sites: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """summary.json of sites' scores by condition."""
+    conditions = [c for c in CONDITIONS if any(c in of for of in sites.values())]
+    each = {c: [of[c] for of in sites.values()] for c in conditions}
+    return {
+        "title": "Three diseases",
+        "method": "phenotype",
+        "seed": 4,
+        "seconds": 12.0,
+        "bytes_up": 1_000_000,
+        "bytes_down": 2_000_000,
+        "sites": sites,
+        "mean": {c: mean_scores(scores) for c, scores in each.items()},
+        "micro": {c: found for c, scores in each.items() if (found := summed_scores(scores))},
+        "command": "fednotes simulate job.toml --out run",
+        "notes": [],
+    }
+
+
+def summary() -> dict[str, Any]:
+    """Two sites under three conditions, all of them different."""
+    return summary_of(
+        {
+            site: {c: site_score(3 * place + order) for order, c in enumerate(CONDITIONS)}
+            for place, site in enumerate(("north", "south"))
+        }
+    )

@@ -1,0 +1,396 @@
+"""Two-stage phenotyping: what a federation of invented patients learns, by other programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from phenotype_patients import DISEASES, VOCABULARY, config_of, patients, sites_of
+from sklearn.feature_extraction.text import TfidfTransformer
+from sklearn.linear_model import SGDClassifier
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.seeds import rng_of
+from fednotes.core.update import Total, Update
+from fednotes.data.codes import category, output_matrix
+from fednotes.data.cohort import ABSENT, PRESENT
+from fednotes.data.patient_sites import SitePatients, pooled_patients
+from fednotes.engines.inprocess import InProcess
+from fednotes.methods import phenotype
+from fednotes.methods.phenotype import Config, Site, averaged, train
+from fednotes.models.dan import Dan
+from fednotes.models.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.models.platt import fit_platt, platt_sums
+from fednotes.models.row_adam import RowAdam
+from fednotes.models.svm import LinearSVMs, SvmConfig
+from fednotes.models.tfidf import (
+    document_frequencies,
+    inverse_document_frequencies,
+    tfidf,
+)
+
+
+def run(
+    sites: tuple[SitePatients, ...], config: Config, folder: Path | None = None, **options: Any
+) -> tuple[Any, list[Site]]:
+    """Train; the final state and the sites, the first of which writes its model to `folder`."""
+    config = phenotype.for_sites(config, sites)
+    members = [
+        Site(site, config, directory=folder if place == 0 else None)
+        for place, site in enumerate(sites)
+    ]
+    return train(InProcess(members, **options), config), members
+
+
+def without_stage_1(**settings: Any) -> Config:
+    return config_of(model=PhenotypeConfig(representation="none"), **settings)
+
+
+# ---- stage 1
+
+
+def test_one_site_is_training_in_one_place() -> None:
+    """Bitwise: a plain loop of Adam over the same batches, without any federation."""
+    (site,) = sites_of(1)
+    config = phenotype.for_sites(config_of(cycles=3), (site,))
+    state, _ = run((site,), config_of(cycles=3))
+    outputs = state.facts["outputs"]
+
+    dan = Dan(config.model.network, VOCABULARY, len(outputs), config.seed)
+    adam = RowAdam(dan.trainable(), config.learning_rate)
+    rows = [i for i, p in enumerate(site.train.patients) if p in site.codes]
+    cohort = site.train.take(rows)
+    labels, _ = output_matrix(cohort.patients, site.codes, outputs=outputs)
+    read = dan.read(cohort.bags)
+    for epoch in range(3):
+        order = rng_of(config.seed, "order", site.id, epoch).permutation(len(rows))
+        for start in range(0, len(order), config.batch_size):
+            batch = order[start : start + config.batch_size]
+            dan.loss(read.take(batch), labels[batch]).backward()
+            adam.step()
+    for name, value in dan.trainable().items():
+        assert torch.equal(state.tensors[f"network.{name}"], value), name
+
+
+def test_sites_weigh_by_their_coded_patients() -> None:
+    """One cycle of two sites is the weighted mean of what each has trained by itself."""
+    sites = sites_of(2)
+    config = config_of(cycles=1, minimum=1, outputs=("icd9:401", "icd9:250", "icd9:428"))
+    both, _ = run(sites, replace(config, classifier_cycles=1))
+    own = [run((site,), replace(config, classifier_cycles=1))[0] for site in sites]
+    sizes = [sum(p in site.codes for p in site.train.patients) for site in sites]
+    assert sizes[0] != sizes[1]
+    for name, value in both.tensors.items():
+        if name.startswith("network."):
+            parts = [state.tensors[name].double() * n for state, n in zip(own, sizes, strict=True)]
+            assert torch.equal(value, ((parts[0] + parts[1]) / sum(sizes)).float()), name
+
+
+def test_outputs_are_the_categories_of_enough_patients_of_all_sites() -> None:
+    """A Counter over every coded training patient."""
+    sites = sites_of(3)
+    counted: Counter[str] = Counter()
+    for site in sites:
+        for patient in site.train.patients:
+            counted.update({category(code) for code in site.codes.get(patient, ())})
+    minimum = sorted(counted.values())[len(counted) // 2]
+    state, _ = run(sites, config_of(minimum=minimum, cycles=1))
+    wanted = sorted(name for name, n in counted.items() if n >= minimum)
+    assert state.facts["outputs"] == wanted
+    assert 0 < len(wanted) < len(counted)
+
+
+def test_a_site_shows_no_category_of_its_own() -> None:
+    """The counts are over the public list, and nothing else leaves the site."""
+    (site,) = sites_of(1)
+    config = phenotype.for_sites(config_of(), (site,))
+    update = Site(site, config).count_codes({})
+    assert update.tensors["patients"].shape == (len(config.candidates),)
+    assert not update.metrics
+
+
+def test_learning_helps() -> None:
+    """Codes and diseases of test patients are ranked better than by chance."""
+    _, members = run(sites_of(2), config_of(cycles=12, classifier_cycles=5))
+    for kind in ("codes", "ranking"):
+        assert sum(member.scores[kind]["auroc"] for member in members) / 2 > 0.6
+
+
+# ---- stage 2
+
+
+def test_one_site_is_central_bitwise() -> None:
+    """Epoch by epoch in one place, going on from float32 as a federation does."""
+    (site,) = sites_of(1)
+    config = without_stage_1(classifier_cycles=4, classifier_epochs=2)
+    state, _ = run((site,), config)
+    kept = (site.train.labels >= 0).any(axis=1)
+    cohort = site.train.take(kept)
+    idf = inverse_document_frequencies(document_frequencies(cohort.bags), len(cohort))
+    features = tfidf(cohort.bags, idf)
+    machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
+    for epoch in range(8):
+        order = rng_of(config.seed, "phenotypes", site.id, epoch).permutation(len(cohort))
+        machines.epoch(features, cohort.labels, order)
+        if epoch % 2:
+            machines.weight[:] = machines.weight.astype(np.float32)
+            machines.intercept[:] = machines.intercept.astype(np.float32)
+    assert np.array_equal(state.tensors["svm.weight"].numpy(), machines.weight.astype(np.float32))
+    assert np.array_equal(state.tensors["svm.intercept"].numpy(), machines.intercept)
+
+
+def test_machines_are_scikit_learns() -> None:
+    """SGDClassifier without penalty, one disease at a time, in the same order."""
+    (site,) = sites_of(1)
+    config = without_stage_1(classifier_cycles=1, classifier_epochs=1)
+    state, _ = run((site,), config)
+    cohort = site.train.take((site.train.labels >= 0).any(axis=1))
+    counts = np.zeros((len(cohort), VOCABULARY))
+    np.add.at(counts, tuple(cohort.bags.counts()[:2]), cohort.bags.counts()[2])
+    x = TfidfTransformer().fit_transform(counts)
+    order = rng_of(config.seed, "phenotypes", site.id, 0).permutation(len(cohort))
+    for column in range(len(DISEASES)):
+        rows = [r for r in order if cohort.labels[r, column] in (ABSENT, PRESENT)]
+        sgd = SGDClassifier(penalty=None, shuffle=False, max_iter=1, tol=None)
+        sgd.fit(x[rows], cohort.labels[rows, column])
+        ours = state.tensors["svm.weight"][:, column].numpy()
+        assert np.allclose(ours, sgd.coef_[0], rtol=1e-5, atol=1e-5)
+
+
+def test_federated_frequencies_are_the_pooled_ones() -> None:
+    """scikit-learn's TfidfTransformer over all sites' patients, exactly."""
+    sites = sites_of(3)
+    _, members = run(sites, without_stage_1(classifier_cycles=1))
+    whole = pooled_patients(sites).train
+    whole = whole.take((whole.labels >= 0).any(axis=1))
+    row, column, count = whole.bags.counts()
+    counts = np.zeros((len(whole), VOCABULARY))
+    counts[row, column] = count
+    wanted = TfidfTransformer().fit(counts).idf_
+    for member in members:
+        assert member._classifiers is not None
+        assert np.array_equal(member._classifiers.model.representation.idf, wanted)
+
+
+def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
+    """A site that nobody was labelled at for a disease has no part in its classifier."""
+    first, second = sites_of(2)
+    labels = second.train.labels.copy()
+    labels[:, 0] = -1
+    silent = replace(second, train=replace(second.train, labels=labels))
+    config = without_stage_1(classifier_cycles=1)
+    both, _ = run((first, silent), config)
+    total = []
+    for site in (first, silent):
+        cohort = site.train.take((site.train.labels >= 0).any(axis=1))
+        whole = pooled_patients((first, silent)).train
+        whole = whole.take((whole.labels >= 0).any(axis=1))
+        idf = inverse_document_frequencies(document_frequencies(whole.bags), len(whole))
+        machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
+        order = rng_of(config.seed, "phenotypes", site.id, 0).permutation(len(cohort))
+        machines.epoch(tfidf(cohort.bags, idf), cohort.labels, order)
+        total.append((machines.weight.astype(np.float32), (cohort.labels >= 0).sum(0)))
+    (a, n), (b, m) = total
+    wanted = (a.astype(np.float64) * n + b.astype(np.float64) * m) / (n + m)
+    assert m[0] == 0
+    assert np.array_equal(both.tensors["svm.weight"].numpy(), wanted.astype(np.float32))
+
+
+def test_a_classifier_that_nobody_trained_stays() -> None:
+    """The mean over no patient is not zero."""
+    shared = {"svm.weight": torch.tensor([[3.0, 5.0]])}
+    given = {"svm.weight": torch.tensor([[0.0, 8.0]]).double()}
+    update = Update({**given, "patients": torch.tensor([0.0, 4.0]).double()})
+    assert averaged(shared, Total.of([update]))["svm.weight"].tolist() == [[3.0, 2.0]]
+
+
+def test_calibration_is_the_pooled_one() -> None:
+    """Platt scaling of all held-out patients in one place gives the same a and b."""
+    sites = sites_of(3)
+    config = without_stage_1(classifier_cycles=3, calibrate=True)
+    _state, members = run(sites, config)
+    model = members[0]._classifiers
+    assert model is not None
+    assert model.model.platt is not None
+    scores, targets = [], []
+    for site in sites:
+        cohort = site.valid.take((site.valid.labels >= 0).any(axis=1))
+        scores.append(model.machines.scores(model.model.representation.features(cohort.bags)))
+        targets.append(model.machines.targets(cohort.labels))
+    together = np.concatenate(scores), np.concatenate(targets)
+    wanted = fit_platt(lambda ab: platt_sums(ab, *together), len(DISEASES))
+    assert np.allclose(model.model.platt, wanted, rtol=1e-6)
+
+
+# ---- both stages, files, restarts
+
+
+def test_two_runs_are_one(tmp_path: Path) -> None:
+    """Stage 1 by itself, then stage 2 from its folder: the same bits as both in one run."""
+    sites = sites_of(2)
+    bare = tuple(
+        replace(
+            site,
+            **{
+                part: replace(cohort, labels=np.zeros((len(cohort), 0), np.int8), outputs=())
+                for part in ("train", "valid", "test")
+                for cohort in [getattr(site, part)]
+            },
+        )
+        for site in sites
+    )
+    whole, members = run(sites, config_of(), tmp_path / "whole")
+    run(bare, config_of(), tmp_path / "first")
+    later = PhenotypeConfig(
+        representation=str(tmp_path / "first" / "model"), network=config_of().model.network
+    )
+    second, _ = run(sites, config_of(model=later), tmp_path / "second")
+    # the order of stage 2's patients hangs on the number of the round
+    alike, _ = run(sites, config_of(model=later, cycles=1))
+    assert second.tensors.keys() == whole.tensors.keys() == alike.tensors.keys()
+    for name, value in second.tensors.items():
+        if name.startswith("network."):
+            assert torch.equal(value, whole.tensors[name]), name
+    assert torch.equal(second.tensors["svm.weight"], alike.tensors["svm.weight"])
+    assert members[0].scores["phenotypes"]["f1"] > 0
+
+
+def test_a_restart_changes_nothing(tmp_path: Path) -> None:
+    """A run cut after each of its rounds and gone on with ends with the same bits."""
+    sites = sites_of(2)
+    config = config_of(cycles=2, classifier_cycles=2, calibrate=True)
+    whole, members = run(sites, config)
+
+    class Killed(Exception):
+        pass
+
+    for cut in range(4):
+        folder = tmp_path / str(cut)
+
+        def kill(result: Any, cut: int = cut) -> None:
+            if result.round == cut + 1:
+                raise Killed
+
+        if cut < 3:
+            with pytest.raises(Killed):
+                run(sites, config, directory=folder, observer=kill)
+        else:
+            run(sites, config, directory=folder)
+        again, later = run(sites, config, directory=folder, resume=True)
+        for name, value in whole.tensors.items():
+            assert torch.equal(again.tensors[name], value), (cut, name)
+        assert [m.scores for m in later] == [m.scores for m in members]
+
+
+def test_the_saved_model_gives_the_same_probabilities(tmp_path: Path) -> None:
+    """Read back from its folder, for stage 1's and stage 2's outputs."""
+    sites = sites_of(2)
+    _, members = run(sites, config_of(calibrate=True), tmp_path)
+    classifiers = members[0]._classifiers
+    assert classifiers is not None
+    model = load_phenotyper(tmp_path / "model")
+    bags = sites[1].test.bags
+    assert model.phenotypes == DISEASES
+    for kind in ("probabilities", "code_probabilities", "classes"):
+        assert np.array_equal(getattr(model, kind)(bags), getattr(classifiers.model, kind)(bags))
+    assert np.allclose(model.probabilities(bags).sum(2), 1)
+
+
+# ---- edges
+
+
+def test_patients_without_concepts_and_lonely_classes() -> None:
+    """A disease that all have, one that nobody is labelled for, a patient without concepts."""
+    sites = sites_of(2)
+    changed = []
+    for site in sites:
+        labels = site.train.labels.copy()
+        labels[:, 0] = PRESENT
+        labels[:, 1] = -1
+        empty = patients(site.id, 40, seed=9, concepts=0)
+        changed.append(replace(site, train=replace(site.train, labels=labels), test=empty))
+    _, members = run(tuple(changed), without_stage_1(classifier_cycles=2))
+    model = members[0]._classifiers
+    assert model is not None
+    found = model.model.classes(changed[0].test.bags)
+    assert (found[:, 0] == PRESENT).all()
+    assert (found[:, 1] == -1).all()
+    assert len(set(found[:, 2].tolist())) == 1  # the intercept's word
+    assert members[0].scores["phenotypes"]["support"] > 0
+
+
+def test_a_site_without_codes_or_labels_adds_nothing() -> None:
+    """Stage 1 at one site, stage 2 at the other: as if each had been there alone."""
+    first, second = sites_of(2)
+    none = np.full_like(first.train.labels, -1)
+    coded = replace(first, train=replace(first.train, labels=none))
+    judged = replace(second, codes={})
+    both, members = run((coded, judged), config_of(cycles=1, classifier_cycles=1))
+    alone, _ = run((coded, replace(judged, train=judged.train.take([0]))), config_of(cycles=1))
+    for name, value in both.tensors.items():
+        if name.startswith("network."):
+            assert torch.equal(value, alone.tensors[name])
+    assert "codes" not in members[1].scores
+
+
+def test_questionable_is_a_class_where_enough_are() -> None:
+    """Three machines, and a share of probability for it."""
+    sites = sites_of(2)
+    changed = []
+    for site in sites:
+        labels = site.train.labels.copy()
+        labels[:30, 2] = 2
+        changed.append(replace(site, train=replace(site.train, labels=labels)))
+    for least, machines in ((60, len(DISEASES) + 2), (61, len(DISEASES))):
+        config = without_stage_1(least_questionable=least, classifier_cycles=1)
+        _, members = run(tuple(changed), config)
+        assert members[0]._classifiers is not None
+        assert len(members[0]._classifiers.machines.machines) == machines
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"min_patients": 10_000}, "min_patients = 10000 is asked"),
+        ({"minimum": 10_000}, "lower the minimum"),
+        ({"cycles": 0}, "cycles = 0"),
+        ({"classifier_cycles": 0}, "classifier_cycles = 0"),
+        ({"proximal": 0.1}, 'updates = "dense"'),
+        ({"systems": ("icd8",)}, "icd8"),
+        ({"systems": ("condition",)}, "no list of all categories"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message.replace("(", r"\(")) as error:
+        run(sites_of(2), config_of(**settings))
+    assert "fednotes" in type(error.value).__module__
+
+
+def test_nothing_to_learn() -> None:
+    """No codes for stage 1; no labels for stage 2."""
+    sites = tuple(replace(site, codes={}) for site in sites_of(2))
+    with pytest.raises(ConfigError, match="predicts billing codes"):
+        phenotype.for_sites(config_of(), sites)
+    with pytest.raises(ConfigError, match="cannot learn a representation alone"):
+        phenotype.alone(config_of(), sites)
+    silent = tuple(
+        replace(s, train=replace(s.train, labels=np.full_like(s.train.labels, -1))) for s in sites
+    )
+    with pytest.raises(TrainingError, match="no training patient is labelled"):
+        run(silent, without_stage_1())
+
+
+def test_a_loss_on_a_log_scale_is_a_multi_label_logistic_head() -> None:
+    """With the loss "log" probabilities need no calibration: the Brier score beats the base."""
+    sites = sites_of(2)
+    head = PhenotypeConfig(representation="none", classifier=SvmConfig("log", "constant", 0.3))
+    _, members = run(sites, config_of(model=head, classifier_cycles=10))
+    for site, member in zip(sites, members, strict=True):
+        rate = (site.train.labels == PRESENT).mean(0)
+        base = ((rate - (site.test.labels == PRESENT)) ** 2).mean()
+        assert member.scores["calibration"]["brier"] < base

@@ -1,0 +1,399 @@
+"""Jobs on patients: from notes, codes and labels in files to each site's patients.
+
+The method is a stub: which one trains on the patients is of no account here. Expected values are
+read off small files written here, or are identities (silos together are the whole).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fednotes import methods
+from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.settings import read_toml
+from fednotes.data.cohort import Bags, Vectors
+from fednotes.data.patient_sites import fingerprint, pooled_patients
+from fednotes.jobs import Job, Sites, built_in_jobs, parse_job
+from fednotes.run_folder import claim, recorded
+from fednotes.sites import load_sites
+
+SECRET = "Wilhelmina"  # stands in every note; no message may hold it
+STUB = """
+from dataclasses import dataclass, field
+
+DATA = "patients"
+PRESETS = {"best": {}, "paper": {}}
+
+
+@dataclass(frozen=True)
+class Config:
+    model: dict = field(default_factory=dict)
+    seed: int = 0
+
+
+def model_config(table):
+    return dict(table)
+
+
+def train(federation, config):
+    raise NotImplementedError
+"""
+TERMS = ("asthma", "gout", "cough", "fever")  # concepts C0000000 …, in this order
+CONCEPTS = {"dictionary": "terms.tsv"}
+PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
+
+
+@pytest.fixture(autouse=True)
+def _method(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method `stubpatients`, as long as the test runs."""
+    folder = tmp_path_factory.mktemp("methods")
+    (folder / "stubpatients.py").write_text(STUB)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(folder)])
+    monkeypatch.setattr(methods, "stubpatients", None, raising=False)
+    monkeypatch.delitem(sys.modules, "fednotes.methods.stubpatients", raising=False)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A dictionary of four terms; 30 patients with notes, most of them with MIMIC-III's codes.
+
+    Patient i has i % 4 mentions. Every third has hypertension (401); patients 0 to 4 are uncoded,
+    and code tables know three patients without notes.
+    """
+    rows = [f"C{at:07d}\t{term}" for at, term in enumerate(TERMS)]
+    (tmp_path / "terms.tsv").write_text("\n".join(rows) + "\n")
+    write_notes(tmp_path / "notes.csv", range(30))
+    coded = [(i, "4019" if i % 3 == 0 else "5715") for i in range(5, 33)]
+    lines = ["ROW_ID,SUBJECT_ID,ICD9_CODE", *(f"{i},{i},{code}" for i, code in coded)]
+    (tmp_path / "DIAGNOSES_ICD.csv").write_text("\n".join([*lines, "9,9", "10,10,"]) + "\n")
+    (tmp_path / "PROCEDURES_ICD.csv").write_text("ROW_ID,SUBJECT_ID,ICD9_CODE\n1,7,8154\n")
+    (tmp_path / "CPTEVENTS.csv").write_text("ROW_ID,SUBJECT_ID,CPT_CD\n1,7,99254\n")
+    return tmp_path
+
+
+def write_notes(path: Path, numbers: range) -> None:
+    rows = [f'{i},"{SECRET} has {" and ".join(TERMS[: i % 4]) or "nothing"}."' for i in numbers]
+    path.write_text("\n".join(["patient,text", *rows]) + "\n")
+
+
+SITE = {"notes": "notes.csv", "codes": ".", "codes_format": "mimic"}
+
+
+def job(folder: Path, seed: int = 1, **tables: Any) -> Job:
+    return parse_job({"method": "stubpatients", "seed": seed, **tables}, "j", folder, "j.toml")
+
+
+def load(folder: Path, **tables: Any) -> Sites:
+    if "text" not in tables and "synthetic" not in tables:
+        tables.setdefault("concepts", CONCEPTS)
+    return load_sites(job(folder, **tables), cache=folder / "cache")
+
+
+def everyone(site: Any) -> list[str]:
+    return [p for part in (site.train, site.valid, site.test) for p in part.patients]
+
+
+def test_notes_codes_and_phenotypes(place: Path) -> None:
+    """Bags, labels and codes of each patient as the files were written."""
+    made = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES)
+    (site,) = made.data
+    assert sorted(everyone(site), key=int) == [str(i) for i in range(30)]
+    assert [len(p) for p in (site.train, site.valid, site.test)] == [21, 3, 6]
+    assert site.phenotypes == ("hypertension", "gout")
+    assert (site.space.width, site.space.dense) == (4, False)
+    for part in (site.train, site.valid, site.test):
+        assert isinstance(part.bags, Bags)
+        for at, patient in enumerate(part.patients):
+            i = int(patient)
+            own = part.bags.concepts[part.bags.offsets[at] : part.bags.offsets[at + 1]]
+            assert own.tolist() == list(range(i % 4))
+            expected = [-1, -1] if i < 5 else [int(i % 3 == 0), int(i == 7)]
+            assert part.labels[at].tolist() == expected
+    assert set(site.codes) == {str(i) for i in range(5, 30)}
+    assert site.codes["7"] == {"icd9:5715", "cpt:99254"}
+    assert all(site.codes[str(i)] == set() for i in range(6, 30, 3))
+    held = [code for given in site.codes.values() for code in given if code.startswith("icd9:401")]
+    assert held == []
+
+
+def test_what_was_counted_is_told(place: Path) -> None:
+    notes = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES).notes
+    assert notes[:3] == (
+        f"a: {place / 'DIAGNOSES_ICD.csv'}:30: 2 columns instead of 3",
+        f"a: {place / 'DIAGNOSES_ICD.csv'}: 1 rows without a code: left out",
+        "a: 30 patients with 30 notes",
+    )
+    assert notes[3] == "a: 8 patients without a concept of the dictionary in their notes: kept"
+    assert notes[4] == "a: 5 patients without codes: kept, their codes are unknown"
+    assert notes[5] == "a: 3 patients with codes have no notes here: left out"
+    assert notes[6] == "a: codes held out of stage 1, and who had them: icd9:401 8, icd9proc:81 1"
+    assert notes[7] == "a: codes to hold out that no patient has: icd9:274"
+    assert SECRET not in "".join(notes)
+
+
+def test_label_counts_are_of_the_training_patients(place: Path) -> None:
+    made = load(place, sites={"a": SITE}, phenotypes={"hypertension": ["icd9:401"], "x": ["cpt:0"]})
+    train = made.data[0].train
+    present, absent, none = (int((train.labels[:, 0] == v).sum()) for v in (1, 0, -1))
+    line = "hypertension: present/absent/questionable/unlabelled of the training patients: "
+    assert made.notes[-3] == f"{line}a {present}/{absent}/0/{none}"
+    assert made.notes[-1].endswith("without two classes of training labels: x (absent only)")
+
+
+def test_patients_with_too_many_concepts_are_left_out(place: Path) -> None:
+    made = load(place, sites={"a": SITE}, concepts={**CONCEPTS, "most": 2})
+    assert len(everyone(made.data[0])) == 30 - 7
+    assert "a: 7 patients with more than 2 concepts: left out" in made.notes
+
+
+def test_one_stage_alone(place: Path) -> None:
+    """Without phenotypes there is no output, without codes nothing to learn in stage 1."""
+    (codes_only,) = load(place, sites={"a": SITE}, hold_out={"codes": ["icd9:57"]}).data
+    assert codes_only.phenotypes == ()
+    left = {code for given in codes_only.codes.values() for code in given}
+    assert left == {"icd9:4019", "icd9proc:8154", "cpt:99254"}
+    (notes_only,) = load(place, sites={"a": {"notes": "notes.csv"}}).data
+    assert (notes_only.codes, notes_only.phenotypes) == ({}, ())
+
+
+def test_silos_together_are_the_whole(place: Path) -> None:
+    tables = {"sites": {"a": SITE}, "phenotypes": PHENOTYPES}
+    (whole,) = load(place, **tables).data
+    silos = load(place, **tables, silos={"number": 3}).data
+    assert [s.id for s in silos] == ["silo1", "silo2", "silo3"]
+    for part in ("train", "valid"):
+        dealt = [p for s in silos for p in getattr(s, part).patients]
+        assert sorted(dealt) == sorted(getattr(whole, part).patients)
+    assert all(s.test.patients == whole.test.patients for s in silos)
+    assert all(set(s.codes) == set(everyone(s)) & set(whole.codes) for s in silos)
+    again = pooled_patients(silos)
+    assert again.codes == whole.codes
+    assert again.test.patients == whole.test.patients
+    one = load(place, **tables, silos={"number": 1}).data[0]
+    assert sorted(one.train.patients) == sorted(whole.train.patients)
+    with pytest.raises(ConfigError, match=r"\[silos\] number = 4: the 3 patients"):
+        load(place, **tables, silos={"number": 4})
+
+
+def test_a_smaller_labelled_share_is_a_subset(place: Path) -> None:
+    sets = []
+    for share in (0.1, 0.3, 0.5, 1.0):
+        site = {**SITE, "labelled": share}
+        (made,) = load(place, sites={"a": site}, phenotypes=PHENOTYPES).data
+        kept = (made.train.labels >= 0).any(1)
+        sets.append({p for p, k in zip(made.train.patients, kept, strict=True) if k})
+    full = len(sets[-1])
+    assert [len(s) for s in sets] == [round(x * full) for x in (0.1, 0.3, 0.5, 1.0)]
+    assert all(a < b for a, b in itertools.pairwise(sets))
+    assert (made.test.labels >= 0).sum() == 2 * sum(int(p) >= 5 for p in made.test.patients)
+
+
+def test_shares_divide_the_patients(place: Path) -> None:
+    """Three thirds are disjoint and everything; a test part of its own is common to all."""
+    write_notes(place / "test.csv", range(40, 50))
+    thirds = {
+        f"s{k}": {"notes": "notes.csv", "share": f"{k}/3", "test": "test.csv"} for k in (1, 2, 3)
+    }
+    sites = load(place, sites=thirds).data
+    own = [set(s.train.patients) | set(s.valid.patients) for s in sites]
+    assert [len(o) for o in own] == [10, 10, 10]
+    assert set().union(*own) == {str(i) for i in range(30)}
+    assert all(s.test.patients == tuple(str(i) for i in range(40, 50)) for s in sites)
+    assert len(pooled_patients(sites).test) == 10
+    silos = load(place, sites=thirds, silos={"number": 2}).data
+    assert [len(s.test) for s in silos] == [10, 10]
+
+
+def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
+    (place / "b").mkdir()
+    write_notes(place / "b" / "notes.csv", range(20, 40))
+    made = load(place, sites={"a": SITE, "b": {**SITE, "notes": "b/notes.csv"}})
+    assert "b: 10 patients' ids are another site's too: told apart" in made.notes
+    assert set(everyone(made.data[1])) == {f"b/{i}" for i in range(20, 40)}
+    assert set(made.data[1].codes) == {f"b/{i}" for i in range(20, 33)}
+    assert len(everyone(pooled_patients(made.data))) == 50
+
+
+def test_generated_patients_need_no_file(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    given = job(tmp_path, synthetic={"sites": 2, "patients": 40})
+    made = load_sites(given, lambda done, total: told.append((done, total)), tmp_path)
+    assert [s.id for s in made.data] == ["site1", "site2"]
+    assert len(made.data[0].phenotypes) == 6
+    sizes = [len(everyone(s)) for s in made.data]
+    assert [t for t in told if t[0] == t[1]] == [(n, n) for n in sizes]
+    again = load(tmp_path, synthetic={"sites": 2, "patients": 40})
+    assert [fingerprint(s) for s in made.data] == [fingerprint(s) for s in again.data]
+    dealt = load(tmp_path, synthetic={"sites": 2, "patients": 40}, silos={"number": 3})
+    assert sorted(everyone(pooled_patients(dealt.data))) == sorted(
+        p for s in made.data for p in everyone(s)
+    )
+
+
+def test_a_run_on_other_patients_is_not_gone_on_with(place: Path) -> None:
+    given, out = job(place, sites={"a": SITE}, concepts=CONCEPTS), place / "out"
+    sites = load_sites(given, cache=place / "cache")
+    claim(given, out, sites, resume=False)
+    assert recorded(out)["notes"] == {"a": fingerprint(sites.data[0])}
+    (out / "metrics.jsonl").write_text("{}\n")
+    claim(given, out, load_sites(given, cache=None), resume=True)
+    (place / "CPTEVENTS.csv").write_text("ROW_ID,SUBJECT_ID,CPT_CD\n1,8,99254\n")
+    with pytest.raises(ConfigError, match="the notes of site 'a' changed"):
+        claim(given, out, load_sites(given, cache=place / "cache"), resume=True)
+
+
+@pytest.mark.parametrize(
+    ("tables", "error", "message"),
+    [
+        ({"sites": {"a": {"notes": "none"}}}, DataError, "site 'a': .*none: no such file"),
+        ({"sites": {"a": {"notes": "$NO_SUCH/x"}}}, ConfigError, "NO_SUCH is not set"),
+        ({"concepts": {"dictionary": "no.obo"}}, DataError, r"\[concepts\] dictionary: .*no\.obo"),
+        ({"concepts": {**CONCEPTS, "ids": "x"}}, ConfigError, r"option 'ids' is none of format"),
+        ({"sites": {"a": {**SITE, "tables": ["cp"]}}}, ConfigError, "'cp'.*did you mean 'cpt'"),
+        ({"sites": {"a": {**SITE, "notes": "other.csv"}}}, DataError, "none of the 28 patients"),
+        ({"sites": {"a": {**SITE, "test": "notes.csv"}}}, DataError, "30 patients of `test`"),
+        (
+            {"sites": {"a": SITE, "b": {"labels": "obesity"}}},
+            DataError,
+            "have different phenotypes",
+        ),
+        ({"sites": {"a": {"notes": "few.csv"}}}, DataError, "site 'a': the part .* has no patient"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    place: Path, tables: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    write_notes(place / "other.csv", range(100, 110))
+    write_notes(place / "few.csv", range(2))
+    obesity(place)
+    with pytest.raises(error, match=message) as caught:
+        load(place, **{"sites": {"a": SITE}, **tables})
+    assert SECRET not in str(caught.value)
+
+
+def obesity(place: Path, train: int = 8) -> Path:
+    """Summaries of the challenge, four more in its test part, judged for gout."""
+    folder = place / "obesity"
+    folder.mkdir(exist_ok=True)
+    for part, first, last in (("training", 1, train), ("test", train + 1, train + 4)):
+        ids = range(first, last + 1)
+        docs = "".join(f'<doc id="{i}"><text>{SECRET} has gout.</text></doc>' for i in ids)
+        (folder / f"obesity_patient_records_{part}.xml").write_text(f"<root>{docs}</root>")
+        judged = "".join(f'<doc id="{i}" judgment="{"YNQ"[i % 3]}"/>' for i in ids if i != 8)
+        (folder / f"obesity_standoff_annotations_{part}.xml").write_text(
+            f'<set><diseases source="intuitive"><disease name="Gout">{judged}</disease></diseases>'
+            "</set>"
+        )
+    return folder
+
+
+def test_labels_of_the_obesity_challenge(place: Path) -> None:
+    obesity(place)
+    site = {"labels": "obesity", "valid_fraction": 0.25}
+    made = load(place, sites={"o": site})
+    (one,) = made.data
+    assert one.test.patients == ("9", "10", "11", "12")
+    assert (len(one.train), len(one.valid), one.codes) == (6, 2, {})
+    at = one.phenotypes.index("Gout")
+    labels = {p: int(c.labels[r, at]) for c in (one.train, one.valid, one.test)
+              for r, p in enumerate(c.patients)}  # fmt: skip
+    values = {0: 1, 1: 0, 2: 2}
+    assert labels == {str(i): values[i % 3] if i != 8 else -1 for i in range(1, 13)}
+    assert "o: 1 documents have no judgment: unlabelled" in made.notes
+    assert any("Asthma (no label)" in line for line in made.notes)
+
+
+def test_ctakes_output_in_place_of_notes(place: Path) -> None:
+    rows = [f"{i} C0000000 -C0000001 C0000003 C0009999" for i in range(30)]
+    (place / "found.txt").write_text("\n".join(rows) + "\n")
+    made = load(place, sites={"a": {**SITE, "notes": [], "concepts": "found.txt"}, "b": {
+        "notes": "notes.csv"}})  # fmt: skip
+    (one, other) = made.data
+    assert one.space == other.space
+    assert isinstance(one.train.bags, Bags)
+    assert one.train.bags.concepts.tolist() == [0, 3] * len(one.train)
+    assert "a: 30 CUIs are not in the dictionary: left out" in made.notes
+    (place / "found.txt").write_text("1 C0099999\n2 C0099998\n")
+    with pytest.raises(DataError, match="none of the 2 CUIs is a concept of the dictionary"):
+        load(place, sites={"a": {"concepts": "found.txt"}})
+
+
+@pytest.mark.corpora
+def test_codiesp(corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """750 cases, 104 without a concept that holds for the patient; counts of codes by grep.
+
+    grep -cP '^\\S+\\ti10$' codiesp/train/trainD.tsv → 77 of 500, dev 39 of 250.
+    """
+    monkeypatch.setenv("FEDNOTES_CORPORA", str(corpora))
+
+    def built_in(name: str) -> Sites:
+        path = built_in_jobs()[f"phenotype/{name}"]
+        table = {**read_toml(path), "method": "stubpatients", "training": {}, "model": {}}
+        return load_sites(parse_job(table, name, path.parent, str(path)), cache=tmp_path)
+
+    both, codes = built_in("codiesp"), built_in("codiesp-codes")
+    assert "codiesp: 750 patients with 750 notes" in both.notes
+    line = "codiesp: 104 patients without a concept of the dictionary in their notes: kept"
+    assert line in both.notes
+    whole = pooled_patients(both.data)
+    assert (len(whole.train), len(whole.valid), len(whole.test)) == (450, 50, 250)
+    present = [(c.labels == 1).sum(0) for c in (whole.train, whole.valid, whole.test)]
+    at = whole.phenotypes.index("hypertension")
+    assert (present[0][at] + present[1][at], present[2][at]) == (77, 39)
+    assert min(present[2]) >= 10
+    alone = pooled_patients(codes.data)
+    assert (len(codes.data), alone.phenotypes) == (10, ())
+    assert alone.codes == whole.codes
+    assert alone.space == whole.space
+    assert not any(c.startswith("icd10:I10") for given in whole.codes.values() for c in given)
+
+
+def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On invented files: 200 patients of MIMIC-III, 44 summaries, a UMLS of one term."""
+    rows = [f"{i},{i},Nursing,,{SECRET} has gout" for i in range(200)]
+    head = "ROW_ID,SUBJECT_ID,CATEGORY,ISERROR,TEXT"
+    (place / "NOTEEVENTS.csv").write_text("\n".join([head, *rows]) + "\n")
+    row = "C0018099|ENG|P|L|PF|S|Y|A||M|D|SNOMEDCT_US|PT|1|Gout|0|N||"
+    (place / "MRCONSO.RRF").write_text(row + "\n")
+    for name, folder in (
+        ("MIMIC3", place),
+        ("UMLS_RRF", place),
+        ("I2B2_OBESITY", obesity(place, 40)),
+    ):
+        monkeypatch.setenv(name, str(folder))
+    sizes = []
+    for name in ("mimic", "obesity"):
+        path = built_in_jobs()[f"phenotype/{name}"]
+        table = {**read_toml(path), "method": "stubpatients", "training": {}, "model": {}}
+        made = load_sites(parse_job(table, name, path.parent, str(path)), cache=place / "cache")
+        whole = pooled_patients(made.data)
+        sizes.append((len(made.data), len(everyone(whole)), len(whole.codes)))
+    assert sizes == [(10, 200, 28), (3, 44, 0)]
+
+
+def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder that gives each word its length: a patient is the mean, worked out here."""
+
+    class Lengths:
+        fingerprint, layers, dim = "lengths", 1, 2
+
+        def encode(self, sentences: list[list[str]]) -> np.ndarray:
+            words = [word for sentence in sentences for word in sentence]
+            return np.array([[[len(w), 1]] for w in words], dtype=np.float16)
+
+    monkeypatch.setattr("fednotes.patient_features.load_encoder", lambda spec: Lengths())
+    (site,) = load(place, sites={"a": {"notes": "notes.csv"}}, text={"encoder": "x"}).data
+    assert (site.space.width, site.space.dense) == (2, True)
+    assert isinstance(site.train.bags, Vectors)
+    for row, patient in enumerate(site.train.patients):
+        terms = " and ".join(TERMS[: int(patient) % 4]) or "nothing"
+        sizes = [len(w) for w in f"{SECRET} has {terms} .".split()]
+        assert site.train.bags.values[row].tolist() == pytest.approx([np.mean(sizes), 1])
+    with pytest.raises(FednotesError, match="concepts do not go with"):
+        job(place, sites={"a": {"concepts": "x"}}, text={"encoder": "x"})

@@ -1,0 +1,89 @@
+"""The tables of a job on patients: a mistake in one is named with its place and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fednotes.core.errors import ConfigError
+from fednotes.jobs import Job, parse_job
+from fednotes.patient_tables import ConceptsConfig, PatientsConfig, SyntheticPatientsConfig
+
+CONCEPTS = {"dictionary": "terms.tsv"}
+PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
+
+
+def job(folder: Path, **tables: Any) -> Job:
+    return parse_job({"method": "phenotype", **tables}, "j", folder, "j.toml")
+
+
+def test_tables_become_configs(tmp_path: Path) -> None:
+    site = {"notes": ["x", "y"], "codes": "z", "codes_format": "omop", "share": "2/3"}
+    made = job(
+        tmp_path,
+        sites={"a": site, "b": {**site, "notes": "w"}},
+        concepts={**CONCEPTS, "scopes": ["EXACT"], "most": 5},
+        phenotypes=PHENOTYPES,
+        hold_out={"codes": ["icd9:401", "icd9:250"]},
+    )
+    assert made.data == "patients"
+    assert not made.reads_notes
+    assert made.sites["a"] == PatientsConfig(
+        ("x", "y"), codes="z", codes_format="omop", share="2/3"
+    )
+    assert (made.sites["a"].shares, made.sites["b"].notes) == ((2, 3), ("w",))
+    assert made.patients is not None
+    assert made.patients.concepts == ConceptsConfig("terms.tsv", scopes=("EXACT",), most=5)
+    assert made.patients.concepts.options == {"scopes": ("EXACT",)}
+    assert made.patients.held_out == ("icd9:401", "icd9:274", "icd9proc:81", "icd9:250")
+    generated = job(tmp_path, synthetic={"patients": 50}, concepts={"context": "mark"})
+    assert generated.synthetic == SyntheticPatientsConfig(3, 50)
+    assert generated.patients is not None
+    assert generated.patients.concepts == ConceptsConfig("synthetic", context="mark")
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"sites": {"a": {}}}, r"\[sites\.a\]: the site has no notes"),
+        ({"sites": {"a": {"notes": "x", "concepts": "y"}}}, "either `notes` or `concepts`"),
+        ({"sites": {"a": {"notes": ["x", "x"]}}}, "notes: a path is named twice"),
+        ({"sites": {"a": {"notes": 3}}}, "notes = 3: expected a path or a list"),
+        ({"sites": {"a": {"notes": "x", "types": ["A"]}}}, "unknown key 'types'"),
+        ({"sites": {"a": {"notes": "x", "codes": "y"}}}, "codes and codes_format"),
+        ({"sites": {"a": {"notes": "x", "codes_format": "omop"}}}, "give both"),
+        ({"sites": {"a": {"notes": "x", "codes_format": "mimik"}}}, "expected one of"),
+        ({"sites": {"a": {"notes": "x", "test_codes": "y"}}}, "test_codes belong to"),
+        ({"sites": {"a": {"notes": "x", "labelled": 0.0}}}, "labelled = 0.0"),
+        ({"sites": {"a": {"notes": "x", "share": "4/3"}}}, "share = '4/3'"),
+        ({"sites": {"a": {"notes": "x", "test_fraction": 0.95}}}, "nothing is trained"),
+        ({"sites": {"a": {"notes": "x"}}, "tags": {}}, r"\[tags\]: patients have labels"),
+        ({"sites": {"a": {"notes": "x"}}, "silos": {"by": "document"}}, "dealt by patient"),
+        ({"sites": {"a": {"notes": "x"}}, "text": {}}, r"either \[concepts\] or \[text\]"),
+        ({"sites": {"a": {"notes": "x"}}, "concepts": {}}, r"\[concepts\]: dictionary: name"),
+        ({"sites": {"a": {"notes": "x"}}, "concepts": {"dictionry": "x"}}, "'dictionary'"),
+        ({"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": ["I10"]}}, r"p: 'I10' is no code"),
+        ({"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": []}}, "p = .*a list of codes"),
+        ({"sites": {"a": {"notes": "x"}}, "phenotypes": PHENOTYPES}, "are made of codes"),
+        ({"sites": {"a": {"labels": "x"}}, "phenotypes": PHENOTYPES}, "labels do not go with"),
+        ({"sites": {"a": {"notes": "x"}}, "hold_out": {"codes": ["x:1"]}}, "unknown coding"),
+        ({"synthetic": {"sentences": 3}}, r"\[synthetic\]: unknown key 'sentences'"),
+        ({"synthetic": {"patients": 3}}, "30 patients"),
+        ({"synthetic": {}, "phenotypes": PHENOTYPES}, "generated patients have their own"),
+    ],
+)
+def test_a_mistake_names_its_place(tmp_path: Path, tables: dict[str, Any], message: str) -> None:
+    if "synthetic" not in tables:
+        tables = {"concepts": CONCEPTS, **tables}
+    with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
+        job(tmp_path, **tables)
+
+
+def test_tables_of_patients_belong_to_methods_on_patients(tmp_path: Path) -> None:
+    table = {"method": "fedner", "synthetic": {}, "concepts": CONCEPTS}
+    with pytest.raises(ConfigError, match=r"\[concepts\]: is for methods on patients, not fedner"):
+        parse_job(table, "j", tmp_path, "j.toml")
+    with pytest.raises(ConfigError, match=r"j\.toml: say how notes are read"):
+        job(tmp_path, sites={"a": {"notes": "x"}})

@@ -1,0 +1,119 @@
+"""Two phenotyping models on the same test patients; classifiers are set by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
+from sklearn.metrics import f1_score
+
+from fednotes.compare_runs import ALL_SITES, compare_patients
+from fednotes.core.errors import DataError
+from fednotes.data.cohort import Bags, Cohort
+from fednotes.data.patient_sites import SitePatients
+from fednotes.metrics.classification import paired_macro_f1
+from fednotes.models.phenotyper import Phenotyper, Representation
+from fednotes.models.svm import LinearSVMs
+
+
+def machine(folder: Path, columns: dict[int, int]) -> None:
+    """A model that finds disease d where one of ten concepts from `columns[d]` on is there."""
+    machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
+    for disease, block in columns.items():
+        machines.weight[block : block + 10, disease] = 10
+    machines.intercept[:] = -0.5
+    representation = Representation(idf=np.ones(VOCABULARY))
+    Phenotyper(SPACE, representation, phenotypes=DISEASES, machines=machines).save(folder)
+
+
+GOOD, POOR = {0: 0, 1: 10, 2: 20}, {0: 0, 1: 10}
+
+
+def said(cohort: Cohort, columns: dict[int, int]) -> np.ndarray:
+    """What such a model says, by a loop over patients."""
+    out = np.zeros((len(cohort), 3), np.int8)
+    assert isinstance(cohort.bags, Bags)
+    for row in range(len(cohort)):
+        own = cohort.bags.take([row])
+        sizes = dict.fromkeys(columns, 0.0)
+        length = np.linalg.norm(np.bincount(own.concepts, minlength=VOCABULARY)) or 1.0
+        for disease, block in columns.items():
+            inside = (own.concepts >= block) & (own.concepts < block + 10)
+            sizes[disease] = 10 * inside.sum() / length
+        for disease, size in sizes.items():
+            out[row, disease] = size > 0.5
+    return out
+
+
+def macro(labels: np.ndarray, predicted: np.ndarray) -> float:
+    each = []
+    for column in range(labels.shape[1]):
+        known = labels[:, column] >= 0
+        each.append(f1_score(labels[known, column], predicted[known, column], average="macro"))
+    return float(np.mean(each))
+
+
+def test_each_site_is_compared_on_its_own_patients(tmp_path: Path) -> None:
+    """Oracle: scikit-learn's macro F1 of what a loop over patients finds."""
+    sites = sites_of(2)
+    machine(tmp_path / "run/federated/model", GOOD)
+    for site in sites:
+        machine(tmp_path / f"run/alone/{site.id}/model", POOR)
+    run = tmp_path / "run"
+    found = compare_patients((run, sites, "federated"), (run, sites, "alone"), 100)
+    assert list(found) == [site.id for site in sites]
+    for site in sites:
+        test, labels = found[site.id], site.test.labels
+        assert test.f1_a == pytest.approx(macro(labels, said(site.test, GOOD)))
+        assert test.f1_b == pytest.approx(macro(labels, said(site.test, POOR)))
+        assert test.difference == pytest.approx(test.f1_a - test.f1_b)
+
+
+def sharing(sites: tuple[SitePatients, ...]) -> tuple[SitePatients, ...]:
+    first = sites[0]
+    return tuple(SitePatients(s.id, s.space, s.train, s.valid, first.test, s.codes) for s in sites)
+
+
+def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
+    """One model a side: one row. A model a site: also the mean of the sites' macro F1s."""
+    sites, run = sharing(sites_of(2)), tmp_path / "run"
+    machine(run / "federated/model", GOOD)
+    machine(run / "pooled/sites/pooled/model", POOR)
+    machine(run / "alone/s0/sites/s0/model", POOR)
+    machine(run / "alone/s1/model", {0: 0})
+    once = compare_patients((run, sites, "federated"), (run, sites, "pooled"), 100)
+    test = sites[0].test
+    assert list(once) == [ALL_SITES]
+    known = (test.labels >= 0).any(axis=1)
+    assert once[ALL_SITES] == paired_macro_f1(
+        test.labels[known], said(test, GOOD)[known], said(test, POOR)[known], samples=100
+    )
+    each = compare_patients((run, sites, "federated"), (run, sites, "alone"), 100)
+    assert list(each) == ["s0", "s1", ALL_SITES]
+    assert each[ALL_SITES].f1_b == pytest.approx((each["s0"].f1_b + each["s1"].f1_b) / 2)
+    assert each[ALL_SITES].f1_a == pytest.approx(each["s0"].f1_a)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    sites, run = sites_of(2), tmp_path / "run"
+    with pytest.raises(DataError, match="has no federated model of site 's0'"):
+        compare_patients((run, sites, "federated"), (run, sites, "federated"), 10)
+    machine(run / "federated/model", GOOD)
+    side = (run, sites, "federated")
+    with pytest.raises(DataError, match="same test patients, labels and phenotypes at site 's0'"):
+        compare_patients(side, (run, sites[1:], "federated"), 10)
+    changed = Cohort("s0", *(getattr(sites[0].test, n) for n in ("patients", "bags")),
+                     np.abs(sites[0].test.labels), DISEASES)  # fmt: skip
+    other = SitePatients("s0", SPACE, sites[0].train, sites[0].valid, changed, {})
+    with pytest.raises(DataError, match="at site 's0'"):
+        compare_patients(side, (run, (other, sites[1]), "federated"), 10)
+    Phenotyper(SPACE, Representation(idf=np.ones(VOCABULARY))).save(run / "pooled/model")
+    with pytest.raises(DataError, match="ends with stage 1"):
+        compare_patients(side, (run, sites, "pooled"), 10)
+    bare = tuple(
+        SitePatients(s.id, SPACE, s.train, s.valid, s.test.take([]), s.codes) for s in sites
+    )
+    with pytest.raises(DataError, match="no test patient is labelled"):
+        compare_patients((run, bare, "federated"), (run, bare, "federated"), 10)
