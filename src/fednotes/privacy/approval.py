@@ -1,0 +1,338 @@
+"""What a site said yes to: jobs by the hash of their table, tag sets by a fingerprint.
+
+A job is a table of JSON values and nothing else: no code comes over the wire, and a table that
+holds anything but such values has no fingerprint. A site keeps its decisions, with the tables
+they were about, in one file that only its owner can read:
+
+    <folder>/approvals.json   every decision in order, and each table once
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there two people must not decide at once
+    fcntl = None  # type: ignore[assignment]
+
+Decision = Literal["approved", "rejected"]
+Status = Literal["approved", "rejected", "unknown", "changed"]
+Table = Mapping[str, Any]
+
+FORMAT = 1
+_DEPTH = 32  # of tables in tables
+_WHOLE = 2**63  # whole numbers are those of TOML
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """One decision. when: UTC, as ISO text. table: the job that it was about."""
+
+    fingerprint: str
+    decision: Decision
+    by: str
+    when: str
+    table: Table
+
+
+def fingerprint(table: Table) -> str:
+    """SHA-256 of a table as canonical JSON: the order of keys does not matter, types do.
+
+    Raises RefusedError if it holds anything but tables, lists, text, numbers and yes or no.
+    """
+    return hashlib.sha256(_canonical(table).encode("ascii")).hexdigest()
+
+
+class Approvals:
+    """The decisions of one site, kept in `folder` (made when the first one is written).
+
+    Raises ConfigError where the file cannot be read or was edited by hand: a site that does
+    not know what it approved approves nothing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "approvals.json"
+
+    def approve(self, table: Table, by: str, when: datetime) -> str:
+        """Say yes to a job; returns its fingerprint. The newest decision on a table counts."""
+        return self._decide("approved", table, by, when)
+
+    def reject(self, table: Table, by: str, when: datetime) -> str:
+        """Say no to a job, or take an approval back; returns its fingerprint."""
+        return self._decide("rejected", table, by, when)
+
+    def status(self, table: Table) -> Status:
+        """What was decided on exactly this table. "changed": nothing, but another table of
+        the same `name` was approved; "unknown": nothing at all."""
+        wanted = fingerprint(table)
+        newest = {past.fingerprint: past for past in self.decisions()}
+        if wanted in newest:
+            return newest[wanted].decision
+        approved = [past for past in newest.values() if past.decision == "approved"]
+        same = "name" in table and any(past.table.get("name") == table["name"] for past in approved)
+        return "changed" if same else "unknown"
+
+    def last_approved(self, name: str | None = None) -> Approval | None:
+        """The newest approval that still holds; with `name`, of a job called so."""
+        decisions = self.decisions()
+        newest = {past.fingerprint: past for past in decisions}
+        for past in reversed(decisions):
+            holds = newest[past.fingerprint] is past and past.decision == "approved"
+            if holds and name in (None, past.table.get("name")):
+                return past
+        return None
+
+    def decisions(self) -> tuple[Approval, ...]:
+        """Every decision, oldest first."""
+        try:
+            kept = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._unusable("cannot be read as JSON") from error
+        try:
+            if kept["format"] != FORMAT:
+                raise self._unusable(f"has format {kept['format']}, this version reads {FORMAT}")
+            jobs = kept["jobs"]
+            if any(fingerprint(table) != key for key, table in jobs.items()):
+                raise self._unusable("was edited: a job does not have its fingerprint")
+            found = tuple(
+                Approval(
+                    d["fingerprint"], d["decision"], d["by"], d["when"], jobs[d["fingerprint"]]
+                )
+                for d in kept["decisions"]
+            )
+        except (KeyError, TypeError, AttributeError, RefusedError) as error:
+            raise self._unusable("is not a list of decisions") from error
+        if any(past.decision not in ("approved", "rejected") for past in found):
+            raise self._unusable("was edited: a decision is neither approved nor rejected")
+        return found
+
+    def _decide(self, decision: Decision, table: Table, by: str, when: datetime) -> str:
+        if when.tzinfo is None:
+            raise ValueError("the time of a decision needs a time zone")
+        key = fingerprint(table)
+        made = Approval(key, decision, by, when.astimezone(UTC).isoformat(), _checked(table))
+        with self._locked():
+            self._write((*self.decisions(), made))
+        return key
+
+    def _write(self, decisions: tuple[Approval, ...]) -> None:
+        jobs = {past.fingerprint: past.table for past in decisions}
+        log = [
+            {k: getattr(d, k) for k in ("fingerprint", "decision", "by", "when")} for d in decisions
+        ]
+        text = json.dumps({"format": FORMAT, "decisions": log, "jobs": jobs}, indent=2) + "\n"
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        try:
+            with suppress(FileNotFoundError):
+                temporary.unlink()  # a killed process's
+            with os.fdopen(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w"
+            ) as f:
+                f.write(text)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(temporary, self.path)
+        except OSError as error:
+            raise self._disk(error) from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One decision at a time: two at once would lose one of them."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(
+                self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600
+            )
+        except OSError as error:
+            raise self._disk(error) from error
+        try:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _unusable(self, why: str) -> ConfigError:
+        return ConfigError(f"{self.path}: {why}; move it away and approve the site's jobs again")
+
+    def _disk(self, error: OSError) -> FednotesError:
+        reason = error.strerror or str(error)
+        return FednotesError(f"{self.path}: cannot be written ({reason}); nothing was decided")
+
+
+def difference(old: Table, new: Table) -> tuple[str, ...]:
+    """What changes from one job to another, a line for each dotted key, sorted by key.
+
+    "+ key = value" is added, "- key = value" removed, "~ key: old → new" changed. Equal
+    fingerprints have no line, others at least one. Values are JSON; characters that a screen
+    does not show are escaped, so that a line cannot look like another.
+
+    Raises RefusedError as `fingerprint` does.
+    """
+    left, right = dict(_leaves(_checked(old), "")), dict(_leaves(_checked(new), ""))
+    lines = []
+    for key in sorted(left.keys() | right.keys()):
+        if key not in left:
+            lines.append(f"+ {key} = {right[key]}")
+        elif key not in right:
+            lines.append(f"- {key} = {left[key]}")
+        elif left[key] != right[key]:
+            lines.append(f"~ {key}: {left[key]} → {right[key]}")
+    return tuple(lines)
+
+
+@dataclass(frozen=True)
+class SiteLabels:
+    """How one site annotates. types: in the order of the tags' ids. label_map: the site's own
+    label → the job's, "" for one that is dropped."""
+
+    types: tuple[str, ...]
+    scheme: str = "BIO"
+    label_map: Mapping[str, str] = field(default_factory=dict)
+
+
+def agreement(method: str, sites: Mapping[str, SiteLabels]) -> str:
+    """The fingerprint that all sides must have before round 1: of the method, and every site's
+    tag set (its order counts: a tag's id is its place) and label map."""
+    labels = {site: asdict(own) for site, own in sites.items()}
+    return fingerprint({"method": method, "sites": labels})
+
+
+def mismatch(
+    here: Mapping[str, SiteLabels],
+    there: Mapping[str, SiteLabels],
+    names: tuple[str, str] = ("this site", "the job"),
+) -> tuple[str, ...]:
+    """Where two sides' ideas of the sites' labels differ: a line a site, which names the labels
+    on both sides and the remedy. Empty if they agree.
+
+    names: what messages call `here` and `there`.
+    """
+    lines = []
+    for site in sorted(here.keys() | there.keys()):
+        if site not in here or site not in there:
+            knows, lacks = names if site in here else names[::-1]
+            lines.append(
+                f"site {_text(site)} is known to {knows} and not to {lacks}: "
+                "start both from the same job"
+            )
+        elif here[site] != there[site]:
+            lines.append(_odd_labels(site, here[site], there[site], names))
+    return tuple(lines)
+
+
+def _odd_labels(site: str, here: SiteLabels, there: SiteLabels, names: tuple[str, str]) -> str:
+    ours, theirs = names
+    head = f"site {_text(site)}: {ours} has {_set(here.types)}, {theirs} has {_set(there.types)}"
+    only_here = [t for t in here.types if t not in there.types]
+    only_there = [t for t in there.types if t not in here.types]
+    if only_here or only_there:
+        odd = [(ours, only_here), (theirs, only_there)]
+        sides = "; ".join(f"only {who}: {_list(types)}" for who, types in odd if types)
+        return f"{head} ({sides}): map the labels in label_map, or correct types, on one side"
+    if here.types != there.types:
+        return f"{head}: the order differs, and a tag's id is its place: give types in one order"
+    if here.scheme != there.scheme:
+        return f"{head}, written as {here.scheme} and as {there.scheme}: set scheme alike"
+    keys = sorted(here.label_map.keys() | there.label_map.keys())
+    maps = (here.label_map, there.label_map)
+    odd_maps = [(k, *(m.get(k) for m in maps)) for k in keys if maps[0].get(k) != maps[1].get(k)]
+    shown = "; ".join(
+        f"{_text(key)} → {_target(mine)} at {ours}, {_target(other)} at {theirs}"
+        for key, mine, other in odd_maps
+    )
+    return f"{head}, but label_map differs ({shown}): make it the same on both sides"
+
+
+def _target(label: str | None) -> str:
+    if label is None:
+        return "not mapped"
+    return _text(label) if label else "dropped"
+
+
+def _set(types: tuple[str, ...]) -> str:
+    return "{" + _list(types) + "}"
+
+
+def _list(types: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(_shown(t) for t in types)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(_checked(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _checked(value: Any, depth: int = 0, where: str = "") -> Any:
+    """A copy of plain lists and dicts. Raises RefusedError for what JSON does not have."""
+    if depth > _DEPTH:
+        raise RefusedError(f"the job's tables are more than {_DEPTH} deep: no job is")
+    if isinstance(value, Mapping):
+        if odd := [key for key in value if not _is_text(key)]:
+            raise RefusedError(f"{where or 'the job'}: a key is {type(odd[0]).__name__}, not text")
+        return {k: _checked(v, depth + 1, _join(where, k)) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return [_checked(item, depth + 1, f"{where}[{i}]") for i, item in enumerate(value)]
+    plain = value is None or type(value) is bool or _is_text(value)
+    whole = type(value) is int and -_WHOLE <= value < _WHOLE
+    if plain or whole or (type(value) is float and math.isfinite(value)):
+        return value
+    raise RefusedError(
+        f"{where or 'the job'}: a {type(value).__name__} that is no JSON value; a job is a table "
+        "of text, numbers, yes or no, lists and tables, and never carries code"
+    )
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is text that UTF-8 can write: half a surrogate pair has two readings."""
+    if type(value) is not str:
+        return False
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Dotted key → value as JSON. A list is one value unless it holds tables or lists."""
+    if isinstance(value, dict) and (value or not where):
+        for key, inner in value.items():
+            yield from _leaves(inner, _join(where, key))
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{where}[{index}]")
+    else:
+        yield where, _text(value)
+
+
+def _join(where: str, key: str) -> str:
+    """A key below another, quoted as in TOML where it is not a bare word."""
+    name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _text(key)
+    return f"{where}.{name}" if where else name
+
+
+def _text(value: Any) -> str:
+    return _shown(json.dumps(value, sort_keys=True, ensure_ascii=False))
+
+
+def _shown(text: str) -> str:
+    """Text without characters that move, hide or reverse others on a screen."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,266 @@
+"""Fixed-point words: against Python's exact fractions, over ranges, dtypes and edge cases."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.update import Total, Update
+from fednotes.privacy.fixed_point import (
+    BLOCK,
+    Field,
+    Layout,
+    Limits,
+    check_layout,
+    decode,
+    encode,
+)
+
+
+def plain(updates: list[Update], name: str) -> list[Fraction]:
+    """Σ weight · value, exactly, where the product is formed in float64."""
+    rows = [
+        [Fraction(float(v) * u.weight) for v in u.tensors[name].view(-1).tolist()] for u in updates
+    ]
+    return [sum(column, Fraction()) for column in zip(*rows, strict=True)]
+
+
+def summed(updates: list[Update], layout: Layout) -> Total:
+    words = np.zeros(layout.words, np.uint64)
+    for update in updates:
+        words += encode(update, layout)
+    return decode(words, layout, [str(i) for i in range(len(updates))])
+
+
+sizes = st.floats(-1e3, 1e3, width=32)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 50).flatmap(
+        lambda n: st.tuples(
+            st.just(n),
+            st.lists(
+                st.tuples(st.lists(sizes, min_size=3, max_size=3), st.integers(0, 2**20)),
+                min_size=1,
+                max_size=min(n, 6),
+            ),
+        )
+    )
+)
+def test_one_word_sums_are_the_sums_of_rounded_values(case: tuple[int, list]) -> None:
+    """Against Fraction: each value rounded half to even at 2^-e, summed exactly; and within
+    the stated bound of the sum of unrounded values."""
+    sites, rows = case
+    updates = [Update({"w": torch.tensor(v)}, float(k), {"n": k / 8}) for v, k in rows]
+    layout = Layout.of(updates[0], sites)
+    total = summed(updates, layout)
+    unit = Fraction(2) ** layout.fields[0].exponent
+    rounded = [
+        sum(round(Fraction(float(u.tensors["w"][i]) * u.weight) * unit) for u in updates)
+        for i in range(3)
+    ]
+    assert total.tensors["w"].tolist() == [float(Fraction(r) / unit) for r in rounded]
+    bound = layout.error(len(updates))["w"]
+    for got, exact in zip(total.tensors["w"].tolist(), plain(updates, "w"), strict=True):
+        assert abs(Fraction(got) - exact) <= Fraction(bound) + abs(exact) * Fraction(2) ** -53
+    assert total.weight == sum(k for _, k in rows)
+    assert total.metrics == {"n": sum(k for _, k in rows) / 8}
+    assert total.sites == len(rows)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(st.floats(-1e9, 1e9), min_size=4, max_size=4), min_size=1, max_size=5))
+def test_float64_sums_are_off_by_their_last_bit_only(rows: list[list[float]]) -> None:
+    """Against Fraction; the fine word's unit is at least 2^-60 of 1."""
+    updates = [Update({"w": torch.tensor(r, dtype=torch.float64)}, 3.0, {"m": r[0]}) for r in rows]
+    layout = Layout.of(updates[0], 5)
+    total = summed(updates, layout)
+    for got, exact in zip(total.tensors["w"].tolist(), plain(updates, "w"), strict=True):
+        assert abs(Fraction(got) - exact) <= abs(exact) * Fraction(2) ** -52 + 5 * 2**-60
+    exact = sum((Fraction(row[0]) for row in rows), Fraction())
+    assert abs(Fraction(total.metrics["m"]) - exact) <= abs(exact) * Fraction(2) ** -53 + 5 * 2**-60
+
+
+def test_float32_loses_nothing_with_limits_from_the_last_total() -> None:
+    """Gradients over six decades, weights of hospitals; Fraction is the judge: the mean, cast to
+    float32, has the bits of the exact mean wherever the value is within 2^-20 of the largest."""
+    draw = np.random.default_rng(3)
+    before, now = (
+        [
+            Update(
+                {
+                    "g": torch.from_numpy(
+                        draw.normal(size=2000) * 10 ** draw.uniform(-9, -3, 2000)
+                    ).float()
+                },
+                float(draw.integers(100, 100_000)),
+            )
+            for _ in range(5)
+        ]
+        for _ in range(2)
+    )
+    limits = Limits.after(Total.of(before))
+    total = summed(now, Layout.of(now[0], 5, limits=limits))
+    exact = plain(now, "g")
+    weight = sum(Fraction(u.weight) for u in now)
+    wanted = torch.tensor([float(e / weight) for e in exact]).float()
+    large = wanted.abs() >= wanted.abs().max() * 2**-20
+    assert large.sum() > 1000
+    different = (total.mean()["g"] != wanted) & large
+    assert different.float().mean() < 0.01  # a tie between two float32 may fall the other way
+    assert torch.allclose(total.mean()["g"], wanted, rtol=2**-23, atol=1e-16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "words"),
+    [
+        (torch.float32, 1), (torch.float16, 1), (torch.bfloat16, 1), (torch.int32, 1),
+        (torch.uint8, 1), (torch.bool, 1), (torch.float64, 2), (torch.int64, 2),
+    ],
+)  # fmt: skip
+def test_every_real_dtype(dtype: torch.dtype, words: int) -> None:
+    """Small integers are exact in all of them: the plain sum is the expected value."""
+    value = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
+    updates = [Update({"x": value, "e": torch.zeros(0, 4)}, k, {}) for k in (1.0, 2.5, 4.0)]
+    layout = Layout.of(updates[0], 3)
+    assert layout.words == 6 * words + 2 + 1
+    total, expected = summed(updates, layout), Total.of(updates)
+    assert {n: t.tolist() for n, t in total.tensors.items()} == {
+        n: t.tolist() for n, t in expected.tensors.items()
+    }
+    assert {t.dtype for t in total.tensors.values()} == {torch.float64}
+    assert (total.weight, list(total.tensors)) == (7.5, ["x", "e"])
+
+
+def test_large_counts_are_exact() -> None:
+    count = torch.tensor([2**31 - 1, -(2**31), 0], dtype=torch.int32)
+    updates = [Update({"c": count}, 2.0**20) for _ in range(7)]
+    assert summed(updates, Layout.of(updates[0], 50)).tensors["c"].tolist() == [
+        7 * 2**20 * (2**31 - 1), -7 * 2**51, 0.0
+    ]  # fmt: skip
+
+
+def test_strided_and_long_tensors() -> None:
+    """Against Total.of: integers, so that both sums are exact."""
+    base = torch.arange(2 * BLOCK + 14, dtype=torch.float32).reshape(2, -1)
+    updates = [Update({"x": base.t().requires_grad_()}, k) for k in (1.0, 3.0)]
+    total = summed(updates, Layout.of(updates[0], 2))
+    assert torch.equal(total.tensors["x"], Total.of(updates).tensors["x"])
+
+
+@pytest.mark.parametrize("sites", [1, 2, 3, 4, 5, 8, 9, 50, 64, 1024])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_no_sum_of_all_sites_at_the_limit_wraps(sites: int, sign: float) -> None:
+    """Every site sends the largest value allowed, either sign; the next float32 is refused."""
+    largest = Layout.of(Update({"w": torch.zeros(1)}), sites).largest
+    field = Layout.of(Update({"w": torch.zeros(1)}), sites).fields[0]
+    limit = largest / 2.0**field.exponent
+    assert limit >= 2.0**31
+    assert sites * largest < 2**63
+    update = Update({"w": torch.tensor([sign * limit])})
+    layout = Layout.of(update, sites)
+    words = np.zeros(layout.words, np.uint64)
+    for _ in range(sites):
+        words += encode(update, layout)
+    names = [str(i) for i in range(sites)]
+    assert decode(words, layout, names).tensors["w"].tolist() == [sign * limit * sites]
+    above = torch.nextafter(torch.tensor([limit]), torch.tensor([math.inf])) * sign
+    with pytest.raises(TrainingError, match=r"tensor 'w'.*limit 2\^31"):
+        encode(Update({"w": above}), layout)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
+def test_bad_values_are_refused_by_name_and_not_shown(bad: float) -> None:
+    for dtype in (torch.float32, torch.float64):
+        value: Tensor = torch.zeros(BLOCK + 7, dtype=dtype)
+        value[-1] = bad
+        update = Update({"fine": torch.ones(2), "layer.weight": value})
+        with pytest.raises(
+            TrainingError, match=r"tensor 'layer\.weight'.*nothing was sent"
+        ) as error:
+            encode(update, Layout.of(update, 3))
+        assert "1e+30" not in str(error.value)
+    for update in (Update(weight=bad), Update(metrics={"loss": bad})):
+        with pytest.raises(TrainingError, match=r"weight|metric 'loss'"):
+            encode(update, Layout.of(update, 3))
+    update = Update({"w": torch.full((2,), 1e30)}, 1e300)  # the product overflows
+    with pytest.raises(TrainingError, match=r"tensor 'w'.*limit"):
+        encode(update, Layout.of(update, 3))
+
+
+def test_metrics_by_agreed_names() -> None:
+    update = Update(metrics={"b": 2.0})
+    layout = Layout.of(update, 3, metrics=["c", "b", "b"])
+    total = decode(encode(update, layout), layout, ["x"])
+    assert total.metrics == {"b": 2.0, "c": 0.0}
+    with pytest.raises(TrainingError, match="metric 'b' is not among"):
+        Layout.of(update, 3, metrics=["c"])
+
+
+def test_words_that_are_no_sum_give_no_total() -> None:
+    update = Update({"w": torch.ones(3)}, metrics={"n": 1.0})
+    layout = Layout.of(update, 3)
+    words = encode(update, layout)
+    for names in ([], ["a", "b"]):
+        with pytest.raises(TrainingError, match="did not cancel"):
+            decode(words, layout, names)
+    with pytest.raises(TrainingError, match="did not cancel"):
+        decode(words[1:], layout, ["a"])
+    for at in range(layout.words - 1):  # a first and a fine word
+        wrong = words.copy()
+        wrong[at] = np.uint64(2**63)
+        with pytest.raises(TrainingError, match="out of range"):
+            decode(wrong, layout, ["a"])
+
+
+def test_layouts_differ_by_all_that_matters() -> None:
+    update = Update({"w": torch.zeros(2, 3)}, metrics={"n": 1.0})
+    base = Layout.of(update, 3, purpose="p")
+    others = [
+        Layout.of(update, 4, purpose="p"),
+        Layout.of(update, 3, purpose="q"),
+        Layout.of(update, 3, purpose="p", metrics=["n", "m"]),
+        Layout.of(update, 3, purpose="p", limits=Limits(2.0**20)),
+        Layout.of(update, 3, purpose="p", limits=Limits(tensors={"w": 2.0**21})),
+        Layout.of(Update({"v": torch.zeros(2, 3)}, 1, {"n": 1.0}), 3, purpose="p"),
+        Layout.of(Update({"w": torch.zeros(3, 2)}, 1, {"n": 1.0}), 3, purpose="p"),
+        Layout.of(Update({"w": torch.zeros(2, 3).double()}, 1, {"n": 1.0}), 3, purpose="p"),
+    ]
+    assert len({layout.digest() for layout in (base, *others)}) == 1 + len(others)
+    assert base.digest() == Layout.of(update, 3, purpose="p").digest()
+    for layout in (base, *others):
+        check_layout(layout)
+    with pytest.raises(TrainingError, match="laid out"):
+        encode(update, others[-2])
+
+
+def test_impossible_settings_are_refused() -> None:
+    for limit in (0.0, -1.0, math.inf, math.nan, 1e300):
+        with pytest.raises(ConfigError, match="limit of tensor 'w'"):
+            Limits(tensors={"w": limit})
+    with pytest.raises(ConfigError, match="complex64"):
+        Layout.of(Update({"z": torch.zeros(2, dtype=torch.complex64)}), 3)
+    with pytest.raises(ConfigError, match="1 to 1024 sites"):
+        Layout.of(Update(), 2000)
+    weight = Field("weight", "", (), 8, 60)
+    for fields in [
+        (),
+        (weight, weight),
+        (weight, Field("tensor", "w", (-1,), 28, 0)),
+        (weight, Field("tensor", "w", (1,), 10_000, 0)),
+        (weight, Field("tensor", "w", (1,), 28, 3)),
+        (weight, Field("metric", "m", (2,), 8, 60)),
+        (weight, Field("metric", "m", (), 8, 0)),
+        (weight, Field("what", "m", (), 8, 60)),  # type: ignore[arg-type]
+    ]:
+        with pytest.raises(RefusedError, match="layout"):
+            check_layout(Layout("", 3, fields))

@@ -1,0 +1,312 @@
+"""The ledger: appended to whatever is killed, and every change of it is found."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fednotes.core.errors import FednotesError, RefusedError
+from fednotes.privacy import ledger as module
+from fednotes.privacy.ledger import Entry, Ledger, describe, head_path, show
+from fednotes.privacy.ledger_check import verify
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+DIGEST = hashlib.sha256(b"the message").hexdigest()
+MESSAGE = Entry(NOON, "run-1", 0, "train", "server", (), 4, DIGEST)
+
+
+def written(path: Path, lines: int) -> Ledger:
+    """A ledger of some lines, each of its own round."""
+    ledger = Ledger(path)
+    for number in range(lines):
+        ledger.append(replace(MESSAGE, round=number))
+    return ledger
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+class Killed(BaseException):
+    """Stands for a kill -9: nothing that runs after it may tidy up."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, writes: int, part: int) -> None:
+    """The process dies in the given write of an append, after `part` bytes of it."""
+    left = [writes]
+
+    def write(file, place: int, raw: bytes, wait: bool = True) -> None:
+        file.seek(place)
+        left[0] -= 1
+        if left[0] < 0:
+            file.write(raw[:part])
+            raise Killed
+        file.write(raw)
+
+    monkeypatch.setattr(module, "_write", write)
+
+
+def test_a_line_says_what_the_message_was(tmp_path: Path) -> None:
+    """Norms and hashes from NumPy and hashlib, the chain by hand."""
+    path = tmp_path / "site" / "ledger.jsonl"
+    gradient = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    tensors = {
+        "lstm.weight": gradient,
+        "half": torch.tensor([0.5, -2.0], dtype=torch.bfloat16),
+        "codes": torch.tensor([3, -4], dtype=torch.int8),
+        "one": torch.tensor([731.0]),
+        "none": torch.zeros(0, 4),
+        "broken": torch.tensor([float("nan"), 1.0]),
+    }
+    later = datetime(2026, 3, 1, 13, 30, tzinfo=timezone(timedelta(hours=2)))
+    entry = Entry(later, "r", 7, "train", "CN=server,O=a", describe(tensors), 1234, DIGEST)
+    ledger = Ledger(path)
+    ledger.append(MESSAGE)
+    end = ledger.append(entry)
+    first, second = lines_of(path)
+    table = json.loads(second)
+    assert list(show(path)) == [json.loads(first), table]
+    assert table["prev"] == json.loads(first)["hash"]
+    assert json.loads(first)["prev"] == "0" * 64
+    body = second[: second.index(b',"hash"')]
+    assert table["hash"] == hashlib.sha256(body).hexdigest() == end.hash
+    assert (table["seq"], table["time"]) == (2, "2026-03-01T11:30:00.000Z")
+    assert (table["round"], table["bytes"], table["receiver"]) == (7, 1234, "CN=server,O=a")
+    facts = {t["name"]: t for t in table["tensors"]}
+    assert list(facts) == list(tensors)
+    array = gradient.numpy()
+    assert facts["lstm.weight"] == {
+        "name": "lstm.weight",
+        "shape": [2, 3],
+        "dtype": "float32",
+        "norm": pytest.approx(np.sqrt(np.square(array.astype(np.float64)).sum())),
+        "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
+    }
+    assert facts["half"]["norm"] == pytest.approx(np.sqrt(4.25))
+    assert facts["half"]["sha256"] == hashlib.sha256(bytes([0, 0x3F, 0, 0xC0])).hexdigest()
+    assert facts["codes"]["norm"] == 5.0
+    assert facts["one"]["norm"] is None  # it would be the value
+    assert facts["none"]["sha256"] == hashlib.sha256(b"").hexdigest()
+    assert facts["broken"]["norm"] is None
+    assert [json.loads(raw)["round"] for raw in lines_of(path)] == [0, 7]
+    for file in (path, head_path(path)):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_masked_messages_have_no_norms(tmp_path: Path) -> None:
+    masked = {"sum": np.array([1, 2**63], dtype=np.uint64)[::-1]}
+    (facts,) = describe(masked, masked=True)
+    assert facts.norm is None
+    assert facts.sha256 == hashlib.sha256(masked["sum"].tobytes()).hexdigest()
+    (plain,) = describe(masked)
+    assert plain.norm == pytest.approx(2.0**63)
+    Ledger(tmp_path / "a").append(replace(MESSAGE, tensors=(facts,), masked=True))
+    with pytest.raises(ValueError, match="masked"):
+        Ledger(tmp_path / "b").append(replace(MESSAGE, tensors=(plain,), masked=True))
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("where", ["run", "task", "receiver", "tensor", "dtype"])
+@pytest.mark.parametrize("text", ["Anna Muster has pain", "Müller", "a\nb", "", 'x"y', "x" * 257])
+def test_text_is_refused_and_not_repeated(tmp_path: Path, where: str, text: str) -> None:
+    """Planted strings: neither the files nor the error hold them."""
+    path = tmp_path / "ledger.jsonl"
+    written(path, 1)
+    before = path.read_bytes()
+    (facts,) = describe({"a": torch.ones(2)})
+    change = {"tensor": "name", "dtype": "dtype"}.get(where)
+    entry = replace(MESSAGE, **({where: text} if change is None else {}))
+    if change:
+        entry = replace(MESSAGE, tensors=(replace(facts, **{change: text}),))
+    with pytest.raises(RefusedError, match="no plain name") as found:
+        Ledger(path).append(entry)
+    assert path.read_bytes() == before
+    assert not text or text not in str(found.value)
+
+
+def test_no_value_is_in_the_files(tmp_path: Path) -> None:
+    """Planted numbers, in any usual spelling and as raw bytes."""
+    path = tmp_path / "ledger.jsonl"
+    values = np.array([0.7310585786, 482.9137, -31.41592653])
+    tensors = describe({"w": torch.from_numpy(values), "bias": torch.tensor([0.8808])})
+    Ledger(path).append(replace(MESSAGE, tensors=tensors))
+    everything = path.read_bytes() + head_path(path).read_bytes()
+    for value in (*values, 0.8808):
+        for spelt in (f"{abs(value):.4f}"[:-1], repr(float(value))):
+            assert spelt.encode() not in everything
+        assert np.float64(value).tobytes() not in everything
+
+
+def test_killed_at_any_byte_of_an_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brute force: each byte of the line; the head is one small write, whole or not there."""
+    length = len(lines_of(written(tmp_path / "x", 3).path)[2])
+    states = [(0, 0), (1, length), (2, 0), (2, 320)] + [(1, part) for part in range(length)]
+    for number, (writes, part) in enumerate(states):
+        path = tmp_path / f"{number}"
+        written(path, 2)
+        with monkeypatch.context() as patch:
+            killed_at(patch, writes, part)
+            with pytest.raises(Killed):
+                Ledger(path).append(replace(MESSAGE, round=2))
+        report = verify(path)
+        whole = writes == 2 or part == length
+        assert report.ok, (writes, part, str(report))
+        assert report.lines == (3 if whole else 2)
+        cut = writes == 1 and 0 < part < length
+        assert ("killed" in str(report.notes)) == (cut or (whole and part != 320))
+        Ledger(path).append(replace(MESSAGE, round=3))
+        last = list(show(path))[-1]
+        mended = "cut" if cut else "whole" if whole and part != 320 else None
+        assert (last["round"], last.get("mended")) == (3, mended)
+        assert verify(path) == replace(verify(path), faults=(), notes=())
+
+
+def test_a_long_cut_line_is_removed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next line is far shorter than what the killed process left."""
+    path = tmp_path / "l"
+    written(path, 1)
+    tensors = describe({f"layer.{number}": torch.ones(4) for number in range(50)})
+    with monkeypatch.context() as patch:
+        killed_at(patch, 1, 5_000)
+        with pytest.raises(Killed):
+            Ledger(path).append(replace(MESSAGE, tensors=tensors))
+    Ledger(path).append(MESSAGE)
+    assert verify(path).ok
+    assert [t.get("mended") for t in show(path)] == [None, "cut"]
+
+
+def test_killed_while_the_first_line_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, part in enumerate((0, 9)):
+        path = tmp_path / f"{number}"
+        with monkeypatch.context() as patch:
+            killed_at(patch, number, part)
+            with pytest.raises(Killed):
+                Ledger(path).append(MESSAGE)
+        assert verify(path).ok
+        Ledger(path).append(MESSAGE)
+        assert [t["seq"] for t in show(path)] == [1]
+
+
+CHILD = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from datetime import UTC, datetime
+from fednotes.privacy.ledger import Entry, Ledger
+entry = Entry(datetime(2026, 3, 1, tzinfo=UTC), "r", 0, "train", "server", (), 4, "0" * 64)
+ledger = Ledger(Path(sys.argv[1]))
+for number in range(10**6):
+    ledger.append(replace(entry, round=number))
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_process_loses_nothing_that_it_said(tmp_path: Path) -> None:
+    """A real kill -9, several times: every round that the process reported is in the ledger."""
+    path = tmp_path / "l"
+    for delay in (0.0, 0.013, 0.1):
+        start = len(lines_of(path)) if path.exists() else 0
+        command = [sys.executable, "-c", CHILD, str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(delay)
+            child.send_signal(signal.SIGKILL)
+            said = 1 + child.stdout.read().count(b"\n")
+        report = verify(path)
+        assert report.ok, str(report)
+        assert start + said <= report.lines <= start + said + 1
+        Ledger(path).append(MESSAGE)
+        assert verify(path).ok
+
+
+def test_a_full_disk_leaves_the_ledger_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "l"
+    written(path, 2)
+    before = path.read_bytes(), head_path(path).read_bytes()
+    real = module._write
+    left = [1]
+
+    def full(file, place: int, raw: bytes, wait: bool = True) -> None:
+        left[0] -= 1
+        if left[0] == -1:
+            real(file, place, raw[:50], wait)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file, place, raw, wait)
+
+    monkeypatch.setattr(module, "_write", full)
+    with pytest.raises(FednotesError, match=r"No space left on device.*did not leave"):
+        Ledger(path).append(MESSAGE)
+    assert (path.read_bytes(), head_path(path).read_bytes()) == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FednotesError, match="cannot be written"):
+        Ledger(tmp_path / "file" / "l").append(MESSAGE)
+
+
+def _append_many(path: str, run: str) -> None:
+    ledger = Ledger(Path(path))
+    for number in range(60):
+        ledger.append(replace(MESSAGE, run=run, round=number))
+
+
+def test_two_processes_wait_for_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    context = multiprocessing.get_context("spawn")
+    both = [context.Process(target=_append_many, args=(str(path), run)) for run in ("a", "b")]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+        assert process.exitcode == 0
+    assert verify(path).ok
+    for run in ("a", "b"):
+        assert [t["round"] for t in show(path, run=run)] == list(range(60))
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="needs /proc/self/io")
+def test_an_append_costs_the_same_at_round_10000(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted by the kernel: bytes that an append reads and writes, and its system calls."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+    def cost(ledger: Ledger) -> dict[str, int]:
+        def counters() -> dict[str, int]:
+            lines = Path("/proc/self/io").read_text().splitlines()
+            return {name: int(number) for name, number in (line.split(": ") for line in lines)}
+
+        ledger.append(MESSAGE)  # whatever the first one imports
+        before = counters()
+        ledger.append(MESSAGE)
+        after = counters()
+        return {name: after[name] - before[name] for name in ("rchar", "wchar", "syscr", "syscw")}
+
+    ledger = Ledger(tmp_path / "l")
+    early = cost(ledger)
+    for number in range(10_000):
+        ledger.append(replace(MESSAGE, round=number))
+    late = cost(ledger)
+    assert late["syscr"] == early["syscr"]
+    assert late["syscw"] == early["syscw"]
+    assert abs(late["rchar"] - early["rchar"]) < 64
+    assert abs(late["wchar"] - early["wchar"]) < 64
+    assert verify(tmp_path / "l").ok

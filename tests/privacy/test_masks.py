@@ -1,0 +1,146 @@
+"""The cryptography of the secure sum, against the vectors of its RFCs."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import sys
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from fednotes.core.errors import ConfigError, MissingExtra, RefusedError
+from fednotes.privacy import masks
+from fednotes.privacy.secagg_site import SecureSite
+
+# RFC 8439, appendix A.1: keystream of test vectors 1 and 2 (key 0, nonce 0, counters 0 and 1).
+ZERO_KEY_STREAM = bytes.fromhex(
+    "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+    "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+    "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+    "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
+)
+
+
+def chacha20_block(key: bytes, counter: int) -> bytes:
+    """RFC 8439, section 2.3, written from the text, with a nonce of zeros."""
+    start = [*np.frombuffer(b"expand 32-byte k" + key, "<u4").tolist(), counter, 0, 0, 0]
+    state = list(start)
+
+    def quarter(a: int, b: int, c: int, d: int) -> None:
+        for x, y, z, turn in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            state[x] = (state[x] + state[y]) & 0xFFFFFFFF
+            mixed = state[z] ^ state[x]
+            state[z] = (mixed << turn | mixed >> (32 - turn)) & 0xFFFFFFFF
+
+    for _ in range(10):
+        for i in range(4):
+            quarter(i, i + 4, i + 8, i + 12)
+        for i in range(4):
+            quarter(i, (i + 1) % 4 + 4, (i + 2) % 4 + 8, (i + 3) % 4 + 12)
+    summed = [(a + b) & 0xFFFFFFFF for a, b in zip(start, state, strict=True)]
+    return np.array(summed, "<u4").tobytes()
+
+
+def test_stream_is_that_of_the_rfc() -> None:
+    words = np.zeros(16, np.uint64)
+    masks.add_streams(words, [(bytes(32), 1)])
+    assert words.astype("<u8").tobytes() == ZERO_KEY_STREAM
+
+
+def test_streams_run_on_over_blocks_and_add_modulo_2_to_the_64() -> None:
+    """Against blocks computed from the text of the RFC, at both ends and around a seam."""
+    one, other = bytes(range(32)), bytes(range(32, 64))
+    size = 2 * masks.BLOCK + 11
+    base = np.arange(size, dtype=np.uint64) - np.uint64(5)
+    words = base.copy()
+    masks.add_streams(words, [(one, 1), (other, -1)])
+    for counter in (0, 1, masks.BLOCK // 8 - 1, masks.BLOCK // 8, size // 8 - 1):
+        at = slice(8 * counter, 8 * counter + 8)
+        plus = np.frombuffer(chacha20_block(one, counter), "<u8")
+        minus = np.frombuffer(chacha20_block(other, counter), "<u8")
+        expected = [
+            (int(b) + int(p) - int(m)) % 2**64
+            for b, p, m in zip(base[at], plus, minus, strict=True)
+        ]
+        assert words[at].tolist() == expected
+    masks.add_streams(words, [(one, -1), (other, 1)])
+    assert (words == base).all()
+
+
+def test_agreement_is_x25519() -> None:
+    """RFC 7748, section 6.1."""
+    alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
+    bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
+    publics = (
+        bytes.fromhex("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a"),
+        bytes.fromhex("de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f"),
+    )
+    secret = bytes.fromhex("4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742")
+    keys = masks.private_key(alice), masks.private_key(bob)
+    assert tuple(map(masks.public_bytes, keys)) == publics
+    assert masks.agreed(keys[0], publics[1], "bob") == secret
+    assert masks.agreed(keys[1], publics[0], "alice") == secret
+    for bad in (bytes(32), b"short"):  # of low order; no key at all
+        with pytest.raises(RefusedError, match="site 'bob'"):
+            masks.agreed(keys[0], bad, "bob")
+
+
+def test_keys_are_derived_by_hkdf() -> None:
+    """RFC 5869 in two lines of hmac: extract with the salt, expand with the use."""
+    secret, salt = b"s" * 32, b"salt"
+    extracted = hmac.digest(salt, secret, "sha256")
+    info = masks.joined("fednotes secure sum 1", "pair mask", 7)
+    assert masks.derived(secret, salt, "pair mask", 7) == hmac.digest(
+        extracted, info + b"\x01", "sha256"
+    )
+
+
+def test_joined_is_one_to_one() -> None:
+    """No two lists of parts give the same bytes, so no two contexts give the same keys."""
+    lists = [
+        (), ("",), ("", ""), ("ab",), ("a", "b"), ("", "ab"), (b"ab",), (1,), ("1",), (b"1",),
+        (11,), (1, 1), ("s" + 7 * "\0" + "\x01a",), (-1,),
+    ]  # fmt: skip
+    for one, other in combinations(lists, 2):
+        assert masks.joined(*one) != masks.joined(*other)
+        assert masks.digest(*one) != masks.digest(*other)
+    assert masks.digest("a", 1) == hashlib.sha256(masks.joined("a", 1)).digest()
+
+
+def test_a_box_opens_only_as_it_was_sealed() -> None:
+    key, text = b"k" * 32, b"shares"
+    box = masks.sealed(key, text, b"session")
+    assert text not in box
+    assert masks.opened(key, box, b"session") == text
+    assert masks.opened(b"l" * 32, box, b"session") is None
+    assert masks.opened(key, box, b"another") is None
+    assert masks.opened(key, b"", b"session") is None
+    for at in range(len(box)):
+        changed = bytes(b ^ (i == at) for i, b in enumerate(box))
+        assert masks.opened(key, changed, b"session") is None
+
+
+def test_signatures() -> None:
+    """RFC 8032, section 7.1, test 2: its key, its message, its signature."""
+    private = bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb")
+    public = bytes.fromhex("3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c")
+    signer = masks.Ed25519Identity(private, {"h1": public})
+    assert signer.public == public
+    signature = signer.sign(b"\x72")
+    assert signature.hex().startswith("92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223")
+    assert signer.verify("h1", b"\x72", signature)
+    assert not signer.verify("h1", b"\x73", signature)
+    assert not signer.verify("h1", b"\x72", b"")
+    assert not signer.verify("h2", b"\x72", signature)
+    assert private.hex() not in repr(signer)
+    assert repr(private) not in repr(signer)
+    with pytest.raises(ConfigError, match="32 bytes"):
+        masks.Ed25519Identity(b"short", {})
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(MissingExtra, match=r"fednotes\[secure\]"):
+        SecureSite("a", ("a", "b", "c"), b"")

@@ -1,0 +1,279 @@
+"""A server that lies to the sites of a secure sum, and what each lie would have got it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fednotes.core.errors import RefusedError, TrainingError
+from fednotes.core.update import Update
+from fednotes.privacy import masks, secagg_site
+from fednotes.privacy.fixed_point import encode
+from fednotes.privacy.masks import Ed25519Identity, add_streams
+from fednotes.privacy.secagg import KeysMessage, Limits, SecureSite, UnmaskRequest
+from fednotes.privacy.secagg_site import pair_stream, self_stream, session_id
+from fednotes.privacy.shamir import combine_bytes
+
+A, B, C, D, E = "abcde"
+FIVE = (A, B, C, D, E)
+
+
+def ones(sites: tuple[str, ...]) -> dict[str, Update]:
+    return {s: Update({"w": torch.full((4,), float(i))}) for i, s in enumerate(sites)}
+
+
+def asked(exchange: type, sites: tuple[str, ...], gone: tuple[str, ...] = ()) -> Any:
+    """An exchange that stands at the server's requests."""
+    run = exchange(sites)
+    run.upload({s: u for s, u in ones(sites).items() if s not in gone}, run.set_up())
+    run.requests = run.server.requests()
+    return run
+
+
+def test_lists_of_survivors_that_no_honest_server_sends(exchange: type) -> None:
+    run = asked(exchange, (A, B, C, D), gone=(D,))
+    fair = run.requests[A]
+    assert (fair.survivors, fair.dropped) == ((A, B, C), (D,))
+    lies: list[tuple[dict[str, Any], str]] = [
+        ({"dropped": (C, D)}, "'c' is called a survivor and dropped"),
+        ({"survivors": (A, B, C, C)}, "listed twice"),
+        ({"survivors": (A, B), "dropped": (C, D)}, "2 sites in the list of survivors: .* 3"),
+        ({"survivors": (B, C, D), "dropped": (A,)}, "leaves out this site, 'a'"),
+        ({"dropped": ()}, "'d' is not in both"),
+        ({"dropped": (D, "x")}, "'x' is not in both"),
+        ({"survivors": (A, B, C, D), "dropped": ()}, "receipt of site 'd' is missing"),
+        ({"receipts": {}}, "receipt of site '[bc]'"),
+        ({"receipts": {B: fair.receipts[C], C: fair.receipts[B]}}, "receipt of site '[bc]'"),
+        ({"receipts": run.requests[B].receipts}, "receipt of site '[bc]'"),
+        ({"exchange": bytes(32)}, "another exchange"),
+    ]
+    for lie, why in lies:
+        with pytest.raises(RefusedError, match=why):
+            run.sites[A].unmask(replace(fair, **lie))
+    answer = run.sites[A].unmask(fair)  # no lie has spoilt the exchange
+    assert (set(answer.masks), set(answer.keys)) == ({A, B, C}, {D})
+
+
+def test_one_list_is_answered_and_only_that_again(exchange: type) -> None:
+    """First c is a survivor, then it is said to have dropped out: both shares together would
+    open its update."""
+    run = asked(exchange, (A, B, C, D))
+    fair = run.requests[A]
+    other = replace(fair, survivors=(A, B, D), dropped=(C,))
+    answer = run.sites[A].unmask(fair)
+    with pytest.raises(RefusedError, match="'unmask' is refused"):
+        run.sites[A].unmask(other)
+    assert run.sites[A].unmask(fair) == answer
+    assert run.sites[A].unmask(replace(fair, survivors=(D, C, B, A))) == answer
+    run.sites[B].confirm(run.requests[B])
+    with pytest.raises(RefusedError, match="another list of survivors was asked"):
+        run.sites[B].unmask(replace(run.requests[B], survivors=(A, B, D), dropped=(C,)))
+    assert set(run.sites[B].unmask(run.requests[B]).keys) == set()
+
+
+def short_roster(exchange: type) -> tuple[Any, dict[str, UnmaskRequest]]:
+    """Site a is shown a roster of a, b, c; the others one of five; then b and c "drop out"."""
+    run = exchange(FIVE)
+    boxes = run.set_up()
+    boxes[A] = {s: boxes[A][s] for s in (B, C)}
+    run.masked = {s: run.sites[s].masked(boxes[s], u) for s, u in ones(FIVE).items()}
+    shown = (A, D, E)
+    # b and c are asked too, as survivors of lists of their own
+    lists = {D: shown, E: shown, B: (A, B, D, E), C: (A, C, D, E)}
+    return run, {
+        to: UnmaskRequest(
+            run.server.exchange,
+            listed,
+            tuple(s for s in FIVE if s not in listed),
+            {s: run.masked[s].receipts.get(to, bytes(32)) for s in listed if s != to},
+        )
+        for to, listed in lists.items()
+    }
+
+
+def test_a_short_roster_for_one_site_is_refused(
+    exchange: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without receipts this opens a single site's update, with no site having given both shares
+    of any other: the second half does it, with the check of receipts switched off."""
+    run, requests = short_roster(exchange)
+    for to, request in requests.items():
+        with pytest.raises(RefusedError, match="receipt of site 'a'"):
+            run.sites[to].unmask(request)
+
+    run, requests = short_roster(exchange)
+    monkeypatch.setattr(masks, "same", lambda left, right: True)
+    answers = {to: run.sites[to].unmask(request) for to, request in requests.items()}
+    assert not any(a.masks.keys() & a.keys.keys() for a in answers.values())
+
+    def secret(part: str, of: str) -> bytes:
+        given = {s: getattr(a, part)[of] for s, a in answers.items() if of in getattr(a, part)}
+        assert len(given) >= 3
+        return combine_bytes({FIVE.index(s) + 1: share for s, share in list(given.items())[:3]})
+
+    keys, words = run.server.keys(), run.masked[A].words.copy()
+    where = run.masked[A].layout.digest()
+    session = session_id(run.server.exchange, list(keys.values()))
+    streams = [(self_stream(secret("masks", A), session, where), -1)]
+    for site in (B, C):
+        shared = masks.agreed(masks.private_key(secret("keys", site)), keys[A].masking, A)
+        streams.append((pair_stream(shared, session, A, site, where), -1))
+    add_streams(words, streams)
+    assert (words == encode(ones(FIVE)[A], run.masked[A].layout)).all()
+
+
+def two_lists(exchange: type, confirmed: bool) -> tuple[Any, dict[str, UnmaskRequest]]:
+    """Five sites, t = 3: lists that open the sum of a and b alone (c, d, e are each left out by
+    three sites)."""
+    run = exchange(FIVE, confirmed=confirmed)
+    messages = run.upload(ones(FIVE), run.set_up())
+    lists = {A: (A, B, C), B: (A, B, D), C: (A, B, C), D: (A, B, D), E: (A, B, E)}
+    return run, {
+        to: UnmaskRequest(
+            run.server.exchange,
+            listed,
+            tuple(s for s in FIVE if s not in listed),
+            {s: messages[s].receipts[to] for s in listed if s != to},
+        )
+        for to, listed in lists.items()
+    }
+
+
+def test_different_lists_are_seen_by_confirmation(exchange: type) -> None:
+    """With confirmation no site opens anything. Without it, the lists give shares enough for a
+    sum of two, never of one: `least_in_sum` says so."""
+    run, requests = two_lists(exchange, confirmed=True)
+    confirmations = {to: run.sites[to].confirm(request) for to, request in requests.items()}
+    for to, request in requests.items():
+        given = {s: c.confirmations[to] for s, c in confirmations.items() if to in c.confirmations}
+        with pytest.raises(RefusedError, match=r"shown another list|confirmed the survivors"):
+            run.sites[to].unmask(replace(request, confirmations=given))
+        with pytest.raises(RefusedError, match="1 sites confirmed the survivors, 3 are needed"):
+            run.sites[to].unmask(request)
+        same = {s: raw for s, raw in given.items() if requests[s].survivors == request.survivors}
+        with pytest.raises(RefusedError, match=r"[12] sites confirmed"):
+            run.sites[to].unmask(replace(request, confirmations={**same, "x": b"", to: b""}))
+
+    run, requests = two_lists(exchange, confirmed=False)
+    answers = [run.sites[to].unmask(request) for to, request in requests.items()]
+    masks_of = {s: sum(s in a.masks for a in answers) for s in FIVE}
+    keys_of = {s: sum(s in a.keys for a in answers) for s in FIVE}
+    assert {s for s in FIVE if masks_of[s] >= 3} == {A, B}
+    assert {s for s in FIVE if keys_of[s] >= 3} == {C, D, E}
+
+
+def test_confirmed_exchange_gives_the_same_total(exchange: type) -> None:
+    for gone in ((), (D, E)):
+        plain, sure = exchange(FIVE), exchange(FIVE, confirmed=True)
+        one, other = (run.run(ones(FIVE), no_update=gone) for run in (plain, sure))
+        assert torch.equal(one.tensors["w"], other.tensors["w"])
+        assert one.included == other.included
+    mixed = SecureSite(A, FIVE, b"job/run/0", confirmed=True)
+    with pytest.raises(RefusedError, match="another exchange"):
+        plain.server.__class__(FIVE, b"job/run/0").add_keys(mixed.keys())
+
+
+def test_keys_that_no_honest_server_sends(exchange: type) -> None:
+    run = exchange((A, B, C))
+    fair = {name: site.keys() for name, site in run.sites.items()}
+    own = fair[A]
+    lies: list[tuple[dict[str, KeysMessage], str]] = [
+        ({A: own}, "1 sites in the list of keys: a sum takes 2"),
+        ({B: fair[B], C: fair[C]}, "leaves out this site"),
+        ({**fair, "x": replace(own, site="x")}, "site 'x' in the list of keys"),
+        ({**fair, A: replace(own, sharing=fair[B].sharing)}, "other keys for this site"),
+        ({**fair, B: replace(fair[B], site=C)}, "keys of site 'c' are listed as 'b'"),
+        ({**fair, B: replace(fair[B], sharing=fair[C].sharing)}, "same key twice"),
+        ({**fair, B: replace(fair[B], masking=own.masking)}, "same key twice"),
+        ({**fair, B: replace(fair[B], sharing=b"short")}, "wrong length"),
+        ({**fair, B: replace(fair[B], exchange=bytes(32))}, "another exchange"),
+        ({**fair, B: replace(fair[B], sharing=bytes(32))}, "not a usable X25519 key"),
+    ]
+    for keys, why in lies:
+        fresh = exchange((A, B, C)).sites[A]
+        fresh._own_keys = own
+        with pytest.raises(RefusedError, match=why):
+            fresh.shares(keys)
+
+
+def test_different_keys_for_two_sites_are_seen_by_the_second(exchange: type) -> None:
+    """The server puts its own masking key in b's place, for a only: a and b then disagree on the
+    digest of all keys, which every box is bound to."""
+    run = exchange((A, B, C))
+    fair = {name: site.keys() for name, site in run.sites.items()}
+    theirs = masks.public_bytes(masks.private_key(b"7" * 32))
+    from_a = run.sites[A].shares({**fair, B: replace(fair[B], masking=theirs)})
+    from_b, from_c = run.sites[B].shares(fair), run.sites[C].shares(fair)
+    with pytest.raises(RefusedError, match="shares of site 'a' cannot be opened"):
+        run.sites[B].masked({A: from_a.boxes[B], C: from_c.boxes[B]}, ones((A,))[A])
+    with pytest.raises(RefusedError, match="shares of site 'b' cannot be opened"):
+        run.sites[A].masked({B: from_b.boxes[A]}, ones((A,))[A])
+    with pytest.raises(RefusedError, match="1 sites in the list of shares"):
+        run.sites[A].masked({}, ones((A,))[A])
+    with pytest.raises(RefusedError, match="shares of site 'c' cannot be opened"):
+        run.sites[B].masked({C: from_c.boxes[A]}, ones((A,))[A])  # meant for another
+    with pytest.raises(RefusedError, match="site 'x' in the list of shares"):
+        run.sites[B].masked({C: from_c.boxes[B], "x": b""}, ones((A,))[A])
+    good = run.sites[B].masked({C: from_c.boxes[B]}, ones((A,))[A])
+    assert set(good.receipts) == {C}
+
+
+def test_signed_keys_cannot_be_replaced(exchange: type) -> None:
+    """A server in the middle with keys of its own would read every share; signatures, whose keys
+    it does not hold, stop it at the first step."""
+    sites = (A, B, C)
+    private = {s: bytes([i]) * 32 for i, s in enumerate(sites, start=1)}
+    known = {s: Ed25519Identity(private[s], {}).public for s in sites}
+    made = {
+        s: SecureSite(s, sites, b"x", identity=Ed25519Identity(private[s], known)) for s in sites
+    }
+    keys = {s: site.keys() for s, site in made.items()}
+    theirs = masks.public_bytes(masks.private_key(b"7" * 32))
+    forged = replace(keys[B], sharing=theirs)
+    signed = replace(forged, signature=Ed25519Identity(b"8" * 32, {}).sign(b""))
+    unsigned = SecureSite(B, sites, b"x").keys()
+    old = SecureSite(B, sites, b"y", identity=Ed25519Identity(private[B], known)).keys()
+    replayed = replace(old, exchange=keys[B].exchange)
+    for lie in (forged, signed, unsigned, replayed, replace(keys[C], site=B)):
+        with pytest.raises(RefusedError, match="site 'b' are not signed by it"):
+            made[A].shares({**keys, B: lie})
+    assert set(made[A].shares(keys).boxes) == {B, C}
+
+
+def test_steps_are_taken_once_and_in_order(exchange: type) -> None:
+    run = exchange((A, B, C))
+    site, update = run.sites[A], ones((A,))[A]
+    nothing = UnmaskRequest(site.exchange, (A, B, C), (), {})
+    with pytest.raises(RefusedError, match=r"'masked' is refused.*stands at 'keys'"):
+        site.masked({}, update)
+    with pytest.raises(RefusedError, match="'unmask' is refused"):
+        site.unmask(nothing)
+    boxes = run.set_up()
+    with pytest.raises(RefusedError, match="'shares' is refused"):
+        site.shares(run.server.keys())
+    with pytest.raises(RefusedError, match="'unmask' is refused"):
+        site.unmask(nothing)
+    site.masked(boxes[A], update)
+    with pytest.raises(RefusedError, match="'masked' is refused"):
+        site.masked(boxes[A], update)  # two updates under one mask would show their difference
+    site.forget()
+    with pytest.raises(RefusedError, match="stands at 'closed'"):
+        site.unmask(nothing)
+    assert secagg_site.default_threshold(3) == 2
+
+
+def test_limits_cannot_be_tried_one_after_the_other(exchange: type) -> None:
+    """A search for the largest value ends after two refusals, also if a third limit would fit."""
+    run = exchange((A, B, C))
+    boxes, update = run.set_up(), Update({"w": torch.full((2,), 5.0)})
+    for limit in (1.0, 2.0):
+        with pytest.raises(TrainingError, match="limit"):
+            run.sites[A].masked(boxes[A], update, limits=Limits(limit))
+    with pytest.raises(RefusedError, match="stands at 'closed'"):
+        run.sites[A].masked(boxes[A], update, limits=Limits(8.0))
+    with pytest.raises(TrainingError, match="limit"):
+        run.sites[B].masked(boxes[B], update, limits=Limits(1.0))
+    assert run.sites[B].masked(boxes[B], update, limits=Limits(8.0)).site == B

@@ -1,0 +1,220 @@
+"""What the server's transcript of the secure sum says: the sum, and nothing of a summand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fednotes.core.update import Update
+from fednotes.privacy import masks, secagg_server, secagg_site
+from fednotes.privacy.fixed_point import Layout, encode
+from fednotes.privacy.masks import add_streams
+from fednotes.privacy.secagg import UnmaskMessage, to_wire
+from fednotes.privacy.secagg_site import pair_stream, self_stream
+from fednotes.privacy.shamir import SHARE_BYTES, combine_bytes
+
+A, B, C, D = "abcd"
+SIZE = 40_000
+
+
+class Oracle:
+    """Streams as truly random functions of their keys: a table, in place of ChaCha20.
+
+    The streams of pairs are known by the pair, whoever derives the key."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, shifts: dict[frozenset[str], Any]) -> None:
+        self.pairs: dict[bytes, frozenset[str]] = {}
+        self.shifts = shifts
+
+        def named(secret: bytes, session: bytes, one: str, other: str, layout: bytes) -> bytes:
+            key = pair_stream(secret, session, one, other, layout)
+            self.pairs[key] = frozenset((one, other))
+            return key
+
+        def added(words: masks.Words, streams: list[tuple[bytes, int]]) -> None:
+            add_streams(words, streams)
+            for key, sign in streams:
+                shift = self.shifts.get(self.pairs.get(key, frozenset()))
+                if shift is not None:
+                    (np.add if sign > 0 else np.subtract)(words, shift, out=words)
+
+        patch.setattr(secagg_site, "pair_stream", named)
+        patch.setattr(secagg_server, "pair_stream", named)
+        patch.setattr(masks, "add_streams", added)
+
+
+def tables(sent: list[Any]) -> list[Any]:
+    return [to_wire(message) for message in sent]
+
+
+@pytest.mark.parametrize("gone", [(), (D,)])
+def test_the_transcript_does_not_determine_a_summand(
+    exchange: type, monkeypatch: pytest.MonkeyPatch, gone: tuple[str, ...]
+) -> None:
+    """An algebraic proof. Let p(u, v) be the stream of a pair, y(u) = x(u) + b(u) + Σ ± p(u, v).
+    For any x' with Σ x' = Σ x put d = x' - x and
+
+        p'(a, b) = p(a, b) - d(a),   p'(b, c) = p(b, c) - d(a) - d(b) = p(b, c) + d(c).
+
+    Then y'(a) = y(a) + d(a) - d(a), y'(b) = y(b) + d(b) + d(a) - d(a) - d(b), y'(c) = y(c) +
+    d(c) - d(c): every message is the same. The streams between survivors are never opened, so
+    with ideal streams x and x' are equally likely, whoever dropped out. The test plays both."""
+    sites = (A, B, C, D)[: 3 + len(gone)]
+    first = {s: Update({"w": torch.arange(4.0) + i}, 1.0 + i, {"n": 5.0 * i})
+             for i, s in enumerate(sites)}  # fmt: skip
+    other = {
+        A: Update({"w": torch.tensor([1000.0, -7.0, 0.5, 0.0])}, 2.0, {"n": 15.0}),
+        B: Update({"w": torch.zeros(4)}, 3.0, {"n": 0.0}),
+    }
+    rest = [float(sum(first[s].weight * first[s].tensors["w"][i] for s in (A, B, C)))
+            - float(sum(u.weight * u.tensors["w"][i] for u in other.values()))
+            for i in range(4)]  # fmt: skip
+    other[C] = Update({"w": torch.tensor(rest)}, 1.0, {"n": 0.0})
+    other |= {site: first[site] for site in gone}
+    layout = Layout.of(first[A], len(sites))
+    d = {s: encode(other[s], layout) - encode(first[s], layout) for s in (A, B, C)}
+    assert not (d[A] + d[B] + d[C]).any()
+    assert all(part.any() for part in d.values())
+
+    real = exchange(sites, seed="same")
+    with monkeypatch.context() as patch:
+        Oracle(patch, {})
+        total = real.run(first, no_update=gone)
+    with monkeypatch.context() as patch:
+        Oracle(patch, {frozenset((A, B)): np.uint64(0) - d[A], frozenset((B, C)): d[C]})
+        fake = exchange(sites, seed="same")
+        assert torch.equal(fake.run(other, no_update=gone).tensors["w"], total.tensors["w"])
+    assert tables(fake.sent) == tables(real.sent)
+    plain = exchange(sites, seed="same")  # other inputs under the first masks show up
+    plain.run(other, no_update=gone)
+    assert tables(plain.sent) != tables(real.sent)
+
+
+def uniform(words: masks.Words) -> float:
+    """The p-value of Pearson's chi-square test of the bytes being uniform."""
+    counts = np.bincount(words.view(np.uint8), minlength=256)
+    return float(stats.chisquare(counts).pvalue)
+
+
+def test_masked_uploads_look_uniform(exchange: type) -> None:
+    """SciPy's chi-square on all bytes and on each byte of the word, Pearson's correlation of
+    every bit with the input; the bare encoding fails both. Fixed seed: no chance of 1 in 10^4."""
+    draw = np.random.default_rng(0)
+    values = np.where(draw.random(SIZE) < 0.5, 1.0, -1.0) * draw.uniform(1, 1000, SIZE)
+    updates = {s: Update({"w": torch.from_numpy(values).float()}, 10.0) for s in (A, B, C)}
+    run = exchange((A, B, C), seed="uniform")
+    messages = run.upload(updates, run.set_up())
+    bare = encode(updates[A], messages[A].layout)
+    assert uniform(bare) < 1e-100
+    for message in messages.values():
+        assert uniform(message.words) > 1e-4
+        by_place = message.words.view(np.uint8).reshape(-1, 8)
+        for place in range(8):
+            assert stats.chisquare(np.bincount(by_place[:, place], minlength=256)).pvalue > 1e-4
+
+    def correlation(words: masks.Words) -> float:
+        bits = np.unpackbits(words[:SIZE].view(np.uint8)).reshape(SIZE, 64).astype(float)
+        bits -= bits.mean(0)
+        with np.errstate(invalid="ignore"):
+            each = (bits * (values - values.mean())[:, None]).mean(0) / values.std() / bits.std(0)
+        return float(np.nanmax(np.abs(each)))
+
+    assert correlation(bare) > 0.5
+    for one, other in ((A, B), (B, C), (C, A)):
+        assert correlation(messages[one].words) < 4.5 / SIZE**0.5
+        assert correlation(messages[one].words + messages[other].words) < 4.5 / SIZE**0.5
+
+
+def test_equal_updates_under_fresh_keys_look_unrelated(exchange: type) -> None:
+    """The difference of two uploads of the same numbers is uniform, in two exchanges and at two
+    sites, and so is an upload of zeros."""
+    updates = {s: Update({"w": torch.zeros(SIZE)}) for s in (A, B, C)}
+    uploads = []
+    for number in (0, 1):
+        run = exchange((A, B, C), context=masks.joined("job", number), seed=f"fresh {number}")
+        uploads.append(run.upload(updates, run.set_up()))
+    assert uniform(uploads[0][A].words) > 1e-4
+    assert uniform(uploads[0][A].words - uploads[1][A].words) > 1e-4
+    assert uniform(uploads[0][A].words - uploads[0][B].words) > 1e-4
+
+
+def opened(run: Any, answers: list[UnmaskMessage], dropped: str) -> tuple[bytes, dict[str, bytes]]:
+    """What a recovery gives the server: the masking key of a dropped site, the seeds of the
+    others."""
+
+    def points(shares: dict[str, bytes]) -> dict[int, bytes]:
+        return {run.names.index(site) + 1: share for site, share in shares.items()}
+
+    key = combine_bytes(points({a.site: a.keys[dropped] for a in answers}))
+    seeds = {
+        s: combine_bytes(points({a.site: a.masks[s] for a in answers})) for s in answers[0].masks
+    }
+    return key, seeds
+
+
+def test_recovery_of_one_exchange_opens_no_other(exchange: type) -> None:
+    """The server uses everything that it learnt in exchange 0, where c dropped out, against the
+    messages of exchange 1, as an attacker would; the same steps do open c's pair masks of 0."""
+    updates = {s: Update({"w": torch.ones(50)}) for s in (A, B, C)}
+    runs = [exchange((A, B, C), context=masks.joined("job", number)) for number in (0, 1)]
+    boxes = [run.set_up() for run in runs]
+    sent = [
+        runs[0].upload({s: updates[s] for s in (A, B)}, boxes[0]),
+        runs[1].upload(updates, boxes[1]),
+    ]
+    late = runs[0].sites[C].masked(boxes[0][C], updates[C])  # arrived too late for the sum
+    key, seeds = opened(runs[0], list(runs[0].answers().values()), C)
+
+    def stripped(number: int, with_seed: bytes | None) -> masks.Words:
+        """c's update of an exchange less every mask that `key` and `with_seed` give."""
+        message, keys = (late, sent[1][C])[number], runs[number].server.keys()
+        where = message.layout.digest()
+        session = secagg_site.session_id(runs[number].server.exchange, list(keys.values()))
+        streams = []
+        for site in (A, B):
+            secret = masks.agreed(masks.private_key(key), keys[site].masking, site)
+            sign = -1 if site > C else 1
+            streams.append((pair_stream(secret, session, site, C, where), sign))
+        if with_seed is not None:
+            streams.append((self_stream(with_seed, session, where), -1))
+        words = message.words.copy()
+        add_streams(words, streams)
+        return words
+
+    bare = encode(updates[C], late.layout)
+    own = runs[0].sites[C]._seed
+    assert (stripped(0, own) == bare).all()  # key and seed of 0 open its update of 0 …
+    assert C not in seeds
+    assert (stripped(0, None) != bare).all()  # … but the seed of who dropped out is not opened
+    for seed in (own, *seeds.values()):
+        assert (stripped(1, seed) != bare).all()
+    public = [{k.sharing, k.masking, k.commitment} for r in runs for k in r.server.keys().values()]
+    assert len(set.union(*public)) == 3 * len(public)
+    secrets = [key, own, *seeds.values()]
+    for site in (A, B):  # boxes of exchange 1 under whatever exchange 0 opened
+        box, keys = boxes[1][site][C], runs[1].server.keys()
+        session = secagg_site.session_id(runs[1].server.exchange, list(keys.values()))
+        for raw in secrets:
+            secret = masks.agreed(masks.private_key(raw), keys[site].sharing, site)
+            use = masks.derived(secret, session, "shares", C, site)
+            assert masks.opened(use, box, session) is None
+    used = runs[1].sites[C]._held[C][:SHARE_BYTES]
+    assert used not in runs[0].sites[A]._held.values()
+
+
+def test_secrets_are_gone_after_the_answer(exchange: type) -> None:
+    """No attribute of a site that answered, at any depth, holds a secret of the exchange."""
+    run = exchange((A, B, C), seed="gone")
+    source = exchange((A, B, C), seed="gone")
+    kept = [(s._seed, s._masking_bytes) for s in source.sites.values()]
+    run.run({s: Update({"w": torch.ones(2)}) for s in (A, B, C)})
+    for site, (seed, key) in zip(run.sites.values(), kept, strict=True):
+        text = repr(vars(site))
+        assert repr(seed) not in text
+        assert repr(key) not in text
+        assert site._held == site._secrets == {}
+        assert masks.public_bytes(site._masking) != masks.public_bytes(masks.private_key(key))
