@@ -1,0 +1,297 @@
+"""The engine of real sites: a federation at the far end of a transport that may fail.
+
+A round's first request goes to every site that can be reached; its later ones only to those that
+did all the earlier ones, for what a site keeps between them is nowhere else. Each request tells
+every site its last request that counts, and a site undoes what it did beyond. So a site's state
+depends on the requests that counted alone, whatever was lost, repeated or late, and a run with
+faults has the bits of one without them in which the same sites took part.
+
+A method that asks for a round's first task without tensors means those that were sent last; a
+site that does not have them is sent them again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from fednotes.core.errors import ModelError, RefusedError, TrainingError
+from fednotes.core.tensors import snapshot
+from fednotes.core.update import Tensors, Total, Update
+from fednotes.engines.asking import POLICY, Answers, Asker, Event, Policy, Transport
+from fednotes.engines.host import CHECKPOINT, END
+from fednotes.engines.inprocess import KEPT_CHECKPOINTS, Observer, RoundResult
+from fednotes.engines.members import Members
+from fednotes.engines.server_files import Asked, Kept, Progress, ServerFiles
+from fednotes.engines.summing import PlainSum, Summing
+from fednotes.engines.validation import LIMITS, Limits
+from fednotes.engines.wire import Reply, Request
+from fednotes.federation import Option, State
+
+
+class Deployed:
+    """A federation of sites behind a transport.
+
+    sites: their names, in the order in which sums add. directory: the server's own, for
+    checkpoints of this job. job: the declarative job's fingerprint. resume: go on from the
+    newest whole checkpoint; False deletes what is there. summing: None adds in the clear.
+    observer: told of each committed round. notify: of faults. clock, sleep: for tests.
+
+    Raises ModelError if every checkpoint is damaged or the folder is another job's.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        sites: Sequence[str],
+        directory: Path,
+        *,
+        job: str,
+        policy: Policy = POLICY,
+        limits: Limits = LIMITS,
+        resume: bool = True,
+        summing: Summing | None = None,
+        observer: Observer | None = None,
+        notify: Callable[[Event], None] = lambda event: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if not sites or len(set(sites)) < len(sites) or policy.min_sites > len(sites):
+            raise TrainingError(
+                f"the job has the sites {', '.join(sites) or '(none)'}; "
+                f"{policy.min_sites or 1} or more with different names are needed"
+            )
+        self._least, self._policy = policy.min_sites or len(sites), policy
+        self._plain = PlainSum(limits)
+        self._summing = summing or self._plain
+        self._observer, self._notify, self._clock = observer, notify, clock
+        self._files = ServerFiles(directory, job)
+        run = self._files.start()
+        if not resume:
+            self._files.clear()
+        kept = self._files.newest()
+        progress = kept.progress if kept else Progress.start(sites)
+        if tuple(progress.counted) != tuple(sites):
+            raise ModelError(
+                f"{directory}: the checkpoint is of sites {', '.join(progress.counted)}, "
+                f"the job has {', '.join(sites)}"
+            )
+        self._asker = Asker(transport, policy, limits, notify, clock, sleep)
+        self._asker.bytes_up, self._asker.bytes_down = progress.bytes_up, progress.bytes_down
+        self._members = Members(self._asker, job, run, progress, kept.prologue if kept else ())
+        self._members.marks = tuple(self._files.marks())
+        self._resumed = kept.state if kept else None
+        self._preparing = kept is None  # before the first round
+        self._step: tuple[str, ...] | None = None  # who did all of this round; None: it is new
+        self._took_part = 0
+        self._told, self._tensors = 0, dict[str, Tensor]()
+        self._before, self._started = progress.seconds, clock()
+        self._saved = self._started
+
+    # what a method sees
+
+    def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
+        """Run `task` at the sites, and add what those return that take part in this round."""
+        exchange = self._exchange(task, tensors or {}, options)
+        total = self._summing.total(exchange)
+        self._close(exchange, total.included)
+        return total
+
+    def each(
+        self, task: str, tensors: Tensors | None = None, /, **options: Option
+    ) -> Mapping[str, Update]:
+        """Every site's own reply. Raises RefusedError under a secure sum."""
+        if self._summing.secure:
+            raise RefusedError(f"{task!r} asks for each site's own reply; the sum is secure")
+        exchange = self._exchange(task, tensors or {}, options)
+        updates = self._plain.updates(exchange)
+        self._close(exchange, tuple(updates))
+        return updates
+
+    def rounds(self, start: int, stop: int) -> Iterator[_Round]:
+        """Rounds by number; each is committed by the method."""
+        try:
+            for number in range(start, stop):
+                self._members.round, self._step, self._preparing = number, None, False
+                yield _Round(number, self._commit)
+        finally:
+            self._step, self._preparing = None, False
+
+    def resume(self) -> State | None:
+        """The server's state from the checkpoint this run goes on from."""
+        return self._resumed
+
+    @property
+    def seconds(self) -> float:
+        """Time spent so far, over all restarts."""
+        return self._before + self._clock() - self._started
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that came from sites, framing included."""
+        return self._asker.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that were sent to sites, repeats included."""
+        return self._asker.bytes_down
+
+    def end(self) -> None:
+        """Tell the sites that the job is over; what they keep of it stays until they delete it."""
+        self._members.tell(self._members.present, END, timeout=self._policy.knock)
+
+    # one request
+
+    def _exchange(self, task: str, tensors: Tensors, options: Mapping[str, Option]) -> _Exchange:
+        """Who is sent what."""
+        first, sites, members = self._step is None, self._step, self._members
+        if sites is None:
+            sites = members.gather(self._least, prepare=not self._preparing)
+        request = members.request(task, first=first, tensors=tensors, options=options)
+        if not first or tensors or not self._told:
+            return _Exchange(members, self._notify, request, None, sites, self._least)
+        request = replace(request, told=self._told)
+        return _Exchange(members, self._notify, request, self._tensors, sites, self._least)
+
+    def _close(self, exchange: _Exchange, included: Collection[str]) -> None:
+        """Note who took part, and go on without the others until the next round."""
+        request, members = exchange.request, self._members
+        if len(included) < self._least:
+            reasons = exchange.reasons
+            raise TrainingError(
+                f"{request.task!r}: {len(included)} sites can be added, {self._least} are needed"
+                + (f": {reasons}" if reasons else "")
+            )
+        members.count(request, {site: exchange.numbers[site] for site in included})
+        if self._preparing:
+            members.prologue.append(
+                Asked(request.task, snapshot(request.tensors), dict(request.options))
+            )
+            members.prepared |= dict.fromkeys(included, len(members.prologue))
+        if request.tensors:
+            self._told, self._tensors = request.number, dict(snapshot(request.tensors))
+        if self._step is None:
+            self._took_part = len(included)
+        self._step = tuple(site for site in members.sites if site in included)
+
+    # the end of a round
+
+    def _commit(self, state: State, metrics: Mapping[str, float], evaluated: bool) -> None:
+        if self._observer is not None:  # before saving: what a restart repeats is told again
+            self._observer(
+                RoundResult(
+                    round=state.round - 1,
+                    metrics=metrics,
+                    sites=self._took_part,
+                    bytes_up=self.bytes_up,
+                    bytes_down=self.bytes_down,
+                    seconds=self.seconds,
+                    evaluated=evaluated,
+                )
+            )
+        self._step = None
+        if evaluated or self._clock() - self._saved >= self._policy.checkpoint_seconds:
+            self._save(state)
+
+    def _save(self, state: State) -> None:
+        """First the sites, then the server: a checkpoint that exists can be gone back to.
+
+        A site that does not answer can do it too, from an older state and its journal.
+        """
+        members = self._members
+        members.tell(members.present, CHECKPOINT)
+        progress = Progress(
+            members.number,
+            dict(members.counted),
+            dict(members.prepared),
+            self.bytes_up,
+            self.bytes_down,
+            self.seconds,
+        )
+        self._files.save(Kept(state, progress, tuple(members.prologue)))
+        members.marks = (*members.marks, members.number)[-KEPT_CHECKPOINTS:]
+        self._saved = self._clock()
+
+
+class _Exchange:
+    """One request of a method on its way (`summing.Exchange`).
+
+    tensors: what the request stands for without any, for sites that do not have them.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        notify: Callable[[Event], None],
+        request: Request,
+        tensors: Tensors | None,
+        sites: tuple[str, ...],
+        least: int,
+    ) -> None:
+        self._members, self._notify, self._tensors = members, notify, tensors
+        self._attached: Tensors = {}
+        self.request, self.sites, self.least = request, sites, least
+        self._answers, self._odd = Answers(), list[str]()
+
+    @property
+    def reasons(self) -> str:
+        """Why sites are not in the sum."""
+        return "; ".join(filter(None, (self._answers.reasons, *self._odd)))
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """By site, the number under which it did the task."""
+        return {site: reply.number for site, reply in self._answers.replies.items()}
+
+    def task(self, attached: Tensors | None = None, *, retry: bool = True) -> Mapping[str, Reply]:
+        """The replies to the method's request."""
+        self._attached = attached or {}
+        if self.request.number != self._members.number:  # a stage came before it
+            self.request = replace(self.request, number=self._members.next_number())
+        self._answers = self._members.ask(self._requests(self.sites), least=self.least)
+        moved = sorted(self._answers.moved)
+        if moved and self.request.first and retry:
+            self._members.catch_up(moved)
+            again = self._requests(moved, self._members.next_number())
+            self._answers.merge(self._members.ask(again, least=0))
+        return self._answers.replies
+
+    def stage(self, name: str, attached: Mapping[str, Tensors]) -> Mapping[str, Reply]:
+        """The replies to a message of the way of summing; one frame for what is one object."""
+        blank = self._members.request(name)
+        different = {id(own): replace(blank, attached=own) for own in attached.values()}
+        requests = {site: different[id(own)] for site, own in attached.items()}
+        return self._members.ask(requests, least=self.least).replies
+
+    def refuse(self, site: str, reason: str) -> None:
+        """Leave a site out of this round."""
+        self._odd.append(reason)
+        self._notify(Event("refused", self.request.number, reason, site))
+
+    def _requests(self, sites: Sequence[str], number: int = 0) -> dict[str, Request]:
+        """One object for all that are sent the same."""
+        plain = replace(
+            self.request,
+            number=number or self.request.number,
+            counted=dict(self._members.counted),
+            attached=self._attached,
+        )
+        if self._tensors is None:
+            return dict.fromkeys(sites, plain)
+        full, knows = replace(plain, told=0, tensors=self._tensors), self._members.knows
+        return {site: plain if knows.get(site) == plain.told else full for site in sites}
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    number: int
+    _commit: Callable[[State, Mapping[str, float], bool], None]
+
+    def commit(
+        self, state: State, metrics: Mapping[str, float], *, evaluated: bool = False
+    ) -> None:
+        self._commit(state, metrics, evaluated)

@@ -1,0 +1,313 @@
+"""The site's end of the wire: requests in, replies out, and nothing lost in between.
+
+A request is done at most once as far as the site's state is concerned: a repeated one gets the
+stored reply, an older one a refusal, and one that the server did not count is undone before the
+next. The host never fails: what goes wrong in a task becomes a refusal in one line.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from fednotes.core.errors import FednotesError, ModelError, RefusedError
+from fednotes.core.update import Tensors, Update
+from fednotes.engines.journal import Journal
+from fednotes.engines.validation import LIMITS, Limits, check_update
+from fednotes.engines.wire import (
+    Frame,
+    Reply,
+    Request,
+    WireError,
+    decode_request,
+    encode,
+)
+from fednotes.federation import SiteTasks
+
+OURS = "@"  # begins the names of tasks that are the engine's own
+BEGIN, CHECKPOINT, END = "@begin", "@checkpoint", "@end"
+
+
+class Guard(Protocol):
+    """A site's rules and its ledger. Both methods may raise RefusedError.
+
+    The error's attribute `later`, if true, tells the server that it may ask again.
+    """
+
+    def request(self, request: Request) -> None:
+        """Before anything is done."""
+
+    def leaving(self, request: Request, reply: Frame, update: Update | None) -> None:
+        """Before these bytes leave.
+
+        update: the task's own, before a secure sum seals it; None where the reply holds none
+        or is sent again.
+        """
+
+
+class Sealer(Protocol):
+    """The site's part of a secure sum."""
+
+    def stage(self, request: Request) -> Tensors:
+        """Answer one of the protocol's own messages, whose task begins with "@"."""
+
+    def seal(self, request: Request, update: Update) -> Tensors:
+        """The checked update as it may leave; nothing else of it does."""
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """When a site's state is written at the start of a round, and not only at checkpoints.
+
+    seconds: of tasks, or nbytes: of requests, that would have to be done again without it.
+    """
+
+    seconds: float = 20.0
+    nbytes: int = 2**29
+
+
+class SiteHost:
+    """One site of one job, behind `handle`, which one thread calls at a time.
+
+    make: builds the site anew, as it is before its first task. directory: the site's own, for
+    this job alone. job: the fingerprint of the job that was approved here. name: the site's.
+    tell: is given one line for each thing that a person may want to know.
+
+    Raises FednotesError where the directory cannot be written.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], SiteTasks],
+        directory: Path,
+        *,
+        job: str,
+        name: str,
+        guard: Guard | None = None,
+        sealer: Sealer | None = None,
+        limits: Limits = LIMITS,
+        keeping: Keeping | None = None,
+        tell: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._make, self._job, self._name = make, job, name
+        self._guard, self._sealer, self._limits = guard, sealer, limits
+        self._keeping, self._tell = keeping or Keeping(), tell
+        self._journal, self._directory = Journal(directory, name), directory
+        self._run = self._journal.run
+        self._newest = self._journal.last  # of the requests seen in this run
+        self._site: SiteTasks | None = None
+        self._told = 0  # the last request with tensors
+        self._remembers = False  # whether this site object was given them
+        self._spent = 0.0  # seconds of tasks since the newest state
+        self.ended = False
+
+    def handle(self, frame: Frame) -> bytes:
+        """The reply to a request."""
+        try:
+            request = decode_request(frame)
+        except WireError as error:
+            blank = Request(self._job, 0, 0, "")
+            return self._refusal(blank, error, later=True)
+        try:
+            return self._answer(request, frame)
+        except Exception as error:
+            return self._refusal(request, error, later=passing(error))
+
+    def _answer(self, request: Request, frame: Frame) -> bytes:
+        self._require_current(request)
+        if self._guard is not None:
+            self._guard.request(request)
+        stored = self._journal.reply(request.run, request.number)
+        if stored is not None:
+            self._leaving(request, stored, None)
+            return stored
+        self._synchronise(request)
+        if request.task.startswith(OURS):
+            return self._own(request)
+        return self._do(request, frame)
+
+    def _require_current(self, request: Request) -> None:
+        """Raises RefusedError for another job's request or an old one."""
+        if request.job != self._job:
+            raise RefusedError(
+                f"site {self._name!r} has approved job {self._job[:12]}, "
+                f"the request is of job {request.job[:12]}: approve that job here first"
+            )
+        if (request.run, request.number) < (self._run, self._newest):
+            raise RefusedError(
+                f"site {self._name!r}: request {request.number} of run {request.run} is old, "
+                f"request {self._newest} of run {self._run} has come"
+            )
+        if self._name not in request.counted:
+            raise RefusedError(f"the request does not name site {self._name!r}")
+
+    def _synchronise(self, request: Request) -> None:
+        """Be as after the last request that counts.
+
+        Raises RefusedError if the site was never there; the reply says where it is.
+        """
+        target = request.counted[self._name]
+        if request.run > self._run:
+            self._journal.run = self._run = request.run
+        self._newest = request.number
+        last = self._journal.last
+        if last == target:
+            return
+        reached = target
+        if last < target or self._journal.path_to(target) is None:
+            reached = last if last < target else self._journal.state_before(target)
+        if reached != last:
+            self._tell(f"back to the state after request {reached}")
+            self._site = None
+            self._journal.undo_to(reached)
+        if reached != target:
+            raise RefusedError(
+                f"site {self._name!r} has no state after request {target}: "
+                f"it has the one after request {reached}"
+            )
+
+    def _own(self, request: Request) -> bytes:
+        """The engine's tasks: answered anew each time, for they change nothing twice."""
+        attached: Tensors = {}
+        if request.task == BEGIN:
+            self._ready()
+        elif request.task == CHECKPOINT:
+            self._save(self._ready(), request)
+        elif request.task == END:
+            self.ended = True
+        else:
+            if self._sealer is None:
+                raise RefusedError(f"site {self._name!r} takes part in no secure sum")
+            attached = self._sealer.stage(request)
+        reply = encode(replace(self._reply(request, Update()), attached=attached))
+        self._leaving(request, reply, None)
+        return reply
+
+    def _do(self, request: Request, frame: Frame) -> bytes:
+        """Run a task of the method; what goes wrong leaves no trace in the site's state."""
+        site = self._ready()
+        if request.task not in site.tasks:
+            raise RefusedError(f"site {self._name!r} has no task {request.task!r}")
+        if request.first and self._due():
+            self._save(site, request)
+        try:
+            started = time.monotonic()
+            update = self._run_task(site, request)
+            check_update(update, self._name, limits=self._limits)
+            done = replace(self._reply(request, update), has=request.number)
+            if self._sealer is not None:
+                sealed = self._sealer.seal(request, update)
+                done = replace(done, update=Update(), attached=sealed)
+            reply = encode(done)
+            self._leaving(request, reply, update)
+            self._journal.add(request.number, frame, reply)
+            self._spent += time.monotonic() - started
+        except BaseException:
+            self._site = None  # it may have changed; build it from what is kept
+            raise
+        return reply
+
+    def _run_task(self, site: SiteTasks, request: Request) -> Update:
+        tensors: Tensors = request.tensors
+        if tensors:
+            self._told, self._remembers = request.number, True
+        elif request.first and request.told and not self._remembers:
+            tensors = self._journal.request(request.told).tensors
+        update: Update = getattr(site, request.task)(tensors, **request.options)
+        return update
+
+    # the site's state
+
+    def _ready(self) -> SiteTasks:
+        """The site as after the last request."""
+        if self._site is not None:
+            return self._site
+        last = self._journal.last
+        path = self._journal.path_to(last)
+        try:
+            if path is None:
+                newest = self._journal.states[-1]
+                self._journal.undo_to(newest)
+                raise ModelError(f"the requests from {newest} to {last} are not whole")
+            try:
+                self._site = self._rebuilt(*path)
+            except ModelError:
+                self._journal.damaged(path[0])
+                raise
+        except ModelError as error:
+            self._tell(f"damaged, going back further: {error}")
+            raise RefusedError(
+                f"site {self._name!r} has lost its state after request {last}"
+            ) from error
+        return self._site
+
+    def _rebuilt(self, start: int, steps: list[int]) -> SiteTasks:
+        state, self._told = self._journal.load(start)
+        self._remembers = False
+        self._spent = 0.0
+        site = self._make()
+        if state is not None:
+            site.restore(state)
+        began = time.monotonic()
+        for number in steps:
+            self._run_task(site, self._journal.request(number))
+        self._spent = time.monotonic() - began
+        return site
+
+    def _due(self) -> bool:
+        keeping = self._keeping
+        return self._spent > keeping.seconds or self._journal.nbytes() > keeping.nbytes
+
+    def _save(self, site: SiteTasks, request: Request) -> None:
+        """Keep the state before this request, which the server counts."""
+        last = self._journal.last
+        if last not in self._journal.states:
+            self._journal.save(last, site.state(), self._told)
+        self._spent = 0.0
+        self._journal.forget((*request.marks, *([request.number] * (request.task == CHECKPOINT))))
+
+    # replies
+
+    def _reply(self, request: Request, update: Update | None = None) -> Reply:
+        number, run = request.number, request.run
+        return Reply(request.job, run, number, self._name, update, has=self._journal.last)
+
+    def _leaving(self, request: Request, reply: Frame, update: Update | None) -> None:
+        if self._guard is not None:
+            self._guard.leaving(request, reply, update)
+
+    def _refusal(self, request: Request, error: Exception, *, later: bool) -> bytes:
+        reason = explained(error, self._name).replace(f"{self._directory}/", "")
+        self._tell(f"refused {request.task or 'a message'} ({request.number}): {reason}")
+        reply = encode(replace(self._reply(request), refusal=reason, later=later))
+        try:
+            self._leaving(request, reply, None)
+        except Exception as second:  # a ledger that cannot be written: even this may not leave
+            self._tell(explained(second, self._name))
+            bare = replace(self._reply(request), refusal=f"site {self._name!r} refuses")
+            return encode(bare)
+        return reply
+
+
+def passing(error: Exception) -> bool:
+    """Whether the same request may succeed later: a full disk, or a rule that says so."""
+    disk = type(error) is FednotesError or isinstance(error, OSError)
+    return disk or bool(getattr(error, "later", False))
+
+
+def explained(error: Exception, site: str) -> str:
+    """One line for an error, which holds no note text.
+
+    Errors of ours are made so. Of any other only its type and place are told: its message may
+    hold a token, as that of a KeyError does.
+    """
+    if isinstance(error, FednotesError):
+        text = " ".join(str(error).split())
+        return "".join(c for c in text if c.isprintable())[:2000] or "refused"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"site {site!r}: the task failed ({type(error).__name__}{place})"

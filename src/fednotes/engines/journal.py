@@ -1,0 +1,227 @@
+"""What a site keeps of a job on its disk: states, and the requests since.
+
+    run.json                the server's run that the site is in
+    states/00000012/        the site after request 12 (core/store.py); 00000000 is a new site
+    journal/00000013.request, 00000013.reply
+
+A task that was done is on disk before its reply leaves. The site after any request is then a
+state and the requests after it, done again; so a killed site is at most one task behind, and a
+task that the server did not count can be undone. A request names the one before it that
+counts, so a gap is found and never replayed over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from fednotes.core.errors import FednotesError, ModelError
+from fednotes.core.store import load_state, save_state, write_json
+from fednotes.engines.wire import Frame, Reply, Request, WireError, decode_reply, decode_request
+from fednotes.federation import State
+
+KEPT_REPLIES = 2
+REQUEST, REPLY = ".request", ".reply"
+
+
+class Journal:
+    """One site's folder of one job.
+
+    Raises FednotesError where it cannot be written.
+    """
+
+    def __init__(self, directory: Path, site: str) -> None:
+        self._site = site
+        self._states, self._entries = directory / "states", directory / "journal"
+        self._run_file = directory / "run.json"
+        try:
+            for folder in (self._states, self._entries):
+                folder.mkdir(parents=True, exist_ok=True)
+                for cut in folder.glob(".*"):  # a killed process's, half-written
+                    shutil.rmtree(cut) if cut.is_dir() else cut.unlink()
+        except OSError as error:
+            raise _disk_error(directory, error) from error
+        if not self.states:
+            self._begin()
+        for number in _numbers(self._entries, REPLY) - _numbers(self._entries, REQUEST):
+            self._reply(number).unlink()  # killed before the task was complete on disk
+
+    def _begin(self) -> None:
+        save_state(self._states / _name(0), {}, {"new": True})
+
+    @property
+    def run(self) -> int:
+        """The run of the server that the site is in; 0 for none."""
+        try:
+            return int(json.loads(self._run_file.read_text(encoding="utf-8"))["run"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+    @run.setter
+    def run(self, number: int) -> None:
+        write_json(self._run_file, {"run": number})
+
+    @property
+    def states(self) -> list[int]:
+        """Request numbers of the kept states, from the oldest."""
+        return sorted(int(p.name) for p in self._states.iterdir() if p.name.isdecimal())
+
+    @property
+    def last(self) -> int:
+        """The number of the last request that is done and not undone."""
+        return max({self.states[-1]} | _numbers(self._entries, REQUEST))
+
+    def nbytes(self) -> int:
+        """Of the requests since the newest state."""
+        newest = self.states[-1]
+        numbers = _numbers(self._entries, REQUEST)
+        return sum(self._request(n).stat().st_size for n in numbers if n > newest)
+
+    def add(self, number: int, request: Frame, reply: Frame) -> None:
+        """A task that is done. The request is written last: it completes the entry."""
+        _write(self._reply(number), reply)
+        _write(self._request(number), request)
+        for old in sorted(_numbers(self._entries, REPLY))[:-KEPT_REPLIES]:
+            self._reply(old).unlink(missing_ok=True)
+
+    def reply(self, run: int, number: int) -> bytes | None:
+        """The stored answer to that request, if it is whole."""
+        if not self._request(number).exists():
+            return None
+        try:
+            frame = self._reply(number).read_bytes()
+            kept: Reply = decode_reply(frame)
+        except (OSError, WireError):
+            return None
+        return frame if (kept.run, kept.number) == (run, number) else None
+
+    def request(self, number: int) -> Request:
+        """A stored request. Raises ModelError if it is missing or damaged."""
+        path = self._request(number)
+        try:
+            return decode_request(path.read_bytes())
+        except (OSError, WireError) as error:
+            raise ModelError(f"{path}: not a readable request ({error})") from error
+
+    def save(self, number: int, state: State, told: int) -> None:
+        """Keep the site's state after a request. told: the last request that had tensors."""
+        facts = {"new": False, "round": state.round, "told": told, "facts": dict(state.facts)}
+        save_state(self._states / _name(number), state.tensors, facts)
+
+    def load(self, number: int) -> tuple[State | None, int]:
+        """A kept state (None is a new site's), and the last request before it with tensors.
+
+        Raises ModelError if it is damaged.
+        """
+        tensors, facts = load_state(self._states / _name(number))
+        if facts["new"]:
+            return None, 0
+        return State(facts["round"], tensors, facts["facts"]), int(facts["told"])
+
+    def path_to(self, target: int) -> tuple[int, list[int]] | None:
+        """The state to start from and the requests to do again to be as after `target`."""
+        start = max((n for n in self.states if n <= target), default=None)
+        if start is None:
+            return None
+        steps = sorted(n for n in _numbers(self._entries, REQUEST) if start < n <= target)
+        before = start
+        for number in steps:
+            try:
+                if self.request(number).counted.get(self._site) != before:
+                    return None
+            except ModelError:
+                return None
+            before = number
+        return (start, steps) if before == target else None
+
+    def state_before(self, target: int) -> int:
+        """The newest kept state that is not after `target`; a new site where there is none."""
+        if self.states[0] > target:
+            self.damaged(0)
+        return max(number for number in self.states if number <= target)
+
+    def undo_to(self, target: int) -> None:
+        """Forget all after a request, the newest first, so that a kill leaves no gap."""
+        for number in reversed(self.states):
+            if number > target:
+                shutil.rmtree(self._states / _name(number), ignore_errors=True)
+        for number in sorted(_numbers(self._entries, REQUEST), reverse=True):
+            if number > target:
+                self._request(number).unlink(missing_ok=True)
+                self._reply(number).unlink(missing_ok=True)
+
+    def damaged(self, number: int) -> None:
+        """Forget what cannot be read at this number, and all after it."""
+        self.undo_to(number - 1)
+        if not self.states:
+            self.undo_to(-1)
+            self._begin()
+
+    def forget(self, marks: Collection[int]) -> None:
+        """Delete what leads neither to the present nor to a checkpoint of the server's."""
+        states, entries = self.states, _numbers(self._entries, REQUEST)
+        kept_states, kept = {states[-1]}, {n for n in entries if n > states[-1]}
+        for mark in marks:
+            start = max((n for n in states if n <= mark), default=None)
+            if start is not None:
+                kept_states.add(start)
+                kept |= {n for n in entries if start < n <= mark}
+        kept |= {self._told(number) for number in kept_states}
+        for number in entries - kept - {max(entries, default=0)}:
+            self._request(number).unlink(missing_ok=True)
+            self._reply(number).unlink(missing_ok=True)
+        for number in set(states) - kept_states:
+            shutil.rmtree(self._states / _name(number), ignore_errors=True)
+
+    def _told(self, number: int) -> int:
+        """Of a kept state, without its tensors."""
+        try:
+            text = (self._states / _name(number) / "facts.json").read_text(encoding="utf-8")
+            return int(json.loads(text).get("told", 0))
+        except (OSError, ValueError):
+            return 0
+
+    def _request(self, number: int) -> Path:
+        return self._entries / (_name(number) + REQUEST)
+
+    def _reply(self, number: int) -> Path:
+        return self._entries / (_name(number) + REPLY)
+
+
+def _name(number: int) -> str:
+    return f"{number:08d}"
+
+
+def _numbers(folder: Path, ending: str) -> set[int]:
+    return set(_listed(folder, ending))
+
+
+def _listed(folder: Path, ending: str) -> Iterator[int]:
+    for path in folder.iterdir():
+        if path.suffix == ending and path.stem.isdecimal():
+            yield int(path.stem)
+
+
+def _write(path: Path, frame: Frame) -> None:
+    """The whole frame or nothing, on disk when this returns."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(frame)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _disk_error(path, error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _disk_error(path: Path, error: OSError) -> FednotesError:
+    reason = error.strerror or str(error)
+    return FednotesError(f"{path.name}: the site cannot keep what it did ({reason})")

@@ -1,0 +1,79 @@
+"""How the replies of a request become a sum; the place where a secure one goes in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from fednotes.core.errors import RefusedError
+from fednotes.core.update import Tensors, Total, Update
+from fednotes.engines.validation import LIMITS, Expected, Limits, agreed, check_update
+from fednotes.engines.wire import Reply, Request
+
+
+class Exchange(Protocol):
+    """What a way of summing may do: the method's task, and messages of its own around it."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Who is asked, in the fixed order."""
+
+    @property
+    def least(self) -> int:
+        """How many must be in the sum."""
+
+    @property
+    def request(self) -> Request:
+        """The method's request; `task` gives it a later number where a stage comes before it."""
+
+    def task(self, attached: Tensors | None = None, *, retry: bool = True) -> Mapping[str, Reply]:
+        """Run the method's task; the replies of those that answered in time.
+
+        retry: ask sites that have lost their state once more, under another number.
+        """
+
+    def stage(self, name: str, attached: Mapping[str, Tensors]) -> Mapping[str, Reply]:
+        """One message of the protocol's own, `name` beginning with "@", to the sites named."""
+
+    def refuse(self, site: str, reason: str) -> None:
+        """Leave a site out of this round, and say why."""
+
+
+class Summing(Protocol):
+    """How the sites' updates become a sum. secure: nobody sees a summand."""
+
+    secure: bool
+
+    def total(self, exchange: Exchange) -> Total:
+        """The sum, with `included` in the fixed order."""
+
+
+class PlainSum:
+    """Updates added as they are, in the fixed order."""
+
+    secure = False
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self._limits = limits
+        self._known: dict[str, Expected] = {}
+
+    def total(self, exchange: Exchange) -> Total:
+        """Σ over the sites that answered."""
+        fitting = self.updates(exchange)
+        return replace(Total.of(fitting.values()), included=tuple(fitting))
+
+    def updates(self, exchange: Exchange) -> dict[str, Update]:
+        """The updates that fit together."""
+        replies, task = exchange.task(), exchange.request.task
+        given = {s: replies[s].update for s in exchange.sites if s in replies}
+        updates = {site: update for site, update in given.items() if update is not None}
+        like = agreed(updates.values(), self._known.get(task))
+        self._known[task] = like
+        for site in list(updates):
+            try:
+                check_update(updates[site], site, like, self._limits)
+            except RefusedError as error:
+                del updates[site]
+                exchange.refuse(site, str(error))
+        return updates

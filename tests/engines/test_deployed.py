@@ -1,0 +1,327 @@
+"""The engine of real sites: who takes part, what is kept, where a secure sum goes."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from fault_net import STRICT, Net
+from fault_toy import JOB, SITES, SIZES, Toy, by_hand, toy_job
+
+from fednotes.core import store
+from fednotes.core.errors import ConfigError, FednotesError, ModelError, RefusedError, TrainingError
+from fednotes.core.update import Tensors, Total, Update
+from fednotes.engines.asking import Event, Grouped, Policy
+from fednotes.engines.host import BEGIN, SiteHost
+from fednotes.engines.inprocess import RoundResult
+from fednotes.engines.summing import Exchange
+from fednotes.engines.validation import Limits
+from fednotes.engines.wire import Frame, Request, encode
+from fednotes.federation import State
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    with mock.patch("os.fsync"):
+        yield
+
+
+# who takes part
+
+
+def toys(tmp_path: Path, **options: Any) -> tuple[Net, list[Event]]:
+    return Net({site: lambda site=site: Toy(site) for site in SITES}, tmp_path, **options), []
+
+
+def test_a_site_is_sent_again_what_it_missed(tmp_path: Path) -> None:
+    """b misses an evaluation; the next task has no tensors for a and c, but for b."""
+    net, _ = toys(tmp_path)
+    engine = net.engine(SITES, replace(STRICT, min_sites=2))
+    x = {"x": torch.ones(4)}
+    turns = engine.rounds(0, 9)
+    next(turns)
+    engine.sum("train", x, round=0)
+    net.down = {"b"}
+    assert engine.sum("evaluate", x).included == ("a", "c")
+    net.down = set()
+    assert engine.sum("evaluate", x).included == ("a", "c")  # not before the next round
+    next(turns)
+    net.sent.clear()
+    assert engine.sum("train", round=1).included == SITES
+    sent = {site: request for site, request, _ in net.sent if request.task == "train"}
+    assert {s: bool(r.tensors) for s, r in sent.items()} == {"a": False, "b": True, "c": False}
+    assert torch.equal(sent["b"].tensors["x"], x["x"])
+    frames = {id(frame) for site, request, frame in net.sent if request.task == "train"}
+    assert len(frames) == 2  # sites that are sent the same have the same object
+
+
+def test_late_joiners_do_what_was_asked_before_the_first_round(tmp_path: Path) -> None:
+    net, events = toys(tmp_path)
+    engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append)
+    net.down = {"c"}
+    took: dict[tuple[int, str], tuple[str, ...]] = {}
+    original = engine.rounds
+
+    def rounds(start: int, stop: int) -> Iterator[Any]:
+        for turn in original(start, stop):
+            if turn.number == 2:
+                net.down = set()
+            yield turn
+
+    with mock.patch.object(engine, "rounds", rounds):
+        found = toy_job(engine, took)
+    assert took[-1, "count"] == took[1, "train"] == ("a", "b")
+    assert took[2, "train"] == SITES
+    assert found.tobytes() == by_hand(took).tobytes()
+    asked = [request.task for site, request, _ in net.sent if site == "c"]
+    first = asked.index("count")
+    assert asked[first : first + 3] == ["count", "share", "train"]
+    assert [e.site for e in events if e.kind == "joined"] == ["a", "b", "c"]
+
+
+def test_it_waits_for_enough_sites_and_says_so_and_may_give_up(tmp_path: Path) -> None:
+    net, events = toys(tmp_path, down={"a", "c"})
+    engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append)
+    with pytest.raises(TrainingError, match=r"no answer from a, c to '@begin' in 3.. seconds"):
+        engine.sum("count")
+    assert "'@begin': waiting for a, c, 1 have answered" in {event.text for event in events}
+    assert 300 <= net.now < 320
+
+
+def test_grace_closes_a_round_early(tmp_path: Path) -> None:
+    net, _ = toys(tmp_path)
+    engine = net.engine(SITES, replace(STRICT, min_sites=2, timeout=100, grace=3))
+    engine.sum("count")
+    net.down, before = {"c"}, net.now
+    with mock.patch.object(Net, "exchange", patient):
+        assert engine.sum("count").included == ("a", "b")
+    assert net.now - before == pytest.approx(3, abs=0.5)
+
+
+def patient(
+    self: Net, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
+) -> Iterator[tuple[str, Frame]]:
+    """A transport that ends as the protocol says."""
+    there = [site for site in frames if site not in self.down]
+    for site in there:
+        yield site, self.host(site).handle(frames[site])
+    self.now += 0 if len(there) == len(frames) else min(timeout, grace)
+
+
+def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
+    net, events = toys(tmp_path)
+    with pytest.raises(TrainingError, match=r"'hop': 0 sites can be added, 3 are needed: site 'a' has no task 'hop'; site"):  # fmt: skip  # noqa: E501
+        net.engine(SITES, notify=events.append).sum("hop")
+    with pytest.raises(TrainingError, match="too few sites can take part: site 'a' has approved"):
+        net.engine(SITES, job="other", resume=False).sum("count") if (
+            (tmp_path / "server" / "run.json").unlink() is None
+        ) else None
+    assert {event.kind for event in events} == {"joined", "refused"}
+
+
+@pytest.mark.parametrize(
+    ("update", "limits", "reason"),
+    [
+        (Update({"least": torch.ones(5)}, 1.0), Limits(), "shape (5,), expected (4,)"),
+        (Update({"other": torch.ones(4)}, 1.0), Limits(), "tensor 'least' is missing"),
+        (Update({"least": torch.ones(4).double()}, 1.0), Limits(), "type torch.float64"),
+        (Update({"least": torch.full((4,), 99.0)}, 1.0), Limits(norm=50), "its norm is 198"),
+    ],
+)
+def test_a_bad_update_is_left_out_and_undone_at_its_site(
+    update: Update, limits: Limits, reason: str, tmp_path: Path
+) -> None:
+    net, events = toys(tmp_path)
+    engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append, limits=limits)
+    x = {"x": torch.ones(4)}
+    net.host("b")._ready()
+    bad = mock.patch.object(net.host("b")._site, "train", return_value=update)
+    with bad:
+        assert engine.sum("train", x, round=0).included == ("a", "c")
+    assert [event.site for event in events if event.kind == "refused"] == ["b"]
+    assert reason in next(event.text for event in events if event.kind == "refused")
+    next(engine.rounds(0, 1))
+    assert engine.sum("train", x, round=0).included == SITES
+    assert net.hosts["b"]._journal.last == engine._members.counted["b"]
+
+
+def test_a_site_cannot_answer_for_another(tmp_path: Path) -> None:
+    net, events = toys(tmp_path)
+    net.hosts["b"] = net.host("a")
+    with pytest.raises(TrainingError, match="no answer from b"):
+        net.engine(SITES, notify=events.append).sum("count")
+    assert "site 'b' answered in the name of 'a'" in {event.text for event in events}
+
+
+# what is kept
+
+
+def test_rounds_are_observed_and_bytes_are_those_of_the_frames(tmp_path: Path) -> None:
+    seen: list[RoundResult] = []
+    net, _ = toys(tmp_path)
+    engine = net.engine(SITES, observer=seen.append)
+    toy_job(engine, {})
+    assert [(r.round, r.evaluated, r.sites) for r in seen] == [
+        (0, False, 3), (1, True, 3), (2, False, 3), (3, True, 3), (4, False, 3)
+    ]  # fmt: skip
+    assert engine.bytes_down == sum(len(frame) for _, _, frame in net.sent)
+    assert seen[-1].replies == {}
+    kept = sorted(p.name for p in (tmp_path / "server").iterdir())
+    assert kept == ["round-00000002", "round-00000004", "run.json"]
+    again = net.engine(SITES)
+    state = again.resume()
+    assert state is not None
+    assert state.round == 4
+    assert again.bytes_down >= seen[3].bytes_down
+    engine.end()
+    assert all(host.ended for host in net.hosts.values())
+    assert net.engine(SITES, resume=False).resume() is None
+
+
+def test_a_checkpoint_is_due_after_some_time_too(tmp_path: Path) -> None:
+    net, _ = toys(tmp_path)
+    toy_job(net.engine(SITES, replace(STRICT, checkpoint_seconds=0)), {})
+    names = sorted(p.name for p in (tmp_path / "server").glob("round-*"))
+    assert names == ["round-00000004", "round-00000005"]
+
+
+def test_a_full_disk_at_the_server_ends_the_run_and_it_can_go_on(tmp_path: Path) -> None:
+    net, _ = toys(tmp_path)
+    whole = toy_job(Net(net.makes, tmp_path / "whole").engine(SITES), {})
+
+    def full(tensors: Any, path: Path) -> None:
+        if "server" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(tensors, path)
+
+    real = store.save_file
+    with (
+        mock.patch.object(store, "save_file", full),
+        pytest.raises(FednotesError, match="No space left on device"),
+    ):
+        toy_job(net.engine(SITES), {})
+    assert toy_job(net.engine(SITES), {}).tobytes() == whole.tobytes()
+
+
+def test_damaged_checkpoints_are_passed_over_but_not_all(tmp_path: Path) -> None:
+    net, _ = toys(tmp_path)
+    whole = toy_job(net.engine(SITES), {})
+    (tmp_path / "server" / "round-00000004" / "facts.json").write_text("{}")
+    took: dict[tuple[int, str], tuple[str, ...]] = {}
+    assert toy_job(net.engine(SITES), took).tobytes() == whole.tobytes()
+    assert min(took)[0] == 2
+    for path in (tmp_path / "server").glob("round-*/manifest.json"):
+        path.unlink()
+    with pytest.raises(ModelError, match="every checkpoint is damaged"):
+        net.engine(SITES)
+
+
+def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
+    net, _ = toys(tmp_path)
+    toy_job(net.engine(SITES), {})
+    with pytest.raises(ModelError, match="the checkpoint is of sites a, b, c, the job has a, c"):
+        net.engine(("a", "c"))
+    with pytest.raises(ModelError, match="holds job job-1, this is job other: take another"):
+        net.engine(SITES, job="other")
+    (tmp_path / "server" / "run.json").write_text("?")
+    with pytest.raises(ModelError, match="damaged; write the number of this job's starts"):
+        net.engine(SITES)
+    with pytest.raises(TrainingError, match="4 or more with different names are needed"):
+        net.engine(SITES, Policy(min_sites=4))
+    with pytest.raises(ConfigError, match="timeout = 0: a number above 0"):
+        Policy(timeout=0)
+
+
+# the place of a secure sum
+
+
+class Masked:
+    """Two messages around the task, as a secure sum has: keys before it, and after it a
+    request to open. The masks cancel in the sum, so the total is the plain one."""
+
+    secure = True
+
+    def total(self, exchange: Exchange) -> Total:
+        keys = exchange.stage("@keys", {site: {} for site in exchange.sites})
+        numbers = {site: int(reply.attached["key"]) for site, reply in keys.items()}
+        all_keys = {"keys": torch.tensor([numbers[site] for site in exchange.sites])}
+        replies = exchange.task(all_keys, retry=False)
+        words = sum(reply.attached["words"] for reply in replies.values())
+        opened = exchange.stage("@open", {site: {} for site in replies})
+        assert opened.keys() == replies.keys()
+        count = float(words[0])
+        return Total({}, 1.0, {"size": count}, len(replies), tuple(sorted(replies)))
+
+
+class Masker:
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def stage(self, request: Request) -> Tensors:
+        return {"key": torch.tensor(self.key)} if request.task == "@keys" else {}
+
+    def seal(self, request: Request, update: Update) -> Tensors:
+        keys = request.attached["keys"]
+        mask = 2 * self.key - int(keys.sum()) + self.key * (len(keys) - 2)
+        return {"words": torch.tensor([int(update.metrics["size"]) + mask])}
+
+
+def test_a_secure_sum_has_its_own_messages_and_nothing_else_leaves(tmp_path: Path) -> None:
+    """Σ n_i = 15, though what each site sends is masked by n · key − Σ keys."""
+    net, _ = toys(tmp_path)
+    for key, site in enumerate(SITES, start=5):
+        net.hosts[site] = SiteHost(
+            net.makes[site], tmp_path / site, job=JOB, name=site, sealer=Masker(key)
+        )
+    engine = net.engine(SITES, summing=Masked())
+    total = engine.sum("count")
+    assert total.metrics["size"] == sum(SIZES.values())
+    assert [request.task for _, request, _ in net.sent[::3]] == [BEGIN, "@keys", "count", "@open"]
+    with pytest.raises(RefusedError, match="'count' asks for each site's own reply"):
+        engine.each("count")
+
+
+def test_each_gives_every_sites_own(tmp_path: Path) -> None:
+    net, _ = toys(tmp_path)
+    own = net.engine(SITES).each("count")
+    assert {site: update.metrics["size"] for site, update in own.items()} == SIZES
+
+
+def test_a_transport_of_one_frame_for_several_sites_will_do(tmp_path: Path) -> None:
+    """Two groups of sites: the frames, sites and numbers asked for are listed by hand."""
+    calls: list[tuple[bytes, tuple[str, ...], int]] = []
+
+    class Broadcast:
+        def exchange(
+            self, frame: bytes, sites: Sequence[str], *, timeout: float, enough: int, grace: float
+        ) -> dict[str, bytes]:
+            assert 0 < timeout <= 9
+            assert grace == 2
+            calls.append((frame, tuple(sites), enough))
+            return {site: site.encode() for site in sites}
+
+    one, two = encode(Request("j", 1, 1, "t")), encode(Request("j", 1, 2, "t"))
+    grouped = Grouped(Broadcast())
+    frames = {"a": one, "b": two, "c": one}
+    found = list(grouped.exchange(frames, timeout=9, grace=2, enough=3))
+    assert found == [("a", b"a"), ("c", b"c"), ("b", b"b")]
+    assert calls == [(one, ("a", "c"), 2), (two, ("b",), 1)]
+
+
+def test_the_state_of_the_method_is_kept_as_it_is(tmp_path: Path) -> None:
+    net, _ = toys(tmp_path)
+    engine = net.engine(SITES)
+    engine.sum("count")
+    turn = next(engine.rounds(0, 1))
+    state = State(1, {"a/b": torch.tensor([1.5])}, {"names": ["x"], "best": None})
+    turn.commit(state, {}, evaluated=True)
+    found = net.engine(SITES).resume()
+    assert found is not None
+    assert (found.round, found.facts) == (1, state.facts)
+    assert torch.equal(found.tensors["a/b"], state.tensors["a/b"])

@@ -1,0 +1,171 @@
+"""The engine of real sites gives the bits of the embedded one, whatever goes wrong on the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from fault_net import STRICT, Net, ServerKilled
+from fault_toy import SITES, Toy, by_hand, toy_job
+
+from fednotes.core.errors import TrainingError
+from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.core.update import Tensors, Update
+from fednotes.engines.inprocess import InProcess
+from fednotes.federation import SiteTasks
+from fednotes.methods import fedner
+from fednotes.methods.averaging import Averaging, Server, run_cycles
+from fednotes.methods.averaging_site import AveragingSite, Step
+from fednotes.models.tagger_config import TaggerConfig
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    with mock.patch("os.fsync"):
+        yield
+
+
+def until_done(net: Net, sites: Sequence[str], job: Any) -> Any:
+    """The job, begun again whenever the server was killed."""
+    while True:
+        try:
+            return job(net.engine(sites))
+        except ServerKilled:
+            continue
+
+
+# the embedded engine's bits, by two real methods
+
+CONFIG = Averaging(
+    cycles=5, batch_size=4, learning_rate=0.05, keep_cycle=-1, evaluate_every=2, seed=7
+)
+START = {"w": torch.linspace(-1, 1, 15).reshape(3, 5), "b": torch.zeros(3)}
+
+
+@dataclass(frozen=True)
+class Squares(Step):
+    values: Mapping[str, torch.Tensor]
+    x: torch.Tensor
+
+    @property
+    def examples(self) -> int:
+        return len(self.x)
+
+    def loss(self, batch: Sequence[Any]) -> torch.Tensor:
+        found = torch.tanh(self.x @ self.values["w"].T + self.values["b"]) + self.values["own"]
+        return found.square().mean()
+
+
+class Fit(AveragingSite):
+    """A small map with one private parameter."""
+
+    def __init__(self, number: int, config: Averaging) -> None:
+        values = START | {"own": torch.full((3,), 0.1 * number)}
+        parameters = {n: torch.nn.Parameter(v.clone()) for n, v in values.items()}
+        generator = torch.Generator().manual_seed(number)
+        self.x = torch.randn(9 + number, 5, generator=generator)
+        super().__init__(
+            f"s{number}", config, parameters, weight=len(self.x), per_epoch=3, private=["own"]
+        )
+
+    def steps(self, epoch: int) -> Iterator[list[Step]]:
+        for rows in np.random.default_rng(epoch).permutation(len(self.x)).reshape(-1, 3):
+            yield [Squares(self.parameters, self.x[rows])]
+
+    def _loss(self) -> float:
+        return float(Squares(self.parameters, self.x).loss([]).detach())
+
+    def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
+        self.load(tensors)
+        return Update(metrics={"loss": self._loss(), "examples": 1})
+
+    def finish(self, tensors: Tensors) -> Update:
+        self.load_kept(tensors)
+        return Update(metrics={"loss": self._loss()})
+
+
+def average(config: Averaging) -> Any:
+    def job(engine: Any) -> dict[str, torch.Tensor]:
+        def judged(metrics: Mapping[str, float]) -> dict[str, float]:
+            return {"held_out": -metrics["loss"]}
+
+        server = Server(config, START, judged, engine.resume())
+        run_cycles(engine, config, server)
+        return {**server.result, "best": torch.tensor(server.best, dtype=torch.float64)}
+
+    return job
+
+
+TEXTS = ("Took aspirin daily.", "No pain today.", "Metformin was stopped.", "She felt well.")
+TAGGER = TaggerConfig(char_dim=3, char_filters=4, cnn_filters=5, lstm_units=3)
+NER = fedner.Config(model=TAGGER, batch_size=4, epochs=3, personal_epochs=1, tags=TagSet(("Drug",)))
+
+
+def platform(number: int) -> fedner.Site:
+    spans = {0: (Span(5, 12, "Drug"),), 2: (Span(0, 9, "Drug"),)}
+    documents = tuple(
+        Document(f"{number}-{i}", TEXTS[(i + number) % 4], spans.get((i + number) % 4, ()))
+        for i in range(4 + number)
+    )
+    return fedner.Site(SiteData(f"s{number}", NER.tags, documents, documents, documents), NER)
+
+
+def train_ner(engine: Any) -> dict[str, torch.Tensor]:
+    return dict(fedner.train(engine, NER).tensors)
+
+
+METHODS = {
+    "averaging": (lambda n: Fit(3 * n, CONFIG), average(CONFIG)),
+    "compressed": (
+        lambda n: Fit(3 * n, replace(CONFIG, compression="int8", server="yogi")),
+        average(replace(CONFIG, compression="int8", server="yogi")),
+    ),
+    "fedner": (platform, train_ner),
+}
+
+
+def bits(values: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in values.items()}
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_bits_are_those_of_the_embedded_engine(
+    method: str, seed: int | None, tmp_path: Path
+) -> None:
+    """With every site needed, whatever is lost, repeated or killed: the server's result and
+    what is private to each site."""
+    make, job = METHODS[method]
+    members: list[SiteTasks] = [make(n) for n in range(3)]  # type: ignore[operator]
+    expected = job(InProcess(members))
+    names = [member.id for member in members]
+    makes = {name: lambda n=n: make(n) for n, name in enumerate(names)}  # type: ignore[operator]
+    chaos = None if seed is None else random.Random(seed)
+    net = Net(makes, tmp_path, chaos, left=2)
+    assert bits(until_done(net, names, job)) == bits(expected)
+    for member in members:
+        kept = net.host(member.id)._ready().state()
+        assert bits(kept.tensors) == bits(member.state().tensors)
+        assert kept.facts == member.state().facts
+    assert net.left < 2 or seed is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_with_some_sites_the_bits_follow_from_who_took_part(seed: int, tmp_path: Path) -> None:
+    """The toy job in NumPy, told who was in which sum, after random faults."""
+    net = Net({s: lambda s=s: Toy(s) for s in SITES}, tmp_path, random.Random(seed), left=1)
+    took: dict[tuple[int, str], tuple[str, ...]] = {}
+    policy, found = replace(STRICT, min_sites=1), None
+    while found is None:
+        try:
+            found = toy_job(net.engine(SITES, policy), took)
+        except (ServerKilled, TrainingError):  # too few were left in the middle of a round
+            continue
+    assert found.tobytes() == by_hand(took).tobytes()

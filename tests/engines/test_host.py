@@ -1,0 +1,356 @@
+"""A site behind its host: what is done once, kept, undone, refused, and said."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from fault_toy import JOB, Toy
+
+from fednotes.core import store
+from fednotes.core.errors import RefusedError
+from fednotes.core.update import Tensors, Update
+from fednotes.engines import journal
+from fednotes.engines.host import BEGIN, CHECKPOINT, END, Keeping, SiteHost
+from fednotes.engines.wire import Frame, Reply, Request, decode_reply, encode
+
+X = {"x": torch.ones(4)}
+
+
+class Server:
+    """Numbers requests and counts every answer, as a faultless server does."""
+
+    def __init__(self, host: SiteHost, run: int = 1) -> None:
+        self.host, self.run, self.number, self.counted = host, run, 0, 0
+
+    def request(self, task: str, tensors: Tensors | None = None, **fields: Any) -> Request:
+        self.number += 1
+        fields = {"counted": {"b": self.counted}} | fields
+        return Request(JOB, self.run, self.number, task, tensors=tensors or {}, **fields)
+
+    def send(self, request: Request) -> Reply:
+        return decode_reply(self.host.handle(encode(request)))
+
+    def ask(self, task: str, tensors: Tensors | None = None, **fields: Any) -> Reply:
+        reply = self.send(self.request(task, tensors, **fields))
+        if reply.update is not None and not task.startswith("@"):
+            self.counted = reply.number
+        return reply
+
+    def train(self, round: int, **fields: Any) -> Reply:
+        return self.ask("train", X, first=True, options={"round": round}, **fields)
+
+
+def host(folder: Path, **options: Any) -> SiteHost:
+    return SiteHost(lambda: Toy("b"), folder, **({"job": JOB, "name": "b"} | options))
+
+
+def own(reply: Reply) -> float:
+    assert reply.update is not None, reply.refusal
+    return reply.update.metrics["own"]
+
+
+def reference(rounds: int) -> float:
+    """The toy's private values after so many trainings, by the toy itself without a host."""
+    site = Toy("b")
+    for round in range(rounds):
+        site.train(X, round=round)
+    return float(site.own.sum())
+
+
+def test_a_repeated_request_gets_the_stored_reply_and_is_not_done_again(tmp_path: Path) -> None:
+    server = Server(host(tmp_path))
+    request = server.request("train", X, first=True, options={"round": 0})
+    first = server.host.handle(encode(request))
+    assert server.host.handle(encode(request)) == first
+    server.host = host(tmp_path)  # kill -9 and restart: nothing but the folder is left
+    assert server.host.handle(encode(request)) == first
+    server.counted = request.number
+    assert own(server.ask("finish", X)) == reference(1)
+
+
+def test_what_did_not_count_is_undone(tmp_path: Path) -> None:
+    server = Server(host(tmp_path))
+    server.train(0)
+    kept = server.counted
+    server.train(7)
+    server.ask("send", {"scale": torch.ones(4)})
+    server.counted = kept
+    assert server.train(1).has == server.number
+    assert own(server.ask("finish", X)) == reference(2)
+
+
+def test_old_requests_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    server = Server(host(tmp_path), run=2)
+    old = server.request("train", X, first=True, options={"round": 0})
+    server.train(0)
+    for stale in (old, replace(old, run=1, number=99)):
+        assert "is old, request 2 of run 2 has come" in server.send(stale).refusal
+    assert own(server.ask("finish", X)) == reference(1)
+
+
+@pytest.mark.parametrize("keeping", [Keeping(0.0), Keeping(1e9), Keeping(1e9, 400)], ids=repr)
+def test_a_restarted_site_goes_on_with_the_same_bits(tmp_path: Path, keeping: Keeping) -> None:
+    """Restarted between any two requests, with states written each round, or never but at
+    checkpoints, or by size."""
+    server = Server(host(tmp_path))
+    for round in range(6):
+        server.host = host(tmp_path, keeping=keeping)
+        server.train(round)
+        server.host = host(tmp_path, keeping=keeping)
+        assert server.ask("send", {"scale": torch.ones(4)}).update is not None
+        if round == 3:
+            assert server.ask(CHECKPOINT).update is not None
+    assert own(server.ask("finish", X)) == reference(6)
+    states = len(list((tmp_path / "states").iterdir()))
+    assert states <= 2
+
+
+def test_a_task_without_tensors_means_those_told_last_also_after_a_restart(tmp_path: Path) -> None:
+    server = Server(host(tmp_path))
+    server.ask("evaluate", X, first=True)
+    told = server.counted
+    server.ask(CHECKPOINT)
+    for round in range(3):
+        server.host = host(tmp_path, keeping=Keeping(0.0))
+        reply = server.ask("train", first=True, told=told, options={"round": round})
+        assert reply.update is not None
+    assert own(server.ask("finish", X)) == reference(3)
+
+
+def test_the_server_can_go_back_to_its_last_two_checkpoints_but_no_further(tmp_path: Path) -> None:
+    """As a server does: the marks of a request are the checkpoints that it then has."""
+    for back in (0, 1, 2, 3):
+        folder = tmp_path / str(back)
+        server, marks = Server(host(folder)), list[tuple[int, int]]()
+        for round in range(8):
+            held = tuple(mark for mark, _ in marks[-2:])
+            server.train(round, marks=held)
+            if round % 2:
+                server.ask(CHECKPOINT, marks=held)
+                marks.append((server.number, server.counted))
+        mark, counted = marks[-1 - back]
+        again = Server(host(folder), run=2)
+        again.number, again.counted = mark, counted
+        reply = again.ask(BEGIN, marks=(mark,))
+        rounds = 8 - 2 * back
+        if back == 3:  # two, and the one that the server was just writing, are kept
+            assert "has no state after request" in reply.refusal
+            assert reply.has == 0  # and there it begins anew
+            again.counted, rounds = 0, 0
+        assert own(again.ask("finish", X, first=True)) == reference(rounds)
+
+
+def test_a_site_that_was_away_at_a_checkpoint_can_still_go_back_to_it(tmp_path: Path) -> None:
+    """Its state then is made from an older one and the requests since, which are kept."""
+    server = Server(host(tmp_path))
+    for round in range(3):
+        server.train(round)
+    server.number += 1  # the checkpoint's request, which does not arrive
+    mark, counted = server.number, server.counted
+    for round in range(3, 8):
+        if round == 5:  # from here on, states are written
+            server.host = host(tmp_path, keeping=Keeping(0.0))
+        server.train(round, marks=(mark,))
+    again = Server(host(tmp_path), run=2)
+    again.number, again.counted = mark, counted
+    assert own(again.ask("finish", X, first=True)) == reference(3)
+
+
+def test_little_is_kept(tmp_path: Path) -> None:
+    server, marks = Server(host(tmp_path, keeping=Keeping(0.0))), list[int]()
+    for round in range(20):
+        server.train(round, marks=tuple(marks[-2:]))
+        if round % 4 == 3:
+            server.ask(CHECKPOINT, marks=tuple(marks[-2:]))
+            marks.append(server.number)
+    assert len(list((tmp_path / "states").iterdir())) <= 4
+    assert len(list((tmp_path / "journal").iterdir())) <= 10
+    assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]
+
+
+# what goes wrong
+
+
+def test_failures_are_refusals_in_one_line_without_text_and_leave_no_trace(tmp_path: Path) -> None:
+    lines: list[str] = []
+    server = Server(host(tmp_path, tell=lines.append))
+    server.train(0)
+
+    def fails(error: Exception) -> Callable[..., Update]:
+        def task(self: Toy, tensors: Tensors, **options: Any) -> Update:
+            self.own += 1000.0
+            raise error
+
+        return task
+
+    for error, said in (
+        (KeyError("Mrs Smith"), r"site 'b': the task failed (KeyError at test_host.py:"),
+        (RuntimeError("line 1\nMrs Smith"), "(RuntimeError at"),
+        (RefusedError("not\ntoday"), "not today"),
+    ):
+        with mock.patch.object(Toy, "send", fails(error)):
+            reply = server.ask("send", {"scale": torch.ones(4)})
+        assert said in reply.refusal
+        assert not reply.later
+        assert reply.has == server.counted
+        assert "Smith" not in reply.refusal + "".join(lines)
+    assert own(server.ask("finish", X)) == reference(1)
+
+
+def test_an_update_that_is_not_finite_does_not_leave(tmp_path: Path) -> None:
+    server = Server(host(tmp_path))
+    with mock.patch.object(Toy, "train", return_value=Update({"x": torch.tensor([torch.nan])})):
+        assert "tensor 'x' is not finite" in server.train(0).refusal
+    with mock.patch.object(Toy, "train", return_value=Update({}, 1.0, {"n": torch.inf})):
+        assert "the metric 'n' is inf" in server.train(0).refusal
+    assert own(server.ask("finish", X)) == reference(0)
+
+
+def test_requests_that_may_not_be(tmp_path: Path) -> None:
+    server = Server(host(tmp_path))
+    server.train(0)
+    for task in ("state", "__init__", "restore", "nothing"):
+        assert f"site 'b' has no task '{task}'" in server.ask(task).refusal
+    assert "takes part in no secure sum" in server.ask("@keys").refusal
+    other = replace(server.request("train", X), job="other")
+    assert "has approved job job-1, the request is of job other" in server.send(other).refusal
+    assert "does not name site 'b'" in server.ask("train", counted={"a": 1}).refusal
+    wrong = server.ask("train", X, first=True, options={"rate": 1})
+    assert "TypeError" in wrong.refusal
+    noise = decode_reply(server.host.handle(b"noise"))
+    assert (noise.number, noise.later) == (0, True)
+    assert server.ask(END).update is not None
+    assert server.host.ended
+
+
+def test_a_site_that_is_behind_says_where_it_is(tmp_path: Path) -> None:
+    server = Server(host(tmp_path))
+    server.train(0)
+    has = server.counted
+    server.counted = 40
+    reply = server.train(1)
+    assert f"has no state after request 40: it has the one after request {has}" in reply.refusal
+    assert reply.has == has
+
+
+def test_a_full_disk_is_a_refusal_for_now(tmp_path: Path) -> None:
+    server = Server(host(tmp_path, keeping=Keeping(0.0)))
+    server.train(0)
+
+    def full(*anything: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    request = server.request("train", X, first=True, options={"round": 1})
+    for module, name in ((journal.os, "replace"), (store, "save_file"), (store.os, "fsync")):
+        with mock.patch.object(module, name, full):
+            reply = server.send(request)
+        assert "No space left on device" in reply.refusal
+        assert str(tmp_path) not in reply.refusal
+        assert reply.later
+    assert server.send(request).update is not None
+    server.counted = request.number
+    assert own(server.ask("finish", X)) == reference(2)
+
+
+@pytest.mark.parametrize("damage", ["newest state", "request", "all"])
+def test_damage_on_disk_is_found_and_less_is_kept(tmp_path: Path, damage: str) -> None:
+    server, marks = Server(host(tmp_path)), []
+    for round in range(4):
+        server.train(round)
+        if round < 3:
+            server.ask(CHECKPOINT, marks=tuple(marks[-2:]))
+            marks.append(server.number)
+    states, requests = (
+        sorted((tmp_path / name).glob(pattern))
+        for name, pattern in (("states", "0*"), ("journal", "*.request"))
+    )
+    if damage == "request":
+        requests[-1].write_bytes(b"?")
+    else:
+        for folder in states if damage == "all" else states[-1:]:
+            (folder / "tensors.safetensors").write_bytes(b"?")
+    server.host = host(tmp_path)
+    left = {"newest state": 2, "request": 3, "all": 0}[damage]
+    for _ in range(4):
+        reply = server.ask("finish", X)
+        if reply.update is not None:
+            break
+        server.counted = reply.has
+    assert own(reply) == reference(left)
+
+
+def test_cut_files_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
+    server = Server(host(tmp_path))
+    server.train(0)
+    shutil.copytree(tmp_path / "states" / "00000000", tmp_path / "states" / ".00000003.9.tmp")
+    (tmp_path / "journal" / "00000002.reply").write_bytes(b"cut")
+    (tmp_path / "journal" / ".00000002.request.tmp").write_bytes(b"cut")
+    server.host = host(tmp_path)
+    server.train(1)
+    assert own(server.ask("finish", X)) == reference(2)
+
+
+# rules, ledger, secure sum
+
+
+class Watch:
+    """A guard that notes everything and refuses what it is told to."""
+
+    def __init__(self, request: str = "", leaving: str = "") -> None:
+        self.no_request, self.no_leaving = request, leaving
+        self.left: list[tuple[str, bytes, Update | None]] = []
+
+    def request(self, request: Request) -> None:
+        if request.task == self.no_request:
+            error = RefusedError("outside the allowed hours")
+            error.later = True  # type: ignore[attr-defined]
+            raise error
+
+    def leaving(self, request: Request, reply: Frame, update: Update | None) -> None:
+        if request.task == self.no_leaving and update is not None:
+            raise RefusedError("too few tokens are behind this update")
+        self.left.append((request.task, bytes(reply), update))
+
+
+def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
+    guard = Watch(request="share", leaving="send")
+    server = Server(host(tmp_path, guard=guard))
+    request = server.request("train", X, first=True, options={"round": 0})
+    frames = [server.host.handle(encode(request)) for _ in range(2)]
+    server.counted = request.number
+    refused = server.ask("share", options={"sizes": 3})
+    assert (refused.refusal, refused.later) == ("outside the allowed hours", True)
+    assert server.ask("send", {"scale": torch.ones(4)}).refusal.startswith("too few tokens")
+    assert [(task, update is None) for task, _, update in guard.left] == [
+        ("train", False), ("train", True), ("share", True), ("send", True)
+    ]  # fmt: skip
+    assert [frame for _, frame, _ in guard.left][:2] == frames
+    assert own(server.ask("finish", X)) == reference(1)
+
+
+class Mask:
+    """A stand-in for the secure sum: adds 1 to all, and counts its own messages."""
+
+    def stage(self, request: Request) -> Mapping[str, torch.Tensor]:
+        return {"key": request.attached["key"] + 1}
+
+    def seal(self, request: Request, update: Update) -> Mapping[str, torch.Tensor]:
+        return {name: value + 1 for name, value in update.tensors.items()}
+
+
+def test_under_a_secure_sum_only_what_is_sealed_leaves(tmp_path: Path) -> None:
+    server = Server(host(tmp_path, sealer=Mask()))
+    stage = server.ask("@keys", attached={"key": torch.tensor([4])})
+    assert stage.attached["key"].tolist() == [5]
+    reply = server.train(0)
+    assert reply.update == Update()
+    plain = Toy("b").train(X, round=0).tensors["least"]
+    assert torch.equal(reply.attached["least"], plain + 1)

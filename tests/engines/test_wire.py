@@ -1,0 +1,347 @@
+"""Messages as bytes: round trips, size, one encoding each, and nothing but WireError."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import struct
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fednotes.core.update import Update
+from fednotes.engines.wire import (
+    DTYPES,
+    HEAD,
+    Reply,
+    Request,
+    WireError,
+    decode,
+    decode_reply,
+    decode_request,
+    encode,
+)
+
+
+def tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    """Random bytes as numbers of a type; truth values are 0 and 1."""
+    generator = torch.Generator().manual_seed(seed)
+    count = int(np.prod(shape)) * dtype.itemsize
+    top = 2 if dtype is torch.bool else 256
+    raw = torch.randint(top, (count,), generator=generator, dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+EVERY = {name: tensor(dtype, (3, 5)) for name, dtype in DTYPES.items()}
+ODD = {"scalar": torch.tensor(2.5), "none": torch.empty(0, 3), "ü/λ.weight": torch.ones(1)}
+REQUEST = Request(
+    job="f" * 64,
+    run=3,
+    number=17,
+    task="train",
+    round=4,
+    first=True,
+    told=16,
+    counted={"mercy": 16, "st. ann": 0},
+    marks=(3, 9),
+    tensors=EVERY | ODD,
+    options={"round": 4, "rate": 0.1, "warm": False, "names": "a,b", "low": -3},
+    attached={"keys": torch.arange(5)},
+)
+UPDATE = Update(EVERY | ODD, 12.0, {"loss": 1 / 3, "n": 7.0})
+REPLY = Reply("f" * 64, 3, 17, "mercy", UPDATE, has=17, attached={"x": torch.ones(2)})
+REFUSAL = Reply("f" * 64, 3, 17, "mercy", refusal="site 'mercy' says no", later=True, has=12)
+
+
+def same(one: Any, two: Any) -> bool:
+    """Every field; tensors by type, shape and bytes (NaN included)."""
+    if isinstance(one, torch.Tensor):
+        numbers = one.reshape(-1).view(torch.uint8), two.reshape(-1).view(torch.uint8)
+        return one.dtype == two.dtype and one.shape == two.shape and torch.equal(*numbers)
+    if isinstance(one, dict):
+        return list(one) == list(two) and all(same(one[key], two[key]) for key in one)
+    if hasattr(one, "__slots__"):
+        return all(same(getattr(one, n), getattr(two, n)) for n in one.__slots__)
+    return bool(one == two) and type(one) is type(two)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [REQUEST, REPLY, REFUSAL, Request("j", 0, 0, "t")],
+    ids=["request", "reply", "refusal", "least"],
+)
+def test_every_message_comes_back_and_has_one_encoding(message: Request | Reply) -> None:
+    frame = encode(message)
+    again = decode(frame)
+    if isinstance(message, Request):  # names of options and sites are sorted on the wire
+        assert again.counted == message.counted  # type: ignore[union-attr]
+        assert again.options == message.options  # type: ignore[union-attr]
+        assert same(again.tensors, message.tensors)  # type: ignore[union-attr]
+    else:
+        assert same(again, message)
+    assert encode(again) == frame
+    assert same(decode(bytearray(frame)), again)
+    assert same(decode(memoryview(frame)), again)
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    """By hand with struct, json and hashlib, for one small reply."""
+    reply = Reply("j", 1, 2, "s", Update({"w": torch.tensor([1.0, -2.0])}, 3.0, {"n": 4.0}), has=2)
+    header = {
+        **{"job": "j", "run": 1, "number": 2, "site": "s", "refusal": "", "later": False},
+        **{"has": 2, "update": {"weight": 3.0, "metrics": {"n": 4.0}}},
+        **{"tensors": [["w", "float32", [2]]], "attached": []},
+    }
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 64)
+    body = struct.pack("<2f", 1.0, -2.0) + bytes(56)
+    head = struct.pack("<4sHBBIQ", b"fedn", 1, 2, 0, len(text), len(body))
+    digest = hashlib.sha256(text + body).digest()
+    assert encode(reply) == head + digest + bytes(12) + text + body
+
+
+def test_the_frame_of_5_mb_is_at_most_one_percent_longer() -> None:
+    """1.3 million float32 in 60 tensors, as a tagger has them."""
+    tensors = {f"layer.{i}.weight": torch.zeros(150, 145) for i in range(60)}
+    size = sum(value.nbytes for value in tensors.values())
+    frames = (
+        encode(Request("f" * 64, 1, 1, "train", tensors=tensors, counted={"a": 1, "b": 2})),
+        encode(Reply("f" * 64, 1, 1, "a", Update(tensors, 1.0))),
+    )
+    assert size > 5_000_000
+    assert all(len(frame) < 1.002 * size for frame in frames)
+
+
+def test_numbers_lie_in_a_writable_frame_and_aligned() -> None:
+    frame = bytearray(encode(REPLY))
+    reply = decode_reply(frame)
+    assert reply.update is not None
+    value = reply.update.tensors["float32"]
+    before = value.clone()
+    frame[-1] ^= 1  # padding, after the checksum was checked
+    place = bytes(frame).index(before.numpy().tobytes())
+    assert place % 64 == 0
+    frame[place] ^= 1
+    assert not torch.equal(value.view(torch.uint8), before.view(torch.uint8))
+    kept = encode(REPLY)
+    changed = decode_reply(kept)
+    assert changed.update is not None
+    changed.update.tensors["int64"].zero_()  # bytes are copied, never written to
+    assert kept == encode(REPLY)
+
+
+def test_what_is_not_contiguous_or_needs_a_gradient_is_sent_as_its_values() -> None:
+    value = torch.arange(12.0).reshape(3, 4).requires_grad_()
+    found = decode_request(encode(Request("j", 1, 1, "t", tensors={"w": value.T[1:]}))).tensors["w"]
+    assert found.tolist() == value.T[1:].tolist()
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Request("j", 1, 1, "t", options={"x": float("nan")}), "not JSON compliant"),
+        (Request("j", 1, 1, "t", options={"x": [1]}), "options"),  # type: ignore[dict-item]
+        (Request("j", 1, 1, "t\n"), "'task'"),
+        (Request("j", -1, 1, "t"), "'run'"),
+        (Request("j", 1, 1, "t", tensors={"w": torch.zeros(1, dtype=torch.complex64)}), "complex"),
+        (Request("j", 1, 1, "t", tensors={"": torch.zeros(1)}), "name of a tensor"),
+        (Reply("j", 1, 1, "s", Update({}, float("inf"))), "not JSON compliant"),
+        (Reply("j", 1, 1, "s"), "neither an update nor a refusal"),
+    ],
+)
+def test_what_cannot_be_sent_says_so(message: Request | Reply, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        encode(message)
+
+
+def forged(header: bytes | dict[str, Any], body: bytes = b"", kind: int = 2) -> bytes:
+    """A frame whose lengths and checksum are right, whatever else it says."""
+    text = header if isinstance(header, bytes) else canonical(header)
+    text += b" " * (-len(text) % 64)
+    body += bytes(-len(body) % 64)
+    digest = hashlib.sha256(text + body).digest()
+    return HEAD.pack(b"fedn", 1, kind, 0, len(text), len(body), digest) + text + body
+
+
+def canonical(header: Any) -> bytes:
+    return json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+
+
+GOOD: dict[str, Any] = {
+    **{"job": "j", "run": 1, "number": 2, "site": "s", "refusal": "", "later": False, "has": 0},
+    **{"update": {"weight": 1.0, "metrics": {}}, "tensors": [], "attached": []},
+}
+
+
+def listed(*entry: Any) -> dict[str, Any]:
+    return GOOD | {"tensors": [list(entry)]}
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"", "0 bytes are no message"),
+        (b"GET / HTTP/1.1\r\n" + bytes(64), "not a message of fednotes"),
+        (HEAD.pack(b"fedn", 2, 1, 0, 0, 0, b""), "wire format 2, this version reads 1"),
+        (HEAD.pack(b"fedn", 1, 3, 0, 0, 0, b""), "unknown kind"),
+        (HEAD.pack(b"fedn", 1, 1, 0, 2**32 - 1, 0, b""), "header is too long"),
+        (HEAD.pack(b"fedn", 1, 1, 0, 0, 2**64 - 1, b""), "64 came"),
+        (encode(REPLY)[:-1], "came"),
+        (encode(REPLY) + b"\0", "came"),
+        (forged(b"[" * 100_000), "nested too deep"),
+        (forged(b'{"a":1,"a":1}'), "a name comes twice"),
+        (forged(canonical(GOOD).replace(b"1.0", b"NaN")), "NaN or Infinity"),
+        (forged(canonical(GOOD).replace(b"1.0", b"1e999")), "JSON compliant"),
+        (forged(canonical(GOOD).replace(b"1.0", b"1.00")), "not canonical"),
+        (forged(b"\xff\xfe"), "cannot be read"),
+        (forged(b"[]"), "not canonical JSON"),
+        (forged(GOOD | {"more": 1}), "missing or unknown"),
+        (forged(GOOD | {"has": True}), "'has'"),
+        (forged(GOOD | {"run": 2**60}), "'run'"),
+        (forged(GOOD | {"site": "\ud800"}), "'site'"),
+        (forged(GOOD | {"refusal": "no"}), "neither an update nor a refusal"),
+        (forged(GOOD | {"update": {"weight": 1, "metrics": {}}}), "'weight'"),
+        (forged(listed("w", "float32", [2**40])), "longer than the message"),
+        (forged(listed("w", "float32", [0, 2**50, 2**50])), "the shape of 'w'"),
+        (forged(listed("w", "float32", [-1])), "the shape of 'w'"),
+        (forged(listed("w", "float32", [True])), "the shape of 'w'"),
+        (forged(listed("w", "object", [1])), "type that cannot be sent"),
+        (forged(listed("w", "float32")), "without name, type and shape"),
+        (forged(listed("w", "float32", [1]), b"abcdX"), "bytes between tensors"),
+        (forged(listed("w", "bool", [1]), b"\2"), "neither 0 nor 1"),
+        (forged(listed("w", "int8", [1]), bytes(128)), "after the last tensor"),
+        (
+            forged(GOOD | {"tensors": [["w", "int8", [1]]] * 2}, bytes(128)),
+            "tensor 'w' comes twice",
+        ),
+        (
+            forged(GOOD | {"update": None, "refusal": "n", "tensors": [["w", "int8", [1]]]}, b"a"),
+            "a refusal with tensors",
+        ),
+    ],
+)
+def test_malformed_frames_are_named(frame: bytes, reason: str) -> None:
+    with pytest.raises(WireError, match=reason):
+        decode(frame)
+
+
+def test_the_wrong_kind_is_refused() -> None:
+    with pytest.raises(WireError, match="a reply came where a request"):
+        decode_request(encode(REPLY))
+    with pytest.raises(WireError, match="a request came where a reply"):
+        decode_reply(encode(REQUEST))
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes_and_headers_raise_wire_error_alone(noise: bytes) -> None:
+    for frame in (noise, forged(noise), forged(canonical(GOOD), noise)):
+        try:
+            decode(frame)
+        except WireError:
+            continue
+        assert not noise.strip(b"\0")
+
+
+# fuzzing
+
+SEEDS = [
+    encode(message)
+    for message in (
+        REPLY,
+        REFUSAL,
+        REQUEST,
+        Reply("j", 1, 2, "s", Update({"w": torch.ones(9)}, 3.0, {"n": 4.0})),
+    )
+]
+
+
+def resealed(frame: bytearray) -> bytearray:
+    """The checksum put right, so that what is behind it is reached."""
+    if len(frame) >= HEAD.size:
+        frame[20:52] = hashlib.sha256(memoryview(frame)[HEAD.size :]).digest()
+    return frame
+
+
+def flip(rng: random.Random, frame: bytearray) -> bytearray:
+    for _ in range(rng.randint(1, 4)):
+        frame[rng.randrange(len(frame))] ^= 1 << rng.randrange(8)
+    return frame
+
+
+def cut(rng: random.Random, frame: bytearray) -> bytearray:
+    return frame[: rng.randrange(len(frame))]
+
+
+def splice(rng: random.Random, frame: bytearray) -> bytearray:
+    other = rng.choice(SEEDS)
+    at = rng.randrange(len(frame))
+    return frame[:at] + other[rng.randrange(len(other)) :]
+
+
+def huge(rng: random.Random, frame: bytearray) -> bytearray:
+    """Another length in the head, or another number in the header."""
+    if rng.random() < 0.3:
+        struct.pack_into("<IQ", frame, 8, rng.getrandbits(32), rng.getrandbits(64))
+        return frame
+    length = int.from_bytes(frame[8:12], "little")
+    digits = [i for i in range(HEAD.size, HEAD.size + length) if chr(frame[i]).isdigit()]
+    text = bytes(frame[HEAD.size : HEAD.size + length])
+    at = rng.choice(digits) - HEAD.size
+    number = str(10 ** rng.randint(1, 30)).encode()
+    text = (text[:at] + number + text[at + 1 :]).rstrip(b" ")
+    text += b" " * (-len(text) % 64)
+    frame[HEAD.size : HEAD.size + length] = text
+    frame[8:12] = len(text).to_bytes(4, "little")
+    return frame
+
+
+def swap(rng: random.Random, frame: bytearray) -> bytearray:
+    """A piece of the header in place of another one of the same length."""
+    length, size = int.from_bytes(frame[8:12], "little"), rng.randint(1, 8)
+    one, two = (HEAD.size + rng.randrange(max(1, length - size)) for _ in range(2))
+    frame[one : one + size] = frame[two : two + size]
+    return frame
+
+
+KINDS: tuple[Callable[[random.Random, bytearray], bytearray], ...] = (flip, cut, splice, huge, swap)
+
+
+def fuzz(count: int, seed: int) -> tuple[int, int]:
+    """How many frames were refused, and the most memory that decoding one took beside it."""
+    rng, refused, most = random.Random(seed), 0, 0
+    for number in range(count):
+        frame = rng.choice(KINDS)(rng, bytearray(rng.choice(SEEDS)))
+        frame = resealed(frame) if rng.random() < 0.7 else frame
+        if number % 20 == 0:
+            tracemalloc.start()
+        try:
+            message = decode(frame)
+        except WireError:
+            refused += 1
+        else:
+            assert encode(message) == frame  # what is read has this one encoding
+        if number % 20 == 0:
+            most = max(most, tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+    return refused, most
+
+
+def test_malformed_frames_do_no_harm() -> None:
+    refused, most = fuzz(20_000, 0)
+    assert 15_000 < refused < 20_000
+    assert most < 1_000_000  # frames have at most 4 KB
+
+
+@pytest.mark.slow
+def test_a_million_malformed_frames_do_no_harm() -> None:
+    refused, most = fuzz(1_000_000, 1)
+    assert 750_000 < refused < 1_000_000
+    assert most < 1_000_000
