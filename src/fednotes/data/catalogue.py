@@ -274,6 +274,17 @@ CORPORA: tuple[Corpus, ...] = (
         "doi:10.1093/nar/gkab1063",
         "",
     ),
+    Corpus(
+        "umls",
+        "Metathesaurus: concepts of many vocabularies and their names (MRCONSO.RRF, MRSTY.RRF)",
+        "about 3.4 million concepts",
+        "UMLS licence, free of charge; some vocabularies have terms of their own",
+        "US National Library of Medicine, with a UMLS account (uts.nlm.nih.gov)",
+        "doi:10.1093/nar/gkh061",
+        "",
+        (),
+        True,
+    ),
 )
 
 

@@ -1,0 +1,130 @@
+"""What one side of a deployed job starts from, whatever carries its frames."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.store import write_json
+
+JOB_FILE = "job.json"  # the declaration, in the app's config folder
+OUTCOME_FILE = "outcome.json"  # how the newest submission of a run stands, in the run's state
+SERVER_MAIN, SITE_MAIN = "FEDNOTES_SERVER_MAIN", "FEDNOTES_SITE_MAIN"  # "module:function"
+MAINS = {SERVER_MAIN: "fednotes.deployment:server_main", SITE_MAIN: "fednotes.deployment:site_main"}
+
+
+class Host(Protocol):
+    """What a site's process holds for the life of a job."""
+
+    def handle(self, frame: bytes) -> bytes:
+        """The reply to one frame of the server."""
+
+    def close(self) -> None:
+        """The job is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What one side of a job starts from.
+
+    kit: this participant's folder. site: its name, "" at the server. job: the declaration.
+    job_id: of this submission; a resubmitted job has a new one. run: the same for every
+    submission of one run. sites: in the order in which their replies are added.
+    folder: of this submission; at the server it is what the admin fetches.
+    state: of the run, kept from one submission to the next.
+    """
+
+    kit: Path
+    site: str
+    job: Mapping[str, Any]
+    job_id: str
+    run: str
+    sites: tuple[str, ...]
+    min_sites: int
+    folder: Path
+    state: Path
+
+
+def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
+    """What a deployed app folder declares.
+
+    Raises ConfigError if its declaration is not one.
+    """
+    try:
+        table = json.loads((app / "config" / JOB_FILE).read_text(encoding="utf-8"))
+        run, least, job = str(table["run"]), int(table["min_sites"]), dict(table["job"])
+        sites = tuple(str(name) for name in table["sites"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{JOB_FILE} of job {job_id}: not the declaration of a job") from error
+    if run != Path(run).name or run in ("", ".", ".."):
+        raise ConfigError(f"{JOB_FILE} of job {job_id}: {run!r} cannot name a run")
+    folder = app.parent / "fednotes"
+    folder.mkdir(exist_ok=True)
+    return Setup(kit, site, job, job_id, run, sites, least, folder, kit / "state" / run)
+
+
+def load_main(variable: str) -> Callable[..., Any]:
+    """The function that the operator of this machine chose, by an environment variable.
+
+    Never the job: naming a function is a way to send code.
+    """
+    where = os.environ.get(variable) or MAINS[variable]
+    module, _, name = where.partition(":")
+    try:
+        main: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{variable}={where}: there is no such function") from error
+    return main
+
+
+@contextmanager
+def only_one(state: Path) -> Iterator[None]:
+    """Hold a run's state: the process of an earlier submission may not have ended yet.
+
+    Raises TrainingError if another process holds it.
+    """
+    import fcntl  # not on Windows, where NVFlare does not run either
+
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TrainingError(f"{state.name}: an earlier submission is still ending") from error
+        yield
+
+
+def keep_outcome(
+    setup: Setup, status: str, lines: int, problem: str = "", retry: bool = False
+) -> None:
+    """Keep how this submission stands, for the server's watch.
+
+    status: running, done, paused or failed. lines: of progress. retry: may another one help?
+    """
+    outcome = {"job_id": setup.job_id, "status": status, "lines": lines}
+    write_json(setup.state / OUTCOME_FILE, {**outcome, "problem": problem, "retry": retry})
+
+
+def read_outcome(state: Path, job_id: str) -> dict[str, Any]:
+    """What a submission kept of itself last; empty if it never began."""
+    try:
+        outcome = json.loads((state / OUTCOME_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    ours = isinstance(outcome, dict) and outcome.get("job_id") == job_id
+    return outcome if ours else {}
+
+
+def place_of(error: BaseException) -> str:
+    """An error without its message, which may quote data: its type and where it arose."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{where}"

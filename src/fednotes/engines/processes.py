@@ -1,0 +1,162 @@
+"""Start, stop and look at the process of a kit: plain processes, no containers, no daemon.
+
+NVFlare runs one process for a participant and starts one more for each job. Both bear the kit's
+folder on their command line, by which they are found: no file with a number that another process
+may have come to bear.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.store import write_text
+from fednotes.engines.provision import HEARTBEAT_SECONDS, LOG_FILE, SERVER, SITE, read_kit
+
+OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
+PACKAGE = "nvflare.private.fed.app."
+WATCH_MODULE = "fednotes.engines.watch"
+_MODULES = {
+    SERVER: (f"{PACKAGE}server.server_train", "fed_server.json"),
+    SITE: (f"{PACKAGE}client.client_train", "fed_client.json"),
+}
+_ENVIRONMENT = {
+    "MALLOC_ARENA_MAX": "4",  # less memory is lost to fragments of large frames
+    "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",  # it waits 900 s at the end for a site it lost
+}
+_started: list[subprocess.Popen[bytes]] = []  # by this process: they outlive it, or are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One participant's processes. jobs: ids of the jobs whose processes run here.
+
+    watch: whether the server's watch runs.
+    """
+
+    name: str
+    role: str
+    pid: int | None
+    jobs: tuple[str, ...]
+    watch: bool
+    log: Path
+
+    @property
+    def running(self) -> bool:
+        return self.pid is not None
+
+
+def start(kit: Path, variables: Mapping[str, str] | None = None, *, watch: bool = True) -> Status:
+    """Start the server or the site of a kit, in the background; it outlives this process.
+
+    variables: added to its environment, and to that of its job processes.
+    watch: at a server, whether runs that stop go on by themselves (`engines/watch.py`).
+    Raises ConfigError if it runs already or the kit is an admin's.
+    """
+    kit, facts = kit.resolve(), read_kit(kit)
+    if facts["role"] not in _MODULES:
+        raise ConfigError(f"{kit}: is the kit of {facts['role']!r}, which runs no process")
+    before = status(kit)
+    if before.running or before.jobs:
+        raise ConfigError(f"{kit}: {facts['name']} runs already (process {before.pid})")
+    if any(letter.isspace() for letter in str(kit)):
+        raise ConfigError(f"{kit}: NVFlare cannot run in a folder with a space in its path")
+    module, settings = _MODULES[facts["role"]]
+    options = ["secure_train=true", "config_folder=config", f"org={facts['org']}"]
+    if facts["role"] == SITE:
+        options += [f"uid={facts['name']}", f"heart_beat_interval={HEARTBEAT_SECONDS}"]
+    command = [sys.executable, "-m", module, "-m", str(kit), "-s", settings, "--set", *options]
+    (kit / "transfer").mkdir(exist_ok=True)
+    _settle(kit)
+    environment = {**_ENVIRONMENT, **os.environ, **(variables or {})}
+    pid = _launch(command, kit, environment, OUTPUT_FILE)
+    watch = watch and facts["role"] == SERVER
+    if watch:
+        _launch(
+            [sys.executable, "-m", WATCH_MODULE, str(kit)], kit, environment, "watch_console.log"
+        )
+    return Status(facts["name"], facts["role"], pid, (), watch, kit / LOG_FILE)
+
+
+def _launch(command: list[str], kit: Path, environment: Mapping[str, str], output: str) -> int:
+    try:
+        with (kit / output).open("wb") as printed:
+            process = subprocess.Popen(
+                command,
+                cwd=kit,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise FednotesError(f"{kit}: cannot be started ({error.strerror})") from error
+    _started.append(process)
+    return process.pid
+
+
+def _settle(kit: Path) -> None:
+    """Tell NVFlare where the kit lies now: it takes absolute paths only for its stores."""
+    path = kit / "local" / "resources.json"
+    text = path.read_text(encoding="utf-8")
+    settled = re.sub(r'"[^"]*/(store/(?:jobs|snapshots))"', rf'"{kit}/\1"', text)
+    if settled != text:
+        write_text(path, settled)
+
+
+def status(kit: Path) -> Status:
+    """The processes of a kit that run now."""
+    kit, facts = kit.resolve(), read_kit(kit)
+    main, jobs, watch = None, [], False
+    for pid, words in _processes(kit):
+        if WATCH_MODULE in words:
+            watch = True
+        elif _MODULES.get(facts["role"], ("",))[0] in words:
+            main = pid
+        else:
+            jobs.append(words[words.index("-n") + 1] if "-n" in words else str(pid))
+    return Status(facts["name"], facts["role"], main, tuple(sorted(jobs)), watch, kit / LOG_FILE)
+
+
+def stop(kit: Path, patience: float = 10.0) -> Status:
+    """End a kit's processes; those that do not end within `patience` seconds are killed.
+
+    Returns what still runs, which is nothing.
+    """
+    kit = kit.resolve()
+    read_kit(kit)
+    for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+        end = time.monotonic() + seconds
+        for pid, _ in _processes(kit):
+            with suppress(ProcessLookupError):
+                os.kill(pid, sign)
+        while time.monotonic() < end:
+            if not _processes(kit):
+                return status(kit)
+            time.sleep(0.1)
+    raise FednotesError(f"{kit}: process {_processes(kit)[0][0]} does not end")
+
+
+def _processes(kit: Path) -> list[tuple[int, list[str]]]:
+    """NVFlare's processes of a kit: number and words of the command line."""
+    _started[:] = [process for process in _started if process.poll() is None]
+    listing = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "pid=,stat=,command="], capture_output=True, text=True, check=True
+    )
+    found = []
+    for line in listing.stdout.splitlines():
+        number, state, *words = line.split()
+        ours = str(kit) in words and any(w.startswith((PACKAGE, WATCH_MODULE)) for w in words)
+        if ours and not state.startswith("Z"):
+            found.append((int(number), words))
+    return found

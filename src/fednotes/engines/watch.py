@@ -1,0 +1,189 @@
+"""The server's watch: a run that stopped goes on from its checkpoint, and nobody has to come.
+
+    looks every few seconds      a submission failed, was killed, or its server was restarted
+                                 → hand the same signed job in again
+                                 a site is connected that does not take part (it was lost)
+                                 → ask the job to pause at its next checkpoint, then the same
+
+The watch's certificate may clone a job and no more: it cannot write one, so that the server's
+machine cannot make the sites do anything that an admin did not sign. Started with the server:
+`python -m fednotes.engines.watch KIT`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from fednotes.core.errors import FednotesError
+from fednotes.engines.pipe import read_outcome
+from fednotes.engines.provision import LOG_BYTES, LOG_FILES, WATCH, read_kit
+
+LOOK_SECONDS = 5.0
+LONGEST_WAIT = 300.0  # seconds between two attempts; they begin at LOOK_SECONDS and double
+RECENT_SECONDS = 15.0  # a site that is up tells the server so every 5 s
+PATIENCE_SECONDS = 20.0  # for sites that are not there yet, before a run goes on without them
+ATTEMPTS = 8  # submissions in a row that commit nothing
+logger = logging.getLogger("fednotes.engines.watch")
+Step = Literal["wait", "done", "resubmit", "pause", "give up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look tells of a run.
+
+    status: NVFlare's word for its newest submission. alive: the server has a process for it.
+    outcome: what the submission itself kept last. sites: those of the job. present: those that
+    take part. connected: those that could.
+    """
+
+    status: str
+    alive: bool
+    outcome: Mapping[str, Any]
+    sites: frozenset[str]
+    present: frozenset[str]
+    connected: frozenset[str]
+
+    @property
+    def back(self) -> frozenset[str]:
+        """Sites that could take part and do not."""
+        return (self.sites & self.connected) - self.present if self.present else frozenset()
+
+
+def next_step(seen: Seen) -> Step:
+    """What a run needs."""
+    if seen.status == "FINISHED:ABORTED" or seen.outcome.get("status") == "done":
+        return "done"  # somebody's decision, or the end (NVFlare may wait for a lost site yet)
+    if seen.status == "RUNNING":
+        if not seen.alive:
+            return "resubmit"  # its server was killed: NVFlare goes on to call it running
+        return "pause" if seen.back else "wait"
+    if not seen.status.startswith("FINISHED"):
+        return "wait"
+    failed = seen.outcome.get("status") == "failed"
+    return "give up" if failed and not seen.outcome.get("retry") else "resubmit"
+
+
+@dataclass(slots=True)
+class Care:
+    """What the watch remembers of one run."""
+
+    step: Step = "wait"  # of the last look: one look alone decides nothing
+    attempts: int = 0
+    pauses: int = 0
+    stopped: float = 0.0
+    no_pause_before: float = 0.0
+    no_submit_before: float = 0.0
+    job_id: str = ""
+    said: str = ""
+
+    def delay(self, count: int) -> float:
+        return float(min(LONGEST_WAIT, LOOK_SECONDS * 2**count))
+
+
+class Asked(Protocol):
+    """What the watch asks of the server (`engines.nvflare.Admin`)."""
+
+    def jobs(self) -> list[dict[str, Any]]: ...
+    def sites(self, within: float = ...) -> tuple[str, ...]: ...
+    def tell(self, job_id: str, topic: str = ..., since: int = ...) -> dict[str, Any] | None: ...
+    def resubmit(self, job_id: str) -> str: ...
+
+
+@dataclass(slots=True)
+class Watch:
+    """Looks after every run of one server.
+
+    state: the folder of the runs' states. now: a clock in seconds, for tests.
+    """
+
+    state: Path
+    now: Callable[[], float] = time.monotonic
+    runs: dict[str, Care] = field(default_factory=dict)
+
+    def look(self, server: Asked) -> dict[str, Step]:
+        """One look at every run, and what it makes necessary. Returns run → step taken."""
+        newest: dict[str, dict[str, Any]] = {}
+        for job in sorted(server.jobs(), key=lambda job: float(job.get("submit_time") or 0)):
+            newest[str(job["name"])] = job
+        connected = frozenset(server.sites(within=RECENT_SECONDS))
+        return {run: self._tend(server, run, job, connected) for run, job in newest.items()}
+
+    def _tend(
+        self, server: Asked, run: str, job: Mapping[str, Any], connected: frozenset[str]
+    ) -> Step:
+        care = self.runs.setdefault(run, Care())
+        job_id, status = str(job["job_id"]), str(job["status"])
+        if care.job_id != job_id:
+            care.step, care.job_id = "wait", job_id
+        reply = server.tell(job_id) if status == "RUNNING" else None
+        outcome = read_outcome(self.state / run, job_id)
+        sites = frozenset(s for names in job["deploy_map"].values() for s in names) - {"server"}
+        present = frozenset((reply or {}).get("sites", ()))
+        seen = Seen(status, reply is not None, outcome, sites, present, connected)
+        step, before = next_step(seen), care.step
+        care.step = step
+        if step != before:
+            care.stopped = self.now()
+        later = care.no_pause_before if step == "pause" else care.no_submit_before
+        if step in ("wait", "done") or step != before or self.now() < later:
+            return "done" if step == "done" else "wait"
+        if step == "pause":
+            self._say(care, f"{run}: {', '.join(sorted(seen.back))} can take part again: pausing")
+            server.tell(job_id, topic="fednotes.pause")
+            care.pauses += 1
+            care.no_pause_before = self.now() + 6 * care.delay(care.pauses)
+            return "pause"
+        absent = sites - connected
+        if step == "resubmit" and absent and self.now() < care.stopped + PATIENCE_SECONDS:
+            return "wait"  # after a restart of the server the sites come back one by one
+        care.attempts = 0 if outcome.get("lines") else care.attempts + 1
+        if step == "give up" or care.attempts > ATTEMPTS:
+            why = outcome.get("problem") or f"{ATTEMPTS} submissions in a row committed nothing"
+            self._say(care, f"{run}: stays stopped: {why}")
+            return "give up"
+        server.resubmit(job_id)
+        self._say(care, f"{run}: {status} ({outcome.get('status', 'not begun')}): handed in again")
+        care.no_submit_before = self.now() + care.delay(care.attempts)
+        return "resubmit"
+
+    def _say(self, care: Care, line: str) -> None:
+        if line != care.said or "handed in" in line:
+            logger.info("%s", line)
+        care.said = line
+
+
+def main(kit: Path) -> None:
+    """Watch the server of a kit until this process is ended."""
+    from fednotes.engines.nvflare import connect
+
+    person = read_kit(kit)["person"]
+    handler = RotatingFileHandler(
+        kit / "watch.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8"
+    )
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logger.setLevel(logging.INFO)
+    watch = Watch(kit / "state")
+    while True:
+        try:
+            with connect(kit / WATCH, person) as server:
+                logger.info("watching")
+                while True:
+                    watch.look(server)
+                    time.sleep(LOOK_SECONDS)
+        except FednotesError as error:
+            logger.info("%s", error)
+        except Exception as error:  # whatever it was, the watch is still needed
+            logger.warning("%s: %s", type(error).__name__, error)
+        time.sleep(LOOK_SECONDS)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,275 @@
+"""NVIDIA FLARE as a pipe: kits and their rules, and the transport."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.apis.impl.wf_comm_server import WFCommServer
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.fuel.sec.authz import AuthzContext, Person
+from nvflare.fuel.utils import fobs
+from nvflare.security.security import FLAuthorizer
+
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
+from fednotes.engines import nvflare as flare
+from fednotes.engines import pipe, provision
+
+PROJECT = provision.ProjectConfig("ward", "localhost", ("h1", "h2", "h3"), port=18002)
+ROLES = ("project_admin", "lead", "org_admin", "member")
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return provision.provision(PROJECT, tmp_path_factory.mktemp("kits"))
+
+
+def allowed(policy: dict[str, Any], role: str, right: str) -> bool:
+    """NVFlare's own judgement of a policy."""
+    person = Person("p@x.org", "ward", role)
+    context = AuthzContext(right=right, user=person, submitter=person)
+    return bool(FLAuthorizer("ward", policy).authorize(context)[0])
+
+
+def local(kit: Path, name: str) -> dict[str, Any]:
+    return json.loads((kit / "local" / name).read_text())
+
+
+def test_nobody_may_send_code(kits: dict[str, Path]) -> None:
+    for name in ("server", "h1"):
+        policy = local(kits[name], "authorization.json")
+        for role in ROLES:
+            for right in ("byoc", "server-predeployed-flwr", "cat", "tail", "show_errors"):
+                assert not allowed(policy, role, right), (name, role, right)
+        assert allowed(policy, "project_admin", "submit_job")
+    server = local(kits["server"], "authorization.json")
+    assert allowed(server, "project_admin", "download_job")
+    assert not allowed(server, "lead", "submit_job")  # the watch clones and no more
+    assert allowed(server, "lead", "clone_job")
+
+
+def test_nvflare_by_itself_would_let_the_project_admin_send_code() -> None:
+    """Why the kits bring a policy of their own: the default of NVFlare's template."""
+    default = {"format_version": "1.0", "permissions": {"project_admin": "any"}}
+    assert allowed(default, "project_admin", "byoc")
+    assert allowed(default, "project_admin", "cat")
+
+
+def test_a_kit_holds_its_owners_things_only(kits: dict[str, Path]) -> None:
+    for name, kit in kits.items():
+        files = [p for p in kit.rglob("*") if p.is_file()]
+        assert {p.name for p in files if p.suffix == ".key"} <= {"server.key", "client.key"}
+        assert all(p.stat().st_mode & 0o077 == 0 for p in files if p.suffix == ".key")
+        assert not [p for p in files if p.suffix in (".sh", ".ipynb")]
+        assert provision.read_kit(kit)["name"] == name
+        keys = (p.read_bytes() for p in files if p.suffix == ".key")
+        others = (k.rglob("*.key") for other, k in kits.items() if other != name)
+        assert not {p.read_bytes() for kit_keys in others for p in kit_keys} & set(keys)
+    for name, own in (("server", provision.CONTROLLER), ("h2", provision.EXECUTOR)):
+        resources = local(kits[name], "resources.json")
+        assert resources["class_allow_list"] == [own]
+        assert resources["class_list_enforcement_mode"] == "enforce"
+        assert resources["allow_log_streaming"] is False
+        startup = next((kits[name] / "startup").glob("fed_*.json"))
+        assert json.loads(startup.read_text())["require_signed_jobs"] is True
+        assert sorted(p.name for p in (kits[name] / "local").iterdir()) == [
+            "authorization.json",
+            "log_config.json",
+            "resources.json",
+        ]
+    authority = kits["server"].parent / "authority"
+    assert authority.stat().st_mode & 0o077 == 0
+
+
+def test_a_site_can_be_added_later(tmp_path: Path) -> None:
+    first = provision.provision(PROJECT, tmp_path)
+    before = {p: p.read_bytes() for kit in first.values() for p in kit.rglob("*") if p.is_file()}
+    more = provision.ProjectConfig("ward", "localhost", ("h1", "h2", "h3", "h4"), port=18002)
+    kits = provision.provision(more, tmp_path)
+    assert {p: p.read_bytes() for p in before} == before
+    root = (first["h1"] / "startup/rootCA.pem").read_bytes()
+    assert (kits["h4"] / "startup/rootCA.pem").read_bytes() == root
+    other = provision.ProjectConfig("other", "localhost", ("h1",))
+    with pytest.raises(ConfigError, match="holds kits of project 'ward'"):
+        provision.provision(other, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sites": ("h1", "h1")}, r"sites \['h1'\]"),
+        ({"sites": ("server",)}, r"sites \['server'\]"),
+        ({"sites": ()}, "sites are missing"),
+        ({"sites": ("a b",)}, "site 'a b'"),
+        ({"name": "../x"}, "name '../x'"),
+        ({"port": 0}, "port 0"),
+        ({"admin": "root"}, "admin 'root'"),
+    ],
+)
+def test_a_wrong_project_is_refused(changes: dict[str, Any], message: str) -> None:
+    fields: dict[str, Any] = {"name": "ward", "server": "localhost", "sites": ("h1",)} | changes
+    with pytest.raises(ConfigError, match=message):
+        provision.ProjectConfig(**fields)
+
+
+def test_a_job_is_a_declaration(tmp_path: Path) -> None:
+    job = {"method": "fedner", "training": {"path": "x.Y", "note": "{APP_ROOT}", "rate": 0.1}}
+    folder = provision.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=2)
+    assert {p.suffix for p in folder.rglob("*") if p.is_file()} == {".json"}
+    app = tmp_path / "run" / "app"
+    shutil.copytree(folder / "app", app)
+    setup = pipe.read_setup(app, tmp_path / "kit", "a", "id")
+    assert (setup.job, setup.sites, setup.min_sites, setup.run) == (job, ("b", "a"), 2, "r1")
+    assert setup.state == tmp_path / "kit" / "state" / "r1"
+    (app / "config" / "job.json").write_text(
+        '{"run": "../x", "sites": [], "min_sites": 1, "job": {}}'
+    )
+    with pytest.raises(ConfigError, match="cannot name a run"):
+        pipe.read_setup(app, tmp_path / "kit", "a", "id")
+    with pytest.raises(ConfigError, match="min_sites = 3 of 2"):
+        provision.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=3)
+    with pytest.raises(FednotesError, match="JSON does not know"):
+        provision.job_folder(tmp_path, {"x": {1, 2}}, run="r1", sites=["a"], min_sites=1)
+
+
+def test_the_check_period_reaches_the_communicator() -> None:
+    """NVFlare 2.9.0 sets another attribute than the one that it reads."""
+    communicator = WFCommServer()
+    flare.FednotesController(task_check_period=0.013).set_communicator(communicator)
+    assert communicator._task_check_period == 0.013
+    assert "_task_check_period" in WFCommServer.wait_for_task.__code__.co_names
+
+
+def test_a_frame_travels_as_bytes_without_pickle() -> None:
+    frame = os.urandom(5_000_000)
+    wire = fobs.dumps(Shareable({flare.FRAME: frame}))
+    assert len(wire) < 1.001 * len(frame)
+    assert frame in wire
+    assert fobs.loads(wire)[flare.FRAME] == frame
+
+
+class Pretend(flare.FednotesController):
+    """A controller whose sites answer in threads: site → (delay in seconds, its reply)."""
+
+    def __init__(self, plan: dict[str, tuple[float, Callable[[bytes], Shareable]]]) -> None:
+        super().__init__()
+        self.plan, self.sent, self.cancelled = plan, [], []
+        self.communicator = SimpleNamespace(check_tasks=lambda: None)
+        self._contacts = dict.fromkeys(plan, time.monotonic())
+
+    def broadcast(self, task: Any, fl_ctx: Any, targets: Any = None, **_: Any) -> None:
+        self.sent.append((task.data[flare.FRAME], list(targets)))
+        for site in targets:
+            delay, reply = self.plan[site]
+            answer = SimpleNamespace(
+                client=SimpleNamespace(name=site), result=reply(task.data[flare.FRAME])
+            )
+            threading.Timer(delay, task.result_received_cb, (answer, None)).start()
+
+    def cancel_task(self, task: Any, *_: Any, **__: Any) -> None:
+        self.cancelled.append(task)
+
+
+def answer(frame: bytes) -> Shareable:
+    return Shareable({flare.FRAME: frame[::-1]})
+
+
+def fails(_: bytes) -> Shareable:
+    reply = flare.make_reply("EXECUTION_EXCEPTION", headers={flare.REASON: "not approved"})
+    return reply
+
+
+def transport(controller: Pretend, tmp_path: Path, stop: bool = False) -> flare.FlareTransport:
+    sites = tuple(controller.plan)
+    setup = pipe.Setup(tmp_path, "", {}, "id", "r", sites, 1, tmp_path, tmp_path)
+    return flare.FlareTransport(controller, None, SimpleNamespace(triggered=stop), setup)
+
+
+def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
+    controller = Pretend({"a": (0.3, answer), "b": (0.0, answer), "c": (0.1, fails)})
+    sent = transport(controller, tmp_path)
+    same, other = b"12", b"34"
+    frames = {"a": same, "b": other, "c": same}
+    replies = list(sent.exchange(frames, timeout=9, grace=9, enough=3))
+    assert replies == [("b", b"43"), ("a", b"21")]
+    assert sent.failed == {"c": "not approved"}
+    assert controller.sent == [(same, ["a", "c"]), (other, ["b"])]  # one task a frame
+    assert len(controller.cancelled) == 2
+
+
+@pytest.mark.parametrize(
+    ("timeout", "grace", "enough", "sites", "at_most"),
+    [(9, 0.2, 1, ["a"], 1.0), (9, 1.5, 1, ["a", "b"], 3.0), (0.5, 9, 2, ["a"], 1.2)],
+)
+def test_an_exchange_ends_in_time(
+    tmp_path: Path, timeout: float, grace: float, enough: int, sites: list[str], at_most: float
+) -> None:
+    """`a` answers at once, `b` after 0.8 s, `c` after 4 s."""
+    plan = {"a": (0.0, answer), "b": (0.8, answer), "c": (4.0, answer)}
+    sent, begun = transport(Pretend(plan), tmp_path), time.monotonic()
+    frames = dict.fromkeys(plan, b"x")
+    got = [s for s, _ in sent.exchange(frames, timeout=timeout, grace=grace, enough=enough)]
+    assert got == sites
+    assert time.monotonic() - begun < at_most
+
+
+def test_a_lost_site_is_not_waited_for(tmp_path: Path) -> None:
+    controller = Pretend({"a": (0.0, answer), "b": (60.0, answer)})
+    controller._contacts["b"] -= flare.LOST_SECONDS + 1
+    sent, begun = transport(controller, tmp_path), time.monotonic()
+    replies = list(sent.exchange({"a": b"1", "b": b"1"}, timeout=30, grace=30, enough=2))
+    assert [site for site, _ in replies] == ["a"]
+    assert time.monotonic() - begun < 2
+    assert sent.present() == ("a",)
+    controller._contacts.pop("a")
+    assert sent.present() == ()
+
+
+def test_a_stopped_job_ends_its_exchange(tmp_path: Path) -> None:
+    sent = transport(Pretend({"a": (9.0, answer)}), tmp_path, stop=True)
+    with pytest.raises(TrainingError, match="stopped"):
+        list(sent.exchange({"a": b"1"}, timeout=30, grace=30, enough=1))
+
+
+class Faulty:
+    """A host that quotes its data in its errors."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def handle(self, frame: bytes) -> bytes:
+        raise self.error
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(KeyError("Mrs Planted"), "KeyError at test_nvflare.py"), (RefusedError("hours"), "hours")],
+)
+def test_a_sites_error_is_told_without_its_data(error: Exception, told: str) -> None:
+    executor = flare.FednotesExecutor()
+    executor._host = Faulty(error)
+    reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), None, None)
+    reason = reply.get_header(flare.REASON)
+    assert told in reason
+    assert "Planted" not in json.dumps(reply[ReservedHeaderKey.HEADERS])
+
+
+def test_two_processes_do_not_share_a_runs_state(tmp_path: Path) -> None:
+    with pipe.only_one(tmp_path / "r"), pytest.raises(TrainingError, match="still ending"):
+        pipe.only_one(tmp_path / "r").__enter__()
+    with pipe.only_one(tmp_path / "r"):
+        pass

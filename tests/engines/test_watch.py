@@ -1,0 +1,142 @@
+"""What the server's watch does about a run that stopped."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fednotes.core.store import write_json
+from fednotes.engines.watch import ATTEMPTS, PATIENCE_SECONDS, Seen, Watch, next_step
+
+ALL = frozenset({"h1", "h2"})
+
+
+@pytest.mark.parametrize(
+    ("status", "alive", "outcome", "present", "step"),
+    [
+        ("SUBMITTED", False, {}, set(), "wait"),
+        ("DISPATCHED", False, {}, set(), "wait"),
+        ("RUNNING", True, {"status": "running"}, {"h1", "h2"}, "wait"),
+        ("RUNNING", True, {}, set(), "wait"),  # it begins: nobody has answered yet
+        ("RUNNING", True, {"status": "running"}, {"h1"}, "pause"),
+        ("RUNNING", False, {"status": "running"}, set(), "resubmit"),
+        ("RUNNING", False, {"status": "done"}, set(), "done"),
+        ("FINISHED:COMPLETED", False, {"status": "done"}, set(), "done"),
+        ("FINISHED:COMPLETED", False, {"status": "paused"}, set(), "resubmit"),
+        ("FINISHED:ABNORMAL", False, {"status": "running"}, set(), "resubmit"),
+        ("FINISHED:EXECUTION_EXCEPTION", False, {"status": "failed"}, set(), "give up"),
+        (
+            "FINISHED:EXECUTION_EXCEPTION",
+            False,
+            {"status": "failed", "retry": True},
+            set(),
+            "resubmit",
+        ),
+        ("FINISHED:FAILED_TO_RUN", False, {}, set(), "resubmit"),
+        ("FINISHED:ABORTED", False, {"status": "running"}, set(), "done"),
+    ],
+)
+def test_what_a_run_needs(
+    status: str, alive: bool, outcome: dict[str, Any], present: set[str], step: str
+) -> None:
+    assert next_step(Seen(status, alive, outcome, ALL, frozenset(present), ALL)) == step
+
+
+class Server:
+    """A server with one run, whose newest submission is what the test says."""
+
+    def __init__(self, status: str) -> None:
+        self.status, self.number, self.asked = status, 1, []
+        self.connected, self.present = tuple(sorted(ALL)), ("h1", "h2")
+
+    def jobs(self) -> list[dict[str, Any]]:
+        deploy = {"app": ["server", *sorted(ALL)]}
+        old = {"name": "r", "job_id": "j0", "status": "RUNNING", "submit_time": 0}
+        new = {"job_id": f"j{self.number}", "status": self.status, "submit_time": self.number}
+        return [{"name": "r", "deploy_map": deploy, **new}, old]
+
+    def sites(self, within: float = 0.0) -> tuple[str, ...]:
+        return self.connected
+
+    def tell(self, job_id: str, topic: str = "", since: int = 0) -> dict[str, Any] | None:
+        if topic:
+            self.asked.append((topic, job_id))
+        return {"sites": list(self.present)}
+
+    def resubmit(self, job_id: str) -> str:
+        self.asked.append(("resubmit", job_id))
+        self.number += 1
+        return f"j{self.number}"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def look(watch: Watch, server: Server, clock: Clock, times: int = 2) -> None:
+    for _ in range(times):
+        watch.look(server)
+        clock.now += 5.0
+
+
+def test_one_look_decides_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    watch, server = Watch(tmp_path, clock), Server("FINISHED:ABNORMAL")
+    look(watch, server, clock, 1)
+    assert server.asked == []
+    look(watch, server, clock, 1)
+    assert server.asked == [("resubmit", "j1")]
+
+
+def test_it_waits_for_sites_but_not_for_ever(tmp_path: Path) -> None:
+    clock = Clock()
+    watch, server = Watch(tmp_path, clock), Server("FINISHED:ABNORMAL")
+    server.connected = ("h1",)
+    look(watch, server, clock, int(PATIENCE_SECONDS // 5))
+    assert server.asked == []
+    look(watch, server, clock, 1)
+    assert server.asked == [("resubmit", "j1")]
+
+
+def test_a_site_that_is_back_joins_after_a_pause(tmp_path: Path) -> None:
+    clock = Clock()
+    watch, server = Watch(tmp_path, clock), Server("RUNNING")
+    server.present = ("h1",)
+    look(watch, server, clock, 4)
+    assert server.asked == [("fednotes.pause", "j1")]  # once: it may take a while
+    write_json(tmp_path / "r" / "outcome.json", {"job_id": "j1", "status": "paused", "lines": 3})
+    server.status = "FINISHED:COMPLETED"
+    look(watch, server, clock, 2)
+    assert server.asked[1:] == [("resubmit", "j1")]
+
+
+def test_a_run_that_gets_nowhere_is_left_alone(tmp_path: Path) -> None:
+    """Each attempt comes later than the one before, and then there is none."""
+    clock = Clock()
+    watch, server = Watch(tmp_path, clock), Server("FINISHED:ABNORMAL")
+    attempts: list[float] = []
+    for _ in range(2000):
+        before = len(server.asked)
+        look(watch, server, clock, 1)
+        if len(server.asked) > before:
+            attempts.append(clock.now)
+    assert len(attempts) == ATTEMPTS
+    waits = [later - earlier for earlier, later in pairwise(attempts)]
+    assert waits == sorted(waits)
+    assert waits[-1] >= 300
+
+
+def test_an_attempt_that_commits_something_counts_no_longer(tmp_path: Path) -> None:
+    clock = Clock()
+    watch, server = Watch(tmp_path, clock), Server("FINISHED:ABNORMAL")
+    for _ in range(3 * ATTEMPTS):
+        outcome = {"job_id": f"j{server.number}", "status": "running", "lines": 1}
+        write_json(tmp_path / "r" / "outcome.json", outcome)
+        look(watch, server, clock, 4)
+    assert len(server.asked) >= 3 * ATTEMPTS  # more than that many in a row
