@@ -144,6 +144,9 @@ def evaluate(
         Optional[list[str]],  # noqa: UP045
         typer.Option("--map", metavar="OLD=NEW", help="Rename a label of the file."),
     ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="A table of labels of the patients whose notes PATH has.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
     device: Device = "cpu",
     backbone: Backbone = None,
@@ -168,9 +171,11 @@ def evaluate(
         if format:
             raise FednotesError("--format is for annotated text, not for labelled patients")
         place = dictionary or backbone
-        scores, unknown = evaluate_patients(model, path, device, renamed, place)
+        scores, unknown = evaluate_patients(model, path, device, renamed, place, labels)
     else:
         _no_dictionary(model, dictionary)
+        if labels is not None:
+            raise FednotesError(f"--labels: {model} is no phenotyping model: it scores mentions")
         scores, unknown = evaluate_path(model, path, format or None, device, renamed, backbone)
     if unknown:
         names = ", ".join(unknown)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from fednotes.data.note_sites import SiteNotes
 
 corpus = typer.Typer(help="Look at corpora.", no_args_is_help=True, rich_markup_mode=None)
-cache = typer.Typer(help="The cache of frozen features and tokens.", no_args_is_help=True)
+cache = typer.Typer(
+    help="The cache of what was made from notes: features, tokens, concepts.", no_args_is_help=True
+)
 backbones = typer.Typer(help="Frozen backbones that need no download.", no_args_is_help=True)
 console = Console()
 
@@ -145,12 +147,14 @@ def corpus_synthesise(
 
 @cache.command("clear")
 def cache_clear() -> None:
-    """Delete the frozen features and the tokens that were made from notes."""
+    """Delete the features, tokens and concepts that were made from notes."""
     from fednotes.data.token_cache import clear_tokens
     from fednotes.models.features import clear_cache, default_cache
 
-    freed = clear_cache(default_cache()) + clear_tokens(default_cache() / "tokens")
-    say(f"{freed / 1e6:.1f} MB freed in {default_cache()}")
+    folder = default_cache()
+    freed = clear_cache(folder)
+    freed += sum(clear_tokens(folder / name) for name in ("tokens", "concepts"))
+    say(f"{freed / 1e6:.1f} MB freed in {folder}")
 
 
 @backbones.command("graft")

@@ -16,9 +16,11 @@ import numpy as np
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.seeds import rng_of
 from fednotes.data import synthetic_patients
+from fednotes.data.code_table import read_codes
 from fednotes.data.concepts import by_patient
 from fednotes.data.ehr import MIMIC, PatientCodes, read_codiesp, read_mimic, read_omop
 from fednotes.data.formats import ctakes
+from fednotes.data.label_table import PatientLabels, read_labels
 from fednotes.data.note_sites import note_files
 from fednotes.data.notes import Note
 from fednotes.data.obesity import Obesity, label_matrix, read_obesity
@@ -102,7 +104,8 @@ def _read(job: Job, name: str, site: PatientsConfig) -> Source:
         return [_path(job, p, f"sites.{name}.{key}") for p in getattr(site, key)]
 
     told: list[str] = []
-    judged = _judged(job, name, site, told)
+    labels = _labels(job, name, site, told)
+    judged = labels if isinstance(labels, Obesity) else None  # the challenge has notes too
     notes: dict[str, list[str]] = {}
     test: frozenset[str] = frozenset()
     mentions: Found | None = None
@@ -120,6 +123,8 @@ def _read(job: Job, name: str, site: PatientsConfig) -> Source:
             test = _apart(notes, _notes(name, site, places("test"), told, "test notes"))
     if judged is not None and not site.test:  # the challenge's own test part
         test = frozenset(n.id for n in judged.notes if "test" in n.source.lower())
+    if isinstance(labels, PatientLabels):
+        _compare(labels, site, notes if mentions is None else mentions, told)
     codes = None
     if site.codes:
         codes = _codes(site, [*places("codes"), *places("test_codes")], told)
@@ -128,13 +133,17 @@ def _read(job: Job, name: str, site: PatientsConfig) -> Source:
         mentions = {p: m for p, m in mentions.items() if p in kept}
     notes = {p: texts for p, texts in notes.items() if p in kept}
     source = Source(notes, mentions, test & kept, codes, None, (), tuple(told))
-    if judged is None:
+    if labels is None:
         return source
-    return replace(source, labels=_label(judged, site), outputs=judged.diseases)
+    outputs = labels.diseases if isinstance(labels, Obesity) else labels.phenotypes
+    return replace(source, labels=_label(labels, site), outputs=outputs)
 
 
-def _label(judged: Obesity, site: PatientsConfig) -> Labels:
-    judgments, unmentioned = judged.judgments, site.unmentioned
+def _label(labels: Obesity | PatientLabels, site: PatientsConfig) -> Labels:
+    unmentioned = site.unmentioned
+    if isinstance(labels, PatientLabels):
+        return lambda patients: labels.matrix(patients, unmentioned)
+    judgments = labels.judgments
     return lambda patients: label_matrix(patients, judgments, unmentioned)
 
 
@@ -191,17 +200,54 @@ def _extract(path: Path, told: list[str]) -> Found:
     return made.mentions
 
 
-def _judged(job: Job, name: str, site: PatientsConfig, told: list[str]) -> Obesity | None:
+def _labels(
+    job: Job, name: str, site: PatientsConfig, told: list[str]
+) -> Obesity | PatientLabels | None:
+    """Judged labels: of a table, which is a file, or of the obesity challenge, a folder."""
     if not site.labels:
         return None
-    folder = _path(job, site.labels, f"sites.{name}.labels")
-    judged = read_obesity(folder, site.judgment, "all", site.unmentioned)
+    path = _path(job, site.labels, f"sites.{name}.labels")
+    if not path.is_dir():
+        return _table(job, name, site, path, told)
+    if site.test_labels:
+        raise ConfigError(
+            f"{path}: a folder of the obesity challenge has a test part: leave out test_labels"
+        )
+    judged = read_obesity(path, site.judgment, "all", site.unmentioned)
     told += judged.judgments.lines()
     if judged.without_text:
         told.append(f"{judged.without_text:,} judged documents have no text: left out")
     if judged.unlabelled:
         told.append(f"{judged.unlabelled:,} documents have no judgment: unlabelled")
     return judged
+
+
+def _table(job: Job, name: str, site: PatientsConfig, path: Path, told: list[str]) -> PatientLabels:
+    if not (site.notes or site.concepts):
+        raise ConfigError(f"{path}: a table of labels has no notes: give `notes` or `concepts`")
+    if site.judgment != "intuitive":
+        raise ConfigError(f"{path}: judgment is of the obesity challenge, not of a table")
+    test = [site.test_labels] if site.test_labels else []
+    more = [_path(job, text, f"sites.{name}.test_labels") for text in test]
+    found = read_labels(path, *more, patient_column=site.patient_column)
+    told += found.lines()
+    return found
+
+
+def _compare(
+    labels: PatientLabels, site: PatientsConfig, patients: Collection[str], told: list[str]
+) -> None:
+    """Tells who has labels or notes alone. Raises DataError where nobody has both."""
+    noteless = sum(patient not in patients for patient in labels.values)
+    if noteless == len(labels.values):
+        raise DataError(
+            f"{site.labels}: none of the {noteless:,} labelled patients has notes: are both of "
+            "the same patients, by the same ids?"
+        )
+    if noteless:
+        told.append(f"{noteless:,} labelled patients have no notes here: left out")
+    if bare := sum(not labels.of(patient, site.unmentioned) for patient in patients):
+        told.append(f"{bare:,} patients have no label of any phenotype: unlabelled")
 
 
 def _codes(
@@ -226,6 +272,8 @@ def _codes(
 
 
 def _read_codes(site: PatientsConfig, path: Path) -> PatientCodes:
+    if site.codes_format == "table":
+        return read_codes(path, site.system, site.patient_column, site.code_column)
     if site.codes_format == "mimic":
         return read_mimic(path, site.tables or tuple(MIMIC))
     if site.codes_format == "omop":

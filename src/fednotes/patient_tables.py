@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import build
-from fednotes.data.codes import parse
+from fednotes.data.codes import parse, system_of
 from fednotes.data.concept_context import Option
 from fednotes.data.concepts import MOST
 from fednotes.data.obesity import Source, Unmentioned
@@ -97,13 +97,19 @@ class PatientsConfig:
         environment variable. A note without a patient is a patient of its own, by its id.
     concepts: in place of notes, the output of cTAKES (`data/formats/ctakes.py`).
     format, categories, column: of notes, as in `job_tables.NotesConfig`.
-    codes: a folder of tables, or a list, in `codes_format` "mimic" (MIMIC-III), "omop" or
-        "codiesp". tables: of MIMIC-III, all if empty. kinds: of CodiEsp's codes, D, P or DP.
+    codes: in `codes_format` "table" any CSV or tab-separated table of a patient and a code a row
+        (`data/code_table.py`); else a folder of tables, "mimic" (MIMIC-III), "omop" or
+        "codiesp". Or a list of them. system: of a table's codes, where its rows name none
+        ("icd10"). patient_column, code_column: what its columns are called, if unusually.
+        tables: of MIMIC-III, all if empty. kinds: of CodiEsp's codes, D, P or DP.
         conditions, procedures: coding systems of the OMOP tables; "" leaves a table out.
-    labels: a folder of the i2b2 2008 obesity challenge, whose texts are the notes unless `notes`
-        is given, and whose test part is the test part. judgment, unmentioned: `data/obesity.py`.
-    test: notes of a test part of its own (with `concepts`: its cTAKES output), and test_codes;
-        without, test_fraction of the patients are it. valid_fraction: of the patients.
+    labels: a table of judged phenotypes, by pair or with a column for each
+        (`data/label_table.py`; a `patient_column` counts if it has it). Or a folder of the i2b2
+        2008 obesity challenge, whose texts are the notes unless `notes` is given, and whose
+        test part is the test part; judgment: `data/obesity.py`. unmentioned: what a label U is.
+    test: notes of a test part of its own (with `concepts`: its cTAKES output); test_codes and
+        test_labels: files of it, where those of `codes` and `labels` do not tell them. Without,
+        test_fraction of the patients are it. valid_fraction: of the patients.
     share: "2/3" is the second of three random parts of the patients, disjoint and together
         everything, for sites that divide one corpus; patients of `test` are not divided.
     labelled: of the training patients, the share whose labels of phenotypes are used. Drawn by
@@ -116,7 +122,10 @@ class PatientsConfig:
     categories: tuple[str, ...] = ()
     column: str = ""
     codes: Any = ()
-    codes_format: Literal["", "mimic", "omop", "codiesp"] = ""
+    codes_format: Literal["", "table", "mimic", "omop", "codiesp"] = ""
+    system: str = ""
+    patient_column: str = ""
+    code_column: str = ""
     tables: tuple[str, ...] = ()
     kinds: Literal["D", "P", "DP"] = "DP"
     conditions: str = "condition"
@@ -126,6 +135,7 @@ class PatientsConfig:
     unmentioned: Unmentioned = "unlabelled"
     test: Any = ()
     test_codes: Any = ()
+    test_labels: str = ""
     valid_fraction: float = 0.1
     test_fraction: float = 0.2
     share: str = ""
@@ -141,10 +151,7 @@ class PatientsConfig:
                 "the site has no notes: give `notes`, `concepts` (cTAKES output) or `labels` (a "
                 "folder of the obesity challenge)"
             )
-        if bool(self.codes) != bool(self.codes_format):
-            raise ConfigError('codes and codes_format ("mimic", "omop", "codiesp"): give both')
-        if self.test_codes and not (self.test and self.codes):
-            raise ConfigError("test_codes belong to `test`, and go with `codes`")
+        self._check_tables()
         fractions = (self.valid_fraction, 0.0 if self.test else self.test_fraction)
         if min(fractions) < 0 or sum(fractions) >= 1:
             raise ConfigError("valid_fraction + test_fraction: 0 to below 1, or nothing is trained")
@@ -152,6 +159,24 @@ class PatientsConfig:
             raise ConfigError(f"labelled = {self.labelled}: expected more than 0, up to 1")
         if self.share and not 1 <= self.shares[0] <= self.shares[1]:
             raise ConfigError(f'share = {self.share!r}: expected such as "2/3"')
+
+    def _check_tables(self) -> None:
+        """Raises ConfigError for settings of codes and labels that do not go together."""
+        if bool(self.codes) != bool(self.codes_format):
+            raise ConfigError(
+                'codes and codes_format ("table", "mimic", "omop", "codiesp"): give both'
+            )
+        of_table = self.codes_format == "table"
+        if (self.system or self.code_column) and not of_table:
+            raise ConfigError('system and code_column go with codes_format = "table"')
+        if self.patient_column and not (of_table or self.labels):
+            raise ConfigError("patient_column is of a table of codes or of labels: give one")
+        if self.system:
+            system_of(self.system)
+        if self.test_codes and not (self.test and self.codes):
+            raise ConfigError("test_codes belong to `test`, and go with `codes`")
+        if self.test_labels and not (self.test and self.labels):
+            raise ConfigError("test_labels belong to `test`, and go with `labels`")
 
     @property
     def shares(self) -> tuple[int, int]:

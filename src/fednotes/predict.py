@@ -23,6 +23,7 @@ from fednotes.core.types import Document
 from fednotes.data.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED, Bags, Vectors
 from fednotes.data.concepts import by_patient
 from fednotes.data.formats import FORMATS, guess_format, read
+from fednotes.data.label_table import read_labels
 from fednotes.data.notes import read_notes
 from fednotes.data.obesity import read_obesity, read_texts
 from fednotes.data.tags import flatten, relabel, types_of
@@ -34,6 +35,7 @@ from fednotes.models.saving import load_model
 from fednotes.patient_features import opened
 
 _NAME = 100  # characters of a path that a message shows
+_NO_GOLD = "no JSON: expected one whole object a line, or --labels with a table beside the notes"
 _LABELS = {"absent": ABSENT, "present": PRESENT, "questionable": QUESTIONABLE}
 
 
@@ -262,18 +264,21 @@ def evaluate_patients(
     device: str,
     label_map: Mapping[str, str] | None = None,
     place: str | None = None,
+    labels: Path | None = None,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Scores of a phenotyping model on labelled patients, and the phenotypes it does not know.
 
     path: a folder of the i2b2 2008 obesity challenge (intuitive judgments), or JSON lines with
     "patient", "text" and "labels" ({name: "present" | "absent" | "questionable"}), several lines
-    a patient if need be. label_map, place: as in `evaluate_path`, `predict_patients`.
+    a patient if need be; or, with `labels`, notes as in `predict_patients`. labels: a table of
+    them (`data/label_table.py`); what is wrong in it goes to stderr. label_map, place: as in
+    `evaluate_path`, `predict_patients`.
     Raises DataError if no phenotype is in common.
     """
     phenotyper = load_phenotyper(model, device)
     if phenotyper.machines is None:
         raise ConfigError(f"{model} ends with stage 1: it predicts codes, no phenotypes to score")
-    notes, gold = _gold(path)
+    notes, gold = _gold(path) if labels is None else _gold_beside(path, labels)
     renamed = {
         patient: {(label_map or {}).get(name, name): label for name, label in of.items()}
         for patient, of in gold.items()
@@ -281,15 +286,15 @@ def evaluate_patients(
     found = tuple(dict.fromkeys(name for of in renamed.values() for name in of))
     if not set(found) & set(phenotyper.phenotypes):
         raise DataError(
-            f"{path} labels {', '.join(found) or 'nothing'}, the model knows "
+            f"{labels or path} labels {', '.join(found) or 'nothing'}, the model knows "
             f"{', '.join(phenotyper.phenotypes)}: name them alike with --map OLD=NEW"
         )
     patients, inputs = _read_patients(phenotyper, notes, place)
     names = phenotyper.phenotypes
-    labels = np.array([[renamed[p].get(n, UNLABELLED) for n in names] for p in patients], np.int8)
-    labels = labels.reshape(len(patients), len(names))
-    counts = ClassCounts.of(labels, phenotyper.classes(inputs), names, phenotyper.machines.classes)
-    ranked = rankings(labels, phenotyper.probabilities(inputs)[:, :, PRESENT], names)
+    rows = [[renamed[p].get(n, UNLABELLED) for n in names] for p in patients]
+    truth = np.array(rows, np.int8).reshape(len(patients), len(names))
+    counts = ClassCounts.of(truth, phenotyper.classes(inputs), names, phenotyper.machines.classes)
+    ranked = rankings(truth, phenotyper.probabilities(inputs)[:, :, PRESENT], names)
     scores = counts.scores()
     by_output = {
         name: {**of, **{area: ranked["by_output"][name][area] for area in ("auroc", "auprc")}}
@@ -330,11 +335,27 @@ def _gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
     return notes, gold
 
 
+def _gold_beside(path: Path, labels: Path) -> tuple[dict[str, list[str]], Gold]:
+    """Texts of notes and labels of a table, of the patients who have both."""
+    notes, table = notes_of(str(path)), read_labels(labels)
+    told = list(table.lines())
+    gold = {patient: of for patient in notes if (of := table.of(patient))}
+    if noteless := len(set(table.values) - set(notes)):
+        told.append(f"{noteless} labelled patient(s) have no notes in {path}: left out")
+    if bare := len(notes) - len(gold):
+        told.append(f"{bare} patient(s) have notes and no label: left out")
+    for line in told:
+        print(f"note: {line}", file=sys.stderr)
+    if not gold:
+        raise DataError(f"{labels}: no patient with notes in {path} is labelled: are ids the same?")
+    return {patient: notes[patient] for patient in gold}, gold
+
+
 def _gold_line(path: Path, number: int, line: bytes) -> tuple[str, str, dict[str, Any]]:
     try:
         record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise DataError.at(path, number, "no JSON: expected one whole object a line") from None
+        raise DataError.at(path, number, _NO_GOLD) from None
     values = [record.get(k) for k in ("patient", "text", "labels")] if type(record) is dict else []
     if not values or not isinstance(values[1], str) or not isinstance(values[2] or {}, dict):
         raise DataError.at(path, number, 'expected the keys "patient", "text" and "labels"')

@@ -8,12 +8,12 @@ Codes are strings: "0389" is septicaemia, 389 is hearing loss. Tables are read a
 and may end in .gz. A damaged row (wrong number of columns, no patient, no code of its system,
 not UTF-8, a quote that is not closed) is left out, counted, and named by its line; it harms no
 row after it, since none of these tables has a field over several lines. Rows whose code is
-empty are counted apart: MIMIC-III has some. Notes are read by `notes`.
+empty are counted apart: MIMIC-III has some. Notes are read by `notes`, tables of a site's own by
+`code_table`.
 """
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,42 +24,31 @@ from typing import Final
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.data.codes import code_of, system_of
 from fednotes.data.formats.files import visible
-from fednotes.data.notes.records import BROKEN, broken, open_bytes
+from fednotes.data.table_rows import (
+    EXAMPLES,
+    Damaged,
+    Row,
+    TableReport,
+    find_column,
+    lines,
+    mostly_sound,
+    open_table,
+    rows,
+)
 
-EXAMPLES = 10  # damaged rows that a report names
-_LONGEST = 1 << 20  # bytes of a row; more is no row
-
-
-@dataclass(frozen=True, slots=True)
-class Damaged:
-    """A row that was left out: its line, counted from 1, and why."""
-
-    line: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TableReport:
-    """What became of a table's rows: kept, empty (no code given) and damaged ones are all.
-
-    unknown: kept rows whose code the dictionary beside the table (D_ICD_DIAGNOSES and
-    D_ICD_PROCEDURES) does not know, for example because a spreadsheet ate a leading zero; None
-    without a dictionary. examples: the first damaged rows.
-    """
-
-    path: str
-    rows: int
-    kept: int
-    empty: int
-    damaged: int
-    examples: tuple[Damaged, ...]
-    unknown: int | None = None
-
-    def lines(self) -> tuple[str, ...]:
-        """The damaged rows, a line each, as in an error message."""
-        named = tuple(f"{self.path}:{d.line}: {d.reason}" for d in self.examples)
-        more = self.damaged - len(named)
-        return (*named, f"{self.path}: {more} more damaged rows") if more else named
+__all__ = [
+    "EXAMPLES",
+    "MIMIC",
+    "CodeRow",
+    "Damaged",
+    "PatientCodes",
+    "TableReport",
+    "collect",
+    "frozen",
+    "read_codiesp",
+    "read_mimic",
+    "read_omop",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +82,7 @@ MIMIC: Final[dict[str, _Table]] = {
     ),
     "cpt": _Table("CPTEVENTS", "SUBJECT_ID", "CPT_CD", "cpt"),
 }
+_CONCEPTS: Final = ("condition", "procedure")  # systems of OMOP, whose 0 is no concept
 _CODIESP: Final = {"D": "icd10", "P": "icd10pcs"}
 
 
@@ -156,9 +146,9 @@ def read_codiesp(path: str | os.PathLike[str], kinds: Collection[str] = "DP") ->
     codes: dict[str, set[str]] = {}
     reports = []
     for file, kind in tables:
-        rows = _pairs(file, _lines(file), 0, 1, 2, "\t")
-        reports.append(_collect(file, rows, _CODIESP[kind], codes))
-    return PatientCodes(_frozen(codes), tuple(reports))
+        pairs = _pairs(rows(lines(file), 2, "\t"), 0, 1, _CODIESP[kind])
+        reports.append(collect(file, pairs, codes))
+    return PatientCodes(frozen(codes), tuple(reports))
 
 
 def _is_codiesp(path: Path, kind: str) -> bool:
@@ -180,16 +170,17 @@ def _read(folder: Path, tables: Sequence[_Table], known: Mapping[str, str]) -> P
     reports = []
     for table, path in found:
         assert path is not None
-        rows = _table_rows(path, (table.patient, table.code))
+        given = _table_rows(path, (table.patient, table.code), table.system)
         names = _find(folder, table.dictionary) if table.dictionary else None
         dictionary = _dictionary(names, table) if names else None
-        reports.append(_collect(path, rows, table.system, codes, dictionary))
+        reports.append(collect(path, given, codes, dictionary))
     others = [(path, column) for n, column in known.items() if (path := _find(folder, n))]
     everyone = {p for path, column in others for p in _people(path, column)}
-    return PatientCodes(_frozen(codes), tuple(reports), tuple(sorted(everyone - set(codes))))
+    return PatientCodes(frozen(codes), tuple(reports), tuple(sorted(everyone - set(codes))))
 
 
-def _frozen(codes: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
+def frozen(codes: Mapping[str, set[str]]) -> dict[str, frozenset[str]]:
+    """Codes that stay as they are, in the order of the patients' ids."""
     return {patient: frozenset(given) for patient, given in sorted(codes.items())}
 
 
@@ -199,31 +190,33 @@ def _find(folder: Path, name: str) -> Path | None:
     return next((path for path in visible(folder) if path.name.lower() in wanted), None)
 
 
-_Row = tuple[int, str, str] | Damaged  # line, patient, code
+CodeRow = tuple[int, str, str, str] | Damaged  # line, patient, code, coding system
 
 
-def _collect(
+def collect(
     path: Path,
-    rows: Iterable[_Row],
-    system: str,
+    given: Iterable[CodeRow],
     codes: dict[str, set[str]],
     dictionary: Collection[str] | None = None,
 ) -> TableReport:
-    """Adds a table's codes to `codes`, and says what became of its rows."""
+    """Adds a table's codes to `codes`, and says what became of its rows.
+
+    dictionary: codes that are known; the others are kept and counted. Raises DataError where
+    most rows are damaged.
+    """
     total = kept = empty = damaged = unknown = 0
     examples: list[Damaged] = []
-    nothing = ("", "0") if system in ("condition", "procedure") else ("",)
-    parsed: dict[str, str | None] = {}
-    for row in rows:
+    parsed: dict[tuple[str, str], str | None] = {}
+    for row in given:
         total += 1
         if not isinstance(row, Damaged):
-            line, patient, text = row
-            if text in nothing and patient:
+            line, patient, text, system = row
+            if patient and (not text or (text == "0" and system in _CONCEPTS)):
                 empty += 1
                 continue
-            if text not in parsed:
-                parsed[text] = code_of(system, text)
-            code = parsed[text]
+            if (system, text) not in parsed:
+                parsed[system, text] = code_of(system, text)
+            code = parsed[system, text]
             if patient and code is not None:
                 codes.setdefault(intern(patient), set()).add(code)
                 kept += 1
@@ -233,19 +226,9 @@ def _collect(
         damaged += 1
         if len(examples) < EXAMPLES:
             examples.append(row)
-    if 2 * damaged > total:
-        first = examples[0]
-        message = f"{first.reason}; so are {damaged} of {total} rows: is this the right table?"
-        raise DataError.at(path, first.line, message)
-    return TableReport(
-        str(path),
-        total,
-        kept,
-        empty,
-        damaged,
-        tuple(examples),
-        None if dictionary is None else unknown,
-    )
+    mostly_sound(path, total, damaged, examples)
+    known = None if dictionary is None else unknown
+    return TableReport(str(path), total, kept, empty, damaged, tuple(examples), known)
 
 
 def _dictionary(path: Path, table: _Table) -> set[str]:
@@ -262,72 +245,17 @@ def _people(path: Path, column: str) -> Iterator[str]:
             yield row[1]
 
 
-def _table_rows(path: Path, columns: tuple[str, str]) -> Iterator[_Row]:
+def _table_rows(path: Path, columns: tuple[str, str], system: str = "") -> Iterator[CodeRow]:
     """The patients and codes of a table with a header. Raises DataError for a missing column."""
-    lines = _lines(path)
-    number, header = next(lines, (1, ""))
-    if not isinstance(header, str) or not header.strip():
-        raise DataError.at(path, number, "the table has no header: expected the columns' names")
-    delimiter = "\t" if header.count("\t") > header.count(",") else ","
-    names = [name.strip().lower() for name in next(csv.reader([header], delimiter=delimiter))]
-    places = []
-    for column in columns:
-        if column.lower() not in names:
-            hint = nearest(column.lower(), names)
-            raise DataError.at(path, number, f"there is no column {column!r}: {hint}")
-        places.append(names.index(column.lower()))
-    yield from _pairs(path, lines, places[0], places[1], len(names), delimiter)
+    header, given = open_table(path)
+    patient, code = (find_column(path, header, column) for column in columns)
+    yield from _pairs(rows(given, len(header.names), header.delimiter), patient, code, system)
 
 
-def _pairs(
-    path: Path,
-    lines: Iterable[tuple[int, str | None]],
-    patient: int,
-    code: int,
-    width: int,
-    delimiter: str,
-) -> Iterator[_Row]:
-    """Each line's patient and code."""
-    for number, line in lines:
-        if line is None:
-            yield Damaged(number, "a byte is not UTF-8, or the row is too long")
-            continue
-        if not line.strip():
-            continue
-        if '"' not in line:
-            row = line.split(delimiter)
+def _pairs(given: Iterable[Row], patient: int, code: int, system: str) -> Iterator[CodeRow]:
+    """Each row's patient and code."""
+    for row in given:
+        if isinstance(row, Damaged):
+            yield row
         else:
-            try:
-                row = next(csv.reader([line], delimiter=delimiter, strict=True))
-            except csv.Error:
-                yield Damaged(number, "a quote is not closed")
-                continue
-        if len(row) != width:
-            yield Damaged(number, f"{len(row)} columns instead of {width}")
-            continue
-        yield number, row[patient].strip(), row[code].strip()
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """Numbered lines without their ends; None for one that is no text or too long for a row."""
-    with open_bytes(path) as file:
-        number, inside = 0, False  # inside: within a line that is too long
-        while True:
-            try:
-                data = file.readline(_LONGEST)
-            except BROKEN as error:
-                raise broken(path, error) from None
-            if not data:
-                return
-            goes_on = len(data) == _LONGEST and not data.endswith(b"\n")
-            if not inside:
-                number += 1
-                yield number, None if goes_on else _decoded(data, number)
-            inside = goes_on
-
-
-def _decoded(data: bytes, number: int) -> str | None:
-    try:
-        return data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-    except UnicodeDecodeError:
-        return None
+            yield row[0], row[1][patient].strip(), row[1][code].strip(), system

@@ -120,11 +120,12 @@ def cached_tokens(
 def clear_tokens(folder: Path) -> int:
     """Remove the corpora of a token cache, and nothing else: bytes freed.
 
-    What another process is writing is left to it. Raises DataError where that is not allowed.
+    Also for the cache of concepts (`concept_cache`), whose folders are named alike. What another
+    process is writing is left to it. Raises DataError where that is not allowed.
     """
     freed = 0
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        name = re.fullmatch(r"\.?[0-9a-f]{32}(\.([0-9]+)\.tmp)?", path.name)
+        name = re.fullmatch(r"\.?[0-9a-f]{32}(\.([0-9]+)\.(tmp|old))?", path.name)
         if name is None or not path.is_dir() or (name[2] and _alive(name[2])):
             continue
         size = sum(file.stat().st_size for file in path.iterdir())
