@@ -20,7 +20,7 @@ from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.asking import Event, Grouped, Policy
 from fednotes.engines.host import BEGIN, SiteHost
 from fednotes.engines.inprocess import RoundResult
-from fednotes.engines.summing import Exchange
+from fednotes.engines.summing import Exchange, PlainSum
 from fednotes.engines.validation import Limits
 from fednotes.engines.wire import Frame, Request, encode
 from fednotes.federation import State
@@ -241,7 +241,7 @@ def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
 # the place of a secure sum
 
 
-class Masked:
+class Masked(PlainSum):
     """Two messages around the task, as a secure sum has: keys before it, and after it a
     request to open. The masks cancel in the sum, so the total is the plain one."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from fault_toy import JOB
 
 from fednotes.engines.asking import Policy
 from fednotes.engines.deployed import Deployed
-from fednotes.engines.host import Keeping, SiteHost
+from fednotes.engines.host import Keeping, Sealer, SiteHost
 from fednotes.engines.wire import Frame, Request, decode_request
 
 STRICT = Policy(timeout=10, knock=1, knock_every=0, pause=1, give_up=300)
@@ -27,6 +27,7 @@ class Net:
     """Hosts in this process and a simulated clock. `chaos` loses, repeats and kills at random.
 
     down: sites that cannot be reached. left: kills of the server that are still to come.
+    seal: makes a site's part in a secure sum. came: every reply.
     """
 
     makes: Mapping[str, Any]
@@ -37,6 +38,8 @@ class Net:
     down: set[str] = field(default_factory=set)
     hosts: dict[str, SiteHost] = field(default_factory=dict)
     sent: list[tuple[str, Request, Frame]] = field(default_factory=list)
+    seal: Callable[[str], Sealer] | None = None
+    came: list[tuple[str, Frame]] = field(default_factory=list)
 
     def clock(self) -> float:
         return self.now
@@ -48,7 +51,12 @@ class Net:
         if site not in self.hosts:
             seconds = self.chaos.choice((0.0, 1e9)) if self.chaos else 1e9
             self.hosts[site] = SiteHost(
-                self.makes[site], self.folder / site, job=JOB, name=site, keeping=Keeping(seconds)
+                self.makes[site],
+                self.folder / site,
+                job=JOB,
+                name=site,
+                sealer=self.seal and self.seal(site),
+                keeping=Keeping(seconds),
             )
         return self.hosts[site]
 
@@ -63,6 +71,7 @@ class Net:
             if site in self.down or luck < 0.03:
                 continue
             reply = self.host(site).handle(frame)
+            self.came.append((site, reply))
             if luck < 0.10:  # killed after it, its reply is lost or not
                 self.hosts.pop(site)
             if luck < 0.07:

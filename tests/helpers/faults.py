@@ -27,6 +27,7 @@ from fednotes.engines import journal
 from fednotes.engines.asking import Event, Policy
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import BEGIN, CHECKPOINT, Keeping, SiteHost
+from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.engines.wire import Frame, decode_reply, decode_request
 
 FAULTS = ("crash", "slow", "duplicate", "stale", "corrupt", "partition", "disk full", "server kill")
@@ -43,7 +44,8 @@ class Killed(BaseException):
 class Line:
     """A transport of hosts in this process, with one fault at one place.
 
-    now: the simulated clock, in seconds.
+    now: the simulated clock, in seconds. secure: under the secure sum. task, round: where the
+    phases in the middle of a round are.
     """
 
     folder: Path
@@ -56,6 +58,9 @@ class Line:
     late: list[tuple[str, Frame]] = field(default_factory=list)
     seen: list[tuple[str, Frame, Frame]] = field(default_factory=list)
     dying: bool = False
+    secure: bool = False
+    task: str = "train"
+    round: int = STRUCK
 
     def clock(self) -> float:
         return self.now
@@ -94,7 +99,7 @@ class Line:
             return request.task == BEGIN
         if self.phase == "after the round":
             return request.task == CHECKPOINT and request.round == STRUCK - 1
-        return request.task == "train" and request.round == STRUCK
+        return request.task == self.task and request.round == self.round
 
     def _through(self, site: str, frame: Frame) -> list[Frame]:
         """What comes back from a site."""
@@ -131,6 +136,7 @@ class Line:
                 self.folder / site,
                 job=JOB,
                 name=site,
+                sealer=SecureSeal(site, SITES, job=JOB) if self.secure else None,
                 keeping=Keeping(seconds=0.0 if site == "a" else 1e9),
             )
         return self.hosts[site]
@@ -248,10 +254,16 @@ class Outcome:
     starts: int
     waited: float
     struck: bool
+    secure: bool = False
 
     @property
     def same(self) -> bool:
         return self.found.tobytes() == self.expected.tobytes()
+
+    @property
+    def close(self) -> bool:
+        """To a few units of float32's last place: a secure sum is rounded to a grid."""
+        return np.allclose(self.found, self.expected, rtol=1e-6, atol=1e-6)
 
     def __str__(self) -> str:
         left = sum(len(SITES) - len(sites) for sites in self.took.values())
@@ -260,15 +272,24 @@ class Outcome:
             said += ", server resumed"
         if any(event.kind == "behind" for event in self.events):
             return said + ", b goes on from an older state"
+        if self.secure:
+            return said + (", same numbers" if self.close else ", OTHER NUMBERS")
         return said + (", same bits" if self.same else ", OTHER BITS")
 
 
-def run(fault: str, phase: str, min_sites: int, folder: Path, took: Took | None = None) -> Outcome:
+def run(
+    fault: str,
+    phase: str,
+    min_sites: int,
+    folder: Path,
+    took: Took | None = None,
+    **options: Any,
+) -> Outcome:
     """The toy job with one fault; the server is started again when it is killed or gives up.
 
-    took: of an earlier run in the same folder, which this one goes on from.
+    took: of an earlier run in the same folder, which this one goes on from. options: of `Line`.
     """
-    line, events = Line(folder, fault, phase), list[Event]()
+    line, events = Line(folder, fault, phase, **options), list[Event]()
     took = {} if took is None else took
     policy = Policy(min_sites, timeout=10, knock=1, knock_every=0, pause=1, give_up=1000)
     for starts in itertools.count(1):
@@ -279,6 +300,7 @@ def run(fault: str, phase: str, min_sites: int, folder: Path, took: Took | None 
                 folder / "server",
                 job=JOB,
                 policy=policy,
+                summing=SecureSum(SITES, job=JOB) if line.secure else None,
                 notify=events.append,
                 clock=line.clock,
                 sleep=line.sleep,
@@ -288,19 +310,21 @@ def run(fault: str, phase: str, min_sites: int, folder: Path, took: Took | None 
         except (Killed, FednotesError):
             if starts == 5:
                 raise
-    return Outcome(found, by_hand(took), took, tuple(events), starts, line.now, line.struck)
+    expected, told = by_hand(took), tuple(events)
+    return Outcome(found, expected, took, told, starts, line.now, line.struck, line.secure)
 
 
 def table() -> Iterator[str]:
     """The outcomes, as Markdown."""
-    yield "| fault | when | `min_sites = 3` of 3 | `min_sites = 2` of 3 |"
-    yield "|---|---|---|---|"
+    yield "| fault | when | `min_sites = 3` of 3 | `min_sites = 2` of 3 | secure sum, 2 of 3 |"
+    yield "|---|---|---|---|---|"
     with mock.patch("os.fsync"):
         for fault, phase in itertools.product(FAULTS, PHASES):
             cells = []
-            for least in (3, 2):
+            for least, secure in ((3, False), (2, False), (2, True)):
                 with tempfile.TemporaryDirectory() as folder:
-                    cells.append(str(run(fault, phase, least, Path(folder))))
+                    outcome = run(fault, phase, least, Path(folder), secure=secure)
+                cells.append(str(outcome))
             yield f"| {fault} | {phase} | {' | '.join(cells)} |"
 
 

@@ -33,13 +33,18 @@ from fednotes.engines.wire import Reply, Request
 from fednotes.federation import Option, State
 
 
+class Paused(Exception):
+    """A run was asked to stop, and can go on from the checkpoint that was just made."""
+
+
 class Deployed:
     """A federation of sites behind a transport.
 
     sites: their names, in the order in which sums add. directory: the server's own, for
     checkpoints of this job. job: the declarative job's fingerprint. resume: go on from the
     newest whole checkpoint; False deletes what is there. summing: None adds in the clear.
-    observer: told of each committed round. notify: of faults. clock, sleep: for tests.
+    observer: told of each committed round. notify: of faults. stop: asked after each round; if
+    true, a checkpoint is made and `Paused` raised. clock, sleep: for tests.
 
     Raises ModelError if every checkpoint is damaged or the folder is another job's.
     """
@@ -57,6 +62,7 @@ class Deployed:
         summing: Summing | None = None,
         observer: Observer | None = None,
         notify: Callable[[Event], None] = lambda event: None,
+        stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -65,10 +71,12 @@ class Deployed:
                 f"the job has the sites {', '.join(sites) or '(none)'}; "
                 f"{policy.min_sites or 1} or more with different names are needed"
             )
-        self._least, self._policy = policy.min_sites or len(sites), policy
+        self._policy = policy
         self._plain = PlainSum(limits)
         self._summing = summing or self._plain
+        self._least = max(policy.min_sites or len(sites), self._summing.least)
         self._observer, self._notify, self._clock = observer, notify, clock
+        self._stop = stop
         self._files = ServerFiles(directory, job)
         run = self._files.start()
         if not resume:
@@ -84,6 +92,7 @@ class Deployed:
         self._asker.bytes_up, self._asker.bytes_down = progress.bytes_up, progress.bytes_down
         self._members = Members(self._asker, job, run, progress, kept.prologue if kept else ())
         self._members.marks = tuple(self._files.marks())
+        self._summing.restore(progress.summing)
         self._resumed = kept.state if kept else None
         self._preparing = kept is None  # before the first round
         self._step: tuple[str, ...] | None = None  # who did all of this round; None: it is new
@@ -111,6 +120,21 @@ class Deployed:
         updates = self._plain.updates(exchange)
         self._close(exchange, tuple(updates))
         return updates
+
+    def public(self, task: str, *, all_sites: bool = True) -> Mapping[str, Tensors]:
+        """What sites tell of themselves to everybody, by site, under a secure sum too.
+
+        task: one of `SiteHost`'s `public`. all_sites: wait for each of them.
+        Raises TrainingError if one of them refuses.
+        """
+        members = self._members
+        sites = members.sites if all_sites else members.present
+        if all_sites:
+            members.gather(len(sites), prepare=False)
+        answers = members.tell(sites, task, least=len(sites) if all_sites else 0)
+        if all_sites and len(answers.replies) < len(sites):
+            raise TrainingError(f"{task!r}: {answers.reasons}")
+        return {site: answers.replies[site].attached for site in sites if site in answers.replies}
 
     def rounds(self, start: int, stop: int) -> Iterator[_Round]:
         """Rounds by number; each is committed by the method."""
@@ -194,8 +218,11 @@ class Deployed:
                 )
             )
         self._step = None
-        if evaluated or self._clock() - self._saved >= self._policy.checkpoint_seconds:
+        stop = self._stop()
+        if evaluated or stop or self._clock() - self._saved >= self._policy.checkpoint_seconds:
             self._save(state)
+        if stop:
+            raise Paused
 
     def _save(self, state: State) -> None:
         """First the sites, then the server: a checkpoint that exists can be gone back to.
@@ -211,6 +238,7 @@ class Deployed:
             self.bytes_up,
             self.bytes_down,
             self.seconds,
+            self._summing.state(),
         )
         self._files.save(Kept(state, progress, tuple(members.prologue)))
         members.marks = (*members.marks, members.number)[-KEPT_CHECKPOINTS:]
@@ -236,23 +264,31 @@ class _Exchange:
         self._attached: Tensors = {}
         self.request, self.sites, self.least = request, sites, least
         self._answers, self._odd = Answers(), list[str]()
+        self._moved = set[str]()  # who has lost the state that this request builds on
 
     @property
     def reasons(self) -> str:
         """Why sites are not in the sum."""
-        return "; ".join(filter(None, (self._answers.reasons, *self._odd)))
+        return "; ".join(dict.fromkeys(filter(None, (self._answers.reasons, *self._odd))))
 
     @property
     def numbers(self) -> Mapping[str, int]:
         """By site, the number under which it did the task."""
         return {site: reply.number for site, reply in self._answers.replies.items()}
 
-    def task(self, attached: Tensors | None = None, *, retry: bool = True) -> Mapping[str, Reply]:
+    def task(
+        self,
+        attached: Tensors | None = None,
+        *,
+        retry: bool = True,
+        sites: Collection[str] | None = None,
+    ) -> Mapping[str, Reply]:
         """The replies to the method's request."""
         self._attached = attached or {}
+        asked = [site for site in self.sites if sites is None or site in sites]
         if self.request.number != self._members.number:  # a stage came before it
             self.request = replace(self.request, number=self._members.next_number())
-        self._answers = self._members.ask(self._requests(self.sites), least=self.least)
+        self._answers = self._members.ask(self._requests(asked), least=self.least)
         moved = sorted(self._answers.moved)
         if moved and self.request.first and retry:
             self._members.catch_up(moved)
@@ -260,12 +296,38 @@ class _Exchange:
             self._answers.merge(self._members.ask(again, least=0))
         return self._answers.replies
 
-    def stage(self, name: str, attached: Mapping[str, Tensors]) -> Mapping[str, Reply]:
-        """The replies to a message of the way of summing; one frame for what is one object."""
-        blank = self._members.request(name)
+    def stage(
+        self, name: str, attached: Mapping[str, Tensors], *, least: int | None = None
+    ) -> Mapping[str, Reply]:
+        """The replies to a message of the way of summing; one frame for what is one object.
+
+        A site keeps the task that it did in this exchange. Before it, one that has lost its
+        state may catch up.
+        """
+        answers = self._stage(name, attached, self.least if least is None else least)
+        moved = {site: attached[site] for site in attached if site in answers.moved}
+        if moved and self.request.first and not self._answers.replies:
+            self._members.catch_up(tuple(moved))
+            answers.merge(self._stage(name, moved, 0))
+        self._moved |= answers.moved
+        self._odd += [reply.refusal for reply in answers.refused.values()]
+        return answers.replies
+
+    def _stage(self, name: str, attached: Mapping[str, Tensors], least: int) -> Answers:
+        counted = {**self._members.counted, **self.numbers}
+        blank = replace(self._members.request(name), counted=counted)
         different = {id(own): replace(blank, attached=own) for own in attached.values()}
         requests = {site: different[id(own)] for site, own in attached.items()}
-        return self._members.ask(requests, least=self.least).replies
+        return self._members.ask(requests, least=least)
+
+    def again(self) -> None:
+        """Forget what came of the task; who has lost its state catches up, or is left out."""
+        lost = self._moved | self._answers.moved
+        self._answers = Answers()
+        if self.request.first:
+            self._members.catch_up(self.sites)
+        else:
+            self.sites = tuple(site for site in self.sites if site not in lost)
 
     def refuse(self, site: str, reason: str) -> None:
         """Leave a site out of this round."""

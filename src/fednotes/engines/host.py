@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -75,6 +75,7 @@ class SiteHost:
 
     make: builds the site anew, as it is before its first task. directory: the site's own, for
     this job alone. job: the fingerprint of the job that was approved here. name: the site's.
+    public: further tasks "@…" that tell facts which are nobody's secret; no sum hides them.
     tell: is given one line for each thing that a person may want to know.
 
     Raises FednotesError where the directory cannot be written.
@@ -89,6 +90,7 @@ class SiteHost:
         name: str,
         guard: Guard | None = None,
         sealer: Sealer | None = None,
+        public: Mapping[str, Callable[[SiteTasks], Tensors]] | None = None,
         limits: Limits = LIMITS,
         keeping: Keeping | None = None,
         tell: Callable[[str], None] = lambda line: None,
@@ -96,6 +98,7 @@ class SiteHost:
         self._make, self._job, self._name = make, job, name
         self._guard, self._sealer, self._limits = guard, sealer, limits
         self._keeping, self._tell = keeping or Keeping(), tell
+        self._public = dict(public or {})
         self._journal, self._directory = Journal(directory, name), directory
         self._run = self._journal.run
         self._newest = self._journal.last  # of the requests seen in this run
@@ -179,6 +182,8 @@ class SiteHost:
             self._save(self._ready(), request)
         elif request.task == END:
             self.ended = True
+        elif request.task in self._public:
+            attached = self._public[request.task](self._ready())
         else:
             if self._sealer is None:
                 raise RefusedError(f"site {self._name!r} takes part in no secure sum")

@@ -14,10 +14,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fednotes.core.errors import ModelError, TrainingError
+from fednotes.core.errors import ModelError, RefusedError, TrainingError
 from fednotes.core.store import load_state, save_state
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Total, Update
+from fednotes.engines.secure_calls import SecureCalls
 from fednotes.federation import Option, SiteTasks, State
 
 NUMBER_BYTES = 8  # a weight, a metric or an option on the wire
@@ -54,8 +55,10 @@ class InProcess:
     directory: where checkpoints go; None keeps none.
     resume: go on from the newest whole checkpoint in `directory`.
     observer: told of each committed round.
+    secure: add under the secure sum, as a deployment would.
 
-    Raises ModelError if `resume` finds only damaged checkpoints.
+    Raises ModelError if `resume` finds only damaged checkpoints; ConfigError for a secure sum
+    of fewer than 3 sites.
     """
 
     def __init__(
@@ -65,12 +68,14 @@ class InProcess:
         directory: Path | None = None,
         resume: bool = False,
         observer: Observer | None = None,
+        secure: bool = False,
     ) -> None:
         if not sites:
             raise TrainingError("a federation needs at least one site")
         self._sites = tuple(sites)
         self._directory = directory
         self._observer = observer
+        self._secure = SecureCalls([site.id for site in sites]) if secure else None
         self._replies: dict[str, dict[str, Mapping[str, float]]] = {}
         self._before = 0.0  # seconds spent before a restart
         self._started = time.monotonic()
@@ -85,13 +90,17 @@ class InProcess:
 
     def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
         """Run `task` at every site in turn and add the replies as they come."""
+        if self._secure is not None:
+            return self._secure_sum(self._secure, task, tensors, options)
         total = Total.of(self._call(site, task, tensors, options) for site in self._sites)
         return replace(total, included=tuple(site.id for site in self._sites))
 
     def each(
         self, task: str, tensors: Tensors | None = None, /, **options: Option
     ) -> Mapping[str, Update]:
-        """Every site's reply; in one process there is nobody to hide it from."""
+        """Every site's reply. Raises RefusedError under the secure sum."""
+        if self._secure is not None:
+            raise RefusedError(f"{task!r} asks for each site's own reply; the sum is secure")
         return {site.id: self._call(site, task, tensors, options) for site in self._sites}
 
     def rounds(self, start: int, stop: int) -> Iterator[_Round]:
@@ -106,14 +115,35 @@ class InProcess:
     def _call(
         self, site: SiteTasks, task: str, tensors: Tensors | None, options: Mapping[str, Option]
     ) -> Update:
+        update = self._run(site, task, tensors or {}, options)
+        self.bytes_up += nbytes(update.tensors) + NUMBER_BYTES * (1 + len(update.metrics))
+        return update
+
+    def _run(
+        self, site: SiteTasks, task: str, sent: Tensors, options: Mapping[str, Option]
+    ) -> Update:
         if task not in site.tasks:
             raise TrainingError(f"site {site.id!r} has no task {task!r}")
-        sent = tensors or {}
         update: Update = getattr(site, task)(sent, **options)
         self.bytes_down += nbytes(sent) + NUMBER_BYTES * len(options)
-        self.bytes_up += nbytes(update.tensors) + NUMBER_BYTES * (1 + len(update.metrics))
         self._replies.setdefault(task, {})[site.id] = update.metrics
         return update
+
+    def _secure_sum(
+        self,
+        secure: SecureCalls,
+        task: str,
+        tensors: Tensors | None,
+        options: Mapping[str, Option],
+    ) -> Total:
+        by_name = {site.id: site for site in self._sites}
+        up, down = secure.bytes_up, secure.bytes_down
+        total = secure.total(
+            task, lambda name: self._run(by_name[name], task, tensors or {}, options)
+        )
+        self.bytes_up += secure.bytes_up - up
+        self.bytes_down += secure.bytes_down - down
+        return total
 
     def _commit(self, state: State, metrics: Mapping[str, float], evaluated: bool) -> None:
         if self._observer is not None:  # before saving: what a restart repeats is told again
@@ -144,6 +174,8 @@ class InProcess:
             "seconds": self.seconds,
             "sites": {},
         }
+        if self._secure is not None:
+            facts["summing"] = self._secure.summing.state()
         for index, site in enumerate(self._sites):
             kept = site.state()
             tensors |= {f"site{index}/{name}": value for name, value in kept.tensors.items()}
@@ -187,6 +219,8 @@ class InProcess:
             site.restore(State(own["round"], parts.get(f"site{index}", {}), own["facts"]))
         self.bytes_up, self.bytes_down = facts["bytes_up"], facts["bytes_down"]
         self._before = facts["seconds"]
+        if self._secure is not None:
+            self._secure.summing.restore(facts.get("summing", {}))
         return State(facts["round"], parts.get("server", {}), facts["server"])
 
 

@@ -60,7 +60,7 @@ class Members:
                 self._asker.notify(Event("missing", self.number, text, site))
             self.away.add(site)
         for site, reply in answers.refused.items():
-            if reply.has == self.counted[site]:
+            if reply.has == requests[site].counted[site]:
                 continue
             text = f"site {site!r} has lost its state and goes on from request {reply.has}"
             self._asker.notify(Event("behind", self.number, text, site))

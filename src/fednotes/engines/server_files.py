@@ -42,6 +42,7 @@ class Progress:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
+    summing: Mapping[str, Any] = field(default_factory=dict)  # `Summing.state`
 
     @classmethod
     def start(cls, sites: Sequence[str]) -> Progress:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from fednotes.core.errors import RefusedError
 from fednotes.core.update import Tensors, Total, Update
@@ -27,32 +27,62 @@ class Exchange(Protocol):
     def request(self) -> Request:
         """The method's request; `task` gives it a later number where a stage comes before it."""
 
-    def task(self, attached: Tensors | None = None, *, retry: bool = True) -> Mapping[str, Reply]:
+    @property
+    def reasons(self) -> str:
+        """Why sites are left out, in one line."""
+
+    def task(
+        self,
+        attached: Tensors | None = None,
+        *,
+        retry: bool = True,
+        sites: Collection[str] | None = None,
+    ) -> Mapping[str, Reply]:
         """Run the method's task; the replies of those that answered in time.
 
-        retry: ask sites that have lost their state once more, under another number.
+        retry: ask sites that have lost their state once more, under another number. sites: ask
+        only these.
         """
 
-    def stage(self, name: str, attached: Mapping[str, Tensors]) -> Mapping[str, Reply]:
-        """One message of the protocol's own, `name` beginning with "@", to the sites named."""
+    def stage(
+        self, name: str, attached: Mapping[str, Tensors], *, least: int | None = None
+    ) -> Mapping[str, Reply]:
+        """One message of the protocol's own, `name` beginning with "@", to the sites named.
+
+        least: how many must answer; None: as many as for the task.
+        """
+
+    def again(self) -> None:
+        """Forget what came of the task: it is to be done once more."""
 
     def refuse(self, site: str, reason: str) -> None:
         """Leave a site out of this round, and say why."""
 
 
 class Summing(Protocol):
-    """How the sites' updates become a sum. secure: nobody sees a summand."""
+    """How the sites' updates become a sum.
+
+    secure: nobody sees a summand. least: the fewest sites that it can add.
+    """
 
     secure: bool
+    least: int
 
     def total(self, exchange: Exchange) -> Total:
         """The sum, with `included` in the fixed order."""
+
+    def state(self) -> dict[str, Any]:
+        """What later sums depend on, as JSON values."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a kept state."""
 
 
 class PlainSum:
     """Updates added as they are, in the fixed order."""
 
     secure = False
+    least = 1
 
     def __init__(self, limits: Limits = LIMITS) -> None:
         self._limits = limits
@@ -62,6 +92,13 @@ class PlainSum:
         """Σ over the sites that answered."""
         fitting = self.updates(exchange)
         return replace(Total.of(fitting.values()), included=tuple(fitting))
+
+    def state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Nothing to go back to."""
 
     def updates(self, exchange: Exchange) -> dict[str, Update]:
         """The updates that fit together."""

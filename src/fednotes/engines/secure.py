@@ -1,0 +1,290 @@
+"""The secure sum behind the engine: the server's end (`summing.Summing`).
+
+    task, boxes, terms           →  masked update, keys of the next exchange     the method's task
+    survivors, receipts, keys    →  what opens the sum, shares of the next one   "@unmask"
+
+That is all while nothing fails. An exchange that begins afresh has "@keys" and "@shares" before
+it. Where a site could not mask its update with the keys of this exchange (it was started
+again), with the names of counts that were agreed, or within the limits, an exchange begins
+afresh after the task, and sites mask what they have ("@masked").
+
+The terms, equal for all sites: names of the counts (those of the last sum of this task; None:
+each site's own) and limits of the values (from the last total of this task). Both are public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from fednotes.core.errors import RefusedError, TrainingError
+from fednotes.core.update import Tensors, Total
+from fednotes.engines import secure_wire as wire
+from fednotes.engines.secure_site import SecureSeal, context_of
+from fednotes.engines.summing import Exchange
+from fednotes.engines.wire import Reply
+from fednotes.privacy.masks import need_cryptography
+from fednotes.privacy.secagg import (
+    ConfirmMessage,
+    KeysMessage,
+    Limits,
+    ServerChain,
+    SharesMessage,
+    UnmaskMessage,
+    default_threshold,
+    from_wire,
+)
+from fednotes.privacy.secagg_site import check_parameters
+
+__all__ = ["SecureSeal", "SecureSum"]
+
+ATTEMPTS = 3  # at a sum, if sites are lost while it is opened
+AGAIN = 2  # fresh exchanges of updates that sites could not mask at first
+M = TypeVar("M", KeysMessage, SharesMessage, ConfirmMessage, UnmaskMessage)
+
+
+class _Spoilt(TrainingError):
+    """An exchange that came to nothing, though it may succeed if it is begun afresh."""
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """How sites lay their updates out. limits: by tensor, the exponent of two."""
+
+    metrics: tuple[str, ...] | None
+    limits: Mapping[str, int]
+
+    def suit(self, told: _Told) -> bool:
+        """Whether all that answered can be added as they are."""
+        differ = self.metrics is None and len(set(map(frozenset, told.names.values()))) > 1
+        return not told.again and not differ
+
+    def for_all(self, told: _Told) -> _Terms:
+        """Terms under which all that answered can be added."""
+        union = sorted({name for names in told.names.values() for name in names})
+        return _Terms(tuple(union), {} if told.wide else self.limits)
+
+
+@dataclass
+class _Told:
+    """What came with the masked updates. names: of each site's counts. again: who could not
+    mask, and why; wide: for whom a limit was too narrow."""
+
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    again: dict[str, str] = field(default_factory=dict)
+    wide: set[str] = field(default_factory=set)
+
+
+class SecureSum:
+    """Σ over sites of which the server sees the sum alone. See `privacy.secagg`.
+
+    sites: their names, in the fixed order. job: the declarative job's fingerprint. threshold:
+    the fewest sites in a sum, over half of them; None: just over half. confirmed: one message
+    more, after which sites open nothing unless `threshold` of them were shown the same list.
+    All four must be equal at the sites' `SecureSeal`.
+
+    Raises ConfigError for fewer than 3 sites or an impossible threshold, MissingExtra without
+    `cryptography`.
+    """
+
+    secure = True
+
+    def __init__(
+        self,
+        sites: Sequence[str],
+        *,
+        job: str,
+        threshold: int | None = None,
+        confirmed: bool = False,
+    ) -> None:
+        need_cryptography()
+        self._sites, self._job, self._confirmed = tuple(sites), job, confirmed
+        self.least = default_threshold(len(sites)) if threshold is None else threshold
+        check_parameters(self._sites, self.least)
+        self._run, self._chain = -1, self._new_chain(-1)
+        self._whole = False  # the last exchange came to its end, so the next may be prepared
+        self._metrics: dict[str, tuple[str, ...]] = {}  # by task
+        self._limits: dict[str, dict[str, int]] = {}  # by task and tensor
+
+    def state(self) -> dict[str, Any]:
+        """What later sums depend on: limits. JSON values."""
+        return {"limits": {task: dict(own) for task, own in self._limits.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to a kept state, so that the next sums are rounded as they were."""
+        self._limits = {task: dict(own) for task, own in state.get("limits", {}).items()}
+
+    def total(self, exchange: Exchange) -> Total:
+        """Σ over the sites that took part.
+
+        Raises TrainingError where too few can be added; nothing is opened then.
+        """
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                return self._total(exchange)
+            except _Spoilt as error:
+                if not left:
+                    raise TrainingError(str(error)) from error
+                exchange.again()
+        raise AssertionError("unreachable")
+
+    def _total(self, exchange: Exchange) -> Total:
+        task, sites = exchange.request.task, exchange.sites
+        self._enough(exchange, len(sites), TrainingError)
+        if exchange.request.run != self._run:
+            self._run, self._whole = exchange.request.run, False
+            self._chain = self._new_chain(self._run)
+        prepared = set(self._chain.prepared) if self._whole else set()
+        self._whole = False
+        if not set(sites) <= prepared:
+            sites = self._begin(exchange, sites)
+        terms = _Terms(self._metrics.get(task), self._limits.get(task, {}))
+        replies = exchange.task(self._asked(terms), sites=sites)
+        self._enough(exchange, len(replies), TrainingError)
+        told = self._take(exchange, replies, terms)
+        for _ in range(AGAIN):
+            if terms.suit(told):
+                break
+            terms = terms.for_all(told)
+            sites = self._begin(exchange, tuple(told.names))
+            replies = exchange.stage(wire.MASKED, dict.fromkeys(sites, self._asked(terms)))
+            told = self._take(exchange, replies, terms)
+            self._leave_out(exchange, terms, told)
+        for site, reason in told.again.items():
+            exchange.refuse(site, f"site {site!r} could not mask its update: {reason}")
+        total = self._opened(exchange)
+        self._whole = True
+        told_of = (name for site in total.included for name in told.names[site])
+        metrics = {name: total.metrics[name] for name in told_of if name in total.metrics}
+        self._metrics[task] = tuple(metrics)
+        self._limits[task] = {
+            name: round(math.log2(limit)) for name, limit in Limits.after(total).tensors.items()
+        }
+        return replace(total, metrics=metrics)
+
+    # the stages
+
+    def _begin(self, exchange: Exchange, sites: tuple[str, ...]) -> tuple[str, ...]:
+        """A fresh exchange: keys, then shares; who is in it."""
+        now = self._chain.start()
+        note: dict[str, Any] = {"number": self._chain.number}
+        replies = exchange.stage(wire.KEYS, dict.fromkeys(sites, wire.packed(note)))
+        self._add(exchange, replies, KeysMessage, now.add_keys)
+        keys = _closed(now.keys)
+        note["keys"] = wire.keys_note(keys)
+        replies = exchange.stage(wire.SHARES, dict.fromkeys(keys, wire.packed(note)))
+        self._add(exchange, replies, SharesMessage, now.add_shares)
+        _closed(now.boxes)
+        self._enough(exchange, len(now.roster), _Spoilt)
+        return now.roster
+
+    def _asked(self, terms: _Terms) -> Tensors:
+        """What goes to all sites with a task."""
+        roster, boxes = self._chain.now.roster, self._chain.now.boxes()
+        note = {
+            "number": self._chain.number,
+            "roster": list(roster),
+            "metrics": None if terms.metrics is None else list(terms.metrics),
+            "limits": dict(terms.limits),
+        }
+        return wire.packed(note, boxes=wire.packed_boxes(boxes, roster))
+
+    def _take(self, exchange: Exchange, replies: Mapping[str, Reply], terms: _Terms) -> _Told:
+        """Add masked updates; who could not mask."""
+        told = _Told()
+        for site in (site for site in exchange.sites if site in replies):
+            attached = replies[site].attached
+            try:
+                note = wire.noted(attached)
+                given = note.get("names") is not None
+                names = wire.names_in(note, "names") if given else terms.metrics or ()
+                if "again" in note:
+                    told.wide |= {site} if wire.part(note, "wide", bool) else set()
+                    told.again[site] = wire.part(note, "again", str)
+                else:
+                    message = wire.masked_in(note, attached)
+                    _require_own(site, message.site)
+                    self._chain.add_masked(message)
+                told.names[site] = names
+            except RefusedError as error:
+                exchange.refuse(site, str(error))
+        return told
+
+    def _leave_out(self, exchange: Exchange, terms: _Terms, told: _Told) -> None:
+        """Give up those that the widest limits are too narrow for: so they would be again."""
+        if terms.limits or not told.wide:
+            return
+        for site in sorted(told.wide, key=self._sites.index):
+            exchange.refuse(site, told.again.pop(site))
+            del told.names[site]
+        told.wide.clear()
+        self._enough(exchange, len(told.names), TrainingError)
+
+    def _opened(self, exchange: Exchange) -> Total:
+        """Close the updates, and open their sum."""
+        chain = self._chain
+        heard = chain.now.heard
+        self._enough(exchange, len(heard), _Spoilt)
+        requests, keys = chain.requests()  # below the threshold: sites differ, as they will again
+        survivors = chain.now.survivors
+        for site in heard:
+            if site not in survivors:
+                exchange.refuse(site, f"site {site!r} laid its update out as the others did not")
+        self._enough(exchange, len(survivors), TrainingError)
+        note: dict[str, Any] = {"number": chain.number, **wire.requests_note(requests)}
+        if self._confirmed:
+            asked = dict.fromkeys(survivors, wire.packed(note))
+            replies = exchange.stage(wire.CONFIRM, asked, least=self.least)
+            self._add(exchange, replies, ConfirmMessage, chain.now.add_confirm)
+            note |= wire.requests_note(chain.requests()[0])
+        asked = dict.fromkeys(survivors, wire.packed({**note, "keys": wire.keys_note(keys)}))
+        replies = exchange.stage(wire.UNMASK, asked, least=self.least)
+        self._add(exchange, replies, UnmaskMessage, chain.add_unmask)
+        return _closed(chain.total)
+
+    def _add(
+        self,
+        exchange: Exchange,
+        replies: Mapping[str, Reply],
+        kind: type[M],
+        add: Callable[[M], None],
+    ) -> None:
+        """Take the messages of a stage; one that is wrong costs its site the exchange."""
+        for site in (site for site in exchange.sites if site in replies):
+            try:
+                note = wire.noted(replies[site].attached)
+                message = from_wire(kind, wire.part(note, "message", dict))
+                _require_own(site, message.site)
+                add(message)
+            except RefusedError as error:
+                exchange.refuse(site, str(error))
+
+    def _enough(self, exchange: Exchange, count: int, error: type[TrainingError]) -> None:
+        if count < exchange.least:
+            reasons = f": {exchange.reasons}" if exchange.reasons else ""
+            raise error(
+                f"{exchange.request.task!r}: {count} sites can be added under the secure sum, "
+                f"{exchange.least} are needed{reasons}; nothing was opened"
+            )
+
+    def _new_chain(self, run: int) -> ServerChain:
+        context = context_of(self._job, run)
+        return ServerChain(self._sites, context, self.least, confirmed=self._confirmed)
+
+
+R = TypeVar("R")
+
+
+def _closed(close: Callable[[], R]) -> R:
+    """The end of a stage. Too few messages of it are reason to begin afresh."""
+    try:
+        return close()
+    except TrainingError as error:
+        raise _Spoilt(str(error)) from error
+
+
+def _require_own(site: str, named: str) -> None:
+    if named != site:
+        raise RefusedError(f"site {site!r} sent a message of the secure sum as {named!r}")

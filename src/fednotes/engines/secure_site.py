@@ -1,0 +1,191 @@
+"""A site's end of the secure sum: what the engine's host asks of a `Sealer`.
+
+The checked update is masked before it leaves. Where that cannot be done with the keys of this
+exchange (the process was started again, a count's name is new, a limit is too narrow), the
+site says so, keeps the update in memory, and masks it when the server has begun an exchange
+afresh; the task is not done again. An update is opened in one exchange at most: this site
+answers for the newest, and forgets the update with that. As an exchange takes over half of the
+sites to open, no two can be opened that hold the same update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fednotes.core.errors import RefusedError, TrainingError
+from fednotes.core.update import Tensors, Update
+from fednotes.engines import secure_wire as wire
+from fednotes.engines.wire import Request
+from fednotes.privacy.masks import Identity, joined, need_cryptography
+from fednotes.privacy.secagg import Limits, SiteChain, default_threshold
+from fednotes.privacy.secagg_site import REFUSALS, check_parameters
+
+Answer = Callable[[Request, Mapping[str, Any]], Tensors]
+
+
+def context_of(job: str, run: int) -> bytes:
+    """Names all exchanges of one start of the server: numbers begin again in each."""
+    return joined("fednotes secure sum", job, run)
+
+
+@dataclass
+class _Kept:
+    """The update of the newest task, until it is opened. narrow: how often it was out of range."""
+
+    run: int
+    number: int
+    purpose: str
+    update: Update
+    narrow: int = 0
+
+
+class SecureSeal:
+    """One site's part in the secure sum, for the life of its process (`host.Sealer`).
+
+    sites, job, threshold, confirmed: the same at the server and all sites. identity: signs
+    this site's keys and checks the others'; None trusts the server to relay them.
+
+    Raises ConfigError for fewer than 3 sites or an impossible threshold, MissingExtra without
+    `cryptography`.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        sites: Sequence[str],
+        *,
+        job: str,
+        threshold: int | None = None,
+        identity: Identity | None = None,
+        confirmed: bool = False,
+    ) -> None:
+        need_cryptography()
+        self._site, self._sites, self._job = site, tuple(sites), job
+        self._threshold = default_threshold(len(sites)) if threshold is None else threshold
+        check_parameters(self._sites, self._threshold)
+        self._identity, self._confirmed = identity, confirmed
+        self._run, self._chain = -1, self._new_chain(-1)
+        self._kept: _Kept | None = None
+        self._answered: tuple[int, Tensors] = (-1, {})  # the last stage's number and reply
+
+    def stage(self, request: Request) -> Tensors:
+        """Answer one of the protocol's own messages; a repeated one gets the same answer.
+
+        Raises RefusedError for what the protocol forbids.
+        """
+        self._enter(request.run)
+        if self._answered[0] == request.number:
+            return self._answered[1]
+        answers: dict[str, Answer] = {
+            wire.KEYS: self._keys,
+            wire.SHARES: self._shares,
+            wire.MASKED: self._masked,
+            wire.CONFIRM: self._confirm,
+            wire.UNMASK: self._unmask,
+        }
+        if request.task not in answers:
+            raise RefusedError(f"site {self._site!r} has no task {request.task!r}")
+        reply = answers[request.task](request, wire.noted(request.attached))
+        self._answered = (request.number, reply)
+        return reply
+
+    def seal(self, request: Request, update: Update) -> Tensors:
+        """The update under its masks, or why it cannot be masked yet.
+
+        A request without the terms of an exchange (a task that a late site makes up for) gets
+        nothing. Raises TrainingError for values that no exchange can sum.
+        """
+        self._enter(request.run)
+        self._answered = (-1, {})
+        self._kept = None
+        if not request.attached:
+            return {}
+        note = wire.noted(request.attached)
+        purpose = f"{request.round} {request.task}"
+        self._kept = _Kept(request.run, request.number, purpose, update)
+        return self._sealed(self._kept, note, request.attached)
+
+    # the stages
+
+    def _keys(self, request: Request, note: Mapping[str, Any]) -> Tensors:
+        message = self._chain.keys(wire.part(note, "number", int))
+        return wire.packed({"message": wire.header(message)})
+
+    def _shares(self, request: Request, note: Mapping[str, Any]) -> Tensors:
+        message = self._chain.shares(wire.part(note, "number", int), wire.keys_in(note))
+        return wire.packed({"message": wire.header(message)})
+
+    def _masked(self, request: Request, note: Mapping[str, Any]) -> Tensors:
+        kept = self._kept
+        if kept is None or request.counted.get(self._site) != kept.number:
+            raise RefusedError(f"site {self._site!r} has no update for the secure sum any more")
+        try:
+            return self._sealed(kept, note, request.attached)
+        except TrainingError as error:  # no limit is wide enough; an answer, for it is final
+            return wire.packed({"names": [], "again": str(error), "wide": True})
+
+    def _confirm(self, request: Request, note: Mapping[str, Any]) -> Tensors:
+        asked = wire.request_in(note, self._site)
+        message = self._chain.confirm(wire.part(note, "number", int), asked)
+        return wire.packed({"message": wire.header(message)})
+
+    def _unmask(self, request: Request, note: Mapping[str, Any]) -> Tensors:
+        number, asked = wire.part(note, "number", int), wire.request_in(note, self._site)
+        message = self._chain.unmask(number, asked, wire.keys_in(note))
+        self._kept = None
+        return wire.packed({"message": wire.header(message)})
+
+    def _sealed(self, kept: _Kept, note: Mapping[str, Any], attached: Tensors) -> Tensors:
+        """The masked update, or `again` with the reason: it can be masked in a fresh exchange."""
+        number, names = wire.part(note, "number", int), list(kept.update.metrics)
+        metrics = None if note.get("metrics") is None else wire.names_in(note, "metrics")
+        told = {"names": None if names == list(metrics or ()) else names}
+        if metrics is not None and not set(names) <= set(metrics):
+            reason = "counts that the sites did not agree on"
+            return wire.packed({**told, "again": reason, "wide": False})
+        limits = _limits(note)
+        try:
+            roster = wire.names_in(note, "roster")
+            boxes = wire.boxes_in(attached, roster, self._site)
+            message = self._chain.masked(
+                number, boxes, kept.update, purpose=kept.purpose, limits=limits, metrics=metrics
+            )
+        except RefusedError as error:
+            return wire.packed({**told, "again": str(error), "wide": False})
+        except TrainingError as error:
+            kept.narrow += 1  # each tells the server something of the values' size
+            if not limits.tensors or kept.narrow == REFUSALS:
+                self._kept = None
+                raise
+            return wire.packed({**told, "again": str(error), "wide": True})
+        return wire.packed_masked(message, told)
+
+    # runs
+
+    def _enter(self, run: int) -> None:
+        """A server that was started again begins afresh; nothing of before is opened any more."""
+        if run < self._run:
+            raise RefusedError(f"site {self._site!r}: run {run} of the secure sum is over")
+        if run > self._run:
+            self._run, self._chain = run, self._new_chain(run)
+            self._kept, self._answered = None, (-1, {})
+
+    def _new_chain(self, run: int) -> SiteChain:
+        return SiteChain(
+            self._site,
+            self._sites,
+            context_of(self._job, run),
+            self._threshold,
+            identity=self._identity,
+            confirmed=self._confirmed,
+        )
+
+
+def _limits(note: Mapping[str, Any]) -> Limits:
+    """Powers of two, as their exponents."""
+    exponents = wire.part(note, "limits", dict)
+    if not all(type(e) is int and abs(e) <= 300 for e in exponents.values()):
+        raise RefusedError("a request of the secure sum has limits that are none")
+    return Limits(tensors={name: 2.0**exponent for name, exponent in exponents.items()})

@@ -1,0 +1,147 @@
+"""What the secure sum's messages look like in `attached`: a JSON note as bytes, and numbers.
+
+    note      uint8  JSON: a table of strings, numbers, lists and tables
+    boxes     uint8  (roster, roster, bytes of a box): from whom, for whom
+    words     int64  a masked update
+
+One frame goes to all sites, so what is for one of them lies beside what is for the others; none
+of it is a secret (a box is sealed for its receiver).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.core.errors import RefusedError
+from fednotes.core.update import Tensors
+from fednotes.privacy.secagg import (
+    KeysMessage,
+    MaskedMessage,
+    UnmaskRequest,
+    from_wire,
+    to_wire,
+)
+from fednotes.privacy.secagg_messages import Message
+from fednotes.privacy.secagg_server import BOX_BYTES
+
+KEYS, SHARES, MASKED, CONFIRM, UNMASK = "@keys", "@shares", "@masked", "@confirm", "@unmask"
+MOST_NOTE = 2**26  # bytes
+T = TypeVar("T")
+
+
+def packed(note: Mapping[str, Any], **numbers: Tensor) -> dict[str, Tensor]:
+    """A note and numbers beside it."""
+    text = json.dumps(note, sort_keys=True, separators=(",", ":")).encode()
+    return {"note": torch.frombuffer(bytearray(text), dtype=torch.uint8), **numbers}
+
+
+def noted(attached: Tensors) -> dict[str, Any]:
+    """The note. Raises RefusedError for anything else."""
+    value = attached.get("note")
+    if value is None or value.dtype is not torch.uint8 or value.numel() > MOST_NOTE:
+        raise RefusedError("a message of the secure sum has no note")
+    try:
+        note = json.loads(value.numpy().tobytes())
+    except (ValueError, RecursionError) as error:
+        raise RefusedError("the note of a message of the secure sum is not JSON") from error
+    if not isinstance(note, dict):
+        raise RefusedError("the note of a message of the secure sum is no table")
+    return note
+
+
+def part(note: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """An entry of a note. Raises RefusedError where it is missing or of another type."""
+    value = note.get(name)
+    if type(value) is not kind:
+        raise RefusedError(f"a message of the secure sum has no {name!r}")
+    return value
+
+
+def names_in(note: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """A list of strings. Raises RefusedError."""
+    value = part(note, name, list)
+    if not all(isinstance(each, str) for each in value):
+        raise RefusedError(f"a message of the secure sum has {name!r} that are not names")
+    return tuple(value)
+
+
+def header(message: Message) -> dict[str, Any]:
+    """A message without a body, as JSON values."""
+    return to_wire(message)[0]
+
+
+def packed_masked(message: MaskedMessage, note: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A masked update; its words are not copied."""
+    bare = header(replace(message, words=message.words[:0]))
+    return packed({**note, "message": bare}, words=torch.from_numpy(message.words.view(np.int64)))
+
+
+def masked_in(note: Mapping[str, Any], attached: Tensors) -> MaskedMessage:
+    """A masked update back, its words those of the frame. Raises RefusedError."""
+    words = attached.get("words")
+    if words is None or words.dtype is not torch.int64 or words.dim() != 1:
+        raise RefusedError("a masked update has no words")
+    numbers: Any = words.numpy()
+    body: Any = memoryview(numbers).cast("B") if numbers.size else b""
+    return from_wire(MaskedMessage, part(note, "message", dict), body)
+
+
+def packed_boxes(boxes: Mapping[str, Mapping[str, bytes]], roster: Sequence[str]) -> Tensor:
+    """Boxes by receiver and sender as (sender, receiver, byte)."""
+    table = np.zeros((len(roster), len(roster), BOX_BYTES), np.uint8)
+    for column, to in enumerate(roster):
+        for row, sender in enumerate(roster):
+            if sender != to:
+                table[row, column] = np.frombuffer(boxes[to][sender], np.uint8)
+    return torch.from_numpy(table)
+
+
+def boxes_in(attached: Tensors, roster: Sequence[str], site: str) -> dict[str, bytes]:
+    """Sender → its box for this site. Raises RefusedError."""
+    table = attached.get("boxes")
+    shape = (len(roster), len(roster), BOX_BYTES)
+    if table is None or table.dtype is not torch.uint8 or tuple(table.shape) != shape:
+        raise RefusedError("a request of the secure sum has no boxes for its sites")
+    if site not in roster:
+        raise RefusedError(f"site {site!r} has no boxes in this exchange of the secure sum")
+    at, numbers = roster.index(site), table.numpy()
+    return {
+        sender: numbers[row, at].tobytes() for row, sender in enumerate(roster) if sender != site
+    }
+
+
+def keys_note(keys: Mapping[str, KeysMessage]) -> dict[str, Any]:
+    """All sites' public keys."""
+    return {site: header(message) for site, message in keys.items()}
+
+
+def keys_in(note: Mapping[str, Any]) -> dict[str, KeysMessage]:
+    """All sites' public keys. Raises RefusedError."""
+    return {site: from_wire(KeysMessage, own) for site, own in part(note, "keys", dict).items()}
+
+
+def requests_note(requests: Mapping[str, UnmaskRequest]) -> dict[str, Any]:
+    """What all survivors are asked: the same lists, and receipts for each of them."""
+    notes = {site: header(request) for site, request in requests.items()}
+    same = next(iter(notes.values()))
+    return {
+        **{name: same[name] for name in ("exchange", "survivors", "dropped")},
+        **{
+            name: {site: note[name] for site, note in notes.items()}
+            for name in ("receipts", "confirmations")
+        },
+    }
+
+
+def request_in(note: Mapping[str, Any], site: str) -> UnmaskRequest:
+    """What one survivor is asked. Raises RefusedError."""
+    own = {name: part(note, name, dict).get(site, {}) for name in ("receipts", "confirmations")}
+    same = {name: note.get(name) for name in ("exchange", "survivors", "dropped")}
+    return from_wire(UnmaskRequest, same | own)

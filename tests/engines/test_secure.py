@@ -1,0 +1,348 @@
+"""The secure sum behind the engine: its messages, its terms, and what the server gets to see."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from fault_net import Net
+from fault_toy import JOB
+from secure_net import SITES, Giver, check, network, random_updates, tasks
+
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.update import Tensors, Update
+from fednotes.engines import secure_wire as wire
+from fednotes.engines.host import BEGIN
+from fednotes.engines.inprocess import InProcess
+from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.wire import Request, decode_reply
+from fednotes.federation import State
+from fednotes.privacy.fixed_point import encode
+from fednotes.privacy.secagg import Ed25519Identity
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    with mock.patch("os.fsync"):
+        yield
+
+
+# messages
+
+
+def test_two_messages_a_sum_and_two_more_for_a_fresh_start(tmp_path: Path) -> None:
+    updates = random_updates(1)
+    net, engine, _, _ = network(tmp_path, updates)
+    for turn in range(3):
+        total = engine.sum("give")
+        check(total, [updates[s][turn] for s in SITES])
+        assert total.included == SITES
+    opened = ["give", "@unmask"]
+    assert tasks(net) == [BEGIN, "@keys", "@shares", *opened, *opened, *opened]
+    frames = Counter(request.number for _, request, _ in net.sent)
+    assert set(frames.values()) == {4}
+    assert len({id(frame) for _, _, frame in net.sent}) == len(frames)  # one frame for all sites
+    net.down = {"c"}
+    engine._least = 3
+    next(engine.rounds(0, 1))
+    net.sent.clear()
+    assert engine.sum("give").included == ("a", "b", "d")
+    assert engine.sum("give").included == ("a", "b", "d")
+    assert tasks(net) == opened * 2  # a drop-out costs no message
+    net.down = set()
+    next(engine.rounds(1, 2))
+    net.sent.clear()
+    assert engine.sum("give").included == SITES
+    assert tasks(net)[-4:] == ["@keys", "@shares", *opened]
+
+
+def test_the_bytes_are_about_twice_those_in_the_clear(tmp_path: Path) -> None:
+    """Eight bytes a number in place of four."""
+    updates = {s: [Update({"w": torch.randn(200_000)})] * 2 for s in SITES}
+    _, engine, _, _ = network(tmp_path, updates)
+    engine.sum("give")
+    up, down = engine.bytes_up, engine.bytes_down
+    engine.sum("give")
+    assert 2.0 < (engine.bytes_up - up) / (4 * 4 * 200_000) < 2.02
+    assert engine.bytes_down - down < 60_000
+    inside = InProcess([Giver(s, updates[s], Counter()) for s in SITES], secure=True)
+    inside.sum("give")
+    up = inside.bytes_up
+    inside.sum("give")
+    assert 2.0 < (inside.bytes_up - up) / (4 * 4 * 200_000) < 2.02
+
+
+def test_signed_keys_and_confirmed_lists(tmp_path: Path) -> None:
+    known = {site: Ed25519Identity(bytes([i] * 32), {}).public for i, site in enumerate(SITES)}
+    identities = {site: Ed25519Identity(bytes([i] * 32), known) for i, site in enumerate(SITES)}
+    updates = random_updates(2)
+    net, engine, _, _ = network(tmp_path, updates, identities=identities, confirmed=True)
+    for turn in range(2):
+        check(engine.sum("give"), [updates[s][turn] for s in SITES])
+    assert tasks(net)[3:] == ["give", "@confirm", "@unmask"] * 2
+    identities["b"] = Ed25519Identity(b"B" * 32, known)  # not the key that the others know
+    net, engine, events, _ = network(tmp_path / "2", updates, identities=identities)
+    with pytest.raises(TrainingError, match="nothing was opened"):
+        engine.sum("give")
+    assert any("the keys of site 'b' are not signed by it" in event.text for event in events)
+
+
+# what the server sees
+
+
+def test_no_frame_that_the_server_receives_holds_a_sites_numbers(tmp_path: Path) -> None:
+    """The bytes of every value of every site (as sent in the clear, and times the weight in
+    float64) and the text of every count and weight, searched in all replies. In the clear they
+    are found, so the search can find them; and the server's own sum is right."""
+    updates = {
+        site: [replace(u, weight=1234.5 + i, metrics={"loss": 0.123456 + i}) for u in own]
+        for i, (site, own) in enumerate(random_updates(3).items())
+    }
+    plain = Net({s: lambda s=s: Giver(s, updates[s], Counter()) for s in SITES}, tmp_path / "plain")
+    net, engine, _, _ = network(tmp_path / "secure", updates)
+    for turn in range(3):
+        check(engine.sum("give"), [updates[s][turn] for s in SITES])
+    in_the_clear = plain.engine(SITES)
+    in_the_clear.sum("give")
+    forms = [
+        form
+        for own in updates.values()
+        for update in own
+        for value in update.tensors.values()
+        for form in (value, value.double() * update.weight, value.double())
+    ]
+    needles = [piece for form in forms for piece in pieces(form)]
+    numbers = [n for own in updates.values() for u in own for n in (u.weight, u.metrics["loss"])]
+    needles += [str(number).encode() for number in numbers]
+    needles += [np.float64(number).tobytes() for number in numbers]
+    seen = b"".join(bytes(frame) for _, frame in net.came)
+    assert len(needles) > 300
+    assert not [needle for needle in needles if needle in seen]
+    clear = b"".join(bytes(frame) for _, frame in plain.came)
+    assert sum(needle in clear for needle in needles) > 80
+    turns = Counter[str]()
+    for site, frame in net.came:  # nor any of the integers that the values become
+        attached = decode_reply(frame).attached
+        if "words" in attached:
+            message = wire.masked_in(wire.noted(attached), attached)
+            bare = encode(updates[site][turns[site]], message.layout)
+            assert bare.shape == message.words.shape
+            assert not np.isin(bare[bare != 0], message.words).any()
+            turns[site] += 1
+    assert turns == dict.fromkeys(SITES, 3)
+
+
+def pieces(value: torch.Tensor) -> list[bytes]:
+    """Eight bytes that lie together, over the whole tensor."""
+    raw = value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    return [raw[i : i + 8] for i in range(0, len(raw) - 7, 8)]
+
+
+def test_a_site_that_makes_up_for_a_task_gives_nothing_away(tmp_path: Path) -> None:
+    """A late site does the tasks of before the first round without an exchange."""
+    updates = random_updates(4)
+    net, engine, _, asked = network(tmp_path, updates)
+    engine._least, net.down = 3, {"d"}
+    engine.sum("give")
+    net.down = set()
+    next(engine.rounds(0, 1))
+    net.came.clear()
+    total = engine.sum("give")
+    assert asked["d"] == 2
+    check(total, [updates[s][1] for s in SITES])
+    for site, frame in net.came:
+        reply = decode_reply(frame)
+        assert reply.update == Update()
+        assert set(reply.attached) <= {"note", "words"}, site
+
+
+# terms
+
+
+def test_counts_that_only_some_sites_have(tmp_path: Path) -> None:
+    """The first sum finds the names; afterwards they are agreed. A name that comes later is
+    agreed anew; one that is in no update is in no total. No site does its task twice."""
+    given = {
+        "a": [{"n": 1, "x": 2}, {"x": 5}, {"n": 3, "x": 1}, {"n": 4}],
+        "b": [{"n": 2}, {"n": 7}, {"y": 5, "n": 1}, {"n": 6}],
+        "c": [{"x": 1, "n": 4}, {}, {"n": 1}, {"n": 1}],
+    }
+    updates = {s: [Update({}, 2.0, m) for m in own] for s, own in given.items()}
+    net, engine, _, asked = network(tmp_path, updates)
+    for turn in range(4):
+        check(engine.sum("give"), [own[turn] for own in updates.values()])
+    again = ["give", "@keys", "@shares", "@masked", "@unmask"]
+    assert tasks(net)[3:] == [*again, "give", "@unmask", *again, "give", "@unmask"]
+    assert set(asked.values()) == {4}
+
+
+def test_values_beyond_the_limits_of_the_last_total(tmp_path: Path) -> None:
+    """4,096 times the last largest sum is the limit; then the widest, and then none."""
+    small, large, huge = 1e-3, 1e3, 2.0**33
+    updates = {s: [Update({"w": torch.full((3,), v)}) for v in (small, small)] for s in SITES[:3]}
+    updates["b"] += [Update({"w": torch.full((3,), v)}) for v in (large, huge)]
+    net, engine, events, asked = network(tmp_path, updates)
+    engine.sum("give")
+    engine.sum("give")
+    total = engine.sum("give")
+    np.testing.assert_allclose(total.tensors["w"].numpy(), large + 2 * small, rtol=1e-9)
+    assert tasks(net)[7:] == ["give", "@keys", "@shares", "@masked", "@unmask"]
+    assert asked == dict.fromkeys(SITES[:3], 3)
+    with pytest.raises(TrainingError, match=r"limit 2\^31: nothing was sent"):
+        engine.sum("give")
+    assert [event.site for event in events if event.kind == "refused"] == ["b"]
+    assert "lower the learning rate" in events[-1].text
+    assert asked == dict.fromkeys(SITES[:3], 4)  # it is no use to do the task once more
+
+
+def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
+    """So the sums after a restart have the same grid, and the run the same bits."""
+    updates = {s: [Update({"w": torch.rand(50) / 3}) for _ in range(4)] for s in SITES[:3]}
+
+    def job(engine: Any) -> bytes:
+        done = engine.resume()
+        for turn in engine.rounds(done.round if done else 0, 4):
+            total = engine.sum("give")
+            state = State(turn.number + 1)
+            turn.commit(state, {}, evaluated=True)
+        return total.tensors["w"].numpy().tobytes()
+
+    whole = job(network(tmp_path / "whole", updates)[1])
+    net, engine, _, _ = network(tmp_path, updates)
+    for turn in engine.rounds(0, 3):
+        engine.sum("give")
+        turn.commit(State(turn.number + 1), {}, evaluated=True)
+    again = net.engine(SITES[:3], summing=SecureSum(SITES[:3], job=JOB))
+    assert job(again) == whole
+    facts = json.loads((tmp_path / "server" / "round-00000004" / "facts.json").read_text())
+    assert set(facts["progress"]["summing"]["limits"]["give"]) == {"w"}
+
+    def members() -> list[Giver]:
+        return [Giver(s, updates[s], Counter()) for s in SITES[:3]]
+
+    assert job(InProcess(members(), secure=True)) == whole
+    first = InProcess(members(), secure=True, directory=tmp_path / "inside")
+    for turn in first.rounds(0, 3):
+        first.sum("give")
+        turn.commit(State(turn.number + 1), {}, evaluated=True)
+    resumed = InProcess(members(), secure=True, directory=tmp_path / "inside", resume=True)
+    assert job(resumed) == whole
+
+
+def test_a_site_with_another_model_is_left_out_and_named(tmp_path: Path) -> None:
+    updates = {s: [Update({"w": torch.ones(3)})] for s in SITES}
+    updates["c"] = [Update({"w": torch.ones(4)})]
+    net, engine, events, asked = network(tmp_path, updates)
+    engine._least = 3
+    total = engine.sum("give")
+    assert total.included == ("a", "b", "d")
+    assert torch.equal(total.tensors["w"], torch.full((3,), 3.0).double())
+    assert [e.text for e in events if e.site == "c" and e.kind == "refused"] == [
+        "site 'c' laid its update out as the others did not"
+    ]
+    engine._least = 4
+    net.came.clear()
+    next(engine.rounds(0, 1))
+    with pytest.raises(TrainingError, match="3 sites can be added under the secure sum, 4 are"):
+        engine.sum("give")
+    assert asked["a"] == 2  # it is no use to do the task once more
+
+
+# restarts
+
+
+def test_a_restarted_site_masks_what_it_did_in_a_fresh_exchange(tmp_path: Path) -> None:
+    """It has no keys for the prepared exchange. All sites mask again; none does its task again."""
+    updates = random_updates(5)
+    net, engine, _, asked = network(tmp_path, updates)
+    engine.sum("give")
+    del net.hosts["b"]
+    net.sent.clear()
+    total = engine.sum("give")
+    check(total, [updates[s][1] for s in SITES])
+    assert total.included == SITES
+    assert tasks(net) == ["give", "@keys", "@shares", "@masked", "@unmask"]
+    assert asked == {"a": 2, "b": 3, "c": 2, "d": 2}  # b's first was done again from its journal
+
+
+def test_a_message_in_another_sites_name_is_refused(tmp_path: Path) -> None:
+    updates = random_updates(6)
+    _, engine, events, _ = network(tmp_path, updates)
+    engine._least = 3
+    stage = SecureSeal.stage
+
+    def lying(self: SecureSeal, request: Request) -> Tensors:
+        reply = stage(self, request)
+        if self._site == "d" and request.task == "@keys":
+            note = wire.noted(reply)
+            note["message"]["site"] = "a"
+            return wire.packed(note)
+        return reply
+
+    with mock.patch.object(SecureSeal, "stage", lying):
+        assert engine.sum("give").included == ("a", "b", "c")
+    assert "site 'd' sent a message of the secure sum as 'a'" in {event.text for event in events}
+
+
+@pytest.mark.parametrize("how", ["no note", "not JSON", "no table", "no words", "short", "names"])
+def test_malformed_answers_cost_their_site_the_sum(how: str, tmp_path: Path) -> None:
+    updates = random_updates(7)
+    _, engine, events, _ = network(tmp_path, updates)
+    engine._least = 3
+    seal = SecureSeal.seal
+
+    def broken(self: SecureSeal, request: Request, update: Update) -> Tensors:
+        reply = dict(seal(self, request, update))
+        if self._site != "d":
+            return reply
+        note = wire.noted(reply)
+        if how == "names":
+            return {**reply, **wire.packed({**note, "names": [1]})}
+        if how == "short":
+            return {**reply, "words": reply["words"][1:]}
+        if how == "no words":
+            return {"note": reply["note"]}
+        if how == "no note":
+            return {"words": reply["words"]}
+        text = b"[1]" if how == "no table" else b"{"
+        return {**reply, "note": torch.tensor(list(text), dtype=torch.uint8)}
+
+    with mock.patch.object(SecureSeal, "seal", broken):
+        total = engine.sum("give")
+    left_out = total.included == ("a", "b", "c")
+    assert left_out
+    assert [event.site for event in events if event.kind == "refused"] == ["d"]
+    check(total, [updates[s][0] for s in "abc"])
+
+
+def test_wrong_parameters_are_refused_at_once() -> None:
+    for make in (
+        lambda sites, **o: SecureSum(sites, job=JOB, **o),
+        lambda sites, **o: SecureSeal(sites[0], sites, job=JOB, **o),
+    ):
+        with pytest.raises(ConfigError, match="it takes 3 to"):
+            make(("a", "b"))
+        with pytest.raises(ConfigError, match="a threshold of 2 of 4 sites"):
+            make(SITES, threshold=2)
+    assert SecureSum(SITES, job=JOB).least == 3
+    with pytest.raises(ConfigError, match="it takes 3 to"):
+        InProcess([Giver(s, [], Counter()) for s in "ab"], secure=True)
+    inside = InProcess([Giver(s, [Update()], Counter()) for s in SITES], secure=True)
+    with pytest.raises(RefusedError, match="'give' asks for each site's own reply"):
+        inside.each("give")
+    with pytest.raises(TrainingError, match="site 'a' has no task 'take'"):
+        inside.sum("take")
+    wrong = InProcess(
+        [Giver(s, [Update({"w": torch.ones(1 + (s == "d"))})], Counter()) for s in SITES],
+        secure=True,
+    )
+    with pytest.raises(TrainingError, match="site 'd' laid its update out"):
+        wrong.sum("give")

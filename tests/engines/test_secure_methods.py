@@ -1,0 +1,249 @@
+"""Every method under the secure sum: each sum, and what the job ends with, against plain sums.
+
+The plain sum (`Total.of`, float64) is the independent program: the secure one rounds each
+weight · value to a grid first, so the two differ by at most half a step of it a site.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from phenotype_patients import config_of, sites_of
+
+from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.core.update import Total, Update
+from fednotes.data.note_sites import SiteNotes
+from fednotes.data.notes import Note
+from fednotes.data.synthetic import generate
+from fednotes.engines.inprocess import InProcess
+from fednotes.methods import adversarial, distill, fedner, finetune, phenotype, pretrain
+from fednotes.models.language_model import LanguageModelConfig
+from fednotes.models.phenotyper import PhenotypeConfig
+from fednotes.models.tagger_config import TaggerConfig
+from fednotes.models.token_classifier import TokenClassifierConfig
+
+TAGGER = TaggerConfig(
+    char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4
+)
+Make = Callable[[], tuple[list[Any], Callable[[Any], Any]]]
+
+
+class Compared(InProcess):
+    """Under the secure sum, and each total beside the plain one of the same updates."""
+
+    def __init__(self, sites: Sequence[Any]) -> None:
+        super().__init__(sites, secure=True)
+        self.own: list[Update] = []
+        self.pairs: list[tuple[str, Total, Total]] = []
+
+    def _run(self, *arguments: Any) -> Update:
+        update = super()._run(*arguments)
+        tensors = {name: value.detach().clone() for name, value in update.tensors.items()}
+        self.own.append(replace(update, tensors=tensors))
+        return update
+
+    def sum(self, task: str, tensors: Any = None, /, **options: Any) -> Total:
+        self.own = []
+        total = super().sum(task, tensors, **options)
+        self.pairs.append((task, total, Total.of(self.own)))
+        return total
+
+
+def check_sums(engine: Compared) -> None:
+    """Weights, counts, integers: equal. Other numbers: S steps of a grid of 2^-29 at first,
+    and of 2^-47 of the largest sum once there is a last total."""
+    seen: dict[tuple[str, str], float] = {}
+    names = [site.id for site in engine._sites]
+    for task, secure, plain in engine.pairs:
+        assert secure.included == tuple(names)
+        assert secure.sites == plain.sites
+        assert secure.weight == pytest.approx(plain.weight, rel=1e-15)
+        assert list(secure.metrics) == list(plain.metrics)
+        for name, number in plain.metrics.items():
+            if number == int(number):
+                assert secure.metrics[name] == number, (task, name)
+            assert secure.metrics[name] == pytest.approx(number, rel=1e-14, abs=1e-15)
+        assert list(secure.tensors) == list(plain.tensors)
+        for name, value in plain.tensors.items():
+            assert secure.tensors[name].dtype == torch.float64
+            step = seen.get((task, name), 2.0**-29)
+            largest = float(value.abs().max()) if value.numel() else 0.0
+            torch.testing.assert_close(
+                secure.tensors[name],
+                value,
+                rtol=1e-15,
+                atol=len(names) * step,
+                msg=f"{task} {name}",
+            )
+            if torch.equal(value, value.round()):
+                assert torch.equal(secure.tensors[name], value), (task, name)
+            seen[task, name] = 2.0**-44 * largest if largest else 2.0**-29
+
+
+def compare(make: Make, *, close: Mapping[str, float]) -> tuple[Compared, Any, Any]:
+    """The job under both; what it returns must be close."""
+    members, job = make()
+    engine = Compared(members)
+    secure = job(engine)
+    plain = job(InProcess(make()[0]))
+    check_sums(engine)
+    assert secure.round == plain.round
+    assert secure.tensors.keys() == plain.tensors.keys()
+    for name, value in plain.tensors.items():
+        torch.testing.assert_close(secure.tensors[name], value, **close, msg=name)
+    return engine, secure, plain
+
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def sites() -> list[SiteData]:
+    return [site.data for site in generate(num_sites=4, sentences_per_site=16, seed=5)]
+
+
+@pytest.mark.parametrize("exchange", ["gradients", "weights"])
+def test_fedner(sites: list[SiteData], exchange: str) -> None:
+    """The shares of the mini-batch are found by bisection on sums: they must be exact."""
+    tags = sites[0].tags
+    for site in sites[1:]:
+        tags = tags.union(site.tags)
+    settings = fedner.Config(
+        model=TAGGER, batch_size=10, epochs=2, seed=3, tags=tags, exchange=exchange
+    )
+    engine, _, _ = compare(
+        lambda: ([fedner.Site(s, settings) for s in sites], lambda e: fedner.train(e, settings)),
+        close=CLOSE,
+    )
+    assert {"count", "floor", "take_share", "evaluate", "finish"} <= {t for t, _, _ in engine.pairs}
+    sizes = [len(site.train_set.lengths) for site in engine._sites]
+    assert len(set(sizes)) > 1
+    assert [site.share for site in engine._sites] == fedner.batch_shares(sizes, 10)
+    assert [site.scores for site in engine._sites] != [{}] * 4
+
+
+@pytest.mark.parametrize(
+    "changes", [{"weighting": True}, {"weighting": False, "unannotated": "soft"}], ids=str
+)
+def test_distill(sites: list[SiteData], changes: Mapping[str, Any]) -> None:
+    """With weighting, a site takes its own part out of the sum that it is sent."""
+    base = distill.Config(model=TAGGER, batch_size=8, rounds=2, seed=3, learning_rate=0.01)
+    settings = distill.for_sites(replace(base, **changes), sites)
+    engine, _, _ = compare(
+        lambda: ([distill.Site(s, settings) for s in sites], lambda e: distill.train(e, settings)),
+        close=CLOSE,
+    )
+    if changes["weighting"]:
+        plain = [distill.Site(s, settings) for s in sites]
+        distill.train(InProcess(plain), settings)
+        for one, other in zip(engine._sites, plain, strict=True):
+            assert not np.all(one.weights == 1)
+            np.testing.assert_allclose(one.weights, other.weights, rtol=1e-5)
+
+
+def test_adversarial(sites: list[SiteData]) -> None:
+    base = adversarial.Config(model=TAGGER, rounds=2, seed=3, learning_rate=0.01, variant="peng")
+    settings = adversarial.for_sites(base, sites)
+    compare(
+        lambda: (
+            [adversarial.Site(s, settings) for s in sites],
+            lambda e: adversarial.train(e, settings),
+        ),
+        close=CLOSE,
+    )
+
+
+@pytest.mark.parametrize("representation", ["", "none"])
+def test_phenotype(representation: str) -> None:
+    """Counts of patients are exact; stage 2 sends float64 sums; two stages share task names."""
+    model = PhenotypeConfig(representation="none") if representation else None
+    config = config_of(model=model) if model else config_of()
+    own = sites_of(3)
+    settings = phenotype.for_sites(config, own)
+    engine, secure, plain = compare(
+        lambda: (
+            [phenotype.Site(s, settings) for s in own],
+            lambda e: phenotype.train(e, settings),
+        ),
+        close=CLOSE,
+    )
+    assert dict(secure.facts) == dict(plain.facts)
+    counted = [total for task, total, _ in engine.pairs if task.startswith("count_")]
+    assert counted
+    assert all(torch.equal(v, v.round()) for total in counted for v in total.tensors.values())
+
+
+def test_pretrain_and_finetune(tmp_path: Path) -> None:
+    """A tiny BERT: pre-trained by three sites with the server's optimizer and compression, then
+    fine-tuned with private layers."""
+    pytest.importorskip("transformers")
+    bert = tiny_bert(tmp_path / "bert")
+    model = LanguageModelConfig(encoder=str(bert))
+    settings = pretrain.Config(
+        model=model, cycles=2, batch_size=4, length=24, learning_rate=1e-3, seed=5, server="yogi"
+    )
+    text = [made_notes(seed, 8 + 4 * seed) for seed in range(3)]
+
+    def silos() -> tuple[list[Any], Callable[[Any], Any]]:
+        members = [
+            pretrain.Site(notes_of(f"s{i}", own), settings, cache=tmp_path / "cache")
+            for i, own in enumerate(text)
+        ]
+        return members, lambda engine: pretrain.train(engine, settings)
+
+    compare(silos, close={"rtol": 1e-4, "atol": 1e-5})
+    own = [mentions(f"s{i}", i, 6 + 2 * i) for i in range(3)]
+    base = finetune.Config(
+        model=TokenClassifierConfig(encoder=str(bert)), cycles=2, batch_size=4,
+        learning_rate=3e-3, seed=3, min_tokens=0, min_steps=0,
+    )  # fmt: skip
+    tuned = finetune.for_sites(base, own)
+    compare(
+        lambda: ([finetune.Site(s, tuned) for s in own], lambda e: finetune.train(e, tuned)),
+        close={"rtol": 1e-4, "atol": 1e-5},
+    )
+
+
+def tiny_bert(folder: Path) -> Path:
+    """That of the methods' own tests."""
+    source = Path(__file__).parents[1] / "methods" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("tiny_bert", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: Path = module.save_bert(folder)
+    return made
+
+
+WORDS = "patient has pain in the chest was given aspirin daily denies fever and nausea".split()
+
+
+def made_notes(seed: int, count: int) -> list[Note]:
+    rng = np.random.default_rng(seed)
+    lines = [". ".join(" ".join(rng.choice(WORDS, 9)) for _ in range(3)) for _ in range(count)]
+    return [Note(f"{seed}-{i}", t, f"{seed}-p{i}", None, "made") for i, t in enumerate(lines)]
+
+
+def notes_of(name: str, notes: Sequence[Note]) -> SiteNotes:
+    n = len(notes)
+    return SiteNotes(name, lambda: iter(notes), lambda: iter(notes[:2]), n, 2, n, 2, 1, 1, 1)
+
+
+def mentions(name: str, seed: int, count: int) -> SiteData:
+    rng = np.random.default_rng(seed)
+    documents = []
+    for i in range(count + 6):
+        before = " ".join(rng.choice(WORDS[:6], int(rng.integers(1, 6))))
+        at = len(before) + 1
+        text = f"{before} aspirin daily."
+        documents.append(Document(f"{name}-{i}", text, (Span(at, at + 7, "drug"),)))
+    parts = (tuple(documents[:count]), tuple(documents[count:-3]), tuple(documents[-3:]))
+    return SiteData(name, TagSet(("drug",)), *parts)

@@ -1,0 +1,112 @@
+"""A site's end of the secure sum against a server that repeats, lies, or sends nonsense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from fault_toy import JOB
+
+from fednotes.core.errors import RefusedError, TrainingError
+from fednotes.core.update import Update
+from fednotes.engines import secure_wire as wire
+from fednotes.engines.secure import SecureSeal
+from fednotes.engines.secure_site import context_of
+from fednotes.engines.wire import Request
+from fednotes.privacy.secagg import KeysMessage, ServerChain, SharesMessage, from_wire
+
+SITES = ("a", "b", "c", "d")
+
+
+def request(task: str, number: int, note: Any = None, **changes: Any) -> Request:
+    attached = changes.pop("attached", None) or ({} if note is None else wire.packed(note))
+    return Request(JOB, 1, number, task, counted={"a": 9}, attached=attached, **changes)
+
+
+def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
+    """Three sites that have masked an update, and what would open the sum."""
+    names = SITES[:3]
+    seals = {s: SecureSeal(s, names, job=JOB) for s in names}
+    chain = ServerChain(names, context_of(JOB, 1))
+    now = chain.start()
+    number = {"number": chain.number}
+    for seal in seals.values():
+        reply = seal.stage(request("@keys", 1, number))
+        now.add_keys(from_wire(KeysMessage, wire.noted(reply)["message"]))
+    keys = request("@shares", 2, {**number, "keys": wire.keys_note(now.keys())})
+    for seal in seals.values():
+        now.add_shares(from_wire(SharesMessage, wire.noted(seal.stage(keys))["message"]))
+    terms = {**number, "roster": list(names), "metrics": None, "limits": {}}
+    attached = wire.packed(terms, boxes=wire.packed_boxes(now.boxes(), names))
+    for seal in seals.values():
+        reply = seal.seal(request("give", 9, attached=attached), update)
+        chain.add_masked(wire.masked_in(wire.noted(reply), reply))
+    requests, following = chain.requests()
+    note = {**number, **wire.requests_note(requests), "keys": wire.keys_note(following)}
+    return seals, attached, note
+
+
+def test_a_repeated_message_gets_the_same_answer_and_an_update_is_opened_once() -> None:
+    seals, attached, note = exchanged(Update({"w": torch.ones(3)}))
+    seal = seals["a"]
+    assert "again" in wire.noted(seal.seal(request("give", 9, attached=attached), Update()))
+    one = seal.stage(request("@unmask", 10, note))
+    assert seal.stage(request("@unmask", 10, note)) is one
+    assert wire.noted(one)["message"]["next_shares"] is not None
+    two = wire.noted(seal.stage(request("@unmask", 11, note)))["message"]
+    assert two["next_shares"] is None
+    assert two["masks"] == wire.noted(one)["message"]["masks"]
+    with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
+        seal.stage(request("@masked", 12, attached=attached))
+
+
+def test_after_a_fresh_start_the_older_exchange_is_never_opened() -> None:
+    seals, attached, note = exchanged(Update({"w": torch.ones(3)}))
+    seals["a"].stage(request("@keys", 10, {"number": 7}))
+    with pytest.raises(RefusedError, match="no keys for exchange"):
+        seals["a"].stage(request("@unmask", 11, note))
+    with pytest.raises(RefusedError, match="was used before"):
+        seals["b"].stage(request("@keys", 10, {"number": 1}))
+    later = replace(request("@keys", 10, {"number": 1}), run=2)
+    seals["b"].stage(later)  # a new run counts anew, with new keys
+    with pytest.raises(RefusedError, match="run 1 of the secure sum is over"):
+        seals["b"].stage(request("@unmask", 11, note))
+    undone = replace(request("@masked", 12, attached=attached), counted={"c": 8})
+    with pytest.raises(RefusedError, match="has no update"):
+        seals["c"].stage(undone)
+
+
+def test_what_is_no_message_of_the_secure_sum_is_refused() -> None:
+    seals, attached, note = exchanged(Update())
+    seal = seals["c"]
+    with pytest.raises(RefusedError, match="has no task '@open'"):
+        seal.stage(request("@open", 20, note))
+    for wrong in (None, {"number": "1"}, {"number": 1, "keys": {"a": {}}}, {"number": True}):
+        with pytest.raises(RefusedError, match=r"secure sum|KeysMessage"):
+            seal.stage(request("@shares", 20, wrong))
+    terms = wire.noted(attached)
+    for change in ({"limits": {"w": 999}}, {"limits": {"w": 1.5}}, {"limits": []}):
+        broken = attached | wire.packed({**terms, **change})
+        with pytest.raises(RefusedError, match="secure sum"):
+            seal.seal(request("give", 21, attached=broken), Update())
+    for change in ({"roster": ["a", "b"]}, {"roster": [1, 2, 3]}, {"roster": list(SITES)}):
+        broken = attached | wire.packed({**terms, **change})
+        assert "again" in wire.noted(seal.seal(request("give", 21, attached=broken), Update()))
+
+
+def test_a_limit_is_tried_twice_at_most_whatever_the_server_asks() -> None:
+    """Each refusal tells something of the size of the values."""
+    seals, attached, _ = exchanged(Update())
+    seal, terms = seals["a"], wire.noted(attached)
+    narrow = attached | wire.packed({**terms, "number": 5, "limits": {"w": -9}})
+    seal.stage(request("@keys", 10, {"number": 5}))
+    with mock.patch.object(seal._chain, "masked", side_effect=TrainingError("too large")):
+        first = seal.seal(request("give", 9, attached=narrow), Update({"w": torch.ones(2)}))
+        assert wire.noted(first)["wide"] is True
+        second = wire.noted(seal.stage(request("@masked", 12, attached=narrow)))
+        assert second == {"names": [], "again": "too large", "wide": True}
+    with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
+        seal.stage(request("@masked", 13, attached=narrow))

@@ -1,0 +1,99 @@
+"""Sites that give what they are told to, behind the secure sum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from fault_net import Net
+from fault_toy import JOB
+
+from fednotes.core.update import Tensors, Total, Update
+from fednotes.engines.asking import Event
+from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.federation import State
+
+SITES = ("a", "b", "c", "d")
+
+
+class Giver:
+    """A site that gives what it is told to, and counts how often it was asked."""
+
+    tasks: ClassVar[frozenset[str]] = frozenset({"give"})
+
+    def __init__(self, name: str, updates: list[Update], asked: Counter[str]) -> None:
+        self._id, self.updates, self.asked, self.at = name, updates, asked, 0
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    def give(self, tensors: Tensors) -> Update:
+        self.asked[self._id] += 1
+        self.at += 1
+        return self.updates[min(self.at, len(self.updates)) - 1]
+
+    def state(self) -> State:
+        return State(self.at)
+
+    def restore(self, state: State) -> None:
+        self.at = state.round
+
+
+def network(folder: Path, updates: Mapping[str, list[Update]], **options: Any) -> Any:
+    """A net of givers, an engine over it, what it told, and how often each site was asked."""
+    asked, events = Counter[str](), list[Event]()
+    identities = options.pop("identities", {})
+    makes = {s: lambda s=s: Giver(s, updates[s], asked) for s in updates}
+    seals = {"job": JOB, **options}
+
+    def seal(site: str) -> SecureSeal:
+        return SecureSeal(site, tuple(updates), identity=identities.get(site), **seals)
+
+    net = Net(makes, folder, seal=seal)
+    summing = SecureSum(tuple(updates), job=JOB, **options)
+    engine = net.engine(tuple(updates), summing=summing, notify=events.append)
+    return net, engine, events, asked
+
+
+def random_updates(seed: int, rounds: int = 3) -> dict[str, list[Update]]:
+    """Tensors of several types, unequal weights, one of zero; counts and other numbers."""
+    found: dict[str, list[Update]] = {}
+    for number, site in enumerate(SITES):
+        generator = torch.Generator().manual_seed(100 * seed + number)
+        found[site] = []
+        for _ in range(rounds):
+            tensors = {
+                "layer.weight": torch.randn(7, 5, generator=generator),
+                "half": torch.randn(6, generator=generator).bfloat16(),
+                "double": torch.randn(4, generator=generator, dtype=torch.float64),
+                "counts": torch.randint(-9, 10**9, (5,), generator=generator),
+                "empty": torch.empty(0, 3),
+                "scalar": torch.randn((), generator=generator),
+            }
+            metrics = {"loss": float(torch.randn((), generator=generator)), "notes": 1000 + number}
+            found[site].append(Update(tensors, 31.0 * number, metrics))
+    return found
+
+
+def check(total: Total, updates: list[Update], step: float = 2.0**-29) -> None:
+    """Against the plain sum in float64."""
+    plain = Total.of(updates)
+    assert (total.sites, total.weight) == (len(updates), plain.weight)
+    assert list(total.metrics) == list(plain.metrics)
+    for name, number in plain.metrics.items():
+        assert total.metrics[name] == pytest.approx(number, rel=1e-15)
+        assert total.metrics[name] == number or number != int(number)
+    assert list(total.tensors) == list(plain.tensors)
+    for name, value in plain.tensors.items():
+        assert total.tensors[name].dtype == value.dtype == torch.float64
+        atol = {"double": 1e-12, "counts": 0.0}.get(name, len(updates) * step)
+        torch.testing.assert_close(total.tensors[name], value, rtol=1e-15, atol=atol)
+
+
+def tasks(net: Net, site: str = "a") -> list[str]:
+    return [request.task for to, request, _ in net.sent if to == site]
