@@ -200,7 +200,7 @@ class Server:
         """Q_ag^t from the mean of the sites' Q_k^t."""
         self.shared = self.shared | self._moved(mean)
         self.cycle += 1
-        self.metrics = {"loss": total.metrics["loss"] / total.metrics["examples"]}
+        self.metrics = {"loss": total.metrics["loss"] / max(1.0, total.metrics["examples"])}
         for name, value in mean.items():
             if not bool(torch.isfinite(value).all()):
                 raise TrainingError(

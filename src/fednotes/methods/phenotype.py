@@ -61,9 +61,10 @@ class Config(Averaging):
         sites that make it an output. whole_causes: see `data/codes.py`.
     least_questionable: patients over all sites that make "questionable" a class of a disease.
     calibrate: fit probabilities to held-out patients (Platt scaling, by sums alone).
-    min_patients: the least that a site's update of the concepts' vectors may cover, for it
-        tells which concepts its patients have.
-    space, phenotypes: what the sites hold.
+    min_patients: the least that a site's update of the concepts' vectors, or of classifiers of
+        the concepts themselves, may cover, for it tells which concepts its patients have.
+    space, phenotypes: what the sites hold. questionable: the phenotypes for which the sites
+        together make "questionable" a class, as far as that is known before training.
     """
 
     cycles: int = 10
@@ -85,6 +86,7 @@ class Config(Averaging):
     model: PhenotypeConfig = field(default_factory=PhenotypeConfig)
     space: FeatureSpace = field(default_factory=lambda: FeatureSpace(0))
     phenotypes: tuple[str, ...] = ()
+    questionable: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
@@ -344,7 +346,18 @@ def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
             "there is nothing to learn: the job has no [phenotypes] and no labels, and "
             f"representation = {config.model.representation!r} leaves stage 1 out"
         )
-    return replace(config, space=sites[0].space, phenotypes=sites[0].phenotypes)
+    phenotypes = sites[0].phenotypes
+    counts = sum(site.train.label_counts()["questionable"] for site in sites)
+    return replace(
+        config,
+        space=sites[0].space,
+        phenotypes=phenotypes,
+        questionable=tuple(
+            name
+            for name, count in zip(phenotypes, np.asarray(counts), strict=True)
+            if count >= max(config.least_questionable, 1)
+        ),
+    )
 
 
 def alone(config: Config, sites: Sequence[SitePatients]) -> tuple[Config, ...]:
@@ -355,14 +368,14 @@ def alone(config: Config, sites: Sequence[SitePatients]) -> tuple[Config, ...]:
                 f"site {site.id!r} has no billing codes, so it cannot learn a representation "
                 "alone: leave 'alone' out of conditions"
             )
-    return (config,) * len(sites)
+    return (replace(config, min_patients=0),) * len(sites)  # nothing leaves the site
 
 
 def pooled(
     config: Config, sites: Sequence[SitePatients], complete: Sequence[SitePatients] | None
 ) -> tuple[tuple[SitePatients, ...], Config]:
     """All patients at one site: the paper's centralised training."""
-    return (pooled_patients(sites),), config
+    return (pooled_patients(sites),), replace(config, min_patients=0)
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
@@ -372,11 +385,12 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 
 def warnings(config: Config) -> tuple[str, ...]:
     """What a person should know before training."""
-    if not config.learns:
+    if not config.learns and config.model.representation != "none":
         return ()
+    what = "an update of concept vectors" if config.learns else "a classifier of bags of concepts"
     return (
-        "an update of concept vectors tells which concepts the site's patients have: between "
-        "hospitals run it under the secure sum (min_patients is the least behind an update)",
+        f"{what} tells which concepts the site's patients have: between hospitals run it under "
+        "the secure sum (min_patients is the least behind an update)",
     )
 
 

@@ -15,7 +15,7 @@ from fednotes.core.seeds import rng_of
 from fednotes.core.tensors import load_into
 from fednotes.core.update import Tensors, Update
 from fednotes.data.codes import output_matrix
-from fednotes.data.cohort import ABSENT, PRESENT, Bags, Cohort, Vectors
+from fednotes.data.cohort import ABSENT, PRESENT, QUESTIONABLE, Bags, Cohort, Vectors
 from fednotes.data.patient_sites import SitePatients
 from fednotes.methods.averaging_site import AveragingSite, Step
 from fednotes.metrics.classification import ClassCounts, rankings
@@ -207,37 +207,61 @@ class Classifiers:
         self.model.platt = tensors["platt"].numpy() if "platt" in tensors else None
 
     def scores_on(self, site: SitePatients) -> dict[str, Any]:
-        """Scores on a site's test patients; empty without labelled ones."""
+        """Scores on a site's test patients; empty without labelled ones.
+
+        Patients are ranked by the machines' own scores: probabilities are for people.
+        """
         cohort = labelled(site.test)
         if not len(cohort):
             return {}
         features = self.model.representation.features(cohort.bags)
         counts = self._counts(cohort, self.machines.predict(features))
+        scores = self.machines.decision(features)[:, :, PRESENT]
+        scores = np.where(np.isfinite(scores), scores, 0.0)  # a disease that nobody has here
+        ranked = rankings(cohort.labels, scores, self.config.phenotypes, seed=self.config.seed)
+        found = _scores(counts, ranked)
+        if self.model.platt is None and self.machines.config.loss != "log":
+            return found
         chances = self.machines.probabilities(features, self.model.platt)
-        present, names = chances[:, :, PRESENT], self.config.phenotypes
-        ranked = rankings(cohort.labels, present, names, seed=self.config.seed)
-        return _scores(counts, ranked) | _brier(cohort.labels, present)
+        return found | _brier(cohort.labels, chances[:, :, PRESENT])
 
     def _counts(self, cohort: Cohort, predicted: np.ndarray) -> ClassCounts:
-        classes = self.machines.classes
-        return ClassCounts.of(cohort.labels, predicted, self.config.phenotypes, classes)
+        """Labels against predictions, over the same pairs whatever this model has learnt.
+
+        Questionable patients count where they are a class: here, or for all sites together.
+        """
+        config = self.config
+        classes = [
+            (ABSENT, PRESENT, QUESTIONABLE)
+            if QUESTIONABLE in own or name in config.questionable
+            else (ABSENT, PRESENT)
+            for name, own in zip(config.phenotypes, self.machines.classes, strict=True)
+        ]
+        return ClassCounts.of(cohort.labels, predicted, config.phenotypes, classes)
 
 
 def _scores(counts: ClassCounts, ranked: Mapping[str, Any]) -> dict[str, Any]:
-    """One site's scores, as the report reads them."""
-    scores, macro = counts.scores(), ranked["macro"]
+    """One site's scores, as the report reads them.
+
+    A disease whose test patients are all of one class is in no mean: who calls all of them so
+    is right without having learnt anything.
+    """
+    told = ClassCounts(
+        {name: table for name, table in counts.by_output.items() if (table.sum(1) > 0).sum() > 1}
+    )
+    scores, macro = told.scores(), ranked["macro"]
     areas = {name: macro[name]["value"] for name in ("auroc", "auprc")}
     bounds = {f"{n}_interval": [macro[n]["low"], macro[n]["high"]] for n in areas}
     by_output = {
         name: {**of, **{n: ranked["by_output"][name][n] for n in areas}}
         for name, of in scores["by_output"].items()
     }
+    means = {"phenotypes": scores["macro"], "present": scores["present"]["macro"]}
     return {
-        "phenotypes": scores["macro"],
-        "present": scores["present"]["macro"],
+        **(means if told.by_output else {}),
         "ranking": {**areas, **bounds, "outputs": macro["outputs"]},
         "by_output": by_output,
-        "class_counts": counts.to_metrics(),
+        "class_counts": told.to_metrics(),
     }
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+LEAST_SLOPE = 0.1  # of a calibrated probability's log-odds, for a standard deviation of the score
+
 
 def platt_sums(platt: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """(machines, 10) what `fit_platt` needs of one site's held-out patients; it adds over sites.
@@ -31,21 +33,52 @@ def fit_platt(
     """(machines, 2) Platt scaling (Platt 1999) by Newton's method, from sums over sites alone.
 
     sums: (machines, 2) → the sum over sites of `platt_sums` there. It is called once a round,
-    at most `rounds` times. A step after which a machine's cross-entropy is larger is halved
-    (Lin, Lin and Weng 2007). A machine without held-out patients keeps (1, 0).
+    at most `rounds` times in either of two passes. A step after which a machine's cross-entropy
+    is larger is halved (Lin, Lin and Weng 2007).
+
+    Few held-out patients may give a slope that is negative, and a probability that falls with
+    the score. No slope is less than `LEAST_SLOPE` over the scores' standard deviation: then the
+    intercept alone is fitted to it. A machine without held-out patients keeps (1, 0).
     """
-    kept = np.zeros((machines, 2))
-    at = _derivatives(kept, sums(kept))
-    step = _newton(at)
+    zero = np.zeros((machines, 2))
+    first = sums(zero)
+    kept = _descend(sums, zero, first, _newton, rounds)
+    least = _least_slopes(first)
+    weak = kept[:, 0] < least
+    if weak.any():
+        start = np.where(weak[:, None], np.stack([least, 0 * least], axis=1), kept)
+        shifted = _descend(sums, start, sums(start), _newton_intercept, rounds)
+        kept = np.where(weak[:, None], shifted, kept)
+    return np.where(first[:, 6:].any(axis=1, keepdims=True), kept, (1.0, 0.0))
+
+
+def _descend(
+    sums: Callable[[np.ndarray], np.ndarray],
+    start: np.ndarray,
+    there: np.ndarray,
+    newton: Callable[[np.ndarray], np.ndarray],
+    rounds: int,
+) -> np.ndarray:
+    """(machines, 2) where the cross-entropy is least, from `start`, whose sums are `there`."""
+    kept, at = start, _derivatives(start, there)
+    step = newton(at)
     for _ in range(rounds - 1):
         if not (np.abs(step) > 1e-10).any():
             break
-        there = _derivatives(kept + step, sums(kept + step))
-        better = (there[:, 0] <= at[:, 0])[:, None]
+        found = _derivatives(kept + step, sums(kept + step))
+        better = (found[:, 0] <= at[:, 0])[:, None]
         kept = np.where(better, kept + step, kept)
-        at = np.where(better, there, at)
-        step = np.where(better, _newton(at), step / 2)
-    return np.where(at[:, 6:].any(axis=1, keepdims=True), kept, (1.0, 0.0))
+        at = np.where(better, found, at)
+        step = np.where(better, newton(at), step / 2)
+    return kept
+
+
+def _least_slopes(first: np.ndarray) -> np.ndarray:
+    """(machines,) from the sums at (0, 0), where p is 1/2 and its slope 1/4 everywhere."""
+    number = np.maximum(4 * first[:, 5], 1)
+    variance = 4 * first[:, 3] / number - (2 * first[:, 1] / number) ** 2
+    deviation = np.sqrt(np.maximum(variance, 0))
+    return np.where(deviation > 0, LEAST_SLOPE / np.where(deviation > 0, deviation, 1), 1.0)
 
 
 def _derivatives(platt: np.ndarray, sums: np.ndarray) -> np.ndarray:
@@ -70,3 +103,9 @@ def _newton(derivatives: np.ndarray) -> np.ndarray:
     aa, bb = aa + 1e-12, bb + 1e-12
     determinant = np.maximum(aa * bb - ab * ab, 1e-24)
     return np.stack([ab * gb - bb * ga, ab * ga - aa * gb], axis=1) / determinant[:, None]
+
+
+def _newton_intercept(derivatives: np.ndarray) -> np.ndarray:
+    """(machines, 2) the step of b alone."""
+    step = -derivatives[:, 2] / (derivatives[:, 5] + 1e-12)
+    return np.stack([np.zeros_like(step), step], axis=1)

@@ -44,8 +44,12 @@ class RowAdam:
         for name, parameter in self.parameters.items():
             grad = parameter.grad if gradients is None else gradients[name]
             parameter.grad = None
-            if grad is not None:
-                found[name] = grad.coalesce() if grad.is_sparse else grad
+            if grad is None:
+                continue
+            grad = grad.coalesce() if grad.is_sparse else grad
+            if grad.is_sparse and not grad.values().numel():
+                continue  # no row is touched: a batch of patients without concepts
+            found[name] = grad
         share = self._share(found.values())
         for name, grad in found.items():
             if name not in self._moments:
