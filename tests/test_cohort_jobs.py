@@ -214,7 +214,7 @@ def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
     (place / "b").mkdir()
     write_notes(place / "b" / "notes.csv", range(20, 40))
     made = load(place, sites={"a": SITE, "b": {**SITE, "notes": "b/notes.csv"}})
-    assert "b: 10 patients' ids are another site's too: told apart" in made.notes
+    assert any("b: 10 patients' ids are another site's too: told" in line for line in made.notes)
     assert set(everyone(made.data[1])) == {f"b/{i}" for i in range(20, 40)}
     assert set(made.data[1].codes) == {f"b/{i}" for i in range(20, 33)}
     assert len(everyone(pooled_patients(made.data))) == 50

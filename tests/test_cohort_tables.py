@@ -85,7 +85,7 @@ def test_codes_and_labels_of_tables(place: Path) -> None:
     assert labels_of(site) == {str(i): expected(i) for i in range(30)}
     assert site.codes == {str(i): {"icd9:4019" if i % 2 else "icd10:I10"} for i in range(2, 30)}
     codes, labels = place / "codes.csv", place / "labels.csv"
-    twice = f"the patient's label of 'gout' is another one at {labels}:2: neither holds"
+    twice = f"a label of the same pair is another one at {labels}:2: neither holds"
     assert made.notes[:7] == (
         f"a: {labels}:53: the label is none of present, absent, questionable; Y, N, Q, U; 1, 0, 2",
         f"a: {labels}:50: {twice}",

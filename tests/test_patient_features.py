@@ -108,3 +108,26 @@ def test_vectors_are_kept_and_named_by_their_encoder(
     encoder.fingerprint = "others"
     with pytest.raises(ModelError, match=r"the encoder x is not the one .*--backbone"):
         features_of(features.space.recipe, NOTES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"most": "5"}, "recipe most = '5': expected a whole number"),
+        ({"most": 0}, "most and processes: 1 at least"),
+        ({"context": "no"}, "recipe context = 'no': expected one of"),
+        ({"format": 3}, "recipe format = 3"),
+        ({"dictionary": 7}, "recipe dictionary = 7: expected text"),
+        ({"dictionary": ""}, "name the file of a dictionary"),
+        ({"scopes": "EXACT"}, "recipe scopes = 'EXACT': expected a list"),
+        ({"scopes": [["EXACT"]]}, "recipe scopes = .*expected text"),
+        ({"fingerprint": 3}, "recipe fingerprint = 3: expected text"),
+        ({"mode": "x"}, "unknown key 'mode'"),
+        ({"kind": "text"}, "the key 'encoder' is missing"),
+        ({"kind": ["text"]}, "unknown kind"),
+    ],
+)
+def test_values_that_no_recipe_has(table: Path, changes: dict[str, object], told: str) -> None:
+    recipe = features_for(ConceptsConfig(str(table)), Path()).space.recipe
+    with pytest.raises(ModelError, match=told):
+        features_of({**recipe, **changes}, NOTES)

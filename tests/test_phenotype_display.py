@@ -16,7 +16,13 @@ from rich.table import Table
 
 from fednotes.data.cohort import Bags, Cohort
 from fednotes.data.patient_sites import SitePatients
-from fednotes.display import disease_table, labels_table, patients_table, result_table
+from fednotes.display import (
+    disease_table,
+    labels_table,
+    nothing_judged,
+    patients_table,
+    result_table,
+)
 from fednotes.simulate import _hints
 
 
@@ -62,6 +68,15 @@ def test_sites_without_labels_are_counted_not_shown() -> None:
     words = " ".join(word for line in lines for word in line)
     assert "2 more sites have no labelled test patient" in words
     assert not {"codes", "n"} & {line[0] for line in lines}
+
+
+def test_without_test_patients_it_is_said() -> None:
+    """No table of masked words for patients; a run with any score has nothing to say."""
+    bare = summary_of({"a": {"alone": {}, "federated": {}}, "b": {"alone": {}, "federated": {}}})
+    assert nothing_judged(bare).startswith("no test patient has a label or a code")
+    assert nothing_judged(bare | {"method": "pretrain"}).startswith("nothing is held out")
+    assert nothing_judged(summary()) == ""
+    assert nothing_judged(summary_of({"a": {"alone": {}}, "b": {"alone": codes_alone(1)}})) == ""
 
 
 def test_a_number_that_does_not_exist_is_a_dash() -> None:

@@ -19,10 +19,11 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes import cli
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.cohort import Bags
+from fednotes.data.cohort import Bags, Vectors
+from fednotes.data.patient_sites import FeatureSpace
 from fednotes.models.phenotyper import Phenotyper, Representation
 from fednotes.models.svm import LinearSVMs
-from fednotes.patient_features import ConceptFeatures, features_for
+from fednotes.patient_features import ConceptFeatures, Made, features_for
 from fednotes.patient_tables import ConceptsConfig
 from fednotes.predict import evaluate_patients, predict_patients
 
@@ -102,6 +103,7 @@ def test_notes_of_a_patient_are_one(run: Run, model: Path, table: Path) -> None:
     out, err = run("predict", model, table)
     assert labels_of(out) == {"p1": ["asthma", "gout"], "p2": ["hypertension"], "p3": []}
     assert "1 of 3 patient(s) have no concept of the dictionary" in err
+    assert {each["patient"]: each["concepts"] for each in lines(out)} == {"p1": 2, "p2": 1, "p3": 0}
     for each in lines(out):
         for name, p in each["probabilities"].items():
             assert (p > 0.5) == (each["labels"][name] == "present")
@@ -129,13 +131,38 @@ def test_csv_has_a_row_for_each_patient_and_phenotype(
     run("predict", model, table, "--format", "csv", "--out", tmp_path / "out.csv")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out.csv").read_text("utf-8"))))
     expected = [
-        (each["patient"], name, each["labels"][name], each["probabilities"][name])
+        (each["patient"], name, each["labels"][name], each["probabilities"][name], each["concepts"])
         for each in lines(run("predict", model, table)[0])
         for name in TERMS
     ]
     assert [
-        (r["patient"], r["phenotype"], r["label"], float(r["probability"])) for r in rows
+        (r["patient"], r["phenotype"], r["label"], float(r["probability"]), int(r["concepts"]))
+        for r in rows
     ] == expected
+    assert {r["concepts"] for r in rows if r["patient"] == "p3"} == {"0"}
+
+
+def test_vectors_of_text_have_no_concepts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Features are a stub's, two numbers a patient."""
+    space = FeatureSpace(2, dense=True, recipe={"kind": "text"})
+    machines = LinearSVMs([(0, 1)], 2)
+    Phenotyper(space, Representation(), phenotypes=("gout",), machines=machines).save(
+        tmp_path / "m"
+    )
+
+    class Stub:
+        def make(self, notes: dict[str, Any], *_: object) -> Made:
+            vectors = Vectors(np.ones((len(notes), 2), np.float32))
+            return Made(tuple(notes), vectors, {"left_out": 0, "without": 0})
+
+    monkeypatch.setattr("fednotes.predict.opened", lambda recipe, place: Stub())
+    predict_patients(tmp_path / "m", "Known gout.", "jsonl", None, "cpu")
+    (found,) = lines(capsys.readouterr().out)
+    assert found.keys() == {"patient", "probabilities", "labels"}
+    predict_patients(tmp_path / "m", "Known gout.", "csv", None, "cpu")
+    assert capsys.readouterr().out.startswith("patient,phenotype,probability,label\n")
 
 
 def test_what_was_never_learnt_is_null(tmp_path: Path, model: Path, capsys: Any) -> None:
@@ -158,6 +185,7 @@ def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> No
     other = tmp_path / "other.csv"
     other.write_text("id,term\n1,asthma\n", encoding="utf-8")
     err = run("predict", model, "Known asthma.", "--dictionary", other, code=2)[1]
+    assert f"{model}: the dictionary" in err
     assert "is not the one that the model was trained with" in err
     assert "--dictionary" in err
     err = run("predict", tmp_path, "Known asthma.", "--dictionary", other, code=2)[1]
@@ -210,6 +238,27 @@ def test_labels_are_renamed(model: Path, tmp_path: Path) -> None:
         evaluate_patients(model, path, "cpu")
     scores, unknown = evaluate_patients(model, path, "cpu", {"GOUT": "gout"})
     assert (scores["macro"]["f1"], unknown) == (1.0, ())
+
+
+def test_names_that_become_one_hold_where_they_agree(run: Run, model: Path, tmp_path: Path) -> None:
+    """Of three patients one is labelled differently under the two names: it is no label."""
+    path = tmp_path / "gold.jsonl"
+    given = [("present", "present"), ("absent", "present"), ("absent", "absent")]
+    rows = [
+        {"patient": f"{NAME}{n}", "text": "Known gout." if n == 0 else "Well.",
+         "labels": {"Foo": foo, "gout": gout}}
+        for n, (foo, gout) in enumerate(given)
+    ]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    out, err = run("evaluate", model, path, "--map", "Foo=gout", "--json")
+    assert "1 pair(s) of patient and phenotype have two different labels after --map" in err
+    scores = json.loads(out)["by_output"]["gout"]
+    assert [scores[name]["support"] for name in ("present", "absent")] == [1, 1]
+    for order in (given, [pair[::-1] for pair in given]):  # whichever name comes first
+        for row, (foo, gout) in zip(rows, order, strict=True):
+            row["labels"] = {"gout": gout, "Foo": foo}
+        path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        assert evaluate_patients(model, path, "cpu", {"Foo": "gout"})[0]["macro"]["f1"] == 1.0
 
 
 @pytest.mark.parametrize(

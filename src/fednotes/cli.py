@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Optional
@@ -69,7 +70,7 @@ def simulate(
     device: Device = "cpu",
 ) -> None:
     """Train the job's sites on this machine: alone, federated, pooled."""
-    from fednotes.display import RichDisplay, disease_table, result_table
+    from fednotes.display import RichDisplay, disease_table, nothing_judged, result_table
     from fednotes.jobs import load_job
     from fednotes.simulate import simulate as run
 
@@ -87,12 +88,20 @@ def simulate(
             display=display,
             command=shlex.join(repeated),
         )
-    console.print(result_table(summary))
+    if missing := nothing_judged(summary):
+        say(f"note: {missing}")
+    else:
+        console.print(result_table(summary))
     if diseases := disease_table(summary):
         console.print(diseases)
-    for note in summary["notes"]:
-        say(f"note: {note}")
+    _tell(summary["notes"])
     say(f"report: {out / 'report.html'}")
+
+
+def _tell(notes: Iterable[str]) -> None:
+    """What was counted on the way; a warning stands out."""
+    for note in notes:
+        say(note if note.startswith("warning: ") else f"note: {note}")
 
 
 def _no_dictionary(model: Path, dictionary: str | None) -> None:
@@ -207,8 +216,7 @@ def check(
         job = load_job(target, tuple(settings or ()))
         sites = load_sites(job)
         job.module.for_sites(job.config, sites.data)  # what the method does not take
-        for note in sites.notes:
-            say(f"note: {note}")
+        _tell(sites.notes)
         if job.reads_notes:
             console.print(notes_table(sites.data))
             return

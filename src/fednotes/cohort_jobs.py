@@ -59,14 +59,18 @@ def load_patient_sites(
     sites: list[SitePatients] = []
     told: list[str] = []
     seen: set[str] = set()
+    met: set[str] = set()  # ids as they are in the files
+    used: dict[str, set[str]] = {"trained": set(), "tested": set()}  # likewise
     tests: set[tuple[str, ...]] = set()
     for name, site, source in sources_of(job):
         try:
             # Sites that divide a corpus judge the same test patients: these are one person each.
             test = site.test or (site.labels,)
             common = source.test if test in tests else frozenset()
-            if both := len(seen & (set(source.patients) - common)):
-                told.append(f"{name}: {both} patients' ids are another site's too: told apart")
+            own = set(source.patients) - common
+            both, clash = len(met & own), bool(seen & own)
+            met |= own
+            if clash:
                 source = source.renamed(name)
             seen.update(source.patients)
             tests.add(test)
@@ -75,6 +79,13 @@ def load_patient_sites(
             whole, lines = _site(job, name, site, source, made, features)
         except FednotesError as error:
             raise type(error)(f"site {name!r}: {error}") from error
+        crossed = _crossed(whole, used, f"{name}/" if clash else "")
+        if both:
+            told.append(
+                f"warning: {name}: {both:,} patients' ids are another site's too: told apart; if "
+                f"they are the same people, {crossed:,} are trained on at one site and tested at "
+                "another"
+            )
         sites.append(whole)
         told += [f"{name}: {line}" for line in lines]
         del source, made  # one site's texts at a time
@@ -89,6 +100,21 @@ def load_patient_sites(
             f"{len(sites[0].test):,} test patients"
         )
     return Sites(tuple(sites), None, (*told, *_label_lines(sites)))
+
+
+def _crossed(site: SitePatients, used: dict[str, set[str]], prefix: str) -> int:
+    """How many of a site's ids are trained on there and tested at an earlier one, or reversed.
+
+    used: the ids of earlier sites, which gets this one's. prefix: of ids that are told apart.
+    """
+    ids = {
+        what: {p.removeprefix(prefix) for part in parts for p in part.patients}
+        for what, parts in (("trained", (site.train, site.valid)), ("tested", (site.test,)))
+    }
+    found = (ids["trained"] & used["tested"]) | (ids["tested"] & used["trained"])
+    for what, own in ids.items():
+        used[what] |= own
+    return len(found)
 
 
 def _made(source: Source, features: Features, progress: Progress | None, cache: Path) -> Made:

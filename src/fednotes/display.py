@@ -47,7 +47,7 @@ class RichDisplay:
     def begin(self, part: Part, rounds: int, sentences: int) -> None:
         """A part starts (or goes on). sentences: trained on in each round, all sites together.
 
-        They are patients where the sites hold patients.
+        They are patients where the sites hold patients. Either may be 0: not known.
         """
         self._close()
         self._part, self._rounds, self._sentences = part, rounds, sentences
@@ -55,7 +55,7 @@ class RichDisplay:
         self._scores = ""
         self._unit = "patients" if isinstance(part.sites[0], SitePatients) else "sent"
         self._bar = _bar(self.console)
-        self._task = self._bar.add_task(part.name, total=rounds, line="")
+        self._task = self._bar.add_task(part.name, total=rounds or None, line="")
         self._bar.start()
 
     def round(self, result: RoundResult) -> None:
@@ -69,15 +69,17 @@ class RichDisplay:
             self._scores = f"{name} " + " ".join(
                 f"{site} {m[key]:.3f}" for site, m in found.items() if key in m
             )
+            if not found and "valid_f1" in result.metrics:  # between real sites: over all of them
+                self._scores = f"F1 {result.metrics['valid_f1']:.3f}"
+        rate = f"{self._rate(result):.0f} {self._unit}/s  " if self._sentences else ""
         line = (
-            f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  "
-            f"{self._rate(result):.0f} {self._unit}/s  "
+            f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  {rate}"
             f"↑{_size(result.bytes_up)} ↓{_size(result.bytes_down)}"
         )
         self._bar.update(self._task, completed=result.round + 1, line=line)
         if result.evaluated and not self.console.is_terminal:
             self.console.print(
-                f"{self._part.name}: round {result.round + 1}/{self._rounds}  {line}",
+                f"{self._part.name}: round {result.round + 1}/{self._rounds or '?'}  {line}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -85,7 +87,7 @@ class RichDisplay:
     def end(self) -> None:
         """The part is trained."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._rounds)
+            self._bar.update(self._task, completed=self._rounds or None)
         self._close()
 
     def features(self, done: int, total: int) -> None:
@@ -148,6 +150,18 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     table.add_section()
     table.add_row("mean", *_cells(mean, conditions, columns), style="bold")
     return table
+
+
+def nothing_judged(summary: Mapping[str, Any]) -> str:
+    """What a run lacks whose models were never judged, so that there is no table; else ""."""
+    if any(summary["mean"].values()):
+        return ""
+    if summary["method"] == "phenotype":
+        return (
+            "no test patient has a label or a code that is predicted, so there are no scores: "
+            "give sites `test` or a test_fraction, and `labels` or `codes`"
+        )
+    return "nothing is held out at any site, so there are no scores"
 
 
 def _cells(scores: Mapping[str, Any], conditions: list[str], columns: list[Any]) -> list[str]:

@@ -4,6 +4,7 @@
 [tags]         TagsConfig: which types each site annotates
 [synthetic]    SyntheticConfig: generated sites in place of files
 [silos]        SilosConfig: hospitals simulated from what the sites' tables name
+[federation]   FederationConfig: how the sites' answers are gathered
 """
 
 from __future__ import annotations
@@ -214,3 +215,31 @@ class SilosConfig:
     def __post_init__(self) -> None:
         if self.number < 1:
             raise ConfigError(f"number = {self.number}: expected at least 1 silo")
+
+
+@dataclass(frozen=True)
+class FederationConfig:
+    """How sites' answers are gathered; but for `secure_sum` a simulation needs none of it.
+
+    min_sites: with fewer a request waits; 0 means all. timeout: seconds after which a request
+    goes on with the sites that answered, if they are enough. grace: how long the others may take
+    once enough have answered; 0 is until the timeout. pause: seconds between two tries of what a
+    site could not do. knock_every: how often sites that were away are asked whether they are
+    back. checkpoint_seconds: the longest time between two checkpoints.
+    secure_sum: the server sees sums alone (`docs/privacy.md`); it takes three sites.
+    """
+
+    min_sites: int = 0
+    timeout: float = 600.0
+    grace: float = 0.0
+    pause: float = 5.0
+    knock_every: float = 30.0
+    checkpoint_seconds: float = 600.0
+    secure_sum: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("min_sites", "grace", "pause", "knock_every", "checkpoint_seconds"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
+        if not self.timeout > 0:
+            raise ConfigError(f"timeout = {self.timeout}: more than 0 seconds are needed")

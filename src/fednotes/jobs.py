@@ -18,7 +18,7 @@ import os
 import pkgutil
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +29,7 @@ from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import assign, build, read_toml
 from fednotes.core.types import SiteData
 from fednotes.job_tables import (
+    FederationConfig,
     NotesConfig,
     SilosConfig,
     SiteConfig,
@@ -46,9 +47,18 @@ from fednotes.patient_tables import (
 CONDITIONS = ("alone", "federated", "pooled")
 POOLED = "pooled"  # the site that has every site's sentences
 # Of a Config, by the job itself.
-FILLED_IN = {"seed", "tags", "platforms", "model", "space", "phenotypes"}
+FILLED_IN = {"seed", "tags", "platforms", "model", "space", "phenotypes", "questionable"}
 _TOP = {"title", "method", "preset", "seed", "conditions", "threads", "notes"}
-_TABLES = {"training", "model", "sites", "synthetic", "tags", "silos", *PATIENT_TABLES}
+_TABLES = {
+    "training",
+    "model",
+    "sites",
+    "synthetic",
+    "tags",
+    "silos",
+    "federation",
+    *PATIENT_TABLES,
+}
 _SITES: dict[str, type[Any]] = {  # by the method's DATA: what its sites hold
     "documents": SiteConfig,
     "notes": NotesConfig,
@@ -79,6 +89,7 @@ class Job:
     tags: TagsConfig | None = None
     silos: SilosConfig | None = None
     patients: PatientTables | None = None
+    federation: FederationConfig = field(default_factory=FederationConfig)
 
     @property
     def module(self) -> ModuleType:
@@ -88,7 +99,7 @@ class Job:
     @property
     def data(self) -> str:
         """What the method's sites hold: "documents", "notes" (no annotations) or "patients"."""
-        return _data(self.method)
+        return data_kind(self.method)
 
     @property
     def reads_notes(self) -> bool:
@@ -137,6 +148,15 @@ def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
 
     Raises ConfigError naming file, table and key.
     """
+    table, path = load_table(name, settings)
+    return parse_job(table, path.stem, path.resolve().parent, str(path))
+
+
+def load_table(name: str | Path, settings: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
+    """The tables of a job file, or a built-in job, after `--set`; and its file.
+
+    Raises ConfigError.
+    """
     path = Path(name)
     if not path.is_file():
         known = built_in_jobs()
@@ -148,7 +168,7 @@ def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
     table = read_toml(path)
     for assignment in settings:
         assign(table, assignment)
-    return parse_job(table, path.stem, path.resolve().parent, str(path))
+    return table, path
 
 
 def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> Job:
@@ -166,7 +186,8 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
             raise ConfigError(
                 f"{where}: conditions has {condition!r}; {nearest(condition, CONDITIONS)}"
             )
-    kind = _data(top.method)
+    federation = build(FederationConfig, table.get("federation", {}), f"{where} [federation]")
+    kind = data_kind(top.method)
     for key in PATIENT_TABLES:
         if key in table and kind != "patients":
             raise ConfigError(f"{where} [{key}]: is for methods on patients, not {top.method}")
@@ -186,10 +207,12 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         tags=_tags(table, where, top.method),
         silos=build(SilosConfig, table["silos"], f"{where} [silos]") if "silos" in table else None,
         patients=patient_tables(table, where) if kind == "patients" else None,
+        federation=federation,
     )
 
 
-def _data(method: str) -> str:
+def data_kind(method: str) -> str:
+    """What a method's sites hold: "documents", "notes" or "patients"."""
     module = importlib.import_module(f"fednotes.methods.{method}")
     return str(getattr(module, "DATA", "documents"))
 
@@ -241,9 +264,9 @@ def _sources(table: Mapping[str, Any], where: str, kind: str) -> tuple[Any, dict
 def _tags(table: Mapping[str, Any], where: str, method: str) -> TagsConfig | None:
     if "tags" not in table:
         return None
-    if _data(method) == "patients":
+    if data_kind(method) == "patients":
         return None  # patient_tables refuses it
-    if _data(method) == "notes":
+    if data_kind(method) == "notes":
         raise ConfigError(f"{where} [tags]: {method} reads notes without annotations: leave it out")
     tags = build(TagsConfig, table["tags"], f"{where} [tags]")
     if tags.sampled and "silos" in table:

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.core.settings import build
 from fednotes.core.store import write_folder
 from fednotes.core.types import Document
 from fednotes.data import synthetic_patients
@@ -27,7 +28,7 @@ from fednotes.data.concept_cache import key_of
 from fednotes.data.concept_context import Option
 from fednotes.data.concept_dictionary import read_dictionary
 from fednotes.data.concept_terms import Dictionary
-from fednotes.data.concepts import MOST, Matcher, bags
+from fednotes.data.concepts import Matcher, bags
 from fednotes.data.patient_sites import FeatureSpace
 from fednotes.data.text import split_sentences, tokenize
 from fednotes.jobs import expand
@@ -148,23 +149,31 @@ def features_of(
 
 
 def opened(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features:
-    """What a recipe stands for, checked by its fingerprint. Raises as `features_of`."""
+    """What a recipe stands for, checked by its fingerprint.
+
+    Raises ModelError as `features_of`, and for a value that no recipe can have.
+    """
     kind = recipe.get("kind")
     if kind not in ("concepts", "text"):
         raise ModelError(f"the model's features are of the unknown kind {kind!r}")
-    what = "dictionary" if kind == "concepts" else "encoder"
-    option = "--dictionary" if kind == "concepts" else "--backbone"
-    named = str(recipe.get(what, ""))
+    try:
+        config = _config_of(recipe)
+    except ConfigError as error:
+        raise ModelError(f"the model's features cannot be made: {error}") from error
+    what, option = ("dictionary", "--dictionary")
+    if isinstance(config, TextConfig):
+        what, option = ("encoder", "--backbone")
+    named = config.encoder if isinstance(config, TextConfig) else config.dictionary
     place = dictionary or named
     try:
-        if kind == "text":
+        if isinstance(config, TextConfig):
             made: Features = _text_features(load_encoder(expand(place, what)), named)
         else:
             matcher = _matcher({**recipe, "dictionary": place})
             space = FeatureSpace(
                 matcher.vocabulary, False, {**recipe, "fingerprint": matcher.fingerprint}
             )
-            made = ConceptFeatures(matcher, space, int(recipe.get("most", MOST)))
+            made = ConceptFeatures(matcher, space, config.most)
     except (DataError, ConfigError, ModelError) as error:
         raise ModelError(
             f"the model's {what} {named} cannot be read ({error}): give its place with {option}"
@@ -177,12 +186,25 @@ def opened(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features
     return made
 
 
+def _config_of(recipe: Mapping[str, Any]) -> ConceptsConfig | TextConfig:
+    """A recipe's settings, as a job's table has them. Raises ConfigError naming key and value."""
+    facts = ("kind", "fingerprint", "names")
+    settings = {key: value for key, value in recipe.items() if key not in facts}
+    if not isinstance(recipe.get("fingerprint", ""), str):
+        raise ConfigError(f"recipe fingerprint = {recipe['fingerprint']!r}: expected text")
+    if recipe["kind"] == "text" and "encoder" not in recipe:
+        raise ConfigError("recipe: the key 'encoder' is missing")
+    config: type[ConceptsConfig | TextConfig]
+    config = TextConfig if recipe["kind"] == "text" else ConceptsConfig
+    return build(config, settings, "recipe")
+
+
 def _matcher(recipe: Mapping[str, Any]) -> Matcher:
     named, context = str(recipe["dictionary"]), cast(Option, recipe.get("context", "drop"))
     options = tuple(
         (k, tuple(recipe[k]) if isinstance(recipe[k], list) else recipe[k])
         for k in _OPTIONS
-        if k in recipe
+        if recipe.get(k) is not None
     )
     format = str(recipe.get("format") or "")
     if named == SYNTHETIC:

@@ -79,7 +79,7 @@ class TextConfig:
 class HoldOutConfig:
     """Codes that stage 1 never sees, besides those of [phenotypes].
 
-    codes: `<system>:<code>`; every code that begins so is taken out.
+    codes: `<system>:<code>`; every code that begins so is taken out (an OMOP concept: itself).
     """
 
     codes: tuple[str, ...] = ()

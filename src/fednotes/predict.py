@@ -17,15 +17,15 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.store import write_text
 from fednotes.core.types import Document
-from fednotes.data.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED, Bags, Vectors
+from fednotes.data.cohort import PRESENT, UNLABELLED, Bags, Vectors
 from fednotes.data.concepts import by_patient
 from fednotes.data.formats import FORMATS, guess_format, read
-from fednotes.data.label_table import read_labels
+from fednotes.data.labelled_patients import LABELS, read_beside, read_gold, renamed
 from fednotes.data.notes import read_notes
-from fednotes.data.obesity import read_obesity, read_texts
+from fednotes.data.obesity import read_texts
 from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.display import number_of
 from fednotes.metrics.classification import ClassCounts, rankings
@@ -35,8 +35,6 @@ from fednotes.models.saving import load_model
 from fednotes.patient_features import opened
 
 _NAME = 100  # characters of a path that a message shows
-_NO_GOLD = "no JSON: expected one whole object a line, or --labels with a table beside the notes"
-_LABELS = {"absent": ABSENT, "present": PRESENT, "questionable": QUESTIONABLE}
 
 
 def predict_text(
@@ -168,6 +166,9 @@ def predict_patients(
 ) -> None:
     """Predict phenotypes by patient and write them; after stage 1 alone, billing codes.
 
+    Each patient's result says how many mentions of concepts it rests on ("concepts"), where the
+    model reads concepts: without any it says nothing of the patient.
+
     text: as in `predict_text`; a note without a patient is a patient of its own, by its id.
     place: where the model's dictionary, or encoder, is now, if it has moved.
     Counts of patients without concepts or with too many go to stderr.
@@ -177,10 +178,11 @@ def predict_patients(
     if format not in ("jsonl", "csv"):
         raise ConfigError(f"phenotypes are written as jsonl or csv: {format} is for mentions")
     phenotyper = load_phenotyper(model, device)
-    patients, inputs = _read_patients(phenotyper, notes_of(text), place)
+    patients, inputs = _read_patients(model, phenotyper, notes_of(text), place)
     results = _results(phenotyper, patients, inputs)
     if format == "csv":
-        written = _csv(results, "phenotype" if phenotyper.phenotypes else "code")
+        what = "phenotype" if phenotyper.phenotypes else "code"
+        written = _csv(results, what, isinstance(inputs, Bags))
     else:
         written = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in results)
     if out is not None:
@@ -207,10 +209,17 @@ def notes_of(text: str) -> dict[str, list[str]]:
 
 
 def _read_patients(
-    model: Phenotyper, notes: Mapping[str, Sequence[str]], place: str | None
+    folder: Path, model: Phenotyper, notes: Mapping[str, Sequence[str]], place: str | None
 ) -> tuple[tuple[str, ...], Bags | Vectors]:
-    """What the model sees of each patient; those who are left out are told on stderr."""
-    made = opened(model.space.recipe, place).make(notes, None, None)
+    """What the model sees of each patient; those who are left out are told on stderr.
+
+    Raises ModelError that names the model's folder.
+    """
+    try:
+        features = opened(model.space.recipe, place)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    made = features.make(notes, None, None)
     left_out, without = made.counts["left_out"], made.counts["without"]
     if left_out:
         print(f"note: {left_out} patient(s) left out: too many concepts", file=sys.stderr)
@@ -227,34 +236,45 @@ def _read_patients(
 def _results(
     model: Phenotyper, patients: Sequence[str], inputs: Bags | Vectors
 ) -> Iterator[dict[str, Any]]:
-    """{"patient", "probabilities": of present, "labels"}; None for what was never learnt."""
+    """{"patient", "concepts", "probabilities": of present, "labels"}; None if never learnt.
+
+    concepts: mentions found in the patient's notes; left out for vectors of text.
+    """
+    heads: list[dict[str, Any]] = [{"patient": patient} for patient in patients]
+    if isinstance(inputs, Bags):
+        for head, found in zip(heads, inputs.sizes.tolist(), strict=True):
+            head["concepts"] = found
     if not model.phenotypes:
-        for patient, row in zip(patients, model.code_probabilities(inputs), strict=True):
+        for head, row in zip(heads, model.code_probabilities(inputs), strict=True):
             named = zip(model.code_names, row.tolist(), strict=True)
-            yield {"patient": patient, "probabilities": {code: round(p, 6) for code, p in named}}
+            yield {**head, "probabilities": {code: round(p, 6) for code, p in named}}
         return
-    words = {value: word for word, value in _LABELS.items()}
+    words = {value: word for word, value in LABELS.items()}
     chances, classes = model.probabilities(inputs)[:, :, PRESENT], model.classes(inputs)
-    for patient, row, given in zip(patients, chances.tolist(), classes.tolist(), strict=True):
+    for head, row, given in zip(heads, chances.tolist(), classes.tolist(), strict=True):
         labels = {name: words.get(c) for name, c in zip(model.phenotypes, given, strict=True)}
         named = zip(model.phenotypes, row, strict=True)
         yield {
-            "patient": patient,
+            **head,
             "probabilities": {n: round(p, 6) if labels[n] else None for n, p in named},
             "labels": labels,
         }
 
 
-def _csv(results: Iterator[dict[str, Any]], what: str) -> str:
-    """A row for each patient and phenotype (or code), with a heading."""
+def _csv(results: Iterator[dict[str, Any]], what: str, counted: bool) -> str:
+    """A row for each patient and phenotype (or code), with a heading.
+
+    counted: whether results have "concepts", the last column.
+    """
     buffer = io.StringIO()
     table = csv.writer(buffer, lineterminator="\n")
     labelled = what == "phenotype"
-    table.writerow(["patient", what, "probability", *(["label"] if labelled else [])])
+    last = ["concepts"] if counted else []
+    table.writerow(["patient", what, "probability", *(["label"] if labelled else []), *last])
     for each in results:
         for name, p in each["probabilities"].items():
             label = [each["labels"][name]] if labelled else []
-            table.writerow([each["patient"], name, p, *label])
+            table.writerow([each["patient"], name, p, *label, *(each[key] for key in last)])
     return buffer.getvalue()
 
 
@@ -272,26 +292,38 @@ def evaluate_patients(
     "patient", "text" and "labels" ({name: "present" | "absent" | "questionable"}), several lines
     a patient if need be; or, with `labels`, notes as in `predict_patients`. labels: a table of
     them (`data/label_table.py`); what is wrong in it goes to stderr. label_map, place: as in
-    `evaluate_path`, `predict_patients`.
+    `evaluate_path`, `predict_patients`; where two labels of a patient come to the same phenotype
+    and differ, neither holds, and how many there are goes to stderr.
     Raises DataError if no phenotype is in common.
     """
     phenotyper = load_phenotyper(model, device)
     if phenotyper.machines is None:
         raise ConfigError(f"{model} ends with stage 1: it predicts codes, no phenotypes to score")
-    notes, gold = _gold(path) if labels is None else _gold_beside(path, labels)
-    renamed = {
-        patient: {(label_map or {}).get(name, name): label for name, label in of.items()}
-        for patient, of in gold.items()
-    }
-    found = tuple(dict.fromkeys(name for of in renamed.values() for name in of))
+    if labels is None:
+        notes, gold = read_gold(path)
+    else:
+        notes, gold, told = read_beside(notes_of(str(path)), path, labels)
+        for line in told:
+            print(f"note: {line}", file=sys.stderr)
+        if not gold:
+            raise DataError(
+                f"{labels}: no patient with notes in {path} is labelled: are ids the same?"
+            )
+    gold, found, clashes = renamed(gold, label_map or {})
+    if clashes:
+        print(
+            f"note: {clashes} pair(s) of patient and phenotype have two different labels after "
+            "--map: neither holds",
+            file=sys.stderr,
+        )
     if not set(found) & set(phenotyper.phenotypes):
         raise DataError(
             f"{labels or path} labels {', '.join(found) or 'nothing'}, the model knows "
             f"{', '.join(phenotyper.phenotypes)}: name them alike with --map OLD=NEW"
         )
-    patients, inputs = _read_patients(phenotyper, notes, place)
+    patients, inputs = _read_patients(model, phenotyper, notes, place)
     names = phenotyper.phenotypes
-    rows = [[renamed[p].get(n, UNLABELLED) for n in names] for p in patients]
+    rows = [[gold[p].get(n, UNLABELLED) for n in names] for p in patients]
     truth = np.array(rows, np.int8).reshape(len(patients), len(names))
     counts = ClassCounts.of(truth, phenotyper.classes(inputs), names, phenotyper.machines.classes)
     ranked = rankings(truth, phenotyper.probabilities(inputs)[:, :, PRESENT], names)
@@ -302,66 +334,6 @@ def evaluate_patients(
     }
     unknown = tuple(name for name in found if name not in names)
     return {**scores, "ranking": ranked["macro"], "by_output": by_output}, unknown
-
-
-Gold = dict[str, dict[str, int]]  # patient → phenotype → label
-
-
-def _gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
-    """Texts and labels by patient. Raises DataError naming file and line."""
-    if path.is_dir():
-        read = read_obesity(path)
-        labels = read.labels.tolist()
-        gold = {
-            note.id: {d: c for d, c in zip(read.diseases, row, strict=True) if c != UNLABELLED}
-            for note, row in zip(read.notes, labels, strict=True)
-        }
-        return by_patient(read.notes), gold
-    notes: dict[str, list[str]] = {}
-    gold = {}
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            patient, text, given = _gold_line(path, number, line)
-            notes.setdefault(patient, []).append(text)
-            known = gold.setdefault(patient, {})
-            for name, word in given.items():
-                if not isinstance(word, str) or word not in _LABELS:
-                    expected = ", ".join(_LABELS)
-                    raise DataError.at(path, number, f"a label is none of {expected}")
-                if known.setdefault(name, _LABELS[word]) != _LABELS[word]:
-                    raise DataError.at(path, number, f"two different labels of one {name!r}")
-    return notes, gold
-
-
-def _gold_beside(path: Path, labels: Path) -> tuple[dict[str, list[str]], Gold]:
-    """Texts of notes and labels of a table, of the patients who have both."""
-    notes, table = notes_of(str(path)), read_labels(labels)
-    told = list(table.lines())
-    gold = {patient: of for patient in notes if (of := table.of(patient))}
-    if noteless := len(set(table.values) - set(notes)):
-        told.append(f"{noteless} labelled patient(s) have no notes in {path}: left out")
-    if bare := len(notes) - len(gold):
-        told.append(f"{bare} patient(s) have notes and no label: left out")
-    for line in told:
-        print(f"note: {line}", file=sys.stderr)
-    if not gold:
-        raise DataError(f"{labels}: no patient with notes in {path} is labelled: are ids the same?")
-    return {patient: notes[patient] for patient in gold}, gold
-
-
-def _gold_line(path: Path, number: int, line: bytes) -> tuple[str, str, dict[str, Any]]:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        raise DataError.at(path, number, _NO_GOLD) from None
-    values = [record.get(k) for k in ("patient", "text", "labels")] if type(record) is dict else []
-    if not values or not isinstance(values[1], str) or not isinstance(values[2] or {}, dict):
-        raise DataError.at(path, number, 'expected the keys "patient", "text" and "labels"')
-    if not isinstance(values[0], str | int):
-        raise DataError.at(path, number, 'the key "patient" is missing or no id')
-    return str(values[0]), values[1], values[2] or {}
 
 
 def patient_score_table(scores: dict[str, Any]) -> Table:

@@ -178,6 +178,7 @@ def _run(
         directory=folder / "checkpoints",
         resume=resume,
         observer=lambda result: _observe(result, part, log, display),
+        secure=job.federation.secure_sum and part.condition == "federated",
     )
     state = engine.resume()
     log.rewind(part, state.round if state else 0)
@@ -251,7 +252,8 @@ def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]
     found: dict[str, dict[str, float]] = {}
     for task in ("gradients", "train"):
         for site, metrics in result.replies.get(task, {}).items():
-            found[site] = {"loss": metrics["loss"] / metrics["examples"]}
+            if metrics["examples"]:  # else it had nothing to learn from in this round
+                found[site] = {"loss": metrics["loss"] / metrics["examples"]}
     for site, metrics in result.replies.get("evaluate", {}).items():
         judged = part.judged(metrics)
         judged.pop("held_out", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.data.codes import (
+    SYSTEMS,
     categories,
+    categories_of_job,
     category,
     category_counts,
     choose,
@@ -18,6 +21,7 @@ from fednotes.data.codes import (
     count_vector,
     hold_out,
     output_matrix,
+    parse,
     phenotype_labels,
     public_categories,
 )
@@ -97,6 +101,83 @@ def test_categories_of_many_codes() -> None:
     assert categories(codes) == {"icd9:401", "icd9proc:40", "cpt:99254"}
 
 
+def test_a_job_may_name_what_codes_begin_with() -> None:
+    """Every text of up to three characters, and longer ones, against the codes written out."""
+    whole = [f"{n:03d}" for n in range(1000)] + [f"V{n:02d}" for n in range(100)]
+    codes = {code + more for code in whole for more in ("", *_digits(1), *_digits(2))}
+    codes |= {f"E{n:03d}" + more for n in range(1000) for more in ("", *_digits(1))}
+    beginnings = {code[:n] for code in codes for n in range(1, 7)}
+    rng = random.Random(4)
+    texts = ["".join(t) for n in (1, 2, 3) for t in product("0379EVXZ", repeat=n)]
+    texts += ["".join(rng.choices("0123456789EV", k=rng.randint(4, 6))) for _ in range(500)]
+    for text in texts:
+        if text in beginnings:
+            assert parse(f"icd9:{text}") == ("icd9", text)
+        else:
+            with pytest.raises(ConfigError, match="no code of icd9 begins so"):
+                parse(f"icd9:{text}")
+
+
+def _digits(length: int) -> list[str]:
+    return [f"{n:0{length}d}" for n in range(10**length)]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ICD9:274", ("icd9", "274")),
+        ("ICD10:e11.9", ("icd10", "E119")),
+        ("icd10:E11.", ("icd10", "E11")),
+        (" Condition:316866 ", ("condition", "316866")),
+        ("icd10:C7", ("icd10", "C7")),
+        ("icd10:M1A", ("icd10", "M1A")),
+        ("cpt:992", ("cpt", "992")),
+        ("icd10pcs:BW0", ("icd10pcs", "BW0")),
+    ],
+)
+def test_names_in_a_job(name: str, expected: tuple[str, str]) -> None:
+    assert parse(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["icd9:zzz", "icd10:M1O", "icd10:E1.1", "icd10:11", "icd9proc:V4", "cpt:99254.0", "cpt:99Z",
+     "condition:E11", "condition:0", "icd10pcs:OI1"],
+)  # fmt: skip
+def test_names_that_no_code_begins_with(name: str) -> None:
+    """Refused, with a code of the right form."""
+    system = name.partition(":")[0]
+    example = f"{system}:{SYSTEMS[system].example}"
+    assert code_of(*example.split(":")) == ":".join(parse(example))
+    with pytest.raises(ConfigError, match=f"no code of {system} begins so: .* {example}$"):
+        hold_out({}, [name])
+    with pytest.raises(ConfigError, match="begins so"):
+        phenotype_labels([], {}, {"x": [name]})
+
+
+def test_the_outputs_that_a_job_names() -> None:
+    given = ["ICD9:401", "icd9:v45", "condition:316866", "icd9proc:36", "cpt:99254", "icd9:E88"]
+    assert categories_of_job(given) == (
+        *("icd9:401", "icd9:V45", "condition:316866", "icd9proc:36", "cpt:99254", "icd9:E88"),
+    )
+    every = public_categories(("icd9", "icd9proc", "icd10"))
+    assert categories_of_job(every) == every
+    whole = public_categories(("icd9",), whole_causes=True)
+    assert categories_of_job(whole, whole_causes=True) == whole
+    for name, told in (
+        ("icd9:4019", "below the category icd9:401"),
+        ("icd9:E880", "below the category icd9:E88"),
+        ("icd9:40", "begins several categories.* icd9:401$"),
+        ("cpt:992", "begins several categories.* cpt:99254$"),
+        ("ICD9:401", "'ICD9:401' is there twice"),
+        ("icd9:zz", "begins so"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            categories_of_job(["icd9:401", name])
+    with pytest.raises(ConfigError, match="begins several"):
+        categories_of_job(["icd9:E88"], whole_causes=True)
+
+
 @pytest.mark.parametrize("name", ["4019", "icd9:", "icd11:4019", ":401"])
 def test_names_that_are_no_codes(name: str) -> None:
     with pytest.raises(ConfigError):
@@ -147,7 +228,7 @@ def test_the_chosen_outputs_depend_on_the_total_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "count"), [("icd9", 1_200), ("icd9proc", 100), ("cpt", 360_000), ("icd10", 9_360)]
+    ("system", "count"), [("icd9", 1_200), ("icd9proc", 100), ("cpt", 360_000), ("icd10", 8_840)]
 )
 def test_the_public_lists_hold_each_category_once(system: str, count: int) -> None:
     names = public_categories((system,))
@@ -218,6 +299,19 @@ def test_held_out_codes_are_gone_and_their_patients_are_not() -> None:
     narrow, _ = hold_out(given, ["icd10:E11.9"])
     assert narrow["b"] == {"icd10:E1165"}
     assert given["b"] == {"icd10:E1165"}
+
+
+@pytest.mark.parametrize("system", ["condition", "procedure"])
+def test_a_concept_is_itself_alone(system: str) -> None:
+    """3 begins 316866 and has nothing to do with it; a CPT code is whole with five characters."""
+    given = {"a": {f"{system}:316866", "cpt:99254"}, "b": {f"{system}:3", "cpt:99255"}}
+    kept, found = hold_out(given, [f"{system}:3", "cpt:99254"])
+    assert kept == {"a": {f"{system}:316866"}, "b": {"cpt:99255"}}
+    assert found == {f"{system}:3": 1, "cpt:99254": 1}
+    labels = phenotype_labels(
+        ["a", "b"], given, {"x": [f"{system}:3"], "y": [f"{system}:316866"], "z": ["cpt:9925"]}
+    )
+    assert labels.tolist() == [[0, 1, 1], [1, 0, 1]]
 
 
 def test_phenotypes_by_codes() -> None:

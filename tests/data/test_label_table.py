@@ -77,7 +77,7 @@ def test_a_pair_labelled_twice_and_differently_is_none(file: File) -> None:
     found = read_labels(first)
     assert found.matrix(["1", "2", "3"])[:, 0].tolist() == [1, -1, 2]
     assert found.conflicts == 1
-    line = f"{first}:5: the patient's label of 'gout' is another one at {first}:3: neither holds"
+    line = f"{first}:5: a label of the same pair is another one at {first}:3: neither holds"
     assert found.lines() == (
         f"{first}: 1 pairs of patient and phenotype without a label",
         line,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fednotes.data.cohort import Bags, Cohort
 from fednotes.data.patient_sites import FeatureSpace, SitePatients
-from fednotes.methods.phenotype import Config
+from fednotes.engines.inprocess import InProcess
+from fednotes.federation import State
+from fednotes.methods import phenotype
+from fednotes.methods.phenotype import Config, Site, train
 from fednotes.models.dan import DanConfig
 from fednotes.models.phenotyper import PhenotypeConfig
 
@@ -75,3 +81,73 @@ def config_of(**settings: Any) -> Config:
         seed=5,
     )
     return replace(base, **settings)
+
+
+def without_stage_1(**settings: Any) -> Config:
+    """Classifiers of TF-IDF."""
+    return config_of(model=PhenotypeConfig(representation="none"), **settings)
+
+
+def trained(
+    sites: Sequence[SitePatients], config: Config, folder: Path | None = None, **options: Any
+) -> tuple[State, list[Site]]:
+    """Train at these sites; the first writes its model to `folder`. options: of the engine.
+
+    `config` is taken as it is where it knows the phenotypes already.
+    """
+    if not config.phenotypes:
+        config = phenotype.for_sites(config, sites)
+    members = [
+        Site(site, config, directory=folder if place == 0 else None)
+        for place, site in enumerate(sites)
+    ]
+    return train(InProcess(members, **options), config), members
+
+
+# ---- the same numbers by NumPy alone ---------------------------------------------------------
+
+
+def network_of(state: State) -> dict[str, np.ndarray]:
+    """The network that a run ended with, float64."""
+    return {
+        name.removeprefix("network."): value.double().numpy()
+        for name, value in state.tensors.items()
+        if name.startswith("network.")
+    }
+
+
+def dense_of(network: dict[str, np.ndarray], cohort: Cohort, scale: str = "none") -> np.ndarray:
+    """(patients, hidden): mean of the vectors, linear layer, ReLU; l2: of length 1."""
+    means = np.zeros((len(cohort), network["embedding"].shape[1]))
+    for row, (start, stop) in enumerate(itertools.pairwise(cohort.bags.offsets)):
+        if stop > start:
+            means[row] = network["embedding"][cohort.bags.concepts[start:stop]].mean(axis=0)
+    dense = np.maximum(means @ network["hidden_weight"].T + network["hidden_bias"], 0)
+    length = np.sqrt((dense**2).sum(axis=1, keepdims=True))
+    return dense if scale == "none" else dense / np.where(length > 0, length, 1)
+
+
+def code_chances(network: dict[str, np.ndarray], cohort: Cohort) -> np.ndarray:
+    """(patients, outputs) of the network."""
+    odds = dense_of(network, cohort) @ network["output_weight"].T + network["output_bias"]
+    return 1 / (1 + np.exp(-odds))
+
+
+def code_labels(
+    cohort: Cohort, codes: Mapping[str, frozenset[str]], outputs: Sequence[str]
+) -> np.ndarray:
+    """(patients, outputs) whether any code begins so; -1 in the row of an uncoded patient."""
+    return np.array(
+        [
+            [any(c.startswith(o) for c in codes[p]) if p in codes else -1 for o in outputs]
+            for p in cohort.patients
+        ]
+    )
+
+
+def disease_scores(state: State, cohort: Cohort, scale: str = "l2") -> np.ndarray:
+    """(patients, machines) of what stages 1 and 2 ended with."""
+    weight, intercept = (
+        state.tensors[f"svm.{n}"].double().numpy() for n in ("weight", "intercept")
+    )
+    return dense_of(network_of(state), cohort, scale) @ weight + intercept

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,7 +124,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no classifiers"):
         stage_1.classes(BAGS)
     parameters = {n: v.detach() for n, v in Dan(DanConfig(), 7, 2).trainable().items()}
-    with pytest.raises(ModelError, match="reads 7 concepts and the job has 9"):
+    with pytest.raises(ModelError, match="reads 7 concepts and there are 9"):
         network_settings(parameters, DanConfig(), SPACE)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
@@ -148,8 +150,8 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="damaged"):
         load_phenotyper(tmp_path / "m")
     tensors.write_bytes(whole)
-    facts.write_text(json.dumps(json.loads(text) | {"format": 2}))
-    with pytest.raises(ModelError, match="format 2"):
+    facts.write_text(json.dumps(json.loads(text) | {"format": 1}))
+    with pytest.raises(ModelError, match=r"m: format 1, .* reads 2"):
         load_phenotyper(tmp_path / "m")
     facts.write_text("{")
     with pytest.raises(ModelError, match="not a readable"):
@@ -159,3 +161,63 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
         load_phenotyper(tmp_path / "m").representation.network.hidden_bias,  # type: ignore[union-attr]
         model().representation.network.hidden_bias,  # type: ignore[union-attr]
     )
+
+
+def without(facts: dict[str, Any], key: str) -> dict[str, Any]:
+    return {k: v for k, v in facts.items() if k != key}
+
+
+def test_a_changed_fact_is_damage(tmp_path: Path) -> None:
+    """Any of them, even to one that could be; the file may be laid out anew."""
+    folder = tmp_path / "m"
+    model().save(folder)
+    path = folder / "phenotyper.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(sorted(facts.items())), ensure_ascii=True))
+    assert load_phenotyper(folder).phenotypes == tuple(facts["phenotypes"])
+    names = ["asthma", "gout", "diabetes", "OSA"]
+    config = {**facts["network"], "mean": "concepts"}
+    for key, value in {"phenotypes": names, "scale": "l2", "network": config, "new": 1}.items():
+        path.write_text(json.dumps(facts | {key: value}))
+        with pytest.raises(ModelError, match=r"m: damaged \(the checksum of phenotyper.json"):
+            load_phenotyper(folder)
+    for key in facts.keys() - {"format"}:
+        path.write_text(json.dumps(without(facts, key)))
+        with pytest.raises(ModelError, match=f"^{folder}: damaged"):
+            load_phenotyper(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"phenotypes": ["asthma", "gout"]}, "2 phenotypes, classes are of 4"),
+        ({"phenotypes": "asthma"}, "phenotypes = 'asthma': expected a list"),
+        ({"code_names": ["icd9:1"]}, "1 codes, the network has outputs 5"),
+        ({"scale": "foo"}, "scale = 'foo': expected one of 'none', 'l2'"),
+        ({"network": {"mean": "foo"}}, "network mean = 'foo': expected one of"),
+        ({"network": {"embedding": "4"}}, "network embedding = '4': expected a whole number"),
+        ({"network": None}, "9 features, the classifiers read 6"),
+        ({"classifier": {"loss": "foo"}}, "classifier loss = 'foo'"),
+        ({"classifier": {"alpha": 0}}, "alpha = 0"),
+        ({"classes": [[0, 1]] * 3 + [[]]}, "svm.intercept"),
+        ({"classes": [[0, 7]] * 4}, "classes of a disease"),
+        ({"classes": [0, 1, 1, 1]}, "classes = 0: expected a list"),
+        ({"classes": None}, "4 phenotypes, classes are of 0"),
+        ({"space": {"width": "9"}}, "space width = '9'"),
+        ({"space": {"width": 7}}, "reads 9 concepts and there are 7"),
+        ({"space": {"width": 9, "recipe": [1]}}, "space recipe = .*expected a table"),
+        ({"kind": "other"}, "kind = 'other'"),
+        ({"more": 1}, "unknown key 'more'"),
+    ],
+)
+def test_facts_that_cannot_be_are_named(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    """Under a checksum that fits, computed here: what is wrong is said, and in which folder."""
+    folder = tmp_path / "m"
+    model().save(folder)
+    path = folder / "phenotyper.json"
+    facts = without(json.loads(path.read_text()) | changes, "checksum")
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(facts | {"checksum": digest}))
+    with pytest.raises(ModelError, match=told) as error:
+        load_phenotyper(folder)
+    assert str(error.value).startswith(f"{folder}: ")

@@ -153,6 +153,14 @@ def test_sites_of_codes_alone_stand_beside_the_others(tmp_path: Path) -> None:
     assert row[-2:] == ["0.320", "0.720"]
 
 
+def test_curves_without_test_patients_are_of_patients(tmp_path: Path) -> None:
+    values = summary_of({s: {c: {} for c in CONDITIONS} for s in ("north", "south")})
+    page = report(tmp_path, values, metrics())
+    Rows(page)
+    assert "Loss of stage 1 on the codes of validation patients" in page
+    assert "masked words" not in page
+
+
 @pytest.mark.parametrize("value", [None, "high", [1], {}, {"auroc": None}])
 def test_what_is_no_number_is_a_gap(tmp_path: Path, value: object) -> None:
     values = summary()

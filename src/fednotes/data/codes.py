@@ -1,7 +1,8 @@
 """Billing codes → categories → the outputs that stage 1 learns to predict.
 
 A code is written `<system>:<code>`, in capitals and without a dot, since "4019" is hypertension
-among ICD-9 diagnoses and something else among procedures.
+among ICD-9 diagnoses and something else among procedures. A job may write it with the dot, and
+in any case ("ICD9:401.9").
 
     system     what                           category (what is left of the code)
     icd9       ICD-9-CM diagnoses             first 3 characters: icd9:401, icd9:V45, icd9:E88
@@ -19,6 +20,9 @@ codes as numbers, so it loses leading zeros ("0331" counts as 33), and CPT codes
 of numbers, where codes with a letter are missing; we read both as strings, so a few outputs may
 differ from the paper's 174. An ICD-9 external cause has 4 characters in the code book
 (`whole_causes`); the program cuts it to 3 like the others. The other four rules are ours.
+Where a job names a code, it means every code that begins so (icd10:E11 is icd10:E119 too); a CPT
+code is whole with its five characters, and an OMOP concept means itself alone, since 3 has
+nothing to do with 316866.
 
 Outputs of several sites are agreed on without any site's own list: `public_categories` lists
 every possible category, `count_vector` a site's patients in each, and only the sum of these
@@ -29,7 +33,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -47,24 +51,38 @@ Codes = Mapping[str, Collection[str]]  # patient → codes
 MINIMUM: Final = 1_001  # patients that a category needs
 _PCS = "".join(c for c in digits + ascii_uppercase if c not in "IO")
 _ALL: Final[int | None] = None
+_LONGEST: Final = 8  # characters of a code with a dot
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A coding system: which characters of a code make its category, and what a code is."""
+    """A coding system.
+
+    length: how many characters of a code make its category; None, all of them, and a code then
+    has no longer ones below it. form: of a whole code; ending in zeros must be possible in it
+    (`can_begin`). example: a code, for messages.
+    """
 
     length: int | None
     form: re.Pattern[str]
+    example: str
+
+    def can_begin(self, text: str) -> bool:
+        """Whether a code of the system can begin so (or is this): "C7", "E11.", not "E1."."""
+        return any(self.form.fullmatch(text + "0" * n) for n in range(_LONGEST))
 
 
 SYSTEMS: Final[dict[str, System]] = {
-    "icd9": System(3, re.compile(r"(?:[0-9]{3}|V[0-9]{2})(?:\.?[0-9]{1,2})?|E[0-9]{3}(\.?[0-9])?")),
-    "icd9proc": System(2, re.compile(r"[0-9]{2}(?:\.?[0-9]{1,2})?")),
-    "cpt": System(5, re.compile(r"[0-9]{4}[0-9FMTU]|[A-V][0-9]{4}")),
-    "icd10": System(3, re.compile(r"[A-Z][0-9][0-9A-Z](?:\.?[0-9A-Z]{1,4})?")),
-    "icd10pcs": System(3, re.compile(rf"[{_PCS}]{{3,7}}")),
-    "condition": System(_ALL, re.compile(r"[1-9][0-9]*")),
-    "procedure": System(_ALL, re.compile(r"[1-9][0-9]*")),
+    "icd9": System(
+        3, re.compile(r"(?:[0-9]{3}|V[0-9]{2})(?:\.?[0-9]{1,2})?|E[0-9]{3}(\.?[0-9])?"), "401.9"
+    ),
+    "icd9proc": System(2, re.compile(r"[0-9]{2}(?:\.?[0-9]{1,2})?"), "36.01"),
+    "cpt": System(5, re.compile(r"[0-9]{4}[0-9FMTU]|[A-V][0-9]{4}"), "99254"),
+    # Neither book of ICD-10 has an O or I behind the first letter: they would be taken for 0 and 1.
+    "icd10": System(3, re.compile(rf"[A-Z][0-9][{_PCS}](?:\.?[{_PCS}]{{1,4}})?"), "E11.9"),
+    "icd10pcs": System(3, re.compile(rf"[{_PCS}]{{3,7}}"), "BW03ZZZ"),
+    "condition": System(_ALL, re.compile(r"[1-9][0-9]*"), "316866"),
+    "procedure": System(_ALL, re.compile(r"[1-9][0-9]*"), "4230911"),
 }
 
 
@@ -89,21 +107,53 @@ def code_of(system: str, text: str) -> str | None:
 
 
 def parse(name: str) -> tuple[str, str]:
-    """System and code of `<system>:<code>`. Raises ConfigError for anything else."""
-    system, colon, code = name.partition(":")
-    if not colon or not code:
+    """System and code of `<system>:<code>`, as codes are written here; case is of no account.
+
+    The code may be the beginning of codes. Raises ConfigError for anything else, and for what no
+    code of the system begins with: it would never match, and nobody would know.
+    """
+    named, colon, code = name.partition(":")
+    system, raw = named.strip().lower(), code.strip().upper()
+    if not colon or not raw:
         raise ConfigError(f"{name!r} is no code: write <system>:<code>, such as icd10:I10")
-    system_of(system)
-    return system, code.upper().replace(".", "")
+    of = system_of(system)
+    if not of.can_begin(raw):
+        raise ConfigError(
+            f"{name!r}: no code of {system} begins so: write one such as {system}:{of.example}"
+        )
+    return system, raw.replace(".", "")
 
 
 def category(code: str, whole_causes: bool = False) -> str:
     """The category of a code. whole_causes: ICD-9 external causes keep 4 characters, not 3."""
     system, rest = parse(code)
-    length = SYSTEMS[system].length
-    if whole_causes and system == "icd9" and rest.startswith("E"):
-        length = 4
-    return intern(f"{system}:{rest[:length]}")
+    return intern(f"{system}:{rest[: _length(system, rest, whole_causes)]}")
+
+
+def _length(system: str, code: str, whole_causes: bool) -> int | None:
+    cause = whole_causes and system == "icd9" and code.startswith("E")
+    return 4 if cause else SYSTEMS[system].length
+
+
+def categories_of_job(names: Iterable[str], whole_causes: bool = False) -> tuple[str, ...]:
+    """The categories that a job names as outputs, as `category` writes them, in their order.
+
+    Raises ConfigError for a name that is no code, one that is a code below a category or the
+    beginning of several (neither would ever be present), and one that is there twice.
+    """
+    made: dict[str, None] = {}
+    for name in names:
+        system, code = parse(name)
+        whole = category(name, whole_causes)
+        if whole != f"{system}:{code}":
+            raise ConfigError(f"{name!r} is below the category {whole}: outputs are categories")
+        if len(code) < (_length(system, code, whole_causes) or 1):
+            example = category(f"{system}:{SYSTEMS[system].example}")
+            raise ConfigError(f"{name!r} begins several categories: name each, such as {example}")
+        if whole in made:
+            raise ConfigError(f"{name!r} is there twice")
+        made[whole] = None
+    return tuple(made)
 
 
 def categories(codes: Iterable[str], whole_causes: bool = False) -> frozenset[str]:
@@ -156,7 +206,7 @@ def public_categories(
 ) -> tuple[str, ...]:
     """Every category that a code of these systems can have, whether or not it occurs.
 
-    ICD-9 1,200 (with `whole_causes` 2,100), its procedures 100, CPT 360,000, ICD-10 9,360,
+    ICD-9 1,200 (with `whole_causes` 2,100), its procedures 100, CPT 360,000, ICD-10 8,840,
     ICD-10-PCS 39,304. Raises ConfigError for OMOP's systems, whose concepts have no such list:
     give the concepts that are asked for.
     """
@@ -187,7 +237,7 @@ def _every(system: str, whole_causes: bool) -> list[str]:
             code for letter in "ABCDEFGHIJKLMNOPQRSTUV" for code in _numbers(letter, 4)
         ]
     if system == "icd10":
-        return ["".join(p) for p in product(ascii_uppercase, digits, digits + ascii_uppercase)]
+        return ["".join(p) for p in product(ascii_uppercase, digits, _PCS)]
     return ["".join(p) for p in product(_PCS, repeat=3)]
 
 
@@ -241,21 +291,31 @@ def hold_out(
 ) -> tuple[dict[str, frozenset[str]], dict[str, int]]:
     """The codes without those of phenotypes, so that stage 1 never sees what stage 2 predicts.
 
-    names: `<system>:<code>`; every code that begins so goes: icd10:E11 takes icd10:E119. The
-    patients stay, even without any code left. Also gives how many patients had each name; 0
-    says that it never occurs. Raises ConfigError for a name that is no code.
+    names: `<system>:<code>`; every code that begins so goes: icd10:E11 takes icd10:E119, while
+    condition:3 takes that concept alone. The patients stay, even without any code left. Also
+    gives how many patients had each name; 0 says that it never occurs. Raises ConfigError for a
+    name that is no code.
     """
-    prefixes = {name: ":".join(parse(name)) for name in names}
+    tests = {name: _meant(name) for name in names}
     kept: dict[str, frozenset[str]] = {}
-    found = dict.fromkeys(prefixes, 0)
+    found = dict.fromkeys(tests, 0)
     for patient, given in codes.items():
         gone: set[str] = set()
-        for name, prefix in prefixes.items():
-            matching = {code for code in given if code.startswith(prefix)}
+        for name, is_meant in tests.items():
+            matching = {code for code in given if is_meant(code)}
             found[name] += bool(matching)
             gone |= matching
         kept[patient] = frozenset(given) - gone
     return kept, found
+
+
+def _meant(name: str) -> Callable[[str], bool]:
+    """Whether a code is what a job's name means: itself, or one below it."""
+    system, code = parse(name)
+    whole = f"{system}:{code}"
+    if SYSTEMS[system].length is _ALL:
+        return lambda code: code == whole
+    return lambda code: code.startswith(whole)
 
 
 def phenotype_labels(
@@ -266,10 +326,10 @@ def phenotype_labels(
     phenotypes: name → codes, as in `hold_out`: any of them makes it present (1). Without them
     it is absent (0); a patient who is not in `codes` is unlabelled (-1).
     """
-    prefixes = [tuple(":".join(parse(n)) for n in names) for names in phenotypes.values()]
-    labels = np.full((len(patients), len(prefixes)), UNLABELLED, dtype=np.int8)
+    tests = [tuple(_meant(name) for name in names) for names in phenotypes.values()]
+    labels = np.full((len(patients), len(tests)), UNLABELLED, dtype=np.int8)
     for row, patient in enumerate(patients):
         if patient in codes:
             given = codes[patient]
-            labels[row] = [any(code.startswith(p) for code in given) for p in prefixes]
+            labels[row] = [any(meant(code) for code in given for meant in of) for of in tests]
     return labels

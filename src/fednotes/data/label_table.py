@@ -157,8 +157,7 @@ class _Found:
         if before[0] is not None and before[0] != value:
             self.pairs[pair] = (None, where)
             self.conflicts[pair] = (
-                f"{where}: the patient's label of {phenotype!r} is another one at {before[1]}: "
-                "neither holds"
+                f"{where}: a label of the same pair is another one at {before[1]}: neither holds"
             )
 
 

@@ -17,8 +17,8 @@ reader concludes, which is what Liu, Dligach and Miller 2019 use. A judgment bec
 label unless the caller's question is "does the text state it?" (`unmentioned="absent"`); of the
 textual judgments only some dozens are N. Addenda add pairs to earlier documents. Where two
 files disagree on a pair the later one holds, since an addendum corrects; where one file
-contradicts itself nothing holds. Both are counted and named. In the paper's Table 1 the columns
-of presence and absence are exchanged; labels here follow the files.
+contradicts itself nothing holds. Both are counted, and told by file and line alone. In the
+paper's Table 1 the columns of presence and absence are exchanged; labels here follow the files.
 
 Each summary is a patient of its own, as in the paper. XML is read as a stream that refuses
 entity declarations, so a file can neither grow in memory nor reach for another one.
@@ -70,7 +70,10 @@ _Attributes = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A pair that is judged twice and differently. kept: the judgment that holds, if any."""
+    """A pair that is judged twice and differently; not for messages, which name `where`.
+
+    kept: the judgment that holds, if any.
+    """
 
     document: str
     disease: str
@@ -99,10 +102,10 @@ class Judgments:
         return frozenset(document for document, _ in self.letters)
 
     def lines(self) -> tuple[str, ...]:
-        """What is wrong in the files, a line each."""
+        """What is wrong in the files, a line each; no patient (a document is one) or disease."""
         named = [
-            f"{c.where[1]}: document {c.document} is judged differently on {c.disease} at "
-            f"{c.where[0]}: " + ("the later one holds" if c.kept else "neither holds")
+            f"{c.where[1]}: another judgment of the pair than at {c.where[0]}: "
+            + ("the later one holds" if c.kept else "neither holds")
             for c in self.conflicts[:_SHOWN]
         ]
         more = len(self.conflicts) - len(named)
@@ -181,12 +184,14 @@ def read_texts(paths: Iterable[str | os.PathLike[str]]) -> tuple[Note, ...]:
     Raises DataError for a document without id or text, or one that is there twice.
     """
     notes: dict[str, Note] = {}
+    places: dict[str, str] = {}
     for path in map(Path, paths):
         for line, id, text in _documents(path):
             if not id or not text.strip():
                 raise DataError.at(path, line, "the document has no id" if not id else "no text")
             if id in notes:
-                raise DataError.at(path, line, f"document {id} is there twice")
+                raise DataError.at(path, line, f"the document's id is also that at {places[id]}")
+            places[id] = f"{path}:{line}"
             notes[id] = Note(id, text, id, "Discharge summary", path.name.split(".")[0])
     return tuple(notes.values())
 

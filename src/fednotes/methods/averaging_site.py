@@ -62,7 +62,8 @@ class AveragingSite:
         self.private = {n: p for n, p in self.parameters.items() if n in private}
         self.device = torch.device(device)
         self._before = before  # cycles of a warm-up
-        self._planned = config.cycles * config.local_epochs * per_epoch
+        self._per_update = config.local_epochs * per_epoch  # steps
+        self._planned = config.cycles * self._per_update
         adam = Adam(self.parameters, config.learning_rate, config.weight_decay)
         self._adam: Optimizer = adam if optimizer is None else optimizer
         self._first = (first_rate, Adam({}, 1.0))
@@ -81,6 +82,10 @@ class AveragingSite:
     def steps(self, epoch: int) -> Iterable[list[Step]]:
         """An epoch's mini-batches, each in parts; their order depends on seed and site."""
         raise NotImplementedError
+
+    def covered(self, task: str) -> dict[str, int]:
+        """The local steps, and tokens, behind an update of this task; a site's policy asks."""
+        return {"steps": self._per_update} if task in ("train", "send") else {}
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
         """`local_epochs` epochs from the given parameters; returns Q_k^t with weight n_k.

@@ -101,6 +101,14 @@ class Site:
             f"(η = {100 * self.eta:.2f} % of the model)"
         )
 
+    def covered(self, task: str) -> dict[str, int]:
+        """The local steps and tokens behind an update of this task; a site's policy asks."""
+        if task != "train":
+            return {"steps": 1} if task == "begin" else {}
+        epochs = self.config.local_epochs
+        steps = epochs * math.ceil(self.num_examples / self.config.batch_size)
+        return {"steps": steps, "tokens": epochs * int(self.train_set.lengths.sum())}
+
     # a round
 
     def begin(self, tensors: Tensors, *, round: int) -> Update:

@@ -92,6 +92,14 @@ class Site:
         )
         return f"{shared:,} parameters are shared, {private:,} are private to each site"
 
+    def covered(self, task: str) -> dict[str, int]:
+        """The local steps and tokens behind an update of this task; a site's policy asks."""
+        if task == "gradients":
+            return {"steps": 1}
+        steps = self.config.local_epochs * self._batches_per_epoch()
+        tokens = self.config.local_epochs * int(self.train_set.lengths.sum())
+        return {"steps": steps, "tokens": tokens} if task == "train" else {}
+
     # |N_i| without showing |S_i|: see `agree_on_shares`
 
     def count(self, tensors: Tensors) -> Update:

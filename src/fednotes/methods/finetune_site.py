@@ -100,6 +100,12 @@ class Site(AveragingSite):
         )
         return f"{shared:,} parameters are shared, {private:,} are private to each site"
 
+    def covered(self, task: str) -> dict[str, int]:
+        """…and the tokens, as the encoder reads them."""
+        told = super().covered(task)
+        tokens = len(self._read.ids) * self.config.local_epochs
+        return {**told, "tokens": tokens} if told else told
+
     def steps(self, epoch: int) -> Iterator[list[Step]]:
         """The epoch's mini-batches of like length; their order depends on seed and site."""
         config = self.config

@@ -33,7 +33,7 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.settings import build
 from fednotes.core.update import Tensors, Total
-from fednotes.data.codes import choose, public_categories
+from fednotes.data.codes import categories_of_job, choose, public_categories
 from fednotes.data.patient_sites import FeatureSpace, SitePatients, pooled_patients, require_alike
 from fednotes.federation import Federation, State
 from fednotes.methods.averaging import Averaging, Server, run_cycles
@@ -104,8 +104,7 @@ class Config(Averaging):
                 "proximal and weight_decay pull on every concept in each step: set "
                 'model.network.updates = "dense", which steps over the whole table'
             )
-        if not self.outputs:
-            public_categories(self.systems, self.whole_causes)  # raises ConfigError
+        _ = self.candidates  # raises ConfigError for codes or systems that are none
 
     @property
     def learns(self) -> bool:
@@ -115,7 +114,9 @@ class Config(Averaging):
     @property
     def candidates(self) -> tuple[str, ...]:
         """Categories of codes that may become outputs; public."""
-        return self.outputs or public_categories(self.systems, self.whole_causes)
+        if self.outputs:
+            return categories_of_job(self.outputs, self.whole_causes)
+        return public_categories(self.systems, self.whole_causes)
 
     @property
     def stage_1(self) -> int:

@@ -61,12 +61,7 @@ class Site:
         self._steps = np.zeros(0, np.int64)  # of each machine, from before a restart
         number = len(coded(data.train, data)) if config.learns else 0
         self.num_examples = max(number, len(labelled(data.train)) if config.phenotypes else 0)
-        if 0 < number < config.min_patients:
-            raise ConfigError(
-                f"site {data.id!r}: an update of concept vectors tells which concepts its "
-                f"{number} coded training patients have; min_patients = {config.min_patients} is "
-                "asked: more patients, or a smaller min_patients if they are public"
-            )
+        self._require_covered(number)
         self.scores: dict[str, Any] = {}
 
     @property
@@ -79,6 +74,29 @@ class Site:
         sent = sum(value.numel() for value in self._network.values())
         machines = self._classifiers.machines.weight.size if self._classifiers else 0
         return f"{sent:,} numbers of the representation and {machines:,} of the classifiers"
+
+    def covered(self, task: str) -> dict[str, int]:
+        """Patients behind an update of this task, and local steps of stage 1; a site's policy
+        asks."""
+        if self._classifiers is not None or task in ("count_labels", "prepare"):
+            return {"patients": len(labelled(self.data.train))}
+        told = self._codes.covered(task) if self._codes is not None else {}
+        return {**told, "patients": len(coded(self.data.train, self.data))}
+
+    def _require_covered(self, coded_patients: int) -> None:
+        """Raises ConfigError where few patients are behind numbers that tell concepts."""
+        config, least = self.config, self.config.min_patients
+        known = len(labelled(self.data.train)) if config.phenotypes else 0
+        told = [(coded_patients, "concept vectors", "coded")] if config.learns else []
+        if config.model.representation == "none" and not config.space.dense:
+            told = [(known, "a weight for each concept", "labelled")]
+        for number, what, kind in told:
+            if 0 < number < least:
+                raise ConfigError(
+                    f"site {self.id!r}: an update of {what} tells which concepts its {number} "
+                    f"{kind} training patients have; min_patients = {least} is asked: more "
+                    "patients, or a smaller min_patients if they are public"
+                )
 
     # stage 1
 

@@ -137,6 +137,12 @@ class Site(AveragingSite):
         whole = sum(p.numel() for p in self.model.parameters())
         return f"{shared:,} of {whole:,} parameters are trained and shared"
 
+    def covered(self, task: str) -> dict[str, int]:
+        """…and the tokens."""
+        told = super().covered(task)
+        tokens = len(self.train_set.ids) * self.config.local_epochs
+        return {**told, "tokens": tokens} if told else told
+
     def _per_epoch(self) -> int:
         return math.ceil(self.num_examples / self.config.batch_size)
 

@@ -4,7 +4,8 @@
     classifiers      linear machines of all diseases (stage 2); none after stage 1 alone
 
 As a folder it is `phenotyper.json` and `phenotyper.safetensors`. The dictionary or encoder
-that notes are read with is not copied: the folder names its place and fingerprint.
+that notes are read with is not copied: the folder names its place and fingerprint. Both files
+are under a checksum, so that a name or number that was lost is not taken for what was learnt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from fednotes import __version__
-from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
+from fednotes.core.settings import build
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import load_into
 from fednotes.data.cohort import Bags, Vectors
@@ -33,7 +35,7 @@ from fednotes.models.dan import Dan, DanConfig
 from fednotes.models.svm import Features, LinearSVMs, SvmConfig
 from fednotes.models.tfidf import tfidf
 
-FORMAT = 1
+FORMAT = 2  # 1 had no checksum of the facts
 _STEM = "phenotyper"
 Inputs = Bags | Vectors
 Scale = Literal["none", "l2"]
@@ -153,6 +155,7 @@ class Phenotyper:
                 raise ModelError(f"{directory}: {name!r} is not finite, nothing was written")
         data = tensor_bytes(tensors)
         facts = self._facts() | {"sha256": hashlib.sha256(data).hexdigest()}
+        facts |= {"checksum": _checksum(facts)}
 
         def fill(folder: Path) -> None:
             (folder / f"{_STEM}.safetensors").write_bytes(data)
@@ -196,47 +199,99 @@ def is_phenotyper(path: Path) -> bool:
 
 
 def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
-    """Read a saved model. Raises ModelError for one that is missing, damaged or of later format."""
+    """Read a saved model. Raises ModelError for one that is missing, damaged or of another format.
+
+    The message names the folder.
+    """
     if not is_phenotyper(path):
         raise ModelError(f"{path}: no phenotyping model here (there is no {_STEM}.json)")
     try:
-        facts = json.loads((path / f"{_STEM}.json").read_text(encoding="utf-8"))
-        if facts["format"] != FORMAT:
-            raise ModelError(
-                f"{path}: format {facts['format']}, this version reads {FORMAT}: use the "
-                "version of fednotes that wrote it"
-            )
+        facts = _read_facts(path)
         data = (path / f"{_STEM}.safetensors").read_bytes()
-        if hashlib.sha256(data).hexdigest() != facts["sha256"]:
-            raise ModelError(f"{path}: damaged (the checksum does not match)")
+        if hashlib.sha256(data).hexdigest() != facts.sha256:
+            raise ModelError("damaged (the checksum of its tensors does not match)")
         return _parsed(facts, parse_tensors(data), device)
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError, ConfigError) as error:
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    except (*_UNREADABLE, SafetensorError, ConfigError, TrainingError) as error:
         raise ModelError(f"{path}: not a readable phenotyping model ({error})") from error
 
 
-def _parsed(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], device: str) -> Phenotyper:
-    space = FeatureSpace(**facts["space"])
-    network, machines = None, None
-    if facts["network"] is not None:
+_UNREADABLE = (OSError, KeyError, TypeError, ValueError, RecursionError)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """phenotyper.json. sha256: of the tensors' file. checksum: of all the other facts."""
+
+    kind: Literal["phenotyper"]
+    format: int
+    fednotes: str
+    space: FeatureSpace
+    network: DanConfig | None
+    scale: Scale
+    code_names: tuple[str, ...]
+    phenotypes: tuple[str, ...]
+    classes: tuple[tuple[int, ...], ...] | None
+    classifier: SvmConfig | None
+    sha256: str
+    checksum: str
+
+
+def _checksum(facts: Mapping[str, Any]) -> str:
+    """SHA-256 of the facts but for itself, however the file is laid out."""
+    rest = {key: value for key, value in facts.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _read_facts(path: Path) -> _Facts:
+    """Raises ModelError for facts of another format, or changed ones; ConfigError for odd ones."""
+    facts = json.loads((path / f"{_STEM}.json").read_text(encoding="utf-8"))
+    if facts["format"] != FORMAT:
+        raise ModelError(
+            f"format {facts['format']}, this version reads {FORMAT}: use the version of fednotes "
+            "that wrote it, or train it again"
+        )
+    if facts.get("checksum") != _checksum(facts):
+        raise ModelError(f"damaged (the checksum of {_STEM}.json does not match)")
+    return build(_Facts, facts, f"{_STEM}.json")
+
+
+def _parsed(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenotyper:
+    space, network, machines = facts.space, None, None
+    if facts.network is not None:
         given = {n.removeprefix("network."): v for n, v in tensors.items() if n[:8] == "network."}
-        settings, outputs = network_settings(given, DanConfig(**facts["network"]), space)
+        settings, outputs = network_settings(given, facts.network, space)
+        if facts.code_names:
+            _same("codes", len(facts.code_names), "the network has outputs", outputs)
         network = Dan(settings, space.width, outputs, features=space.dense).to(device)
         load_into(network.trainable(), given)
         network.train(False)
-    if facts["classes"] is not None:
+    idf, platt = (tensors[n].numpy() if n in tensors else None for n in ("idf", "platt"))
+    if idf is not None:
+        _same("document frequencies", len(idf), "the dictionary has concepts", space.width)
+    representation = Representation(network, idf, facts.scale)
+    _same("phenotypes", len(facts.phenotypes), "classes are of", len(facts.classes or ()))
+    if facts.classes is not None:
         width = len(tensors["svm.weight"])
-        machines = LinearSVMs(facts["classes"], width, SvmConfig(**facts["classifier"]))
+        _same("features", representation.width(space), "the classifiers read", width)
+        machines = LinearSVMs(facts.classes, width, facts.classifier)
         load_into(machines.trainable(), {n: tensors[n] for n in machines.trainable()})
+        if platt is not None and platt.shape != (len(machines.machines), 2):
+            raise ModelError(f"not a whole model: calibration of shape {platt.shape}")
     return Phenotyper(
         space,
-        Representation(
-            network, tensors["idf"].numpy() if "idf" in tensors else None, facts["scale"]
-        ),
-        code_names=facts["code_names"],
-        phenotypes=facts["phenotypes"],
+        representation,
+        code_names=facts.code_names,
+        phenotypes=facts.phenotypes,
         machines=machines,
-        platt=tensors["platt"].numpy() if "platt" in tensors else None,
+        platt=platt,
     )
+
+
+def _same(what: str, number: int, of: str, other: int) -> None:
+    if number != other:
+        raise ModelError(f"not a whole model: {number:,} {what}, {of} {other:,}")
 
 
 def network_settings(
@@ -244,14 +299,15 @@ def network_settings(
 ) -> tuple[DanConfig, int]:
     """The settings of a network with these parameters, whose widths are theirs; its outputs.
 
-    Raises ModelError where it reads another number of inputs than `space` has.
+    Raises ModelError where it reads another number of inputs than `space` has. Where the model
+    comes from is the caller's to say: `load_phenotyper` names the folder.
     """
     hidden, reads = parameters["hidden_weight"].shape
     width = reads if space.dense else len(parameters.get("embedding", ()))
     if ("embedding" in parameters) == space.dense or width != space.width:
         raise ModelError(
-            f"the network reads {width:,} {'numbers' if space.dense else 'concepts'} and the job "
-            f"has {space.width:,}: use the dictionary or encoder that it was trained with"
+            f"the network reads {width:,} {'numbers' if space.dense else 'concepts'} and there "
+            f"are {space.width:,}: use the dictionary or encoder that it was trained with"
         )
     found = replace(config, hidden=hidden, embedding=config.embedding if space.dense else reads)
     return found, len(parameters["output_bias"])

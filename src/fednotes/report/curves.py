@@ -86,6 +86,8 @@ def training_curves(run: Run) -> str:
 def of_patients(run: Run) -> bool:
     """Whether a run is about patients' phenotypes or codes."""
     mean = mapping(run.summary.get("mean"))
+    if not any(map(mapping, mean.values())):  # nothing was held out to be judged
+        return run.summary.get("method") == "phenotype"
     return any({"phenotypes", "codes"} & mapping(scores).keys() for scores in mean.values())
 
 
