@@ -210,7 +210,10 @@ def test_sites_with_nothing_in_a_stage_take_part(place: Path) -> None:
 def test_a_site_with_nothing_to_train_cannot_be_alone(place: Path, name: str) -> None:
     """A clear error and no summary; the same site is trained with the others above."""
     sites = judged_alone(place)
-    message = {"uncoded": "no category of codes", "unjudged": "no training patient is labelled"}
+    message = {
+        "uncoded": "'uncoded' has no training patient with billing codes",
+        "unjudged": "'unjudged' has no training patient labelled",
+    }
     with pytest.raises(FednotesError, match=message[name]):
         run(place, {name: sites[name]}, conditions=["alone"])
     assert not (place / "run" / "summary.json").exists()

@@ -234,13 +234,16 @@ def test_gradients_are_clipped() -> None:
 def test_a_batch_in_parts_is_the_whole_batch() -> None:
     """Patients count alike: parts of 4 and one of 2 give the weights of batches at once."""
     (site,), ends, losses = sites_of(1), [], []
+    coded = [p for p in site.train.patients if p in site.codes][:70]  # the last batch has 6
+    site = replace(
+        site, codes={p: site.codes[p] for p in (*coded, *site.valid.patients) if p in site.codes}
+    )
     for accumulate in (1, 4):
         told = list[RoundResult]()
         config = config_of(cycles=3, accumulate=accumulate, classifier_cycles=1)
         state, _ = trained((site,), config, observer=told.append)
         ends.append(state.tensors)
         losses.append([r.metrics["loss"] for r in told[:3]])
-    assert sum(p in site.codes for p in site.train.patients) % 16 % 4
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for name, value in ends[0].items():
         if name.startswith("network."):

@@ -37,7 +37,7 @@ from fednotes.data.codes import categories_of_job, choose, public_categories
 from fednotes.data.patient_sites import FeatureSpace, SitePatients, pooled_patients, require_alike
 from fednotes.federation import Federation, State
 from fednotes.methods.averaging import Averaging, Server, run_cycles
-from fednotes.methods.phenotype_site import Site
+from fednotes.methods.phenotype_site import Site, require_trainable
 from fednotes.metrics.classification import ClassCounts
 from fednotes.models.dan import Dan
 from fednotes.models.phenotyper import PhenotypeConfig, load_phenotyper
@@ -253,7 +253,8 @@ def _phenotypes(
         state = State(cycle.number + 1, {**first.tensors, **shared}, {**first.facts, "stage": 2})
         cycle.commit(state, metrics, evaluated=evaluated)
     federation.sum("finish", {**shared, **_calibrated(federation, config, machines, shared)})
-    return State(before + config.classifier_cycles, {**first.tensors, **shared}, first.facts)
+    facts = {"outputs": first.facts["outputs"]}
+    return State(before + config.classifier_cycles, {**first.tensors, **shared}, facts)
 
 
 def averaged(shared: Tensors, total: Total) -> dict[str, Tensor]:
@@ -364,11 +365,7 @@ def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
 def alone(config: Config, sites: Sequence[SitePatients]) -> tuple[Config, ...]:
     """Each site's configuration where it trains by itself: the paper's single source."""
     for site in sites:
-        if config.learns and not site.codes:
-            raise ConfigError(
-                f"site {site.id!r} has no billing codes, so it cannot learn a representation "
-                "alone: leave 'alone' out of conditions"
-            )
+        require_trainable(site, config)
     return (replace(config, min_patients=0),) * len(sites)  # nothing leaves the site
 
 

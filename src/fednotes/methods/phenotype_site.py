@@ -233,3 +233,19 @@ class Site:
             self._steps = state.tensors["steps"].numpy()
         elif self._codes is not None:
             self._codes.restore(state)
+
+
+def require_trainable(data: SitePatients, config: Config) -> None:
+    """Raises ConfigError for a site that cannot be trained by itself."""
+    lacks = []
+    if config.learns and not len(coded(data.train, data)):
+        lacks.append("no training patient with billing codes")
+    elif config.learns and config.keep_cycle < 0 and not len(coded(data.valid, data)):
+        lacks.append("no held-out patient with billing codes, by whom keep_cycle = -1 is chosen")
+    if config.phenotypes and not len(labelled(data.train)):
+        lacks.append("no training patient labelled for a phenotype")
+    if lacks:
+        raise ConfigError(
+            f"site {data.id!r} has {' and '.join(lacks)}, so it cannot learn alone: leave 'alone' "
+            "out of conditions"
+        )
