@@ -34,9 +34,13 @@ APP = frozenset(
         *("job_tables", "jobs", "sites", "note_jobs", "silo_jobs", "simulate", "display"),
         *("predict", "compare_runs", "run_folder"),
         *("cohort_jobs", "patient_tables", "patient_features", "patient_files"),
+        *("deployment", "deployed_jobs", "site_file", "agreement", "guard", "progress"),
+        *("global_model", "runs", "preflight"),
     }
 )
-TOP = frozenset({"experiments", "cli", "cli_groups", "__main__"})  # …and these the application too
+TOP = frozenset(
+    {"experiments", "cli", "cli_groups", "deploy_cli", "ledger_cli", "__main__"}
+)  # …and these the application too
 ABOVE = frozenset({*LAYERS, *APP})
 ALLOWED = LAYERS | dict.fromkeys(APP, ABOVE) | dict.fromkeys(TOP, ABOVE | TOP)
 

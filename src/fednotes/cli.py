@@ -22,6 +22,7 @@ from fednotes.cli_groups import (
     say,
 )
 from fednotes.core.errors import FednotesError
+from fednotes.deploy_cli import register
 
 app = typer.Typer(
     name="fednotes",
@@ -35,6 +36,7 @@ app.add_typer(corpus, name="corpus")
 app.add_typer(cache, name="cache")
 app.add_typer(backbones, name="backbone")
 app.command()(attention)
+register(app)
 
 Settings = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this form

@@ -1,0 +1,399 @@
+"""The two ends of a deployed job: what the server runs, and what each site does.
+
+    server_main   the method's `train` over the engine of real sites, and what a run leaves
+    site_main     the site of the method behind its host, its rules and its ledger
+
+Neither knows what carries the frames: `engines/pipe.py` says what they start from.
+
+At the server, STATE/server/ holds checkpoints, STATE/agreement.json what the sites said of
+themselves, STATE/metrics.jsonl a line per evaluation; the folder that is fetched gets a copy,
+summary.json and, where all sites end with one model, model/. At a site, KIT/results/RUN/ holds
+its model and its own scores.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fednotes.agreement import (
+    AGREE,
+    DESCRIBE,
+    SCORES,
+    AgreedSite,
+    Description,
+    agreed_config,
+    agreement_of,
+    as_tensors,
+    as_text,
+    describe,
+    from_tensors,
+    from_text,
+    require_as_declared,
+)
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    ModelError,
+    RefusedError,
+    TrainingError,
+)
+from fednotes.core.store import write_json, write_text
+from fednotes.core.update import Tensors
+from fednotes.deployed_jobs import job_of_site, load_own, parsed, whole_table
+from fednotes.engines.asking import Event, Policy, Transport
+from fednotes.engines.deployed import Deployed, Paused
+from fednotes.engines.host import Sealer, SiteHost
+from fednotes.engines.pipe import Setup
+from fednotes.engines.summing import Summing
+from fednotes.engines.wire import Frame
+from fednotes.global_model import save_global_model
+from fednotes.guard import SiteGuard, require_approved, require_share
+from fednotes.job_tables import FederationConfig
+from fednotes.jobs import Job, Sites
+from fednotes.models.features import default_cache
+from fednotes.privacy.approval import fingerprint
+from fednotes.privacy.policy import JobFacts
+from fednotes.progress import Progress, Told
+from fednotes.run_folder import versions
+from fednotes.site_file import SiteFile, of_kit, own_files, read_site_file
+
+SERVER_FILE = "server.toml"  # in the server's kit: [files] of this machine, if it needs any
+RESULTS = "results"
+PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed
+_FOLDERS = re.compile(r"""(?:/[^/\s:'"]+)+/(?=[^/\s:'"])""")
+REPEATS = 3  # of one failure at one place, before a run stays stopped
+logger = logging.getLogger("fednotes.deployment")
+
+
+class Pipe(Transport, Protocol):
+    """A transport that also carries lines of progress (`engines/nvflare.py`)."""
+
+    pause: Any
+
+    def publish(self, line: Mapping[str, Any]) -> None: ...
+
+
+# ---- the server ------------------------------------------------------------------------------
+
+
+def server_main(setup: Setup, transport: Pipe) -> None:
+    """Run a job to its end, or to a pause; go on from its checkpoint if there is one.
+
+    Raises TrainingError where another submission may help, another FednotesError where not.
+    """
+    table = whole_table(setup.job, setup.sites, setup.min_sites)
+    job = _job_of_server(setup)
+    if tuple(job.sites) != setup.sites:
+        raise ConfigError(
+            f"the job is for {', '.join(job.sites)}, it was handed in for {', '.join(setup.sites)}"
+        )
+    torch.set_num_threads(job.threads)
+    torch.use_deterministic_algorithms(True)
+    progress = Progress(setup.state, transport, job)
+    engine = Deployed(
+        _Listening(transport, progress),
+        setup.sites,
+        setup.state / "server",
+        job=fingerprint(table),
+        policy=_policy(job.federation, setup.min_sites),
+        summing=_summing(job, setup, fingerprint(table)),
+        observer=progress.round,
+        notify=lambda event: _notify(event, progress),
+        stop=transport.pause.is_set,
+    )
+    try:
+        _run(setup, job, engine, progress)
+    except Paused:
+        logger.info("paused; it goes on from the last checkpoint")
+    except FednotesError as error:
+        last = _is_last(setup.state, progress.rounds, error)
+        write_json(setup.folder / PROBLEM, {"problem": str(error), "again": not last})
+        if last and isinstance(error, TrainingError):
+            raise ConfigError(f"{error} (and so again: the run stays stopped)") from error
+        raise
+
+
+def _run(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> None:
+    resumed = engine.resume()
+    config = _agree(setup, job, engine, progress)
+    progress.begin(config, resumed)
+    final = job.module.train(Told(engine, progress), config)
+    shared = _shared_scores(engine)
+    summary = {
+        "title": job.title,
+        "method": job.method,
+        "seed": job.seed,
+        "run": setup.run,
+        "rounds": final.round,
+        "sites": list(setup.sites),
+        "seconds": engine.seconds,
+        "bytes_up": engine.bytes_up,
+        "bytes_down": engine.bytes_down,
+        "metrics": dict(progress.metrics),  # of sums
+        "scores": shared,  # of sites whose policy shares them
+        "config": dict(setup.job["job"]),
+        "versions": versions(),
+    }
+    save_global_model(job, config, final, setup.folder / "model")
+    write_json(setup.folder / "summary.json", summary)
+    shutil.copyfile(progress.path, setup.folder / "metrics.jsonl")
+    engine.end()
+    progress.end()
+
+
+def _job_of_server(setup: Setup) -> Job:
+    """The job with this machine's places of the files that it names."""
+    path = setup.kit / SERVER_FILE
+    declared: Mapping[str, Any] = setup.job
+    if path.exists():
+        file = read_site_file(path)
+        declared = {**declared, "job": own_files(file, declared["job"])}
+    return parsed(declared, setup.kit, f"job {declared.get('name')}")
+
+
+def _policy(config: FederationConfig, least: int) -> Policy:
+    return Policy(
+        min_sites=least,
+        timeout=config.timeout,
+        knock=min(5.0, config.timeout),
+        grace=config.grace or math.inf,
+        pause=config.pause,
+        knock_every=config.knock_every,
+        checkpoint_seconds=config.checkpoint_seconds,
+    )
+
+
+def _summing(job: Job, setup: Setup, key: str) -> Summing | None:
+    if not job.federation.secure_sum:
+        return None
+    from fednotes.engines.secure import SecureSum
+
+    return SecureSum(setup.sites, job=key, threshold=_threshold(job, len(setup.sites)))
+
+
+def _threshold(job: Job, sites: int) -> int:
+    """Least number of sites that a secure sum is opened with: `min_sites`, but more than half."""
+    return max(job.federation.min_sites or sites, sites // 2 + 1)
+
+
+def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
+    """The method's configuration, which all the sites have too."""
+    path = setup.state / "agreement.json"
+    if engine.resume() is not None:
+        try:
+            return agreed_config(job, from_text(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    found = {s: from_tensors(s, t) for s, t in engine.public(DESCRIBE).items()}
+    require_as_declared(job, found)
+    config = agreed_config(job, found)
+    write_text(path, as_text(found))
+    progress.refusals.clear()
+    try:
+        total = engine.sum(AGREE, descriptions=as_text(found), agreed=agreement_of(job, found))
+    except TrainingError as error:
+        if progress.refusals:
+            raise ConfigError(str(error)) from error
+        raise
+    if total.sites < len(setup.sites) and progress.refusals:
+        raise ConfigError("; ".join(progress.refusals))
+    return config
+
+
+def _shared_scores(engine: Deployed) -> dict[str, Any]:
+    """The scores of those sites whose policy lets them go."""
+    found = {}
+    for site, tensors in engine.public(SCORES, all_sites=False).items():
+        try:
+            found[site] = json.loads(tensors["scores"].numpy().tobytes().decode("utf-8"))
+        except (KeyError, ValueError, AttributeError):
+            logger.warning("site %r: its scores are not readable", site)
+    return found
+
+
+class _Listening:
+    """A transport, and why sites have no answer: the engine sees replies alone."""
+
+    def __init__(self, pipe: Pipe, progress: Progress) -> None:
+        self._pipe, self._progress = pipe, progress
+
+    def exchange(
+        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
+    ) -> Iterator[tuple[str, Frame]]:
+        """As in `Transport`.
+
+        Raises Paused if the run was asked to stop and waits for sites: one that was lost can
+        only come back with another submission.
+        """
+        silent = dict.fromkeys(frames, "not connected, or still busy")
+        for site, reply in self._pipe.exchange(frames, timeout=timeout, grace=grace, enough=enough):
+            silent.pop(site, None)
+            yield site, reply
+        if len(frames) - len(silent) < enough and self._pipe.pause.is_set():
+            raise Paused
+        self._progress.silent(silent | dict(getattr(self._pipe, "failed", {})))
+
+
+def _notify(event: Event, progress: Progress) -> None:
+    progress.event(event)
+    logger.info("%s", event.text)
+
+
+def _is_last(state: Path, rounds: int, error: FednotesError) -> bool:
+    """Whether no further submission is to be tried: a failure that comes back at the same place,
+    or that no submission mends."""
+    if not isinstance(error, TrainingError):
+        return True
+    path, here = state / "failure.json", {"rounds": rounds, "problem": str(error)}
+    times = 1
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if {k: kept[k] for k in here} == here:
+            times += int(kept["times"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    write_json(path, {**here, "times": times})
+    return times >= REPEATS
+
+
+# ---- a site ----------------------------------------------------------------------------------
+
+
+class Member:
+    """A site's part of one job, as its process holds it (`engines.pipe.Host`)."""
+
+    def __init__(self, host: SiteHost) -> None:
+        self.host = host
+
+    def handle(self, frame: bytes) -> bytes:
+        """The reply to one frame of the server."""
+        return self.host.handle(frame)
+
+    def close(self) -> None:
+        """The job is over; what it kept stays until a person deletes it."""
+
+
+def site_main(setup: Setup) -> Member:
+    """Join a job that was approved here, with this site's own notes.
+
+    Raises NotApproved (asked again later), PolicyRefusal, or what reading the notes raises.
+    """
+    kit, site = setup.kit, setup.site
+    file = of_kit(kit)
+    table = whole_table(setup.job, setup.sites, setup.min_sites)
+    require_approved(kit, site, table)
+    job = job_of_site(setup.job, site, file)
+    secure, sites = job.federation.secure_sum, len(setup.sites)
+    guard = SiteGuard(
+        kit,
+        site,
+        setup.run,
+        table,
+        lambda: of_kit(kit).policy,
+        secure=secure,
+        threshold=_threshold(job, sites) if secure else setup.min_sites,
+    )
+    guard.job(_job_facts(job, sites, setup.min_sites))
+    torch.set_num_threads(file.threads or job.threads)
+    torch.use_deterministic_algorithms(file.device == "cpu")
+    loaded = _read(job, file)
+    for note in loaded.notes:
+        logger.info("%s", note)
+    data = loaded.data[0]
+    own = describe(job, data)
+    results = kit / RESULTS / setup.run
+    make = _maker(job, data, own, file, results, guard)
+    key = fingerprint(table)
+    host = SiteHost(
+        make,
+        setup.state / "site",
+        job=key,
+        name=site,
+        guard=guard,
+        sealer=_sealer(job, setup, key),
+        public={
+            DESCRIBE: lambda made: as_tensors(own),
+            SCORES: lambda made: _scores(kit, made),
+        },
+        tell=lambda line: logger.info("%s", line),
+    )
+    return Member(host)
+
+
+def _read(job: Job, file: SiteFile) -> Sites:
+    """This site's notes; an error goes to the server, and where files lie is not its business."""
+    try:
+        return load_own(job, cache=file.cache)
+    except (ConfigError, DataError, ModelError) as error:
+        logger.error("%s", error)
+        raise type(error)(_FOLDERS.sub(".../", str(error))) from error
+
+
+def _maker(
+    job: Job, data: Any, own: Description, file: SiteFile, results: Path, guard: SiteGuard
+) -> Callable[[], Any]:
+    """How the site is built anew: on its notes, which are read once."""
+
+    def member(config: Any) -> Any:
+        return job.module.Site(
+            data,
+            config,
+            directory=results,
+            device=file.device,
+            cache=file.cache or default_cache(),
+        )
+
+    def make() -> AgreedSite:
+        made = AgreedSite(data.id, job, own, member, results)
+        guard.covered = made.covered
+        return made
+
+    return make
+
+
+def _sealer(job: Job, setup: Setup, key: str) -> Sealer | None:
+    if not job.federation.secure_sum:
+        return None
+    from fednotes.engines.secure import SecureSeal
+
+    threshold = _threshold(job, len(setup.sites))
+    return SecureSeal(setup.site, setup.sites, job=key, threshold=threshold)
+
+
+def _job_facts(job: Job, sites: int, least: int) -> JobFacts:
+    """What the job will want, as far as it can be told before the notes are read."""
+    secure = job.federation.secure_sum
+    return JobFacts(
+        job.method,
+        sites,
+        rounds=planned_rounds(job),
+        secure=secure,
+        threshold=_threshold(job, sites) if secure else least,
+    )
+
+
+def planned_rounds(job: Job) -> int | None:
+    """The most rounds that a job can take; None if that depends on how many notes sites have."""
+    few, many = (job.module.planned(job.config, [n])[0] for n in (1, 1_000_000))
+    return int(few) if few == many else None
+
+
+def _scores(kit: Path, made: Any) -> Tensors:
+    """The site's own scores, where its policy lets them go. Raises RefusedError."""
+    require_share(of_kit(kit).policy)
+    scores = getattr(made.site, "scores", None)
+    if not scores:
+        raise RefusedError(f"site {made.id!r} has no scores yet")
+    raw = json.dumps(scores).encode("ascii")
+    return {"scores": torch.from_numpy(np.frombuffer(raw, np.uint8).copy())}

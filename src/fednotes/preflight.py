@@ -1,0 +1,168 @@
+"""Before a kit is used: what would stop it, each with the remedy.
+
+The only connection that is tried is the one that the kit will use: to the server's one port,
+with the kit's own certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.errors import FednotesError
+from fednotes.engines import provision
+from fednotes.guard import approvals_of
+from fednotes.jobs import expand
+from fednotes.site_file import SITE_FILE, of_kit
+
+SECONDS = 10.0  # to reach the server
+SOON = timedelta(days=30)
+_FILES = {provision.SERVER: "server", provision.SITE: "client", provision.ADMIN: "client"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. ok: None is for a person to judge."""
+
+    what: str
+    ok: bool | None
+    told: str
+
+
+def preflight(kit: Path) -> list[Check]:
+    """All checks of a kit. Raises ConfigError if the folder is no kit."""
+    facts = provision.read_kit(kit)
+    checks = [
+        Check("kit", True, f"{facts['role']} {facts['name']!r} of project {facts['project']!r}")
+    ]
+    checks += _installed()
+    checks += _private(kit)
+    checks += _certificate(kit, str(facts["role"]))
+    if facts["role"] == provision.SITE:
+        checks += _site(kit)
+    if facts["role"] == provision.SERVER:
+        checks.append(asyncio.run(_port(int(facts["port"]))))
+    else:
+        checks.append(_reached(kit, str(facts["server"]), int(facts["port"])))
+    return checks
+
+
+def _installed() -> Iterator[Check]:
+    try:
+        version = importlib.metadata.version("nvflare")
+    except importlib.metadata.PackageNotFoundError:
+        yield Check("nvflare", False, "not installed: pip install 'fednotes[deploy]'")
+        return
+    fits = version.startswith("2.9.")
+    yield Check("nvflare", fits, version if fits else f"{version}, 2.9 is needed")
+
+
+def _private(kit: Path) -> Iterator[Check]:
+    if " " in str(kit.resolve()):
+        yield Check("folder", False, "a space in its path: NVFlare cannot run there, move it")
+    for key in sorted(kit.rglob("*.key")):
+        if key.stat().st_mode & 0o077:
+            yield Check("key", False, f"{key}: others can read it: chmod 600 {key}")
+
+
+def _certificate(kit: Path, role: str) -> Iterator[Check]:
+    from cryptography import x509
+
+    path = kit / "startup" / f"{_FILES.get(role, 'client')}.crt"
+    try:
+        own = x509.load_pem_x509_certificate(path.read_bytes())
+        root = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
+        own.verify_directly_issued_by(root)
+    except OSError as error:
+        yield Check("certificate", False, f"{path}: {error.strerror}: ask for a new kit")
+        return
+    except Exception as error:
+        yield Check("certificate", False, f"{path}: not of this project ({type(error).__name__})")
+        return
+    left = own.not_valid_after_utc - datetime.now(UTC)
+    until = f"valid until {own.not_valid_after_utc:%Y-%m-%d}"
+    if left < timedelta(0) or own.not_valid_before_utc > datetime.now(UTC):
+        yield Check("certificate", False, f"{until}: ask for a new kit, or set this clock right")
+    else:
+        yield Check("certificate", None if left < SOON else True, until)
+
+
+def _site(kit: Path) -> Iterator[Check]:
+    if not (kit / SITE_FILE).exists():
+        remedy = f"none yet: `fednotes site start {kit} --site FILE` takes it over"
+        yield Check("site file", None, remedy)
+        return
+    try:
+        file = of_kit(kit)
+    except FednotesError as error:
+        yield Check("site file", False, str(error))
+        return
+    policy = file.policy
+    yield Check(
+        "site file",
+        True,
+        f"sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}",
+    )
+    missing = []
+    for key, value in _places(file.data):
+        path = Path(expand(value, key))
+        place = path if path.is_absolute() else file.folder / path
+        if not place.exists():
+            missing.append(f"{key} = {place}")
+    told = f"not there: {', '.join(missing)}" if missing else "the files that it names are there"
+    yield Check("data", not missing, told)
+    try:
+        approvals_of(kit).decisions()
+    except FednotesError as error:
+        yield Check("approvals", False, str(error))
+
+
+def _places(data: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    names = ("path", "paths", "train", "valid", "test", "notes", "codes", "labels", "concepts")
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from _places(value, f"{key}.")
+        elif key in names:
+            for text in value if isinstance(value, list) else [value]:
+                if text:
+                    yield f"{where}{key}", str(text)
+
+
+async def _port(port: int) -> Check:
+    """Whether the server can listen there."""
+    try:
+        server = await asyncio.start_server(lambda reader, writer: None, "0.0.0.0", port)
+    except OSError:
+        told = f"{port} is in use: by this server, if it runs already; else change the project's"
+        return Check("port", None, told)
+    server.close()
+    return Check("port", True, f"{port} is free")
+
+
+def _reached(kit: Path, host: str, port: int) -> Check:
+    where = f"{host}:{port}"
+    try:
+        asyncio.run(asyncio.wait_for(_shake_hands(kit, host, port), SECONDS))
+    except ssl.SSLCertVerificationError as error:
+        return Check("server", False, f"{where} is not this project's: {error.verify_message}")
+    except ssl.SSLError as error:
+        return Check("server", False, f"{where} refuses this kit ({error.reason})")
+    except (OSError, TimeoutError):
+        told = f"{where} does not answer: is it started, and does a firewall let {port} out?"
+        return Check("server", False, told)
+    return Check("server", True, f"{where} answers, with this project's certificate")
+
+
+async def _shake_hands(kit: Path, host: str, port: int) -> None:
+    startup = kit / "startup"
+    context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
+    context.load_cert_chain(startup / "client.crt", startup / "client.key")
+    context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
+    writer.close()

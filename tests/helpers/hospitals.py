@@ -1,0 +1,245 @@
+"""Three hospitals in three folders, and a network in this process between them and a server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from fednotes.core.errors import FednotesError
+from fednotes.data.synthetic import generate, write_sites
+from fednotes.data.synthetic_patients import generate as generate_patients
+from fednotes.deployed_jobs import whole_table
+from fednotes.deployment import Member, server_main, site_main
+from fednotes.engines.pipe import Setup
+from fednotes.engines.wire import Frame
+from fednotes.guard import settle
+from fednotes.jobs import parse_job
+from fednotes.simulate import simulate
+from fednotes.site_file import install
+
+OPEN = "min_sites = 2\nsecure_sum = 'off'\nfreeze_embeddings = false\n"
+
+
+SMALL = """
+[model]
+tagger = "cnn-clstm-crf"
+hashed_words = 64
+word_dim = 6
+char_dim = 4
+char_filters = 6
+cnn_filters = 8
+lstm_units = 6
+"""
+SITES = "".join(f"[sites.{name}]\n" for name in ("discharge", "reports", "posts"))
+FEDERATION = "[federation]\npause = 0.01\nknock_every = 0\ntimeout = 20\n"
+FEDNER = f"""
+method = "fedner"
+seed = 3
+{FEDERATION}
+[training]
+epochs = 2
+batch_size = 16
+personal_epochs = 1
+{SMALL}
+{SITES}
+"""
+DISTILL = f"""
+method = "distill"
+seed = 3
+{FEDERATION}
+[training]
+rounds = 3
+unannotated = "pseudo"
+weighting = true
+{SMALL}
+{SITES}
+"""
+
+
+class ServerKilled(BaseException):
+    """Ends the server's part at once, as kill -9 would."""
+
+
+class Network:
+    """What NVFlare would be: asks sites one after the other, and starts those that are not up.
+
+    A site that raises when it starts, or is in `down`, does not answer. kill: (a site or
+    "server", after so many more answers). failed: why sites have no answer.
+    """
+
+    def __init__(self, setups: Mapping[str, Setup]) -> None:
+        self.setups = setups
+        self.members: dict[str, Member] = {}
+        self.down: set[str] = set()
+        self.failed: dict[str, str] = {}
+        self.lines: list[Mapping[str, Any]] = []
+        self.frames: list[bytes] = []
+        self.pause = threading.Event()
+        self.kill: tuple[str, int] = ("", 0)
+        self.silent = 0  # exchanges in a row without an answer
+        self.meanwhile: Any = lambda: None  # called before each exchange
+
+    def publish(self, line: Mapping[str, Any]) -> None:
+        json.dumps(line)
+        self.lines.append(line)
+
+    def exchange(
+        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
+    ) -> Iterator[tuple[str, bytes]]:
+        self.meanwhile()
+        self.silent += 1
+        assert self.silent < 100, self.failed  # nobody answers any more
+        self.failed = {}
+        for site, frame in frames.items():
+            if site in self.down:
+                continue
+            try:
+                if site not in self.members:
+                    self.members[site] = site_main(self.setups[site])
+                reply = self.members[site].handle(bytes(frame))
+            except FednotesError as error:
+                self.failed[site] = str(error)
+                continue
+            self.frames += [bytes(frame), reply]
+            who, left = self.kill
+            self.kill = (who, left - 1)
+            if who and left == 1:
+                self.kill = ("", 0)
+                if who == "server":
+                    raise ServerKilled
+                self.members.pop(who)
+                if who == site:
+                    continue
+            self.silent = 0
+            yield site, reply
+
+
+class Hospitals:
+    """Kits of a server and of sites below `folder`, for one job.
+
+    data: site → its [data] table.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        job: str,
+        data: Mapping[str, Mapping[str, Any]],
+        *,
+        policy: str = OPEN,
+        files: str = "",
+        run: str = "run1",
+        least: int = 0,
+        approve: bool = True,
+    ) -> None:
+        self.folder, self.names = folder, tuple(data)
+        self.declared = {"name": "job", "job": tomllib.loads(job)}
+        self.least = least or len(data)
+        self.setups = {name: self._setup(name, run) for name in ("", *data)}
+        for name, table in data.items():
+            text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
+            source = folder / f"{name}.toml"
+            source.write_text(f"{files}[data]\n{text}[policy]\n{policy}")
+            install(source, self.setups[name].kit)
+            if approve:
+                self.approve(name)
+        self.network = Network(self.setups)
+
+    def _setup(self, name: str, run: str) -> Setup:
+        kit = self.folder / "kits" / (name or "server")
+        out = kit / "job" / "fednotes"
+        out.mkdir(parents=True, exist_ok=True)
+        return Setup(
+            kit, name, self.declared, "id", run, self.names, self.least, out, kit / "state" / run
+        )
+
+    @property
+    def table(self) -> dict[str, Any]:
+        return whole_table(self.declared, self.names, self.least)
+
+    def approve(self, name: str, yes: bool = True) -> None:
+        settle(self.setups[name].kit, self.table, approve=yes, by="tester")
+
+    def run(self) -> None:
+        """The server's part, begun again whenever it was killed."""
+        while True:
+            try:
+                server_main(self.setups[""], self.network)
+                return
+            except ServerKilled:
+                continue
+
+    def results(self, name: str) -> Path:
+        return self.setups[name].kit / "results" / self.setups[name].run
+
+    @property
+    def server(self) -> Path:
+        return self.setups[""].folder
+
+
+def corpus(folder: Path, sentences: int = 30) -> dict[str, dict[str, Any]]:
+    """Generated notes of three sites in three folders; each one's [data] table."""
+    made = generate(num_sites=3, sentences_per_site=sentences, seed=1)
+    shutil.rmtree(folder, ignore_errors=True)
+    write_sites(made, folder, "conll")
+    parts = ("train", "valid", "test")
+    return {
+        site.data.id: {part: str(folder / site.data.id / f"{part}.conll") for part in parts}
+        for site in made
+    }
+
+
+def patients(folder: Path, number: int) -> dict[str, Any]:
+    """Generated patients as a table of notes and MIMIC-III's codes."""
+    made = generate_patients(1, 90, seed=number)[0]
+    folder.mkdir()
+    rows = [
+        {"patient": f"{number}-{patient}", "text": text}
+        for patient, texts in made.notes.items()
+        for text in texts
+    ]
+    (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = ["ROW_ID,SUBJECT_ID,ICD9_CODE"]
+    for patient, codes in made.codes.items():
+        own = sorted(code for code in codes if code.startswith("icd9:"))
+        lines += [f"1,{number}-{patient},{code.partition(':')[2]}" for code in own]
+    (folder / "DIAGNOSES_ICD.csv").write_text("\n".join(lines) + "\n")
+    return {
+        "notes": str(folder / "notes.jsonl"),
+        "codes": str(folder),
+        "codes_format": "mimic",
+        "tables": ["diagnoses"],
+    }
+
+
+def simulated_one(job: str, data: Mapping[str, Mapping[str, Any]], out: Path) -> None:
+    """The same job in one process."""
+    table = tomllib.loads(job)
+    table["sites"] = {name: {**table["sites"][name], **own} for name, own in data.items()}
+    table["conditions"] = ["federated"]
+    simulate(parse_job(table, "job", out.parent, "job.toml"), out)
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """Every number of a saved model."""
+    found = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        for name, value in load_file(path).items():
+            found[f"{path.name}/{name}"] = value.numpy().tobytes()
+    assert found
+    return found
+
+
+def simulated(
+    job: str, data: Mapping[str, Mapping[str, Any]], out: Path
+) -> dict[str, dict[str, bytes]]:
+    """Every site's model after it."""
+    simulated_one(job, data, out)
+    return {name: weights(out / "federated" / "sites" / name / "model") for name in data}

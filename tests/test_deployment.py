@@ -1,0 +1,120 @@
+"""A deployed job in one process: server and sites behind their rules, joined by an in-memory pipe.
+
+Expected weights are those of `simulate` on the same job and notes, to the last bit: another
+engine, which knows nothing of messages, restarts or rules.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from hospitals import (
+    DISTILL,
+    FEDERATION,
+    FEDNER,
+    SITES,
+    Hospitals,
+    corpus,
+    patients,
+    simulated,
+    simulated_one,
+    weights,
+)
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    with mock.patch("os.fsync"):
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
+def test_weights_are_those_of_a_simulation(job: str, tmp_path: Path) -> None:
+    data = corpus(tmp_path / "notes")
+    expected = simulated(job, data, tmp_path / "sim")
+    hospitals = Hospitals(tmp_path, job, data)
+    hospitals.run()
+    for name in data:
+        assert weights(hospitals.results(name) / "model") == expected[name]
+    scores = json.loads((hospitals.results("posts") / "scores.json").read_text())
+    summary = json.loads((tmp_path / "sim" / "summary.json").read_text())
+    assert scores == summary["sites"]["posts"]["federated"]
+    assert json.loads((hospitals.server / "summary.json").read_text())["scores"] == {}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers")
+    source = Path(__file__).parent / "methods" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("tiny_bert", source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder: Path = module.save_bert(tmp_path_factory.mktemp("bert"), max_position_embeddings=512)
+    return folder
+
+
+def test_a_fine_tuned_bert_is_that_of_a_simulation(bert: Path, tmp_path: Path) -> None:
+    """The sites' models are one, and the server has it too; here sites keep BERT elsewhere."""
+    job = f"""
+method = "finetune"
+seed = 3
+{FEDERATION}
+[training]
+cycles = 2
+batch_size = 8
+learning_rate = 1e-3
+[model]
+encoder = "{bert}"
+{SITES}
+"""
+    data = corpus(tmp_path / "notes")
+    simulated_one(job, data, tmp_path / "sim")
+    expected = weights(tmp_path / "sim" / "federated" / "model")
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(bert, moved)
+    hospitals = Hospitals(tmp_path, job, data, files=f"[files]\nencoder = '{moved}'\n")
+    hospitals.run()
+    for folder in (*map(hospitals.results, data), hospitals.server):
+        assert weights(folder / "model") == expected
+
+
+def test_a_phenotyping_model_is_that_of_a_simulation(tmp_path: Path) -> None:
+    """Two stages, codes held out, calibration; the test part by the job's fractions."""
+    job = f"""
+method = "phenotype"
+seed = 3
+{FEDERATION}
+[concepts]
+dictionary = "synthetic"
+[training]
+cycles = 2
+classifier_cycles = 2
+minimum = 10
+min_patients = 10
+[model]
+network = {{ embedding = 6, hidden = 8 }}
+[phenotypes]
+pneumonia = ["icd9:485"]
+back = ["icd9:722"]
+{"".join(f"[sites.s{n}]{chr(10)}valid_fraction = 0.2{chr(10)}" for n in range(3))}
+"""
+    data = {f"s{n}": patients(tmp_path / f"s{n}", n) for n in range(3)}
+    simulated_one(job, data, tmp_path / "sim")
+    expected = weights(tmp_path / "sim" / "federated" / "model")
+    hospitals = Hospitals(tmp_path, job, data)
+    hospitals.run()
+    for name in data:
+        assert weights(hospitals.results(name) / "model") == expected
+    scores = json.loads((hospitals.results("s1") / "scores.json").read_text())
+    summary = json.loads((tmp_path / "sim" / "summary.json").read_text())
+    assert scores == summary["sites"]["s1"]["federated"]

@@ -1,0 +1,157 @@
+"""Three hospitals and a server as processes on loopback, from nothing to a prediction.
+
+Every step is a command, as `docs/deploy.md` gives it. Expected weights are those of `simulate`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from hospitals import SITES, simulated, weights
+
+from fednotes.data.synthetic import generate, write_sites
+from fednotes.engines import processes
+
+NAMES = ("discharge", "reports", "posts")
+JOB = f"""
+method = "fedner"
+seed = 1
+
+[federation]
+secure_sum = true
+pause = 1
+
+[training]
+private = ["words", "lstm", "crf"]
+learning_rate = 0.004
+epochs = 4
+batch_size = 32
+
+[model]
+tagger = "cnn-clstm-crf"
+hashed_words = 256
+word_dim = 16
+char_dim = 8
+char_filters = 16
+cnn_filters = 24
+lstm_units = 16
+
+{SITES}
+"""
+PARTS = ("train", "valid", "test")
+
+
+class Place:
+    """A folder in which commands are given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "FEDNOTES_CACHE": str(folder / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fednotes.cli", *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def give(self, *words: str, code: int = 0) -> str:
+        process = self.begin(*words)
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == code, out
+        return out
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield Place(tmp_path)
+    for kit in (tmp_path / "kits" / "server", *(tmp_path / "kits" / "sites").glob("*")):
+        processes.stop(kit, patience=5)
+
+
+def until(found: object, seconds: float = 120) -> None:
+    assert callable(found)
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.3)
+
+
+def test_the_walk_through(place: Place) -> None:
+    """Provision, check, start, approve, run, kill a site, resume, predict, stop."""
+    base = place.folder
+    write_sites(generate(num_sites=3, sentences_per_site=60, seed=1), base / "notes", "conll")
+    data = {
+        name: {part: str(base / "notes" / name / f"{part}.conll") for part in PARTS}
+        for name in NAMES
+    }
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (base / "project.toml").write_text(
+        f'name = "ward"\nserver = "localhost"\nport = {port}\nsites = {list(NAMES)}\n'
+    )
+    (base / "job.toml").write_text(JOB)
+    for name in NAMES:
+        lines = "".join(f'{part} = "notes/{name}/{part}.conll"\n' for part in PARTS)
+        (base / f"{name}.toml").write_text(f"[data]\n{lines}")
+    assert "next:" in place.give("provision", "project.toml", "--out", "kits")
+    assert "does not answer" in place.give("preflight", "kits/sites/posts", code=2)
+    assert "next: fednotes server start" in place.give("preflight", "kits/server")
+    place.give("server", "start", "kits/server")
+    for name in NAMES:
+        place.give("site", "start", f"kits/sites/{name}", "--site", f"{name}.toml")
+    until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
+    run = place.begin("run", "job.toml", "--on", "kits/admin", "--out", "run")
+    for name in NAMES:
+        until(lambda name=name: (base / f"kits/sites/{name}/rules/pending.json").exists())
+        assert "approved: job" in place.give("site", "approve", f"kits/sites/{name}", "--yes")
+    state = next((base / "kits/server/state").iterdir())
+    until(lambda: list((state / "server").glob("round-*")))
+    killed = processes.status(base / "kits/sites/posts")
+    for pid, _ in processes._processes((base / "kits/sites/posts").resolve()):
+        os.kill(pid, signal.SIGKILL)
+    assert killed.running
+    place.give("site", "start", "kits/sites/posts")
+    told, _ = run.communicate(timeout=240)
+    assert run.returncode == 0, told
+    assert "each site has its model and its own scores" in told
+    name = state.name
+    expected = simulated(JOB, data, base / "sim")
+    for site in NAMES:
+        results = base / "kits" / "sites" / site / "results" / name
+        assert weights(results / "model") == expected[site]
+        assert (results / "scores.json").exists()
+    assert "unbroken" in place.give("ledger", "verify", "kits/sites/posts")
+    assert "strict F1" in place.give("site", "status", "kits/sites/posts")
+    model = f"kits/sites/posts/results/{name}/model"
+    assert '"spans"' in place.give("predict", model, "Took aspirin.")
+    again = place.give("run", "--attach", "--out", "run")
+    assert "done:" in again
+    for kit in ("server", *(f"sites/{site}" for site in NAMES)):
+        assert "has stopped" in place.give(
+            "server" if kit == "server" else "site", "stop", f"kits/{kit}"
+        )
+    listing = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "stat=,command="], capture_output=True, text=True, check=True
+    )
+    assert not [x for x in listing.stdout.splitlines() if str(base) in x and x[0] != "Z"]

@@ -1,0 +1,112 @@
+"""What leaves a site in a deployed job: all of it in the ledger, none of it a word of a note."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hospitals import DISTILL, FEDNER, Hospitals, corpus, simulated, weights
+
+from fednotes.guard import LEDGER, RULES
+from fednotes.privacy.ledger import show
+from fednotes.privacy.ledger_check import verify
+
+WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    with mock.patch("os.fsync"):
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return corpus(tmp_path_factory.mktemp("notes") / "notes")
+
+
+def test_every_frame_that_left_is_in_the_ledger(data: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, WEIGHTS, data)
+    hospitals.run()
+    replies = hospitals.network.frames[1::2]
+    written: list[str] = []
+    for name in hospitals.names:
+        path = hospitals.setups[name].kit / RULES / LEDGER
+        assert verify(path).ok
+        written += [line["sha256"] for line in show(path)]
+    assert sorted(written) == sorted(hashlib.sha256(reply).hexdigest() for reply in replies)
+
+
+def test_the_secure_sum_gives_the_same_model(data: Any, tmp_path: Path) -> None:
+    """That of the embedded engine under the secure sum, to the last bit."""
+    pytest.importorskip("cryptography")
+    job = WEIGHTS.replace("[federation]", "[federation]\nsecure_sum = true")
+    expected = simulated(job, data, tmp_path / "sim")
+    hospitals = Hospitals(
+        tmp_path, job, data, policy="secure_sum = 'required'\nfreeze_embeddings = false\n"
+    )
+    hospitals.run()
+    assert {n: weights(hospitals.results(n) / "model") for n in data} == expected
+
+
+def test_no_name_of_a_patient_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """200 planted names and record numbers, in training, validation and test notes: none is on the
+    wire, in a log, a checkpoint, a journal, a model, scores, the ledger or at the server."""
+    rng = random.Random(7)
+    planted = [
+        f"{rng.choice('BDGKLMNPRSTVZ')}{''.join(rng.choices('aeioulnrst', k=7))}q{n}"
+        for n in range(100)
+    ]
+    planted += [f"{rng.randrange(10**8, 10**9)}" for _ in range(100)]
+    data = corpus(tmp_path / "notes")
+    left = list(planted)
+    for table in data.values():
+        for part in table.values():
+            path = Path(part)
+            lines = path.read_text().splitlines()
+            for at, line in enumerate(lines):
+                if line.strip() and not line.startswith("#") and left and rng.random() < 0.5:
+                    lines[at] = left.pop() + line[line.index("\t" if "\t" in line else " ") :]
+            path.write_text("\n".join(lines) + "\n")
+            left = left or list(planted)
+    caplog.set_level("DEBUG")
+    hospitals = Hospitals(tmp_path, FEDNER, data)
+    hospitals.network.kill = ("posts", 40)
+    hospitals.run()
+    held = [
+        *hospitals.network.frames,
+        caplog.text.encode(),
+        json.dumps(hospitals.network.lines).encode(),
+    ]
+    files = [path for path in (tmp_path / "kits").rglob("*") if path.is_file()]
+    assert len(files) > 50
+    held += [path.read_bytes() for path in files]
+    everything = b"\n".join(held)
+    assert [name for name in planted if name.encode() in everything] == []
+    assert any(planted[0] in Path(part).read_text() for t in data.values() for part in t.values())
+
+
+def test_where_a_site_keeps_its_files_is_not_told(data: Any, tmp_path: Path) -> None:
+    """A missing file is named to the server without its folder."""
+    broken = {**data, "posts": {**data["posts"], "train": str(tmp_path / "ward7" / "gone.conll")}}
+    hospitals = Hospitals(tmp_path, WEIGHTS, broken)
+    told: list[str] = []
+
+    def listen() -> None:
+        told.extend(hospitals.network.failed.values())
+        if told:
+            raise KeyboardInterrupt
+
+    hospitals.network.meanwhile = listen
+    with pytest.raises(KeyboardInterrupt):
+        hospitals.run()
+    assert "gone.conll" in told[0]
+    assert "ward7" not in told[0]

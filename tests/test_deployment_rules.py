@@ -1,0 +1,345 @@
+"""What a site lets happen, and what becomes of a run that is stopped: the in-memory pipe again.
+
+A run with faults is compared with one without them, to the last bit; refusals with the rule that
+was broken.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hospitals import (
+    DISTILL,
+    FEDERATION,
+    FEDNER,
+    OPEN,
+    SITES,
+    SMALL,
+    Hospitals,
+    corpus,
+    patients,
+    weights,
+)
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.deployed_jobs import load_deployed
+from fednotes.guard import pending
+
+WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    with mock.patch("os.fsync"):
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return corpus(tmp_path_factory.mktemp("notes") / "notes")
+
+
+def ends(hospitals: Hospitals) -> dict[str, dict[str, bytes]]:
+    return {name: weights(hospitals.results(name) / "model") for name in hospitals.names}
+
+
+def texts(hospitals: Hospitals) -> str:
+    return "\n".join(line["text"] for line in hospitals.network.lines if line["kind"] == "event")
+
+
+# stopped and resumed
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, int]:
+    """The models of a run without faults, and how many answers it took."""
+    hospitals = Hospitals(tmp_path_factory.mktemp("whole"), FEDNER, data)
+    with mock.patch("os.fsync"):
+        hospitals.run()
+    return ends(hospitals), len(hospitals.network.frames) // 2
+
+
+@pytest.mark.parametrize("who", ["discharge", "posts", "server"])
+def test_a_killed_part_changes_nothing(
+    who: str, data: Any, undisturbed: tuple[Any, int], tmp_path: Path
+) -> None:
+    """Killed right after an answer, which is lost where it was a site's; begun again from disk."""
+    expected, answers = undisturbed
+    for seed in range(3):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        hospitals = Hospitals(folder, FEDNER, data)
+        hospitals.network.kill = (who, random.Random(f"{who}{seed}").randrange(1, answers))
+        hospitals.run()
+        assert hospitals.network.kill[0] == ""
+        assert ends(hospitals) == expected
+
+
+def test_a_paused_run_goes_on(data: Any, undisturbed: tuple[Any, int], tmp_path: Path) -> None:
+    """As the server's watch asks when a lost site is back; another submission finishes it."""
+    hospitals = Hospitals(tmp_path, FEDNER, data)
+    network = hospitals.network
+
+    def stop() -> None:
+        if sum(line["kind"] == "round" for line in network.lines) == 3:
+            network.pause.set()
+
+    network.meanwhile = stop
+    hospitals.run()
+    assert not (hospitals.server / "summary.json").exists()
+    assert [line for line in network.lines if line["kind"] == "end"] == []
+    network.meanwhile, network.lines = (lambda: None), []
+    network.pause.clear()
+    network.members.clear()
+    hospitals.run()
+    assert ends(hospitals) == undisturbed[0]
+    assert network.lines[-1]["kind"] == "end"
+
+
+def test_what_travels_to_who_watches(data: Any, tmp_path: Path) -> None:
+    """The plan, rounds with numbers of sums alone, the end; the file has the evaluated rounds."""
+    hospitals = Hospitals(tmp_path, FEDNER, data)
+    hospitals.run()
+    lines = hospitals.network.lines
+    plans = [line for line in lines if line["kind"] == "plan"]
+    rounds = [line for line in lines if line["kind"] == "round"]
+    assert plans[0]["rounds"] == 0
+    assert plans[-1]["rounds"] == len(rounds) == rounds[-1]["round"] + 1 == lines[-1]["rounds"]
+    kept = (hospitals.server / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in kept] == [
+        line["round"] for line in rounds if line["evaluated"]
+    ]
+    assert not any("sites" in line for line in rounds)
+
+
+# approval
+
+
+def test_an_unapproved_job_waits_until_a_person_approves(data: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, WEIGHTS, data, approve=False)
+    asked = 0
+
+    def approve_later() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 4:
+            for name in hospitals.names:
+                found = pending(hospitals.setups[name].kit)
+                assert found is not None
+                assert found["table"] == hospitals.table
+                hospitals.approve(name)
+
+    hospitals.network.meanwhile = approve_later
+    hospitals.run()
+    assert "site 'posts' has not approved this job" in texts(hospitals)
+    assert "fednotes site approve posts" in texts(hospitals)
+    assert pending(hospitals.setups["posts"].kit) is None
+    assert ends(hospitals)
+
+
+def test_an_approval_that_is_taken_back_stops_the_site(data: Any, tmp_path: Path) -> None:
+    """In the middle of a run; with two sites enough it goes on without that one."""
+    short = WEIGHTS.replace("weighting = true", "weighting = false").replace(
+        "timeout = 20", "timeout = 0.1"
+    )
+    hospitals = Hospitals(tmp_path, short, data, least=2)
+
+    def reject() -> None:
+        if any(line["kind"] == "round" for line in hospitals.network.lines):
+            hospitals.approve("posts", yes=False)
+
+    hospitals.network.meanwhile = reject
+    hospitals.run()
+    rounds = [line["took_part"] for line in hospitals.network.lines if line["kind"] == "round"]
+    assert rounds == [3, 2]
+    assert not (hospitals.results("posts") / "model").exists()
+
+
+# policy
+
+
+def refused(folder: Path, data: Any, policy: str, job: str = FEDNER) -> str:
+    """What the server is told where every site has this policy."""
+    folder.mkdir(exist_ok=True)
+    hospitals = Hospitals(folder, job, data, policy=policy)
+    seen: list[str] = []
+
+    def note() -> None:
+        seen.extend(hospitals.network.failed.values())
+        if seen:
+            raise TrainingError(seen[0])
+
+    hospitals.network.meanwhile = note
+    with pytest.raises(TrainingError) as stopped:
+        hospitals.run()
+    assert not any((hospitals.results(name) / "model").exists() for name in data)
+    return str(stopped.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "policy"),
+    [
+        ("secure_sum", "freeze_embeddings = false"),
+        ("secure_sum", "secure_sum = 'required'"),
+        ("freeze_embeddings", "secure_sum = 'off'"),
+        ("min_sites", OPEN.replace("min_sites = 2", "min_sites = 4")),
+        ("max_rounds", OPEN + "max_rounds = 3"),
+        ("methods", OPEN + "methods = ['distill']"),
+        ("denied_layers", OPEN + "denied_layers = ['cnn']"),
+        ("allowed_layers", OPEN + "allowed_layers = ['characters']"),
+        ("min_steps", OPEN + "min_steps = 2"),
+        ("min_tokens", OPEN + "min_tokens = 10"),
+        ("min_patients", OPEN + "min_patients = 5"),
+        ("max_bytes", OPEN + "max_bytes = 2000"),
+    ],
+)
+def test_a_broken_rule_is_named(rule: str, policy: str, data: Any, tmp_path: Path) -> None:
+    told = refused(tmp_path, data, policy)
+    assert f"Only the site can change this: {rule} in [policy]" in told
+
+
+def test_outside_the_hours_a_run_waits(data: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, WEIGHTS, data, policy=f"{OPEN}hours = '03:00-03:01'\n")
+    asked = 0
+
+    def open_up() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 4:
+            for name in hospitals.names:
+                path = hospitals.setups[name].kit / "site.toml"
+                path.write_text(path.read_text().replace("03:00-03:01", "00:00-24:00"))
+
+    hospitals.network.meanwhile = open_up
+    hospitals.run()
+    assert asked > 4
+    assert ends(hospitals)
+
+
+def test_scores_stay_unless_the_policy_shares_them(data: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, WEIGHTS, data)
+    path = hospitals.setups["posts"].kit / "site.toml"
+    path.write_text(path.read_text() + "share_scores = true\n")
+    hospitals.run()
+    summary = json.loads((hospitals.server / "summary.json").read_text())
+    own = json.loads((hospitals.results("posts") / "scores.json").read_text())
+    assert summary["scores"] == {"posts": own}
+
+
+# agreement
+
+
+def test_other_types_than_declared_are_named(data: Any, tmp_path: Path) -> None:
+    """The job says what a site annotates, its file says otherwise."""
+    kept = ["Drug", "Disease"]
+    job = WEIGHTS.replace("[sites.posts]", f"[sites.posts]\ntypes = {json.dumps(kept)}")
+    own = {**data, "posts": {**data["posts"], "types": kept[:1]}}
+    hospitals = Hospitals(tmp_path, job, own)
+    with pytest.raises(ConfigError) as stopped:
+        hospitals.run()
+    assert "the job has" in str(stopped.value)
+    assert "the site has" in str(stopped.value)
+    assert "label_map" in str(stopped.value)
+
+
+def test_a_site_that_changes_its_labels_refuses(data: Any, tmp_path: Path) -> None:
+    """After the server has gathered all descriptions, before it has told them."""
+    hospitals = Hospitals(tmp_path, WEIGHTS, data)
+
+    def change() -> None:
+        if (hospitals.setups[""].state / "agreement.json").exists():
+            path = hospitals.setups["posts"].kit / "site.toml"
+            if "label_map" not in path.read_text():
+                path.write_text(
+                    path.read_text().replace("[data]", "[data]\nlabel_map = {Drug = 'Med'}")
+                )
+                hospitals.network.members.pop("posts")
+
+    hospitals.network.meanwhile = change
+    with pytest.raises(ConfigError, match=r'site "posts": this site has .*Med.*label_map'):
+        hospitals.run()
+
+
+def test_different_dictionaries_are_named(tmp_path: Path) -> None:
+    job = f"""
+method = "phenotype"
+{FEDERATION}
+[concepts]
+dictionary = "terms.tsv"
+[training]
+minimum = 5
+min_patients = 5
+[phenotypes]
+back = ["icd9:722"]
+[sites.s0]
+[sites.s1]
+"""
+    data = {f"s{n}": patients(tmp_path / f"s{n}", n) for n in range(2)}
+    hospitals = Hospitals(tmp_path, job, data)
+    for name, terms in (("s0", "asthma"), ("s1", "gout")):
+        place = tmp_path / f"{name}.tsv"
+        place.write_text(f"C0000001\t{terms}\nC0000002\tfever\n")
+        path = hospitals.setups[name].kit / "site.toml"
+        path.write_text(
+            path.read_text().replace("[data]", f"[files]\ndictionary = '{place}'\n[data]")
+        )
+    with pytest.raises(Exception, match="'s0' and 's1' read notes with different dictionaries"):
+        hospitals.run()
+
+
+def test_another_version_is_named(data: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, WEIGHTS, data)
+    from fednotes import deployment
+
+    def older(job: Any, own: Any) -> Any:
+        made = described(job, own)
+        return replace(made, version="0.0.1") if own.id == "posts" else made
+
+    described = deployment.describe
+    with (
+        mock.patch.object(deployment, "describe", older),
+        pytest.raises(ConfigError, match=r"posts 0\.0\.1.*install the same one"),
+    ):
+        hospitals.run()
+
+
+# jobs that only a simulation can run
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("[silos]\nnumber = 3", "deals all notes out anew"),
+        ('[tags]\ndesign = "disjoint"', "draws the sites' types"),
+    ],
+)
+def test_what_needs_all_notes_is_refused(table: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f'method = "distill"\n{SMALL}{SITES}{table}\n')
+    with pytest.raises(ConfigError, match=message):
+        load_deployed(path)
+    path.write_text(f'method = "distill"\n{SMALL}{SITES}mask_overlap = 0.2\n')
+    with pytest.raises(ConfigError, match="mask_overlap compares the sites' notes"):
+        load_deployed(path)
+    with pytest.raises(ConfigError, match="generates notes"):
+        load_deployed("demo")
+
+
+def test_no_place_of_notes_travels(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('method = "distill"\n[sites.a]\npath = "/data/a"\ntypes = ["Drug"]\n')
+    job, declared = load_deployed(path)
+    assert declared == {
+        "name": "job",
+        "job": {"method": "distill", "sites": {"a": {"types": ["Drug"]}}},
+    }
+    assert tuple(job.sites) == ("a",)
