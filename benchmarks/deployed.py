@@ -1,0 +1,335 @@
+"""What real sites cost beside one process: NVIDIA FLARE on loopback, three sites and a server.
+
+    python benchmarks/deployed.py [--megabytes 0.1 5 120] [--exchanges 5] [--steps 40]
+
+Each case is a job of its own over real kits with mutual TLS: `Deployed` at the server,
+`SiteHost` with its journal at each site. A site's task of the table returns as many float32
+numbers as it is sent and computes nothing, so a row is what an exchange costs by itself:
+
+    exchange    seconds of a `federation.sum`, the median; the first one, which meets every site,
+                is told apart
+    no network  the same engine and hosts, journal included, but frames are handed over in one
+                process, from site to site
+    in process  the same with the embedded engine
+    memory      MB, the peak of a process beyond what it held before the first exchange, for the
+                process of the job and the process that starts jobs, at the server and at a site
+    wire        bytes that cross one site's connection, both ways, against its tensors' bytes;
+                counted by a relay in a run of its own, acknowledgements of TCP left out
+
+On loopback every frame also passes between the two processes of each machine, which is no wire.
+
+The last line compares ten rounds of a method whose sites train 5 MB of parameters by --steps
+mini-batches a round with the same ten rounds in one process, where they train one after the
+other. Processes are started once, before any clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from fednotes.core.update import Tensors, Update
+from fednotes.engines import pipe, processes, provision
+from fednotes.engines.asking import Policy
+from fednotes.engines.deployed import Deployed
+from fednotes.engines.host import SiteHost
+from fednotes.engines.inprocess import InProcess
+from fednotes.engines.pipe import Setup
+from fednotes.engines.wire import Frame
+from fednotes.federation import Federation, State
+
+SITES = ("h1", "h2", "h3")
+METHOD_BYTES, ROUNDS, WIDTH = 5_000_000, 10, 250
+ADMIN = "admin@fednotes.org"
+
+
+class Member:
+    """A site with random rows; `step` trains a matrix on them."""
+
+    tasks: ClassVar[frozenset[str]] = frozenset({"step"})
+
+    def __init__(self, name: str) -> None:
+        self._id = name
+        self.rows = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(len(name)))
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    def step(self, tensors: Tensors, *, steps: int) -> Update:
+        """`steps` mini-batches of gradient descent; with none, what came goes back."""
+        x = tensors["x"].clone()
+        weight = x[: x.numel() // WIDTH * WIDTH].view(WIDTH, -1)
+        for _ in range(steps):
+            weight -= 1e-4 * (self.rows.T @ torch.tanh(self.rows @ weight))
+        return Update({"x": x}, 1.0, {"steps": float(steps)})
+
+    def state(self) -> State:
+        return State(0, {}, {})
+
+    def restore(self, state: State) -> None:
+        pass
+
+
+def method(federation: Federation, nbytes: int, rounds: int, steps: int) -> list[float]:
+    """Average what the sites return; seconds of each round."""
+    x = torch.randn(nbytes // 4, generator=torch.Generator().manual_seed(0))
+    seconds = []
+    for turn in federation.rounds(0, rounds):
+        begin = time.perf_counter()
+        x = federation.sum("step", {"x": x}, steps=steps).mean()["x"]
+        turn.commit(State(turn.number + 1, {"x": x}, {}), {})
+        seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+def memory(pid: int | str = "self") -> tuple[int, int]:
+    """Bytes that a process holds, and the most that it held."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    found = {key: value for key, _, value in (line.partition(":") for line in lines)}
+    return tuple(int(found[key].split()[0]) * 1024 for key in ("VmRSS", "VmHWM"))  # type: ignore
+
+
+def forget_peak(pid: int | str = "self") -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+# what the processes of a job run
+
+
+def server_main(setup: Setup, transport: Any) -> None:
+    """One case at the server."""
+    case, policy = setup.job, Policy(min_sites=len(SITES), timeout=300, give_up=300)
+    engine = Deployed(transport, SITES, setup.state / "server", job=setup.run, policy=policy)
+    before, _ = memory()
+    forget_peak()
+    seconds = method(engine, case["nbytes"], case["rounds"], case["steps"])
+    engine.end()
+    told = {"seconds": seconds, "memory": memory()[1] - before}
+    told |= {"frames": engine.bytes_up + engine.bytes_down}
+    (setup.state / "told.json").write_text(json.dumps(told))
+
+
+class Measured:
+    """A site's host that tells its peak of memory."""
+
+    def __init__(self, setup: Setup) -> None:
+        site = setup.site
+        self._host = SiteHost(lambda: Member(site), setup.state / "site", job=setup.run, name=site)
+        self._path, (self._before, _) = setup.state / "told.json", memory()
+        forget_peak()
+
+    def handle(self, frame: bytes) -> bytes:
+        reply = self._host.handle(frame)
+        self._path.write_text(json.dumps({"memory": memory()[1] - self._before}))
+        return reply
+
+    def close(self) -> None:
+        pass
+
+
+def site_main(setup: Setup) -> Measured:
+    return Measured(setup)
+
+
+# the network
+
+
+class Relay:
+    """A port that leads to another; counts what passes."""
+
+    def __init__(self, to: int) -> None:
+        self._to, self.nbytes = to, 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listener.accept()
+            far = socket.create_connection(("localhost", self._to))
+            for one, other in ((near, far), (far, near)):
+                threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
+
+    def _pass(self, one: socket.socket, other: socket.socket) -> None:
+        try:
+            while data := one.recv(2**18):
+                self.nbytes += len(data)
+                other.sendall(data)
+        except OSError:
+            pass
+        one.close()
+        other.close()
+
+
+def start(kit: Path) -> None:
+    here = Path(__file__).resolve()
+    variables = {
+        pipe.SERVER_MAIN: f"{here.stem}:server_main",
+        pipe.SITE_MAIN: f"{here.stem}:site_main",
+        "PYTHONPATH": os.pathsep.join([str(here.parent), *filter(None, sys.path)]),
+    }
+    processes.start(kit, variables, watch=False)
+
+
+@contextmanager
+def network(base: Path) -> Iterator[tuple[dict[str, Path], int]]:
+    """The kits of a running network, and the server's port; its processes end here."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    project = provision.ProjectConfig("bench", "localhost", SITES, port=port)
+    kits = provision.provision(project, base / "kits")
+    try:
+        for name in ("server", *SITES):
+            start(kits[name])
+        yield kits, port
+    finally:
+        for name in ("server", *SITES):
+            processes.stop(kits[name], patience=5)
+
+
+RUN = """
+import sys, time
+from pathlib import Path
+from fednotes.engines.nvflare import connect
+with connect(Path(sys.argv[1]), sys.argv[2], 30) as server:
+    while set(server.sites(within=15)) != set(sys.argv[4:]):
+        time.sleep(0.3)
+    job = server.submit(Path(sys.argv[3]))
+    while not server.status(job).startswith("FINISHED"):
+        time.sleep(0.3)
+    print(server.status(job))
+"""
+
+
+def run(kits: Mapping[str, Path], name: str, nbytes: int, rounds: int, steps: int) -> list[Any]:
+    """One case as a job: seconds of its rounds, and peaks of memory in bytes."""
+    base = kits["server"].parents[1]
+    case = {"nbytes": nbytes, "rounds": rounds, "steps": steps}
+    folder = provision.job_folder(base / "jobs", case, run=name, sites=SITES, min_sites=len(SITES))
+    pids = {who: processes.status(kits[who]).pid for who in ("server", "h2")}
+    before = {}
+    for who, pid in pids.items():
+        before[who], _ = memory(pid or "self")
+        forget_peak(pid or "self")
+    command = [sys.executable, "-c", RUN, str(kits["admin"]), ADMIN, str(folder), *SITES]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    if not done.stdout.endswith("FINISHED:COMPLETED\n"):
+        raise SystemExit(f"{name}: {done.stdout}{(kits['server'] / 'fednotes.log').read_text()}")
+    told = [json.loads((kits[w] / "state" / name / "told.json").read_text()) for w in pids]
+    peaks = [memory(pid or "self")[1] - before[who] for who, pid in pids.items()]
+    return [told[0]["seconds"], told[0]["memory"], peaks[0], told[1]["memory"], peaks[1]]
+
+
+def through(kits: Mapping[str, Path], port: int, sizes: Sequence[int]) -> dict[int, float]:
+    """Bytes on h1's connection over its tensors' bytes, with a relay before the server."""
+    relay, found = Relay(port), {}
+    processes.stop(kits["h1"], patience=5)
+    path = kits["h1"] / "startup/fed_client.json"
+    path.write_text(path.read_text().replace(f"localhost:{port}", f"localhost:{relay.port}"))
+    start(kits["h1"])
+    for nbytes in sizes:
+        rounds = 20 if nbytes < 2**24 else 2
+        quiet = [run_counted(kits, relay, nbytes, n, f"wire-{nbytes}-{n}") for n in (1, 1 + rounds)]
+        found[nbytes] = (quiet[1] - quiet[0]) / (2 * rounds * nbytes)
+    return found
+
+
+def run_counted(kits: Mapping[str, Path], relay: Relay, nbytes: int, rounds: int, name: str) -> int:
+    before = relay.nbytes
+    run(kits, name, nbytes, rounds, 0)
+    return relay.nbytes - before
+
+
+def alone(nbytes: int, rounds: int, steps: int) -> list[float]:
+    """The same in this process."""
+    return method(InProcess([Member(site) for site in SITES]), nbytes, rounds, steps)
+
+
+class Direct:
+    """A transport without a network: hosts in this process, one after the other."""
+
+    def __init__(self, hosts: Mapping[str, SiteHost]) -> None:
+        self._hosts = hosts
+
+    def exchange(
+        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
+    ) -> Iterator[tuple[str, Frame]]:
+        for site, frame in frames.items():
+            yield site, self._hosts[site].handle(frame)
+
+
+def handed_over(base: Path, nbytes: int, rounds: int, steps: int) -> list[float]:
+    """The same with the engine of real sites in this process; leaves no file."""
+    with tempfile.TemporaryDirectory(dir=base) as name:
+        hosts = {
+            site: SiteHost(partial(Member, site), Path(name) / site, job="direct", name=site)
+            for site in SITES
+        }
+        engine = Deployed(Direct(hosts), SITES, Path(name) / "server", job="direct")
+        return method(engine, nbytes, rounds, steps)
+
+
+def clock(task: Callable[[], list[float]], repeats: int = 3) -> float:
+    """Seconds of all rounds, the median of runs."""
+    return statistics.median(sum(task()) for _ in range(repeats))
+
+
+def table(kits: Mapping[str, Path], sizes: Sequence[int], exchanges: int) -> None:
+    print(f"{'':>10}{'seconds an exchange':>44}{'peak memory beyond the start, MB':>50}")
+    print(
+        f"{'MB':>10}{'deployed':>12}{'first':>8}{'no network':>12}{'in process':>12}"
+        f"{'server job':>14}{'server':>10}{'site job':>12}{'site':>10}"
+    )
+    for nbytes in sizes:
+        seconds, *peaks = run(kits, f"size-{nbytes}", nbytes, exchanges + 1, 0)
+        base = kits["server"].parents[1]
+        direct = statistics.median(handed_over(base, nbytes, exchanges + 1, 0)[1:])
+        here = statistics.median(alone(nbytes, exchanges + 1, 0)[1:])
+        job, parent, site, own = (peak / 1e6 for peak in peaks)
+        print(
+            f"{nbytes / 1e6:>10g}{statistics.median(seconds[1:]):>12.3f}{seconds[0]:>8.2f}"
+            f"{direct:>12.3f}{here:>12.4f}{job:>14.0f}{parent:>10.0f}{site:>12.0f}{own:>10.0f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[0.1, 5, 120])
+    parser.add_argument("--exchanges", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40, help="mini-batches of a site a round")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    sizes = [int(megabytes * 1e6) for megabytes in options.megabytes]
+    with tempfile.TemporaryDirectory() as name, network(Path(name).resolve()) as (kits, port):
+        table(kits, sizes, options.exchanges)
+        far, *_ = run(kits, "method", METHOD_BYTES, ROUNDS, options.steps)
+        near = clock(lambda: alone(METHOD_BYTES, ROUNDS, options.steps))
+        for nbytes, ratio in through(kits, port, [size for size in sizes if size < 2**24]).items():
+            print(f"wire, {nbytes / 1e6:g} MB: {ratio:.4f} times the tensors' bytes")
+    print(
+        f"{ROUNDS} rounds of {METHOD_BYTES / 1e6:g} MB, {options.steps} steps: {sum(far):.2f} s "
+        f"deployed, {near:.2f} s in process, {(sum(far) - near) / ROUNDS:.3f} s more a round"
+    )
+    print(f"deployed ratio={sum(far) / near:.2f} against plain loop")
+
+
+if __name__ == "__main__":
+    main()
