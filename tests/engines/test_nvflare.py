@@ -24,7 +24,7 @@ from nvflare.security.security import FLAuthorizer
 
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 from fednotes.engines import nvflare as flare
-from fednotes.engines import pipe, provision
+from fednotes.engines import nvflare_site, pipe, provision
 
 PROJECT = provision.ProjectConfig("ward", "localhost", ("h1", "h2", "h3"), port=18002)
 ROLES = ("project_admin", "lead", "org_admin", "member")
@@ -186,7 +186,7 @@ def answer(frame: bytes) -> Shareable:
 
 
 def fails(_: bytes) -> Shareable:
-    reply = flare.make_reply("EXECUTION_EXCEPTION", headers={flare.REASON: "not approved"})
+    reply = nvflare_site.make_reply("EXECUTION_EXCEPTION", headers={flare.REASON: "not approved"})
     return reply
 
 
@@ -260,7 +260,7 @@ class Faulty:
     [(KeyError("Mrs Planted"), "KeyError at test_nvflare.py"), (RefusedError("hours"), "hours")],
 )
 def test_a_sites_error_is_told_without_its_data(error: Exception, told: str) -> None:
-    executor = flare.FednotesExecutor()
+    executor = nvflare_site.FednotesExecutor()
     executor._host = Faulty(error)
     reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), None, None)
     reason = reply.get_header(flare.REASON)

@@ -3,7 +3,8 @@
 The server's job process runs a function that gets a `FlareTransport`; each site's job process
 holds one host, an object with `handle(frame) -> bytes`, for as long as the job lives. Which
 function and which host is the local operator's choice (`pipe.load_main`), never the job's: a job
-is a declaration and carries no code. This is the only file that imports `nvflare`; version 2.9.
+is a declaration and carries no code. Here is the server's end and the admin's, the sites' is in
+`nvflare_site.py`; no other file imports `nvflare`, version 2.9.
 """
 
 from __future__ import annotations
@@ -13,26 +14,30 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import FednotesError, MissingExtra, RefusedError, TrainingError
 from fednotes.engines import pipe
-from fednotes.engines.pipe import Host, Setup
+from fednotes.engines.pipe import Setup
 
 try:
     from nvflare.apis.client import Client
     from nvflare.apis.controller_spec import ClientTask, Task
     from nvflare.apis.event_type import EventType
-    from nvflare.apis.executor import Executor
+    from nvflare.apis.fl_component import FLComponent
     from nvflare.apis.fl_constant import ReturnCode
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.impl.controller import Controller
-    from nvflare.apis.shareable import Shareable, make_reply
+    from nvflare.apis.shareable import Shareable
     from nvflare.apis.signal import Signal
     from nvflare.apis.wf_comm_spec import WFCommSpec
+    from nvflare.fuel.f3.cellnet import defs as cells
+    from nvflare.fuel.f3.cellnet.core_cell import make_reply as cell_reply
+    from nvflare.fuel.f3.message import Message
+    from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 except ImportError as error:
     raise MissingExtra("nvflare", "deploy") from error
 
@@ -42,7 +47,6 @@ FRAME = "frame"  # the key of the bytes in a Shareable
 REASON = "fednotes_reason"  # header: why a site has no reply
 PROGRESS, PAUSE = "fednotes.progress", "fednotes.pause"  # what an admin may ask a running job
 LOST_SECONDS = 30.0  # a site's job process tells every 5 s that it lives
-RETRY_SECONDS = 10.0  # a site that refused a job is asked again: it may have been approved since
 COMMAND_SECONDS = 60.0  # a server that moves large frames is slow to answer an admin
 CHECK_PERIOD = 0.02  # seconds between two looks at a standing task
 logger = logging.getLogger("fednotes.engines.nvflare")
@@ -248,53 +252,34 @@ class FednotesController(Controller):
             self.system_panic(problem, fl_ctx)
 
 
-class FednotesExecutor(Executor):
-    """A site's job process: one host, from the first frame to the end of the job."""
+class Gate(FLComponent):
+    """Makes the server's main process drop what a member sends in another's name.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._host: Host | None = None
-        self._held = ExitStack()
-        self._refused, self._again = "", 0.0  # why the host did not start; when to try again
-
-    def execute(
-        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
-    ) -> Shareable:
-        """Hand a frame to the host. What goes wrong here is told without the data it met."""
-        frame = shareable.get(FRAME)
-        if task_name != TASK or not isinstance(frame, bytes):
-            return make_reply(ReturnCode.TASK_UNKNOWN)
-        try:
-            if self._host is None and time.monotonic() >= self._again:
-                self._host = self._start(fl_ctx)
-            if self._host is not None:
-                return Shareable({FRAME: self._host.handle(frame)})
-            reason = self._refused
-        except FednotesError as error:
-            reason = str(error)
-        except Exception as error:
-            reason = f"an error in the site's program: {pipe.place_of(error)}"
-        if self._host is None and reason is not self._refused:
-            self._refused, self._again = reason, time.monotonic() + RETRY_SECONDS
-        logger.error("%s", reason)
-        return make_reply(ReturnCode.EXECUTION_EXCEPTION, headers={REASON: reason})
-
-    def _start(self, fl_ctx: FLContext) -> Host:
-        workspace = fl_ctx.get_workspace()
-        app, kit = Path(workspace.get_app_dir(fl_ctx.get_job_id())), Path(workspace.get_root_dir())
-        setup = pipe.read_setup(app, kit, fl_ctx.get_identity_name(), fl_ctx.get_job_id())
-        self._held.enter_context(pipe.only_one(setup.state))
-        try:
-            return pipe.load_main(pipe.SITE_MAIN)(setup)
-        except BaseException:
-            self._held.close()
-            raise
+    NVFlare takes whoever bears a token for its owner, and the server's own token is in messages
+    that every member gets: with it, a member's order would reach a site as the server's.
+    """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.END_RUN and self._host is not None:
-            host, self._host = self._host, None
-            with self._held:
-                host.close()
+        if event_type == EventType.SYSTEM_START:
+            core = fl_ctx.get_engine().get_cell().core_cell
+            core.add_incoming_filter("*", "*", self.judge)
+
+    def judge(self, message: Message) -> Message | None:
+        """The reply that ends a false message here; None for a true one.
+
+        A connection from outside has the name in its certificate, by TLS. An admin's session has
+        a name of its own, which NVFlare lets no site take.
+        """
+        certified = message.get_prop(cells.MessagePropKey.COMMON_NAME)
+        if certified in (None, "", "N/A"):
+            return None  # from a job's process on this machine
+        origin = str(message.get_header(cells.MessageHeaderKey.ORIGIN) or "")
+        endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
+        own = is_valid_admin_client_name(origin) and origin == getattr(endpoint, "name", None)
+        if own or origin.partition(".")[0] == certified:
+            return None
+        logger.error("a message of %s in the name of %.80r was dropped", certified, origin)
+        return cell_reply(cells.ReturnCode.UNAUTHENTICATED, error="in another's name")
 
 
 def make_kits(definition: Mapping[str, Any], authority: Path) -> Path | None:

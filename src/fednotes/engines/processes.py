@@ -7,6 +7,7 @@ may have come to bear.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.store import write_text
+from fednotes.engines.certificates import check_kit
 from fednotes.engines.provision import HEARTBEAT_SECONDS, LOG_FILE, SERVER, SITE, read_kit
 
 OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
@@ -33,6 +35,7 @@ _ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "4",  # less memory is lost to fragments of large frames
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",  # it waits 900 s at the end for a site it lost
 }
+logger = logging.getLogger("fednotes.engines.processes")
 _started: list[subprocess.Popen[bytes]] = []  # by this process: they outlive it, or are asked for
 
 
@@ -60,8 +63,16 @@ def start(kit: Path, variables: Mapping[str, str] | None = None, *, watch: bool 
 
     variables: added to its environment, and to that of its job processes.
     watch: at a server, whether runs that stop go on by themselves (`engines/watch.py`).
-    Raises ConfigError if it runs already or the kit is an admin's.
+    Raises ConfigError if it runs already, the kit is an admin's, or its certificate cannot work
+    (`check_kit`); one that ends soon is logged as a warning.
     """
+    for warning in check_kit(kit):
+        logger.warning("%s", warning)
+    return launch(kit, variables, watch=watch)
+
+
+def launch(kit: Path, variables: Mapping[str, str] | None = None, *, watch: bool = True) -> Status:
+    """`start` without a look at the kit's certificate."""
     kit, facts = kit.resolve(), read_kit(kit)
     if facts["role"] not in _MODULES:
         raise ConfigError(f"{kit}: is the kit of {facts['role']!r}, which runs no process")

@@ -23,7 +23,8 @@ from fednotes.core.store import write_folder, write_json
 
 SERVER, SITE, ADMIN, WATCH = "server", "site", "admin", "watch"
 CONTROLLER = "fednotes.engines.nvflare.FednotesController"
-EXECUTOR = "fednotes.engines.nvflare.FednotesExecutor"
+EXECUTOR = "fednotes.engines.nvflare_site.FednotesExecutor"
+GATES = {SERVER: "fednotes.engines.nvflare.Gate", SITE: "fednotes.engines.nvflare_site.Gate"}
 KIT_FILE = "kit.json"
 LOG_FILE = "fednotes.log"
 LOG_BYTES, LOG_FILES = 2_000_000, 4  # a log is at most 2 MB, and three older ones are kept
@@ -54,11 +55,13 @@ class ProjectConfig:
 
     def __post_init__(self) -> None:
         for what, name in (("name", self.name), *(("site", s) for s in self.sites)):
-            if not _NAME.fullmatch(name):
-                raise ConfigError(f"{what} {name!r}: letters, digits, '_', '.' and '-' only")
+            if not _NAME.fullmatch(name) or (what == "site" and "." in name):
+                dot = ", '.'" if what == "name" else ""  # NVFlare takes what follows for a job
+                raise ConfigError(f"{what} {name!r}: letters, digits, '_'{dot} and '-' only")
         wrong = sorted({s for s in self.sites if s in _RESERVED or self.sites.count(s) > 1})
         if not self.sites or wrong:
             raise ConfigError(f"sites {wrong or 'are missing'}: each needs a name of its own")
+        _require_apart(self.sites)
         if not 0 < self.port < 65536:
             raise ConfigError(f"port {self.port}: expected 1 to 65535")
         if not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s.]+", self.admin):
@@ -76,16 +79,34 @@ class ProjectConfig:
         return (self.organisations or {}).get(site, re.sub(r"\W", "_", own))
 
 
+def _require_apart(sites: Sequence[str]) -> None:
+    """Refuse names of which one is the beginning of another, and the rest may begin a token.
+
+    NVFlare's server signs a site's name and its token (lower-case hexadecimal digits and '-')
+    with nothing between: the signature for `h1` and a token `0e…` is one for `h10` and `e…`.
+    """
+    for name in sites:
+        for other in sites:
+            rest = other[len(name) :]
+            if rest and other.startswith(name) and set(rest) <= set("0123456789abcdef-"):
+                raise ConfigError(
+                    f"sites {name!r} and {other!r} could be taken for one another: choose names of "
+                    "one length, such as h01 and h10"
+                )
+
+
 def provision(project: ProjectConfig, out: Path) -> dict[str, Path]:
     """Make the kits that `out` does not have yet; kits that are there stay as they are.
 
     Returns name → folder: "server", "admin" and one per site, `out/authority` beside them.
-    Raises ConfigError if `out` belongs to another project.
+    Raises ConfigError if `out` belongs to another project, or has a site whose name a new one's
+    could be taken for.
     """
     from fednotes.engines.nvflare import make_kits
 
     authority = out / "authority"
     _same_project(project, authority)
+    _require_apart(sorted({*project.sites, *_known(project, authority)}))
     authority.mkdir(parents=True, exist_ok=True)
     authority.chmod(0o700)  # it holds the key that signs new kits
     noise = io.StringIO()
@@ -116,6 +137,16 @@ def _same_project(project: ProjectConfig, authority: Path) -> None:
                 f"{there['server']!r}, not of {project.name!r} at {project.server!r}: "
                 "choose another folder"
             )
+
+
+def _known(project: ProjectConfig, authority: Path) -> set[str]:
+    """The sites that the authority ever signed a certificate for."""
+    names: set[str] = set()
+    with contextlib.suppress(FileNotFoundError):
+        path = authority / project.name / "state" / "cert.json"
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        names = {name for name, value in kept.items() if isinstance(value, dict)}
+    return {name for name in names if "@" not in name and name != project.server}
 
 
 def _definition(project: ProjectConfig) -> dict[str, Any]:
@@ -197,6 +228,7 @@ def local_files(role: str) -> dict[str, Any]:
         "allow_log_streaming": False,
     }
     parts: list[dict[str, Any]] = [{"id": "process_launcher", "path": launcher, "args": {}}]
+    parts += [{"id": "gate", "path": GATES[role], "args": {}}]
     common = "nvflare.app_common"
     if role == SERVER:
         resources["servers"] = [

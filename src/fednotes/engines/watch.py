@@ -5,8 +5,9 @@
                                  a site is connected that does not take part (it was lost)
                                  → ask the job to pause at its next checkpoint, then the same
 
-The watch's certificate may clone a job and no more: it cannot write one, so that the server's
-machine cannot make the sites do anything that an admin did not sign. Started with the server:
+The server lets the watch's certificate clone a job and no more. What else the server's machine
+might hand out in its name is refused by the sites: they start a job only if the admin's own key
+signed it, and a clone keeps that signature (`engines/nvflare_site.py`). Started with the server:
 `python -m fednotes.engines.watch KIT`.
 """
 

@@ -1,0 +1,135 @@
+"""A site's end of NVIDIA FLARE: its job process, whose orders it takes, and whose jobs.
+
+NVFlare itself is content with less than a site should be. Its server hands on what one member
+sends another, and its client obeys whoever asks: `Gate` and the executor refuse every request
+that comes from neither the server nor the site's own processes. And to it the signature of any
+certificate of the project is a submitter's, the server's and each site's too: the executor starts
+no host for a job that anyone but the project's admin signed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from fednotes.core.errors import FednotesError, MissingExtra, RefusedError
+from fednotes.engines import pipe
+from fednotes.engines.nvflare import FRAME, REASON, TASK
+from fednotes.engines.pipe import Host
+
+try:
+    from nvflare.apis.event_type import EventType
+    from nvflare.apis.executor import Executor
+    from nvflare.apis.fl_component import FLComponent
+    from nvflare.apis.fl_constant import ReturnCode
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.shareable import Shareable, make_reply
+    from nvflare.apis.signal import Signal
+    from nvflare.fuel.f3.cellnet import defs as cells
+    from nvflare.fuel.f3.cellnet.core_cell import make_reply as cell_reply
+    from nvflare.fuel.f3.message import Message
+    from nvflare.lighter.utils import verify_folder_signature_and_get_signers
+except ImportError as error:
+    raise MissingExtra("nvflare", "deploy") from error
+
+RETRY_SECONDS = 10.0  # a site that refused a job is asked again: it may have been approved since
+ROOT = Path("startup") / "rootCA.pem"
+SUBMITTER = "project_admin"  # the role in a certificate whose signature a job needs
+NAMED = 100  # at most as many strangers are named in the log, each once
+logger = logging.getLogger("fednotes.engines.nvflare_site")
+
+
+def obey_the_server_only(fl_ctx: FLContext) -> None:
+    """Let this process refuse every request that another member of the network sends it.
+
+    The origin is the sender's own word, but the server has compared it with the sender's
+    certificate before it hands a message on (`nvflare.Gate`).
+    """
+    own, strangers = str(fl_ctx.get_identity_name()), set[str]()
+
+    def judge(message: Message) -> Message | None:
+        origin = str(message.get_header(cells.MessageHeaderKey.ORIGIN) or "")
+        if origin.partition(".")[0] in ("server", own):  # they, and the processes of their jobs
+            return None
+        if origin not in strangers and len(strangers) < NAMED:
+            strangers.add(origin)
+            logger.error("a request of %.80r was refused: only the server gives orders", origin)
+        return cell_reply(cells.ReturnCode.UNAUTHENTICATED, error="only the server gives orders")
+
+    fl_ctx.get_engine().get_cell().core_cell.add_incoming_request_filter("*", "*", judge)
+
+
+class Gate(FLComponent):
+    """Makes a site's main process refuse other members' requests; of its local resources."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.SYSTEM_START:
+            obey_the_server_only(fl_ctx)
+
+
+def require_admins_signature(app: Path, root: Path) -> None:
+    """Raise RefusedError unless the project's admin signed every file of a job's folder.
+
+    root: the certificate of the project's authority. A run that the watch hands in again keeps
+    the signature of its first submission.
+    """
+    verified, signers = verify_folder_signature_and_get_signers(str(app), str(root))
+    if not verified or not signers:
+        raise RefusedError("the job's signature is not valid: it must be handed in again")
+    for name, _, role in signers:
+        if role != SUBMITTER:
+            raise RefusedError(f"the job was signed by {name!r}, who is no admin of the project")
+
+
+class FednotesExecutor(Executor):
+    """A site's job process: one host, from the first frame to the end of the job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._host: Host | None = None
+        self._held = ExitStack()
+        self._refused, self._again = "", 0.0  # why the host did not start; when to try again
+
+    def execute(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
+    ) -> Shareable:
+        """Hand a frame to the host. What goes wrong here is told without the data it met."""
+        frame = shareable.get(FRAME)
+        if task_name != TASK or not isinstance(frame, bytes):
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        try:
+            if self._host is None and time.monotonic() >= self._again:
+                self._host = self._start(fl_ctx)
+            if self._host is not None:
+                return Shareable({FRAME: self._host.handle(frame)})
+            reason = self._refused
+        except FednotesError as error:
+            reason = str(error)
+        except Exception as error:
+            reason = f"an error in the site's program: {pipe.place_of(error)}"
+        if self._host is None and reason is not self._refused:
+            self._refused, self._again = reason, time.monotonic() + RETRY_SECONDS
+        logger.error("%s", reason)
+        return make_reply(ReturnCode.EXECUTION_EXCEPTION, headers={REASON: reason})
+
+    def _start(self, fl_ctx: FLContext) -> Host:
+        workspace = fl_ctx.get_workspace()
+        app, kit = Path(workspace.get_app_dir(fl_ctx.get_job_id())), Path(workspace.get_root_dir())
+        require_admins_signature(app, kit / ROOT)
+        setup = pipe.read_setup(app, kit, fl_ctx.get_identity_name(), fl_ctx.get_job_id())
+        self._held.enter_context(pipe.only_one(setup.state))
+        try:
+            return pipe.load_main(pipe.SITE_MAIN)(setup)
+        except BaseException:
+            self._held.close()
+            raise
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.START_RUN:
+            obey_the_server_only(fl_ctx)
+        if event_type == EventType.END_RUN and self._host is not None:
+            host, self._host = self._host, None
+            with self._held:
+                host.close()

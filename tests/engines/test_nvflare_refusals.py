@@ -1,0 +1,412 @@
+"""Who and what a network of real processes refuses: false kits, false orders, old frames.
+
+One network on loopback with kits of its own; beside its sites run intruders whose kits were
+tampered with. What NVFlare alone does not refuse is named in the tests that show it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import ssl
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nvflare")
+
+import dishonest
+import intruders
+import refusal_mains
+from intruders import Network, answered, log_of, until, ward_job
+from nvflare.apis.client import Client
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.lighter.utils import verify_folder_signature
+from nvflare.private.defs import CellMessageHeaderKeys, new_cell_message
+from nvflare.private.fed.authenticator import validate_auth_headers
+from nvflare.private.fed.server.client_manager import ClientManager
+from nvflare.private.fed.utils.identity_utils import IdentityAsserter, TokenVerifier
+
+from fednotes.core.errors import ConfigError
+from fednotes.engines import processes, provision
+from fednotes.engines.asking import Asker, Event, Policy
+from fednotes.engines.validation import LIMITS
+from fednotes.engines.wire import Frame, Reply, Request, decode_reply, decode_request, encode
+
+pytestmark = pytest.mark.slow  # some two minutes: real kits and processes
+
+FIRST_JOB = f"""
+while not {{"h1", "h2", "h4"}} <= set(server.sites()):
+    time.sleep(0.3)
+sites = server.sites()
+{intruders.SUBMIT.strip()}
+while not server.status(job).startswith("FINISHED"):
+    time.sleep(0.3)
+print(json.dumps([server.status(job), sites + server.sites()]))
+"""
+UNTIL_IT_RUNS = """
+while not (server.status(job).startswith("FINISHED") or Path(sys.argv[2]).exists()):
+    time.sleep(0.3)
+if Path(sys.argv[2]).exists():
+    server.abort(job)
+print(server.status(job))
+"""
+UNTIL_SAID = """
+while not all(sys.argv[2] in Path(log).read_text() for log in sys.argv[3:]):
+    if server.status(job).startswith("FINISHED"):
+        break
+    time.sleep(0.3)
+else:
+    server.abort(job)
+print(server.status(job))
+"""
+
+
+@dataclass(frozen=True)
+class Ward:
+    """The network after its first job, for h1, h2 and h3. h4 is the project's, not the job's.
+
+    false: what pretends to be h3 (`unsigned` too), by what is wrong with it. mark: a file that
+    foreign code leaves. status: of the job.
+    """
+
+    net: Network
+    port: int
+    false: Mapping[str, Path]
+    mark: Path
+    status: str
+    sites: list[str]
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
+    base, port = tmp_path_factory.mktemp("refusals"), intruders.free_port()
+    kits = provision.provision(intruders.project(port, "h1", "h2", "h3", "h4"), base / "kits")
+    false, mark, loose = intruders.false_kits(base, kits, port), base / "mark", base / "loose"
+    loose.mkdir()
+    (loose / "sitecustomize.py").write_text("import dishonest\ndishonest.serve()\n")
+    path = os.pathsep.join([str(loose), str(intruders.HELPERS), *filter(None, sys.path)])
+    net = Network(kits)
+    try:
+        net.start(kits["server"], PYTHONPATH=path, FEDNOTES_TEST_SERVER=str(kits["server"]))
+        net.start(kits["h1"], kits["h4"], FEDNOTES_TEST_MARK=str(mark))
+        net.start(
+            kits["h2"],
+            FEDNOTES_TEST_MARK=str(mark),
+            FEDNOTES_SITE_MAIN="refusal_mains:dishonest_main",
+        )
+        net.start(*false.values())
+        folder = ward_job(base, "first", ("h1", "h2", "h3"))
+        status, sites = json.loads(net.admin(FIRST_JOB.strip(), folder))
+        yield Ward(net, port, false, mark, status, sites)
+    finally:
+        net.stop()
+
+
+def frames(ward: Ward, what: str, site: str, task: str = "add") -> list[bytes]:
+    """The first job's frames as they travelled. what: "down" requests or "up" replies."""
+    folder = ward.net.server / "state/first/frames"
+    found = [path.read_bytes() for path in sorted(folder.glob(f"*-{what}-{site}"))]
+    down = [decode_request(p.read_bytes()) for p in sorted(folder.glob("*-down-*"))]
+    numbers = {request.number for request in down if request.task == task}
+    read = decode_request if what == "down" else decode_reply
+    return [frame for frame in found if read(frame).number in numbers]
+
+
+# who may join
+
+
+def test_only_the_jobs_own_sites_are_in_its_sums(ward: Ward) -> None:
+    """The numbers are those of h1 and h2, computed without tensors or an engine."""
+    assert ward.status == "FINISHED:COMPLETED"
+    rows = json.loads((ward.net.server / "state/first/result.json").read_text())
+    assert [row["included"] for row in rows] == [["h1", "h2"]] * 3
+    assert [row["steps"] for row in rows] == [2, 4, 6]
+    expected = refusal_mains.total(["h1", "h2"], 3)
+    np.testing.assert_allclose([row["x"][0] for row in rows], expected, rtol=1e-6)
+    assert expected[-1] != refusal_mains.total(["h1", "h2", "h4"], 3)[-1]
+    came = {p.name.split("-")[2] for p in (ward.net.server / "state/first/frames").glob("*-up-*")}
+    assert came == {"h1", "h2"}
+    for kit in (ward.net.kits["h4"], *ward.false.values()):  # no host ran there
+        assert not list(kit.rglob("frames.txt"))
+        assert not list(kit.rglob("app_*"))
+    assert len(list(ward.net.server.parent.rglob("frames.txt"))) == 2
+
+
+def test_a_false_kit_is_never_connected(ward: Ward) -> None:
+    """h4, whom the authority signed, is; but the job is not its own."""
+    assert set(ward.sites) == {"h1", "h2", "h4"}
+
+
+@pytest.mark.parametrize("wrong", ["outsider", "self-signed", "expired"])
+def test_the_server_closes_the_connection_of_a_wrong_certificate(ward: Ward, wrong: str) -> None:
+    """By TLS alone, whatever program the other side runs."""
+    assert answered(ward.port, ward.net.kits["h1"])
+    assert not answered(ward.port, ward.false[wrong])
+
+
+def test_a_kit_of_another_authority_does_not_talk_to_this_server(ward: Ward) -> None:
+    kit = ward.false["other authority"]
+    with pytest.raises(ssl.SSLCertVerificationError):
+        answered(ward.port, kit)
+    assert until(lambda: "CERTIFICATE_VERIFY_FAILED" in log_of(kit), 10)
+
+
+def test_a_certificate_speaks_for_its_own_name_only(ward: Ward) -> None:
+    """h4's certificate with h3's configuration: TLS takes it, the name it is refused."""
+    assert answered(ward.port, ward.false["swapped"])
+    said = "authenticated as 'h4' but claimed endpoint 'h3' requires identity 'h3'"
+    assert said in log_of(ward.net.server)
+
+
+def start_and_stop(kit: Path) -> None:
+    try:
+        processes.start(kit)
+    finally:
+        processes.stop(kit, patience=1)
+
+
+@pytest.mark.parametrize("wrong", ["outsider", "self-signed", "expired", "swapped"])
+def test_a_refused_kit_says_why(tmp_path: Path, ward: Ward, wrong: str) -> None:
+    """NVFlare finds it out too, but in a thread whose error nobody prints, and waits for ever."""
+    kit = intruders.copied(ward.false[wrong], tmp_path / "kit")
+    with pytest.raises(ConfigError, match="certificate"):
+        start_and_stop(kit)
+
+
+# what a member may do
+
+
+def test_a_member_cannot_speak_as_another(ward: Ward) -> None:
+    """Messages of h2's process with its own token and h1's name, past its own NVFlare's rules."""
+    answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
+    assert answers["heartbeat"] == "ok"
+    assert answers["heartbeat as another"] != "ok"
+    assert answers["task as another"] != "ok"
+    log = log_of(ward.net.server)
+    assert log.count("invalid auth token signature") >= 2
+    assert "client_name='h1'" in log
+
+
+def test_a_member_gives_no_orders_to_another(ward: Ward) -> None:
+    """NVFlare's server hands them on, and its client obeys whoever asks."""
+    answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
+    assert answers["order to oneself"] == "ok"
+    assert answers["order to another"] == answers["order to another's job"] == "unauthenticated"
+    assert "only the server gives orders" in log_of(ward.net.kits["h1"])
+
+
+def test_a_member_gives_no_orders_in_the_servers_name(ward: Ward) -> None:
+    """With its token, which is in every reply: NVFlare's server takes its bearer for it.
+
+    `audit.log` has a line for each order that a site obeys.
+    """
+    answers = json.loads((ward.net.kits["h2"] / "answers.json").read_text())
+    assert answers["heard"].startswith("server")
+    assert "a message of h2 in the name of 'server' was dropped" in log_of(ward.net.server)
+    assert dishonest.FORGED not in (ward.net.kits["h1"] / "audit.log").read_text()
+
+
+@pytest.mark.parametrize("who", ["h1", "watch"])
+def test_only_the_admins_certificate_hands_in_jobs(tmp_path: Path, ward: Ward, who: str) -> None:
+    """A site's key in the admin's kit; and the watch's own."""
+    kit, person = ward.net.server / "watch", "watch@fednotes.org"
+    if who == "h1":
+        kit, person = intruders.copied(ward.net.kits["admin"], tmp_path / "kit"), "h1"
+        intruders.take_identity(kit, ward.net.kits["h1"])
+    folder = ward_job(tmp_path, f"of-{who}")
+    said = ward.net.admin(intruders.SUBMIT + "print('taken')", folder, kit=kit, person=person)
+    assert "taken" not in said
+    assert "not authorized" in said
+
+
+# what the server may do
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("number", "does not pass signature verification"),
+        ("unsigned", "unsigned job rejected"),
+        ("watch-code", "BYOC not permitted"),
+    ],
+)
+def test_each_site_refuses_what_its_admin_did_not_sign(
+    tmp_path: Path, ward: Ward, run: str, said: str
+) -> None:
+    """The server takes the admin's job and sends the sites another (`dishonest.CHANGES`)."""
+    status, detail = ward.net.run(ward_job(tmp_path, run))
+    assert status == "FINISHED:FAILED_TO_RUN"
+    assert "server: OK" in detail
+    for site in ("h1", "h2"):
+        assert [said in line for line in detail if line.startswith(f"{site}:")] == [True]
+        assert not (ward.net.kits[site] / "state" / run).exists()
+    assert not ward.mark.exists()
+
+
+def test_each_site_refuses_what_the_server_signed_itself(tmp_path: Path, ward: Ward) -> None:
+    """To NVFlare the signature of any certificate of the project is a submitter's."""
+    trained = ward.net.kits["h1"] / "state/server-signed/site"
+    ward.net.admin(
+        intruders.SUBMIT + UNTIL_IT_RUNS.strip(), ward_job(tmp_path, "server-signed"), trained
+    )
+    assert not trained.exists()
+    assert "was signed by 'localhost'" in log_of(ward.net.kits["h1"])
+
+
+def test_each_site_refuses_a_class_of_its_own_accord(tmp_path: Path, ward: Ward) -> None:
+    """Signed by the admin; the server, which also calls it a job with code, lets it pass."""
+    folder, sites = ward_job(tmp_path, "class"), [ward.net.kits[s] for s in ("h1", "h2")]
+    dishonest.foreign_class(folder / "app")
+    dishonest.foreign_component(folder / "app")
+    said = f"Component {dishonest.FOREIGN!r} at config path"
+    logs = [str(site / processes.OUTPUT_FILE) for site in sites]
+    ward.net.admin(intruders.SUBMIT + UNTIL_SAID.strip(), folder, said, *logs)
+    for site in sites:
+        assert said in log_of(site)
+        assert not (site / "state/class").exists()
+    assert not ward.mark.exists()  # not so much as imported
+
+
+def test_a_signature_is_of_every_file(tmp_path: Path, ward: Ward) -> None:
+    """What each site asks of a job's folder (NVFlare's own function)."""
+    authority = str(ward.net.kits["h1"] / "startup/rootCA.pem")
+    signed = ward_job(tmp_path, "signed") / "app"
+    dishonest.sign(signed, ward.net.kits["admin"])
+    assert verify_folder_signature(str(signed), authority)
+    for change in (
+        dishonest.more_rounds,
+        dishonest.one_more_file,
+        dishonest.code,
+        dishonest.unsign,
+    ):
+        app = intruders.copied(signed, tmp_path / change.__name__)
+        change(app)
+        assert not verify_folder_signature(str(app), authority)
+    app = intruders.copied(signed, tmp_path / "other")
+    dishonest.sign(app, ward.false["other authority"])
+    assert not verify_folder_signature(str(app), authority)
+
+
+# names that begin alike
+
+
+@pytest.mark.parametrize(("other", "taken"), [("h10", True), ("h20", False)])
+def test_nvflare_by_itself_takes_one_name_for_another(ward: Ward, other: str, taken: bool) -> None:
+    """It signs name + token without anything between: h1's "0e…" is h10's "e…"."""
+    startup = ward.net.server / "startup"
+    server = IdentityAsserter(str(startup / "server.key"), str(startup / "server.crt"))
+    token = "0e0e5c1a-0000-4000-8000-000000000000"
+    manager, client = ClientManager("ward"), Client("h1", token)
+    manager._set_client_props(client, "h1", FLContext())
+    manager.set_clients({token: client})
+    message = new_cell_message(
+        {
+            CellMessageHeaderKeys.CLIENT_NAME: other,
+            CellMessageHeaderKeys.TOKEN: token[1:],
+            CellMessageHeaderKeys.TOKEN_SIGNATURE: server.sign("h1" + token, return_str=True),
+            MessageHeaderKey.ORIGIN: "h1",
+        }
+    )
+
+    def origin(name: str, token: str) -> str | None:
+        found = manager.clients.get(token)
+        return found.get_fqcn() if found and found.name == name else None
+
+    verifier, log = TokenVerifier(server.cert), logging.getLogger("test")
+    refusal = validate_auth_headers(message, verifier, log, origin, "server")
+    assert (refusal is None) == taken
+    if taken:  # and from then on h1 is heard in h10's name
+        assert manager.heartbeat(token[1:], other, "h1", FLContext())
+        assert other in manager.name_to_clients
+
+
+def test_names_that_begin_alike_are_refused() -> None:
+    with pytest.raises(ConfigError, match="h10"):
+        intruders.project(8002, "h1", "h10")
+
+
+# frames that were there before
+
+
+class Given:
+    """A transport that gives these frames, whatever is asked."""
+
+    def __init__(self, *frames: tuple[str, Frame]) -> None:
+        self.frames = frames
+
+    def exchange(self, frames: Mapping[str, Frame], **_: Any) -> Iterable[tuple[str, Frame]]:
+        return self.frames
+
+
+def changed(frame: bytes, **fields: Any) -> bytes:
+    return encode(replace(decode_reply(frame), **fields))
+
+
+REPLAYS = {
+    "of an earlier request": ("late", lambda h1, h2: h1[0]),
+    "of a later request": ("late", lambda h1, h2: h1[2]),
+    "of another run": ("late", lambda h1, h2: changed(h1[1], run=2)),
+    "of another job": ("late", lambda h1, h2: changed(h1[1], job="job-2")),
+    "of another site": ("refused", lambda h1, h2: h2[1]),
+    "in another's name": ("refused", lambda h1, h2: changed(h2[1], site="h3")),
+    "cut short": ("damaged", lambda h1, h2: h1[1][:-64]),
+    "a request": ("damaged", lambda h1, h2: encode(Request("refusals", 1, 1, "add"))),
+}
+
+
+@pytest.mark.parametrize("which", REPLAYS)
+def test_the_server_takes_no_reply_that_it_was_given_before(ward: Ward, which: str) -> None:
+    """Replies that came over the network in the first job, given again at h1's connection."""
+    kind, choose = REPLAYS[which]
+    h1, h2 = frames(ward, "up", "h1"), frames(ward, "up", "h2")
+    request = decode_request(frames(ward, "down", "h1")[1])
+    true = h1[1]
+    given = Given(("h1", choose(h1, h2)), ("h1", true), ("h1", true), ("h3", true))
+    events: list[Event] = []
+    asker = Asker(given, Policy(timeout=1), LIMITS, events.append)
+    found = asker.ask({"h1": request}, least=1)
+    assert [event.kind for event in events] == [kind, "duplicate", "refused"]
+    assert list(found.replies) == ["h1"]
+    assert not found.refused
+    update, expected = found.replies["h1"].update, decode_reply(true).update
+    assert update is not None
+    assert expected is not None
+    np.testing.assert_array_equal(update.tensors["x"], expected.tensors["x"])
+
+
+def tree(folder: Path) -> dict[Path, bytes]:
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_site_does_nothing_twice(
+    tmp_path: Path, ward: Ward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The requests that h1 was sent, sent again to what h1 keeps on its disk."""
+    kept = tmp_path / "h1"
+    shutil.copytree(ward.net.kits["h1"] / "state/first/site", kept)
+    requests, replies = frames(ward, "down", "h1"), frames(ward, "up", "h1")
+    monkeypatch.delattr(refusal_mains.Ward, "add")
+    host, before = refusal_mains.host(kept, "h1"), tree(kept)
+    assert host.handle(requests[-1]) == replies[-1]
+    for old in requests[:-1]:
+        reply: Reply = decode_reply(host.handle(old))
+        assert reply.update is None
+        assert "is old" in reply.refusal
+    newest = decode_request(requests[-1])
+    for wrong, said in (
+        (replace(newest, run=0), "is old"),
+        (replace(newest, job="job-2"), "has approved job"),
+        (replace(newest, counted={"h2": 1}), "does not name site 'h1'"),
+    ):
+        assert said in decode_reply(host.handle(encode(wrong))).refusal
+    assert host.handle(requests[-1]) == replies[-1]
+    assert tree(kept) == before

@@ -1,0 +1,171 @@
+"""What the owner of a machine can do with its key: a server and a site that change NVFlare.
+
+`serve` makes a real server send its sites another job than the one that was handed in, by the
+name of the run; `ask_as_others` sends messages from a site's job process under other names.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SIGNATURE, SIGNER = ".__nvfl_sig.json", ".__nvfl_submitter.crt"
+FOREIGN = "foreign_code.Foreign"
+FORGED = "forged-order"  # the topic of a message in the server's name
+Change = Callable[[Path], None]
+
+
+def more_rounds(app: Path) -> None:
+    path = app / "config/job.json"
+    declared = json.loads(path.read_text())
+    declared["job"]["rounds"] += 6
+    path.write_text(json.dumps(declared))
+
+
+def foreign_class(app: Path) -> None:
+    path = app / "config/config_fed_client.json"
+    table = json.loads(path.read_text())
+    table["executors"][0]["executor"]["path"] = FOREIGN
+    path.write_text(json.dumps(table))
+
+
+def foreign_component(app: Path) -> None:
+    path = app / "config/config_fed_client.json"
+    table = json.loads(path.read_text())
+    table["components"] = [{"id": "extra", "path": FOREIGN, "args": {}}]
+    path.write_text(json.dumps(table))
+
+
+def code(app: Path) -> None:
+    (app / "custom").mkdir()
+    (app / "custom/evil.py").write_text("raise SystemExit\n")
+
+
+def one_more_file(app: Path) -> None:
+    (app / "config/extra.json").write_text("{}")
+
+
+def unsign(app: Path) -> None:
+    for path in (*app.rglob(SIGNATURE), *app.rglob(SIGNER)):
+        path.unlink()
+
+
+def sign(app: Path, kit: Path) -> None:
+    """Sign an app again, with the key and certificate of a kit."""
+    from nvflare.lighter.utils import load_private_key_file, sign_folders
+
+    unsign(app)
+    (certificate,) = (kit / "startup").glob("*.crt")
+    (key,) = (kit / "startup").glob("*.key")
+    sign_folders(str(app), load_private_key_file(str(key)), str(certificate))
+
+
+def signed_by(name: str, *changes: Change) -> Change:
+    """Changes, signed with one of the keys that lie on the server's machine."""
+
+    def change(app: Path) -> None:
+        for each in changes:
+            each(app)
+        server = Path(os.environ["FEDNOTES_TEST_SERVER"])
+        sign(app, server / name if name else server)
+
+    return change
+
+
+CHANGES: dict[str, Change] = {
+    "number": more_rounds,
+    "file": one_more_file,
+    "unsigned": unsign,
+    "code": code,
+    "server-signed": signed_by("", more_rounds),
+    "watch-signed": signed_by("watch", more_rounds),
+    "watch-code": signed_by("watch", code),
+    "watch-class": signed_by("watch", foreign_class),
+}
+
+
+def changed(archive: bytes, change: Change) -> bytes:
+    """The zip of an app with a change."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, out = Path(name), io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(archive)) as file:
+            file.extractall(folder)
+        change(folder)
+        with zipfile.ZipFile(out, "w") as file:
+            for path in sorted(folder.rglob("*")):
+                file.write(path, path.relative_to(folder))
+        return out.getvalue()
+
+
+def serve() -> None:
+    """Make this process a server that sends sites another job; its own copy is as it was."""
+    from nvflare.private.fed.server.job_runner import JobRunner
+
+    honest = JobRunner._make_deploy_message
+
+    def deploy(job: Any, app_data: bytes, app_name: str, fl_ctx: Any) -> Any:
+        change = CHANGES.get(str(job.meta["name"]))
+        message = honest(job, changed(app_data, change) if change else app_data, app_name, fl_ctx)
+        if change:
+            told = dict(message.get_header("job_meta") or {})
+            message.set_header("job_meta", told | {"byoc": True})
+        return message
+
+    JobRunner._make_deploy_message = staticmethod(deploy)
+
+
+def ask_as_others(mine: str, other: str, job_id: str) -> dict[str, str]:
+    """Messages from a site's job process that it has no right to: what each was answered."""
+    from nvflare.apis.shareable import Shareable
+    from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+    from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey
+    from nvflare.private.admin_defs import Message
+    from nvflare.private.defs import CellMessageHeaderKeys, new_cell_message
+
+    cell = CoreCell.ALL_CELLS[f"{mine}.{job_id}"]
+    claim, name, heard = "test.claim", CellMessageHeaderKeys.CLIENT_NAME, {}
+
+    def claims(message: Any) -> None:
+        """After NVFlare's own, which puts the site's true name there."""
+        message.add_headers(message.get_header(claim) or {})
+
+    def hears(message: Any) -> None:
+        """Keep what the server proves itself with: it says so in every reply."""
+        proof = (name, CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE)
+        if message.get_header(name) not in (None, mine):
+            heard.update({key: message.get_header(key) for key in proof})
+
+    cell.add_outgoing_request_filter("*", "*", claims)
+    cell.add_incoming_reply_filter("*", "*", hears)
+    cell.add_incoming_request_filter("*", "*", hears)
+
+    def ask(channel: str, topic: str, target: str, body: Any = None, **false: Any) -> str:
+        claimed = {name: false["name"]} if "name" in false else false.get("headers", {})
+        request = new_cell_message({claim: claimed} if claimed else {}, body)
+        reply = cell.send_request(channel, topic, target, request, timeout=1.5, optional=True)
+        return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
+
+    status = Message(topic="train.check_status", body="")
+    main, admin = CellChannel.SERVER_MAIN, CellChannel.CLIENT_MAIN
+    beat, task = CellChannelTopic.HEART_BEAT, CellChannelTopic.GET_TASK
+    command, job = CellChannel.CLIENT_COMMAND, f"{other}.{job_id}"
+    answers = {
+        "heartbeat": ask(main, beat, "server", Shareable()),
+        "heartbeat as another": ask(main, beat, "server", Shareable(), name=other),
+        "task as another": ask(
+            CellChannel.SERVER_COMMAND, task, f"server.{job_id}", None, name=other
+        ),
+        "order to oneself": ask(admin, status.topic, mine, status),
+        "order to another": ask(admin, status.topic, other, status),
+        "order to another's job": ask(command, "check_status", job, Shareable()),
+    }
+    as_server = {**heard, MessageHeaderKey.ORIGIN: "server"}
+    order = Message(topic=FORGED, body="")
+    ask(admin, FORGED, other, order, headers=as_server)  # its answer goes to the server
+    return answers | {"heard": str(heard.get(name))}

@@ -1,0 +1,226 @@
+"""Start-up kits that a network must not take, made from real ones, and their processes.
+
+Every process that is started here ends with `Network.stop`, found by its kit's folder.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from fednotes.engines import pipe, processes, provision
+
+HELPERS = Path(__file__).parent
+ADMIN = "admin@fednotes.org"
+PEM = serialization.Encoding.PEM
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def project(port: int, *sites: str) -> provision.ProjectConfig:
+    return provision.ProjectConfig("ward", "localhost", sites, port=port)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """The key that signs kits, read from the folder that `provision` keeps."""
+
+    certificate: x509.Certificate
+    key: Any
+
+    @staticmethod
+    def of(kits: Path) -> Authority:
+        (state,) = (kits / "authority").rglob("cert.json")
+        kept = json.loads(state.read_text())
+        return Authority(
+            x509.load_pem_x509_certificate(kept["root_cert"].encode()),
+            serialization.load_pem_private_key(kept["root_pri_key"].encode(), None),
+        )
+
+    def sign(self, old: x509.Certificate, key: Any, days: tuple[int, int]) -> bytes:
+        """The old certificate for another key and time. days: from and to, counted from now."""
+        now = datetime.datetime.now(datetime.UTC)
+        builder = (
+            x509.CertificateBuilder(old.issuer, old.subject, key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now + datetime.timedelta(days[0]))
+            .not_valid_after(now + datetime.timedelta(days[1]))
+        )
+        for extension in old.extensions:
+            builder = builder.add_extension(extension.value, extension.critical)
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(PEM)
+
+
+def copied(kit: Path, to: Path) -> Path:
+    """Another folder of the same participant."""
+    shutil.copytree(kit, to)
+    return to
+
+
+def expire(kit: Path, authority: Authority) -> None:
+    """Give a kit a certificate of the right authority whose time is over since yesterday."""
+    path = next((kit / "startup").glob("client.crt"))
+    key: Any = serialization.load_pem_private_key((kit / "startup/client.key").read_bytes(), None)
+    old = x509.load_pem_x509_certificate(path.read_bytes())
+    path.write_bytes(authority.sign(old, key, (-30, -1)))
+
+
+def take_identity(kit: Path, of: Path) -> None:
+    """Put another's key and certificate into a kit; its configuration stays."""
+    for name in ("client.key", "client.crt"):
+        shutil.copyfile(of / "startup" / name, kit / "startup" / name)
+
+
+def trust(kit: Path, other: Path) -> None:
+    """Let a kit take another authority's server for the right one."""
+    shutil.copyfile(other / "startup/rootCA.pem", kit / "startup/rootCA.pem")
+
+
+def self_signed(kit: Path) -> None:
+    """Give a kit a key of its own and a certificate that no authority signed."""
+    path = kit / "startup/client.crt"
+    old = x509.load_pem_x509_certificate(path.read_bytes())
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    own = Authority(old, key)
+    path.write_bytes(own.sign(old, key, (-1, 100)))
+    (kit / "startup/client.key").write_bytes(
+        key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+
+
+def false_kits(base: Path, kits: Mapping[str, Path], port: int) -> dict[str, Path]:
+    """Kits in the name of h3, which itself is not started."""
+    other = provision.provision(project(port, "h3"), base / "other")["h3"]
+    made = {"other authority": other}
+    for name, source in (
+        *(("outsider", other), ("self-signed", other)),
+        *(("expired", kits["h3"]), ("swapped", kits["h3"])),
+    ):
+        made[name] = copied(source, base / name)
+        trust(made[name], kits["h3"])
+    self_signed(made["self-signed"])
+    expire(made["expired"], Authority.of(base / "kits"))
+    take_identity(made["swapped"], kits["h4"])
+    return made
+
+
+UNTIL_FINISHED = """
+while not server.status(job).startswith("FINISHED"):
+    time.sleep(0.3)
+found, = [j for j in server.jobs() if j["job_id"] == job]
+print(json.dumps([found["status"], found.get("job_deploy_detail", [])]))
+"""
+SUBMIT = "job = server.submit(Path(sys.argv[1]))\n"
+
+
+@dataclass
+class Network:
+    """The kits of one network, and everything that was started for it."""
+
+    kits: dict[str, Path]
+    started: list[Path] = field(default_factory=list)
+
+    @property
+    def server(self) -> Path:
+        return self.kits["server"]
+
+    def start(self, *kits: Path, **variables: str) -> None:
+        """Begin the processes of these kits, unchecked. variables: of their environment."""
+        ours = {
+            pipe.SERVER_MAIN: "refusal_mains:server_main",
+            pipe.SITE_MAIN: "refusal_mains:site_main",
+            "PYTHONPATH": os.pathsep.join([str(HELPERS), *filter(None, sys.path)]),
+        }
+        for kit in kits:
+            self.started.append(kit)
+            processes.launch(kit, ours | variables, watch=False)
+
+    def stop(self, *kits: Path) -> None:
+        """End the processes of these kits, or of all."""
+        for kit in kits or dict.fromkeys(self.started):
+            processes.stop(kit, patience=5)
+
+    def admin(
+        self, code: str, *arguments: object, kit: Path | None = None, person: str = ADMIN
+    ) -> str:
+        """Run a few lines as the admin, in a process of their own; the last line it prints."""
+        kit = kit or self.kits["admin"]
+        program = (
+            "import json, sys, time\nfrom pathlib import Path\n"
+            "from fednotes.engines.nvflare import connect\n"
+            f"with connect(Path({str(kit)!r}), {person!r}, 20) as server:\n"
+            + "".join(f"    {line}\n" for line in code.splitlines())
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        printed = done.stderr if done.returncode else done.stdout
+        return printed.strip().splitlines()[-1]
+
+    def run(self, folder: Path) -> tuple[str, list[str]]:
+        """Submit a job and wait for its end: its status and what the deployment says."""
+        status, detail = json.loads(self.admin(SUBMIT + UNTIL_FINISHED.strip(), folder))
+        return status, list(detail)
+
+
+def answered(port: int, kit: Path) -> bool:
+    """Whether the server takes up a connection with a kit's certificate, by TLS alone.
+
+    With TLS 1.3 a server judges the certificate after the client's handshake: one that is taken
+    gets the first frame of HTTP/2, one that is not a closed connection. Raises SSLError where
+    the kit's authority did not sign the server.
+    """
+    context = ssl.create_default_context(cafile=str(kit / "startup/rootCA.pem"))
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(kit / "startup/client.crt", kit / "startup/client.key")
+    with (
+        socket.create_connection(("localhost", port), 5) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secured,
+    ):
+        secured.settimeout(5)
+        return bool(secured.recv(9))
+
+
+def log_of(kit: Path) -> str:
+    """All that a kit's processes wrote for a person."""
+    files = [*sorted(kit.rglob(provision.LOG_FILE)), *kit.glob(processes.OUTPUT_FILE)]
+    return "\n".join(f.read_text(errors="replace") for f in files)
+
+
+def until(done: Callable[[], bool], seconds: float) -> bool:
+    """Wait for something; whether it came."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if done():
+            return True
+        time.sleep(0.3)
+    return done()
+
+
+def ward_job(out: Path, run: str, sites: Sequence[str] = ("h1", "h2"), rounds: int = 3) -> Path:
+    """A job for `refusal_mains`; two sites are enough."""
+    least = 2
+    return provision.job_folder(out, {"rounds": rounds}, run=run, sites=sites, min_sites=least)

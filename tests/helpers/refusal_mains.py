@@ -1,0 +1,142 @@
+"""A small job over a real network, as its processes run it: its frames are kept for the test.
+
+SIZES    how much each site counts
+total    what the server's x is after each round, for the sites that took part
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from dishonest import ask_as_others
+
+from fednotes.core.update import Tensors, Update
+from fednotes.engines.asking import Policy
+from fednotes.engines.deployed import Deployed
+from fednotes.engines.host import SiteHost
+from fednotes.engines.pipe import Setup
+from fednotes.engines.wire import Frame
+from fednotes.federation import State
+
+JOB = "refusals"
+SIZES = {"h1": 1.0, "h2": 2.0, "h3": 4.0, "h4": 8.0}
+
+
+class Ward:
+    """A site whose private number grows with each task that it does."""
+
+    tasks: ClassVar[frozenset[str]] = frozenset({"add"})
+
+    def __init__(self, name: str) -> None:
+        self._id, self.own, self.steps = name, torch.zeros(4), 0
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    def add(self, tensors: Tensors, *, round: int) -> Update:
+        self.own = self.own * 0.5 + tensors["x"] + SIZES[self._id]
+        self.steps += 1
+        return Update({"x": self.own.clone()}, SIZES[self._id], {"steps": self.steps})
+
+    def state(self) -> State:
+        return State(self.steps, {"own": self.own}, {})
+
+    def restore(self, state: State) -> None:
+        self.own, self.steps = state.tensors["own"], state.round
+
+
+def total(sites: Sequence[str], rounds: int) -> list[float]:
+    """The same job with plain numbers: x after each round."""
+    x, own, found = 1.0, dict.fromkeys(sites, 0.0), []
+    for _ in range(rounds):
+        own = {site: own[site] * 0.5 + x + SIZES[site] for site in sites}
+        x = sum(own[s] * SIZES[s] for s in sites) / sum(SIZES[s] for s in sites)
+        found.append(x)
+    return found
+
+
+class Recorder:
+    """A transport that keeps every frame, and who sent it by the pipe's own word."""
+
+    def __init__(self, transport: Any, folder: Path) -> None:
+        self._transport, self._folder, self._count = transport, folder, 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _keep(self, what: str, site: str, frame: Frame) -> None:
+        self._count += 1
+        (self._folder / f"{self._count:04}-{what}-{site}").write_bytes(bytes(frame))
+
+    def exchange(
+        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
+    ) -> Iterator[tuple[str, Frame]]:
+        for site, frame in frames.items():
+            self._keep("down", site, frame)
+        for site, frame in self._transport.exchange(
+            frames, timeout=timeout, grace=grace, enough=enough
+        ):
+            self._keep("up", site, frame)
+            yield site, frame
+
+
+def server_main(setup: Setup, transport: Any) -> None:
+    """Some rounds with the sites that are there; what each was made of is the result."""
+    recorder = Recorder(transport, setup.state / "frames")
+    policy = Policy(min_sites=setup.min_sites, timeout=9, grace=2, pause=0.1, give_up=9, knock=2)
+    engine = Deployed(recorder, setup.sites, setup.state / "server", job=JOB, policy=policy)
+    x, rows = torch.ones(4), []
+    for turn in engine.rounds(0, setup.job["rounds"]):
+        added = engine.sum("add", {"x": x}, round=turn.number)
+        x = added.mean()["x"]
+        rows.append({"included": list(added.included), "x": x.tolist(), **dict(added.metrics)})
+        turn.commit(State(turn.number + 1, {"x": x}, {}), {})
+        transport.publish({"round": turn.number})
+    engine.end()
+    (setup.state / "result.json").write_text(json.dumps(rows))
+
+
+class Told:
+    """A site's host that also says in which kit it runs."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._host = host(setup.state / "site", setup.site)
+        self._path = setup.kit / "frames.txt"
+
+    def handle(self, frame: bytes) -> bytes:
+        with self._path.open("a") as told:
+            told.write(f"{os.getpid()}\n")
+        return self._host.handle(frame)
+
+    def close(self) -> None:
+        pass
+
+
+class Dishonest(Told):
+    """A site that does its task, and asks for what is not its own."""
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._setup, self._answers = setup, setup.kit / "answers.json"
+
+    def handle(self, frame: bytes) -> bytes:
+        if not self._answers.exists():
+            answers = ask_as_others(self._setup.site, "h1", self._setup.job_id)
+            self._answers.write_text(json.dumps(answers))
+        return super().handle(frame)
+
+
+def host(directory: Path, site: str) -> SiteHost:
+    return SiteHost(lambda: Ward(site), directory, job=JOB, name=site)
+
+
+def site_main(setup: Setup) -> Told:
+    return Told(setup)
+
+
+def dishonest_main(setup: Setup) -> Told:
+    return Dishonest(setup)
