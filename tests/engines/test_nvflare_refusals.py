@@ -7,7 +7,6 @@ tampered with. What NVFlare alone does not refuse is named in the tests that sho
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
 import ssl
@@ -26,14 +25,7 @@ import dishonest
 import intruders
 import refusal_mains
 from intruders import Network, answered, log_of, until, ward_job
-from nvflare.apis.client import Client
-from nvflare.apis.fl_context import FLContext
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
 from nvflare.lighter.utils import verify_folder_signature
-from nvflare.private.defs import CellMessageHeaderKeys, new_cell_message
-from nvflare.private.fed.authenticator import validate_auth_headers
-from nvflare.private.fed.server.client_manager import ClientManager
-from nvflare.private.fed.utils.identity_utils import IdentityAsserter, TokenVerifier
 
 from fednotes.core.errors import ConfigError
 from fednotes.engines import processes, provision
@@ -294,44 +286,6 @@ def test_a_signature_is_of_every_file(tmp_path: Path, ward: Ward) -> None:
     app = intruders.copied(signed, tmp_path / "other")
     dishonest.sign(app, ward.false["other authority"])
     assert not verify_folder_signature(str(app), authority)
-
-
-# names that begin alike
-
-
-@pytest.mark.parametrize(("other", "taken"), [("h10", True), ("h20", False)])
-def test_nvflare_by_itself_takes_one_name_for_another(ward: Ward, other: str, taken: bool) -> None:
-    """It signs name + token without anything between: h1's "0e…" is h10's "e…"."""
-    startup = ward.net.server / "startup"
-    server = IdentityAsserter(str(startup / "server.key"), str(startup / "server.crt"))
-    token = "0e0e5c1a-0000-4000-8000-000000000000"
-    manager, client = ClientManager("ward"), Client("h1", token)
-    manager._set_client_props(client, "h1", FLContext())
-    manager.set_clients({token: client})
-    message = new_cell_message(
-        {
-            CellMessageHeaderKeys.CLIENT_NAME: other,
-            CellMessageHeaderKeys.TOKEN: token[1:],
-            CellMessageHeaderKeys.TOKEN_SIGNATURE: server.sign("h1" + token, return_str=True),
-            MessageHeaderKey.ORIGIN: "h1",
-        }
-    )
-
-    def origin(name: str, token: str) -> str | None:
-        found = manager.clients.get(token)
-        return found.get_fqcn() if found and found.name == name else None
-
-    verifier, log = TokenVerifier(server.cert), logging.getLogger("test")
-    refusal = validate_auth_headers(message, verifier, log, origin, "server")
-    assert (refusal is None) == taken
-    if taken:  # and from then on h1 is heard in h10's name
-        assert manager.heartbeat(token[1:], other, "h1", FLContext())
-        assert other in manager.name_to_clients
-
-
-def test_names_that_begin_alike_are_refused() -> None:
-    with pytest.raises(ConfigError, match="h10"):
-        intruders.project(8002, "h1", "h10")
 
 
 # frames that were there before
