@@ -230,19 +230,15 @@ def local_files(role: str) -> dict[str, Any]:
     parts: list[dict[str, Any]] = [{"id": "process_launcher", "path": launcher, "args": {}}]
     parts += [{"id": "gate", "path": GATES[role], "args": {}}]
     common = "nvflare.app_common"
+    files = f"{common}.storages.filesystem_storage.FilesystemStorage"
     if role == SERVER:
         resources["servers"] = [
             {"admin_storage": "transfer", "max_num_clients": 100, "heart_beat_timeout": 60}
         ]
+        snapshots = {"root_dir": "/store/snapshots", "uri_root": "/"}
         resources["snapshot_persistor"] = {
             "path": f"{common}.state_persistors.storage_state_persistor.StorageStatePersistor",
-            "args": {
-                "uri_root": "/",
-                "storage": {
-                    "path": f"{common}.storages.filesystem_storage.FilesystemStorage",
-                    "args": {"root_dir": "/store/snapshots", "uri_root": "/"},
-                },
-            },
+            "args": {"uri_root": "/", "storage": {"path": files, "args": snapshots}},
         }
         schedule = {"max_jobs": 1, "max_schedule_count": 1_000_000, "min_schedule_interval": 1.0}
         parts += [
@@ -258,7 +254,7 @@ def local_files(role: str) -> dict[str, Any]:
             },
             {
                 "id": "job_store",
-                "path": f"{common}.storages.filesystem_storage.FilesystemStorage",
+                "path": files,
                 "args": {},
             },
         ]
@@ -318,15 +314,17 @@ def _policy(admin: Mapping[str, str], watch: Mapping[str, str]) -> dict[str, Any
 
 
 def _logging() -> dict[str, Any]:
-    """One log that rotates: our lines, and NVFlare's warnings (it writes 2-7 KB an exchange)."""
+    """One log that rotates: our lines, and NVFlare's warnings, a kind once a minute."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+        "filters": {"seldom": {"()": "fednotes.engines.seldom.Seldom"}},
         "handlers": {
             "file": {
                 "class": "logging.handlers.RotatingFileHandler",
                 "formatter": "line",
+                "filters": ["seldom"],
                 "filename": LOG_FILE,
                 "maxBytes": LOG_BYTES,
                 "backupCount": LOG_FILES - 1,
