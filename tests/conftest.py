@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -34,3 +36,25 @@ def corpora() -> Path:
     if not folder.is_dir():
         pytest.fail(f"FEDNOTES_CORPORA={value} is not a folder: name the corpora's or unset it")
     return folder
+
+
+@pytest.fixture
+def instant_disk() -> Iterator[None]:
+    """Nothing waits until its bytes are on the disk."""
+    with mock.patch("os.fsync"):
+        yield
+
+
+@pytest.fixture
+def one_process(instant_disk: None) -> Iterator[None]:
+    """For jobs that are deployed in this process: torch is then as it was before them."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def site_notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the three hospitals of `hospitals` have; tests only read it."""
+    from hospitals import corpus
+
+    return corpus(tmp_path_factory.mktemp("notes") / "notes")

@@ -9,12 +9,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
-import torch
 from hospitals import (
     DISTILL,
     FEDERATION,
@@ -28,12 +25,7 @@ from hospitals import (
     weights,
 )
 
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    with mock.patch("os.fsync"):
-        yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 @pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])

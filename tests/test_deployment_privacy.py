@@ -5,36 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
-import torch
 from hospitals import DISTILL, FEDNER, Hospitals, corpus, simulated, weights
 
 from fednotes.guard import LEDGER, RULES
 from fednotes.privacy.ledger import show
 from fednotes.privacy.ledger_check import verify
 
+pytestmark = pytest.mark.usefixtures("one_process")
 WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")
 
 
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    with mock.patch("os.fsync"):
-        yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return corpus(tmp_path_factory.mktemp("notes") / "notes")
-
-
-def test_every_frame_that_left_is_in_the_ledger(data: Any, tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, WEIGHTS, data)
+def test_every_frame_that_left_is_in_the_ledger(site_notes: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
     hospitals.run()
     replies = hospitals.network.frames[1::2]
     written: list[str] = []
@@ -45,16 +31,16 @@ def test_every_frame_that_left_is_in_the_ledger(data: Any, tmp_path: Path) -> No
     assert sorted(written) == sorted(hashlib.sha256(reply).hexdigest() for reply in replies)
 
 
-def test_the_secure_sum_gives_the_same_model(data: Any, tmp_path: Path) -> None:
+def test_the_secure_sum_gives_the_same_model(site_notes: Any, tmp_path: Path) -> None:
     """That of the embedded engine under the secure sum, to the last bit."""
     pytest.importorskip("cryptography")
     job = WEIGHTS.replace("[federation]", "[federation]\nsecure_sum = true")
-    expected = simulated(job, data, tmp_path / "sim")
+    expected = simulated(job, site_notes, tmp_path / "sim")
     hospitals = Hospitals(
-        tmp_path, job, data, policy="secure_sum = 'required'\nfreeze_embeddings = false\n"
+        tmp_path, job, site_notes, policy="secure_sum = 'required'\nfreeze_embeddings = false\n"
     )
     hospitals.run()
-    assert {n: weights(hospitals.results(n) / "model") for n in data} == expected
+    assert {n: weights(hospitals.results(n) / "model") for n in site_notes} == expected
 
 
 def test_no_name_of_a_patient_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -94,9 +80,12 @@ def test_no_name_of_a_patient_leaves(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert any(planted[0] in Path(part).read_text() for t in data.values() for part in t.values())
 
 
-def test_where_a_site_keeps_its_files_is_not_told(data: Any, tmp_path: Path) -> None:
+def test_where_a_site_keeps_its_files_is_not_told(site_notes: Any, tmp_path: Path) -> None:
     """A missing file is named to the server without its folder."""
-    broken = {**data, "posts": {**data["posts"], "train": str(tmp_path / "ward7" / "gone.conll")}}
+    broken = {
+        **site_notes,
+        "posts": {**site_notes["posts"], "train": str(tmp_path / "ward7" / "gone.conll")},
+    }
     hospitals = Hospitals(tmp_path, WEIGHTS, broken)
     told: list[str] = []
 

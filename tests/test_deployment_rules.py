@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 from hospitals import (
     DISTILL,
     FEDERATION,
@@ -24,7 +22,6 @@ from hospitals import (
     SITES,
     SMALL,
     Hospitals,
-    corpus,
     patients,
     weights,
 )
@@ -33,19 +30,8 @@ from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.deployed_jobs import load_deployed
 from fednotes.guard import pending
 
+pytestmark = pytest.mark.usefixtures("one_process")
 WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    with mock.patch("os.fsync"):
-        yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return corpus(tmp_path_factory.mktemp("notes") / "notes")
 
 
 def ends(hospitals: Hospitals) -> dict[str, dict[str, bytes]]:
@@ -60,9 +46,9 @@ def texts(hospitals: Hospitals) -> str:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(data: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, int]:
+def undisturbed(site_notes: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, int]:
     """The models of a run without faults, and how many answers it took."""
-    hospitals = Hospitals(tmp_path_factory.mktemp("whole"), FEDNER, data)
+    hospitals = Hospitals(tmp_path_factory.mktemp("whole"), FEDNER, site_notes)
     with mock.patch("os.fsync"):
         hospitals.run()
     return ends(hospitals), len(hospitals.network.frames) // 2
@@ -70,23 +56,25 @@ def undisturbed(data: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[An
 
 @pytest.mark.parametrize("who", ["discharge", "posts", "server"])
 def test_a_killed_part_changes_nothing(
-    who: str, data: Any, undisturbed: tuple[Any, int], tmp_path: Path
+    who: str, site_notes: Any, undisturbed: tuple[Any, int], tmp_path: Path
 ) -> None:
     """Killed right after an answer, which is lost where it was a site's; begun again from disk."""
     expected, answers = undisturbed
     for seed in range(3):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        hospitals = Hospitals(folder, FEDNER, data)
+        hospitals = Hospitals(folder, FEDNER, site_notes)
         hospitals.network.kill = (who, random.Random(f"{who}{seed}").randrange(1, answers))
         hospitals.run()
         assert hospitals.network.kill[0] == ""
         assert ends(hospitals) == expected
 
 
-def test_a_paused_run_goes_on(data: Any, undisturbed: tuple[Any, int], tmp_path: Path) -> None:
+def test_a_paused_run_goes_on(
+    site_notes: Any, undisturbed: tuple[Any, int], tmp_path: Path
+) -> None:
     """As the server's watch asks when a lost site is back; another submission finishes it."""
-    hospitals = Hospitals(tmp_path, FEDNER, data)
+    hospitals = Hospitals(tmp_path, FEDNER, site_notes)
     network = hospitals.network
 
     def stop() -> None:
@@ -105,9 +93,9 @@ def test_a_paused_run_goes_on(data: Any, undisturbed: tuple[Any, int], tmp_path:
     assert network.lines[-1]["kind"] == "end"
 
 
-def test_what_travels_to_who_watches(data: Any, tmp_path: Path) -> None:
+def test_what_travels_to_who_watches(site_notes: Any, tmp_path: Path) -> None:
     """The plan, rounds with numbers of sums alone, the end; the file has the evaluated rounds."""
-    hospitals = Hospitals(tmp_path, FEDNER, data)
+    hospitals = Hospitals(tmp_path, FEDNER, site_notes)
     hospitals.run()
     lines = hospitals.network.lines
     plans = [line for line in lines if line["kind"] == "plan"]
@@ -124,8 +112,8 @@ def test_what_travels_to_who_watches(data: Any, tmp_path: Path) -> None:
 # approval
 
 
-def test_an_unapproved_job_waits_until_a_person_approves(data: Any, tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, WEIGHTS, data, approve=False)
+def test_an_unapproved_job_waits_until_a_person_approves(site_notes: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes, approve=False)
     asked = 0
 
     def approve_later() -> None:
@@ -146,12 +134,12 @@ def test_an_unapproved_job_waits_until_a_person_approves(data: Any, tmp_path: Pa
     assert ends(hospitals)
 
 
-def test_an_approval_that_is_taken_back_stops_the_site(data: Any, tmp_path: Path) -> None:
+def test_an_approval_that_is_taken_back_stops_the_site(site_notes: Any, tmp_path: Path) -> None:
     """In the middle of a run; with two sites enough it goes on without that one."""
     short = WEIGHTS.replace("weighting = true", "weighting = false").replace(
         "timeout = 20", "timeout = 0.1"
     )
-    hospitals = Hospitals(tmp_path, short, data, least=2)
+    hospitals = Hospitals(tmp_path, short, site_notes, least=2)
 
     def reject() -> None:
         if any(line["kind"] == "round" for line in hospitals.network.lines):
@@ -167,10 +155,10 @@ def test_an_approval_that_is_taken_back_stops_the_site(data: Any, tmp_path: Path
 # policy
 
 
-def refused(folder: Path, data: Any, policy: str, job: str = FEDNER) -> str:
+def refused(folder: Path, site_notes: Any, policy: str, job: str = FEDNER) -> str:
     """What the server is told where every site has this policy."""
     folder.mkdir(exist_ok=True)
-    hospitals = Hospitals(folder, job, data, policy=policy)
+    hospitals = Hospitals(folder, job, site_notes, policy=policy)
     seen: list[str] = []
 
     def note() -> None:
@@ -181,7 +169,7 @@ def refused(folder: Path, data: Any, policy: str, job: str = FEDNER) -> str:
     hospitals.network.meanwhile = note
     with pytest.raises(TrainingError) as stopped:
         hospitals.run()
-    assert not any((hospitals.results(name) / "model").exists() for name in data)
+    assert not any((hospitals.results(name) / "model").exists() for name in site_notes)
     return str(stopped.value)
 
 
@@ -202,13 +190,13 @@ def refused(folder: Path, data: Any, policy: str, job: str = FEDNER) -> str:
         ("max_bytes", OPEN + "max_bytes = 2000"),
     ],
 )
-def test_a_broken_rule_is_named(rule: str, policy: str, data: Any, tmp_path: Path) -> None:
-    told = refused(tmp_path, data, policy)
+def test_a_broken_rule_is_named(rule: str, policy: str, site_notes: Any, tmp_path: Path) -> None:
+    told = refused(tmp_path, site_notes, policy)
     assert f"Only the site can change this: {rule} in [policy]" in told
 
 
-def test_outside_the_hours_a_run_waits(data: Any, tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, WEIGHTS, data, policy=f"{OPEN}hours = '03:00-03:01'\n")
+def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes, policy=f"{OPEN}hours = '03:00-03:01'\n")
     asked = 0
 
     def open_up() -> None:
@@ -225,8 +213,8 @@ def test_outside_the_hours_a_run_waits(data: Any, tmp_path: Path) -> None:
     assert ends(hospitals)
 
 
-def test_scores_stay_unless_the_policy_shares_them(data: Any, tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, WEIGHTS, data)
+def test_scores_stay_unless_the_policy_shares_them(site_notes: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
     path = hospitals.setups["posts"].kit / "site.toml"
     path.write_text(path.read_text() + "share_scores = true\n")
     hospitals.run()
@@ -238,11 +226,11 @@ def test_scores_stay_unless_the_policy_shares_them(data: Any, tmp_path: Path) ->
 # agreement
 
 
-def test_other_types_than_declared_are_named(data: Any, tmp_path: Path) -> None:
+def test_other_types_than_declared_are_named(site_notes: Any, tmp_path: Path) -> None:
     """The job says what a site annotates, its file says otherwise."""
     kept = ["Drug", "Disease"]
     job = WEIGHTS.replace("[sites.posts]", f"[sites.posts]\ntypes = {json.dumps(kept)}")
-    own = {**data, "posts": {**data["posts"], "types": kept[:1]}}
+    own = {**site_notes, "posts": {**site_notes["posts"], "types": kept[:1]}}
     hospitals = Hospitals(tmp_path, job, own)
     with pytest.raises(ConfigError) as stopped:
         hospitals.run()
@@ -251,9 +239,9 @@ def test_other_types_than_declared_are_named(data: Any, tmp_path: Path) -> None:
     assert "label_map" in str(stopped.value)
 
 
-def test_a_site_that_changes_its_labels_refuses(data: Any, tmp_path: Path) -> None:
+def test_a_site_that_changes_its_labels_refuses(site_notes: Any, tmp_path: Path) -> None:
     """After the server has gathered all descriptions, before it has told them."""
-    hospitals = Hospitals(tmp_path, WEIGHTS, data)
+    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
 
     def change() -> None:
         if (hospitals.setups[""].state / "agreement.json").exists():
@@ -296,8 +284,8 @@ back = ["icd9:722"]
         hospitals.run()
 
 
-def test_another_version_is_named(data: Any, tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, WEIGHTS, data)
+def test_another_version_is_named(site_notes: Any, tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
     from fednotes import deployment
 
     def older(job: Any, own: Any) -> Any:

@@ -11,19 +11,17 @@ import importlib.metadata
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import FednotesError
 from fednotes.engines import provision
+from fednotes.engines.certificates import check_kit, valid_until
 from fednotes.guard import approvals_of
 from fednotes.jobs import expand
 from fednotes.site_file import SITE_FILE, of_kit
 
 SECONDS = 10.0  # to reach the server
-SOON = timedelta(days=30)
-_FILES = {provision.SERVER: "server", provision.SITE: "client", provision.ADMIN: "client"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ def preflight(kit: Path) -> list[Check]:
     ]
     checks += _installed()
     checks += _private(kit)
-    checks += _certificate(kit, str(facts["role"]))
+    checks += _certificate(kit)
     if facts["role"] == provision.SITE:
         checks += _site(kit)
     if facts["role"] == provision.SERVER:
@@ -71,26 +69,15 @@ def _private(kit: Path) -> Iterator[Check]:
             yield Check("key", False, f"{key}: others can read it: chmod 600 {key}")
 
 
-def _certificate(kit: Path, role: str) -> Iterator[Check]:
-    from cryptography import x509
-
-    path = kit / "startup" / f"{_FILES.get(role, 'client')}.crt"
+def _certificate(kit: Path) -> Iterator[Check]:
     try:
-        own = x509.load_pem_x509_certificate(path.read_bytes())
-        root = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
-        own.verify_directly_issued_by(root)
-    except OSError as error:
-        yield Check("certificate", False, f"{path}: {error.strerror}: ask for a new kit")
+        warnings, until = check_kit(kit), min(valid_until(kit).values())
+    except FednotesError as error:
+        yield Check("certificate", False, str(error))
         return
-    except Exception as error:
-        yield Check("certificate", False, f"{path}: not of this project ({type(error).__name__})")
-        return
-    left = own.not_valid_after_utc - datetime.now(UTC)
-    until = f"valid until {own.not_valid_after_utc:%Y-%m-%d}"
-    if left < timedelta(0) or own.not_valid_before_utc > datetime.now(UTC):
-        yield Check("certificate", False, f"{until}: ask for a new kit, or set this clock right")
-    else:
-        yield Check("certificate", None if left < SOON else True, until)
+    yield from (Check("certificate", None, warning) for warning in warnings)
+    if not warnings:
+        yield Check("certificate", True, f"valid until {until:%Y-%m-%d}")
 
 
 def _site(kit: Path) -> Iterator[Check]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,20 @@ def test_text_is_replaced_or_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(FednotesError, match="before is whole"):
         store.write_text(path, "other")
     assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+def test_a_file_is_replaced_with_its_mode(tmp_path: Path, mode: int) -> None:
+    """Whatever the mode of the one before it, or of what a killed process left of the same id."""
+    path, left = tmp_path / "a", tmp_path / f".a.{os.getpid()}.tmp"
+    for file in (path, left):
+        file.write_bytes(b"longer than the new one")
+        file.chmod(0o666)
+    store.replace_file(path, memoryview(b"one\r\n\x00"), mode=mode)
+    assert everything(tmp_path) == {"a": b"one\r\n\x00"}
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    with pytest.raises(FileNotFoundError):
+        store.replace_file(tmp_path / "b" / "a", b"")
 
 
 def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:

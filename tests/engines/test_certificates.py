@@ -15,8 +15,6 @@ import pytest
 pytest.importorskip("nvflare")
 
 import intruders
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 from nvflare.apis.client import Client
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
@@ -39,11 +37,8 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def dated(kits: dict[str, Path], to: Path, days: tuple[int, int], kit: str = "h1") -> Path:
     """A copy of a kit whose certificate the authority signed for other days."""
     copy = intruders.copied(kits[kit], to)
-    folder = copy / ("watch/startup" if kit == "server" else "startup")
-    path, key = folder / "client.crt", (folder / "client.key").read_bytes()
-    old = x509.load_pem_x509_certificate(path.read_bytes())
-    authority = intruders.Authority.of(kits["server"].parent)
-    path.write_bytes(authority.sign(old, serialization.load_pem_private_key(key, None), days))
+    own = copy / "watch" if kit == "server" else copy
+    intruders.date(own, intruders.Authority.of(kits["server"].parent), days)
     return copy
 
 

@@ -25,11 +25,7 @@ from fednotes.engines.validation import Limits
 from fednotes.engines.wire import Frame, Request, encode
 from fednotes.federation import State
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk() -> Iterator[None]:
-    with mock.patch("os.fsync"):
-        yield
+pytestmark = pytest.mark.usefixtures("instant_disk")
 
 
 # who takes part

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,11 +24,7 @@ from fednotes.methods.averaging import Averaging, Server, run_cycles
 from fednotes.methods.averaging_site import AveragingSite, Step
 from fednotes.models.tagger_config import TaggerConfig
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk() -> Iterator[None]:
-    with mock.patch("os.fsync"):
-        yield
+pytestmark = pytest.mark.usefixtures("instant_disk")
 
 
 def until_done(net: Net, sites: Sequence[str], job: Any) -> Any:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 import fault_processes
 import faults
@@ -24,11 +22,7 @@ EVERYBODY = {
 }
 LOST = ("corrupt", "after the round")  # the site's own disk: what was on it is gone
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk() -> Iterator[None]:
-    with mock.patch("os.fsync"):
-        yield
+pytestmark = pytest.mark.usefixtures("instant_disk")
 
 
 @pytest.mark.parametrize("phase", PHASES)

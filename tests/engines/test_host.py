@@ -17,7 +17,6 @@ from fault_toy import JOB, Toy
 from fednotes.core import store
 from fednotes.core.errors import RefusedError
 from fednotes.core.update import Tensors, Update
-from fednotes.engines import journal
 from fednotes.engines.host import BEGIN, CHECKPOINT, END, Keeping, SiteHost
 from fednotes.engines.wire import Frame, Reply, Request, decode_reply, encode
 
@@ -249,7 +248,7 @@ def test_a_full_disk_is_a_refusal_for_now(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     request = server.request("train", X, first=True, options={"round": 1})
-    for module, name in ((journal.os, "replace"), (store, "save_file"), (store.os, "fsync")):
+    for module, name in ((store.os, "replace"), (store, "save_file"), (store.os, "fsync")):
         with mock.patch.object(module, name, full):
             reply = server.send(request)
         assert "No space left on device" in reply.refusal
@@ -292,7 +291,7 @@ def test_cut_files_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
     server.train(0)
     shutil.copytree(tmp_path / "states" / "00000000", tmp_path / "states" / ".00000003.9.tmp")
     (tmp_path / "journal" / "00000002.reply").write_bytes(b"cut")
-    (tmp_path / "journal" / ".00000002.request.tmp").write_bytes(b"cut")
+    (tmp_path / "journal" / ".00000002.request.9.tmp").write_bytes(b"cut")
     server.host = host(tmp_path)
     server.train(1)
     assert own(server.ask("finish", X)) == reference(2)

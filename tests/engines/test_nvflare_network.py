@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import zipfile
@@ -16,10 +15,10 @@ import pytest
 
 pytest.importorskip("nvflare")
 
+from intruders import SUBMIT, UNTIL_FINISHED, as_admin, free_port, project
+
 from fednotes.core.errors import ConfigError
 from fednotes.engines import pipe, processes, provision
-
-ADMIN = "admin@fednotes.org"
 
 MAINS = """
 import json, os, time
@@ -60,11 +59,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
     """Three sites, a server and an admin, not started; whatever is started ends here."""
     base = tmp_path_factory.mktemp("network")
     (base / "pipe_mains.py").write_text(MAINS)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    project = provision.ProjectConfig("ward", "localhost", ("h1", "h2", "h3"), port=port)
-    kits = provision.provision(project, base / "kits")
+    kits = provision.provision(project(free_port(), "h1", "h2", "h3"), base / "kits")
     try:
         yield kits
     finally:
@@ -85,33 +80,10 @@ def launch(kits: dict[str, Path], *names: str, watch: bool = True) -> None:
 
 
 def admin(kits: dict[str, Path], code: str, *arguments: object) -> str:
-    """Run a few lines as the admin, in a process of their own as a command would."""
-    program = (
-        "import json, sys, time\nfrom pathlib import Path\n"
-        "from fednotes.engines.nvflare import connect\n"
-        f"with connect(Path({str(kits['admin'])!r}), {ADMIN!r}, 30) as server:\n"
-        + "".join(f"    {line}\n" for line in code.splitlines())
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    """The last line that `as_admin` prints."""
+    done = as_admin(kits["admin"], code, *arguments)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip().splitlines()[-1]
-
-
-UNTIL_FINISHED = """
-while not server.status(job).startswith("FINISHED"):
-    time.sleep(0.3)
-"""
-DETAIL = """
-job, = [j for j in server.jobs() if j['job_id'] == job]
-print(json.dumps([job['status'], job.get('job_deploy_detail', [])]))
-"""
-SUBMIT = "job = server.submit(Path(sys.argv[1]))\n"
 
 
 def job(tmp_path: Path, run: str, **settings: Any) -> Path:
@@ -128,7 +100,7 @@ def test_a_tampered_job_is_refused(network: dict[str, Path], tmp_path: Path) -> 
     for archive in stored:
         rewrite(archive, b'"rounds": 4', b'"rounds": 9')
     launch(network, "h1", "h2", "h3", watch=False)
-    lines = "job = sys.argv[1]" + UNTIL_FINISHED + DETAIL
+    lines = "job = sys.argv[1]" + UNTIL_FINISHED
     status, detail = json.loads(admin(network, lines, job_id))
     assert status == "FINISHED:FAILED_TO_RUN"
     assert "signature" in " ".join(detail) + (network["server"] / "fednotes.log").read_text()
@@ -157,7 +129,7 @@ def test_a_job_with_code_is_refused(network: dict[str, Path], tmp_path: Path, wh
         policy.write_text(text.replace('"byoc": "none"', '"byoc": "any"'))
         restart(network)
     try:
-        lines = SUBMIT + UNTIL_FINISHED + DETAIL
+        lines = SUBMIT + UNTIL_FINISHED
         status, detail = json.loads(admin(network, lines, folder))
     finally:
         if who == "site":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,7 @@ from fednotes.federation import State
 from fednotes.privacy.fixed_point import encode
 from fednotes.privacy.secagg import Ed25519Identity
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk() -> Iterator[None]:
-    with mock.patch("os.fsync"):
-        yield
+pytestmark = pytest.mark.usefixtures("instant_disk")
 
 
 # messages

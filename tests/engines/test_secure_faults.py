@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import fault_net
 import faults
@@ -27,11 +26,7 @@ from fednotes.engines.wire import decode_reply
 LOST = ("corrupt", "after the round")  # the site's own disk: what was on it is gone
 LAST = (ROUNDS, "finish")
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk() -> Iterator[None]:
-    with mock.patch("os.fsync"):
-        yield
+pytestmark = pytest.mark.usefixtures("instant_disk")
 
 
 @pytest.fixture(scope="module")

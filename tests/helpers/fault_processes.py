@@ -22,7 +22,6 @@ import numpy as np
 from fault_toy import JOB, SITES, Toy, toy_job
 
 from fednotes.core import store
-from fednotes.engines import journal
 from fednotes.engines.asking import Policy
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import Keeping, SiteHost
@@ -65,7 +64,7 @@ def site(name: str, folder: Path) -> None:
     socket = folder / f"{name}.sock"
     socket.unlink(missing_ok=True)
     with (
-        mock.patch.object(journal.os, "replace", _replacing(own)),
+        mock.patch.object(store.os, "replace", _replacing(own)),
         Listener(str(socket), family="AF_UNIX") as listener,
     ):
         host = SiteHost(

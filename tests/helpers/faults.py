@@ -23,7 +23,6 @@ from fault_toy import JOB, SITES, Took, Toy, by_hand, toy_job
 from fednotes.core import store
 from fednotes.core.errors import FednotesError
 from fednotes.core.update import Update
-from fednotes.engines import journal
 from fednotes.engines.asking import Event, Policy
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import BEGIN, CHECKPOINT, Keeping, SiteHost
@@ -224,7 +223,7 @@ class Line:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with (
-            mock.patch.object(journal.os, "replace", full),
+            mock.patch.object(store.os, "replace", full),
             mock.patch.object(store, "save_file", full),
         ):
             try:

@@ -76,12 +76,17 @@ def copied(kit: Path, to: Path) -> Path:
     return to
 
 
-def expire(kit: Path, authority: Authority) -> None:
-    """Give a kit a certificate of the right authority whose time is over since yesterday."""
-    path = next((kit / "startup").glob("client.crt"))
+def date(kit: Path, authority: Authority, days: tuple[int, int]) -> None:
+    """Give a kit a certificate of the right authority for other days, counted from now."""
+    path = kit / "startup/client.crt"
     key: Any = serialization.load_pem_private_key((kit / "startup/client.key").read_bytes(), None)
     old = x509.load_pem_x509_certificate(path.read_bytes())
-    path.write_bytes(authority.sign(old, key, (-30, -1)))
+    path.write_bytes(authority.sign(old, key, days))
+
+
+def expire(kit: Path, authority: Authority) -> None:
+    """Let a kit's time be over since yesterday."""
+    date(kit, authority, (-30, -1))
 
 
 def take_identity(kit: Path, of: Path) -> None:
@@ -132,6 +137,25 @@ print(json.dumps([found["status"], found.get("job_deploy_detail", [])]))
 SUBMIT = "job = server.submit(Path(sys.argv[1]))\n"
 
 
+def as_admin(
+    kit: Path, code: str, *arguments: object, person: str = ADMIN, seconds: int = 30
+) -> subprocess.CompletedProcess[str]:
+    """Run a few lines as the admin, in a process of their own as a command would."""
+    program = (
+        "import json, sys, time\nfrom pathlib import Path\n"
+        "from fednotes.engines.nvflare import connect\n"
+        f"with connect(Path({str(kit)!r}), {person!r}, {seconds}) as server:\n"
+        + "".join(f"    {line}\n" for line in code.splitlines())
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
 @dataclass
 class Network:
     """The kits of one network, and everything that was started for it."""
@@ -162,21 +186,8 @@ class Network:
     def admin(
         self, code: str, *arguments: object, kit: Path | None = None, person: str = ADMIN
     ) -> str:
-        """Run a few lines as the admin, in a process of their own; the last line it prints."""
-        kit = kit or self.kits["admin"]
-        program = (
-            "import json, sys, time\nfrom pathlib import Path\n"
-            "from fednotes.engines.nvflare import connect\n"
-            f"with connect(Path({str(kit)!r}), {person!r}, 20) as server:\n"
-            + "".join(f"    {line}\n" for line in code.splitlines())
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", program, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
+        """The last line that `as_admin` prints, or says of its failure."""
+        done = as_admin(kit or self.kits["admin"], code, *arguments, person=person, seconds=20)
         printed = done.stderr if done.returncode else done.stdout
         return printed.strip().splitlines()[-1]
 

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from phenotype_patients import DISEASES, VOCABULARY, config_of, patients, sites_of
+from phenotype_patients import (
+    DISEASES,
+    VOCABULARY,
+    config_of,
+    patients,
+    sites_of,
+    trained,
+    without_stage_1,
+)
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import SGDClassifier
 
@@ -19,10 +27,9 @@ from fednotes.core.seeds import rng_of
 from fednotes.core.update import Total, Update
 from fednotes.data.codes import category, output_matrix
 from fednotes.data.cohort import ABSENT, PRESENT
-from fednotes.data.patient_sites import SitePatients, pooled_patients
-from fednotes.engines.inprocess import InProcess
+from fednotes.data.patient_sites import pooled_patients
 from fednotes.methods import phenotype
-from fednotes.methods.phenotype import Config, Site, averaged, train
+from fednotes.methods.phenotype import Site, averaged
 from fednotes.models.dan import Dan
 from fednotes.models.phenotyper import PhenotypeConfig, load_phenotyper
 from fednotes.models.platt import fit_platt, platt_sums
@@ -34,23 +41,6 @@ from fednotes.models.tfidf import (
     tfidf,
 )
 
-
-def run(
-    sites: tuple[SitePatients, ...], config: Config, folder: Path | None = None, **options: Any
-) -> tuple[Any, list[Site]]:
-    """Train; the final state and the sites, the first of which writes its model to `folder`."""
-    config = phenotype.for_sites(config, sites)
-    members = [
-        Site(site, config, directory=folder if place == 0 else None)
-        for place, site in enumerate(sites)
-    ]
-    return train(InProcess(members, **options), config), members
-
-
-def without_stage_1(**settings: Any) -> Config:
-    return config_of(model=PhenotypeConfig(representation="none"), **settings)
-
-
 # ---- stage 1
 
 
@@ -58,7 +48,7 @@ def test_one_site_is_training_in_one_place() -> None:
     """Bitwise: a plain loop of Adam over the same batches, without any federation."""
     (site,) = sites_of(1)
     config = phenotype.for_sites(config_of(cycles=3), (site,))
-    state, _ = run((site,), config_of(cycles=3))
+    state, _ = trained((site,), config_of(cycles=3))
     outputs = state.facts["outputs"]
 
     dan = Dan(config.model.network, VOCABULARY, len(outputs), config.seed)
@@ -81,8 +71,8 @@ def test_sites_weigh_by_their_coded_patients() -> None:
     """One cycle of two sites is the weighted mean of what each has trained by itself."""
     sites = sites_of(2)
     config = config_of(cycles=1, minimum=1, outputs=("icd9:401", "icd9:250", "icd9:428"))
-    both, _ = run(sites, replace(config, classifier_cycles=1))
-    own = [run((site,), replace(config, classifier_cycles=1))[0] for site in sites]
+    both, _ = trained(sites, replace(config, classifier_cycles=1))
+    own = [trained((site,), replace(config, classifier_cycles=1))[0] for site in sites]
     sizes = [sum(p in site.codes for p in site.train.patients) for site in sites]
     assert sizes[0] != sizes[1]
     for name, value in both.tensors.items():
@@ -99,7 +89,7 @@ def test_outputs_are_the_categories_of_enough_patients_of_all_sites() -> None:
         for patient in site.train.patients:
             counted.update({category(code) for code in site.codes.get(patient, ())})
     minimum = sorted(counted.values())[len(counted) // 2]
-    state, _ = run(sites, config_of(minimum=minimum, cycles=1))
+    state, _ = trained(sites, config_of(minimum=minimum, cycles=1))
     wanted = sorted(name for name, n in counted.items() if n >= minimum)
     assert state.facts["outputs"] == wanted
     assert 0 < len(wanted) < len(counted)
@@ -116,7 +106,7 @@ def test_a_site_shows_no_category_of_its_own() -> None:
 
 def test_learning_helps() -> None:
     """Codes and diseases of test patients are ranked better than by chance."""
-    _, members = run(sites_of(2), config_of(cycles=12, classifier_cycles=5))
+    _, members = trained(sites_of(2), config_of(cycles=12, classifier_cycles=5))
     for kind in ("codes", "ranking"):
         assert sum(member.scores[kind]["auroc"] for member in members) / 2 > 0.6
 
@@ -128,7 +118,7 @@ def test_one_site_is_central_bitwise() -> None:
     """Epoch by epoch in one place, going on from float32 as a federation does."""
     (site,) = sites_of(1)
     config = without_stage_1(classifier_cycles=4, classifier_epochs=2)
-    state, _ = run((site,), config)
+    state, _ = trained((site,), config)
     kept = (site.train.labels >= 0).any(axis=1)
     cohort = site.train.take(kept)
     idf = inverse_document_frequencies(document_frequencies(cohort.bags), len(cohort))
@@ -148,7 +138,7 @@ def test_machines_are_scikit_learns() -> None:
     """SGDClassifier without penalty, one disease at a time, in the same order."""
     (site,) = sites_of(1)
     config = without_stage_1(classifier_cycles=1, classifier_epochs=1)
-    state, _ = run((site,), config)
+    state, _ = trained((site,), config)
     cohort = site.train.take((site.train.labels >= 0).any(axis=1))
     counts = np.zeros((len(cohort), VOCABULARY))
     np.add.at(counts, tuple(cohort.bags.counts()[:2]), cohort.bags.counts()[2])
@@ -165,7 +155,7 @@ def test_machines_are_scikit_learns() -> None:
 def test_federated_frequencies_are_the_pooled_ones() -> None:
     """scikit-learn's TfidfTransformer over all sites' patients, exactly."""
     sites = sites_of(3)
-    _, members = run(sites, without_stage_1(classifier_cycles=1))
+    _, members = trained(sites, without_stage_1(classifier_cycles=1))
     whole = pooled_patients(sites).train
     whole = whole.take((whole.labels >= 0).any(axis=1))
     row, column, count = whole.bags.counts()
@@ -184,7 +174,7 @@ def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
     labels[:, 0] = -1
     silent = replace(second, train=replace(second.train, labels=labels))
     config = without_stage_1(classifier_cycles=1)
-    both, _ = run((first, silent), config)
+    both, _ = trained((first, silent), config)
     total = []
     for site in (first, silent):
         cohort = site.train.take((site.train.labels >= 0).any(axis=1))
@@ -213,7 +203,7 @@ def test_calibration_is_the_pooled_one() -> None:
     """Platt scaling of all held-out patients in one place gives the same a and b."""
     sites = sites_of(3)
     config = without_stage_1(classifier_cycles=3, calibrate=True)
-    _state, members = run(sites, config)
+    _state, members = trained(sites, config)
     model = members[0]._classifiers
     assert model is not None
     assert model.model.platt is not None
@@ -244,14 +234,14 @@ def test_two_runs_are_one(tmp_path: Path) -> None:
         )
         for site in sites
     )
-    whole, members = run(sites, config_of(), tmp_path / "whole")
-    run(bare, config_of(), tmp_path / "first")
+    whole, members = trained(sites, config_of(), tmp_path / "whole")
+    trained(bare, config_of(), tmp_path / "first")
     later = PhenotypeConfig(
         representation=str(tmp_path / "first" / "model"), network=config_of().model.network
     )
-    second, _ = run(sites, config_of(model=later), tmp_path / "second")
+    second, _ = trained(sites, config_of(model=later), tmp_path / "second")
     # the order of stage 2's patients hangs on the number of the round
-    alike, _ = run(sites, config_of(model=later, cycles=1))
+    alike, _ = trained(sites, config_of(model=later, cycles=1))
     assert second.tensors.keys() == whole.tensors.keys() == alike.tensors.keys()
     for name, value in second.tensors.items():
         if name.startswith("network."):
@@ -264,7 +254,7 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
     """A run cut after each of its rounds and gone on with ends with the same bits."""
     sites = sites_of(2)
     config = config_of(cycles=2, classifier_cycles=2, calibrate=True)
-    whole, members = run(sites, config)
+    whole, members = trained(sites, config)
 
     class Killed(Exception):
         pass
@@ -278,10 +268,10 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
 
         if cut < 3:
             with pytest.raises(Killed):
-                run(sites, config, directory=folder, observer=kill)
+                trained(sites, config, directory=folder, observer=kill)
         else:
-            run(sites, config, directory=folder)
-        again, later = run(sites, config, directory=folder, resume=True)
+            trained(sites, config, directory=folder)
+        again, later = trained(sites, config, directory=folder, resume=True)
         for name, value in whole.tensors.items():
             assert torch.equal(again.tensors[name], value), (cut, name)
         assert [m.scores for m in later] == [m.scores for m in members]
@@ -290,7 +280,7 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
 def test_the_saved_model_gives_the_same_probabilities(tmp_path: Path) -> None:
     """Read back from its folder, for stage 1's and stage 2's outputs."""
     sites = sites_of(2)
-    _, members = run(sites, config_of(calibrate=True), tmp_path)
+    _, members = trained(sites, config_of(calibrate=True), tmp_path)
     classifiers = members[0]._classifiers
     assert classifiers is not None
     model = load_phenotyper(tmp_path / "model")
@@ -314,7 +304,7 @@ def test_patients_without_concepts_and_lonely_classes() -> None:
         labels[:, 1] = -1
         empty = patients(site.id, 40, seed=9, concepts=0)
         changed.append(replace(site, train=replace(site.train, labels=labels), test=empty))
-    _, members = run(tuple(changed), without_stage_1(classifier_cycles=2))
+    _, members = trained(tuple(changed), without_stage_1(classifier_cycles=2))
     model = members[0]._classifiers
     assert model is not None
     found = model.model.classes(changed[0].test.bags)
@@ -330,8 +320,8 @@ def test_a_site_without_codes_or_labels_adds_nothing() -> None:
     none = np.full_like(first.train.labels, -1)
     coded = replace(first, train=replace(first.train, labels=none))
     judged = replace(second, codes={})
-    both, members = run((coded, judged), config_of(cycles=1, classifier_cycles=1))
-    alone, _ = run((coded, replace(judged, train=judged.train.take([0]))), config_of(cycles=1))
+    both, members = trained((coded, judged), config_of(cycles=1, classifier_cycles=1))
+    alone, _ = trained((coded, replace(judged, train=judged.train.take([0]))), config_of(cycles=1))
     for name, value in both.tensors.items():
         if name.startswith("network."):
             assert torch.equal(value, alone.tensors[name])
@@ -348,7 +338,7 @@ def test_questionable_is_a_class_where_enough_are() -> None:
         changed.append(replace(site, train=replace(site.train, labels=labels)))
     for least, machines in ((60, len(DISEASES) + 2), (61, len(DISEASES))):
         config = without_stage_1(least_questionable=least, classifier_cycles=1)
-        _, members = run(tuple(changed), config)
+        _, members = trained(tuple(changed), config)
         assert members[0]._classifiers is not None
         assert len(members[0]._classifiers.machines.machines) == machines
 
@@ -367,7 +357,7 @@ def test_questionable_is_a_class_where_enough_are() -> None:
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message.replace("(", r"\(")) as error:
-        run(sites_of(2), config_of(**settings))
+        trained(sites_of(2), config_of(**settings))
     assert "fednotes" in type(error.value).__module__
 
 
@@ -382,14 +372,14 @@ def test_nothing_to_learn() -> None:
         replace(s, train=replace(s.train, labels=np.full_like(s.train.labels, -1))) for s in sites
     )
     with pytest.raises(TrainingError, match="no training patient is labelled"):
-        run(silent, without_stage_1())
+        trained(silent, without_stage_1())
 
 
 def test_a_loss_on_a_log_scale_is_a_multi_label_logistic_head() -> None:
     """With the loss "log" probabilities need no calibration: the Brier score beats the base."""
     sites = sites_of(2)
     head = PhenotypeConfig(representation="none", classifier=SvmConfig("log", "constant", 0.3))
-    _, members = run(sites, config_of(model=head, classifier_cycles=10))
+    _, members = trained(sites, config_of(model=head, classifier_cycles=10))
     for site, member in zip(sites, members, strict=True):
         rate = (site.train.labels == PRESENT).mean(0)
         base = ((rate - (site.test.labels == PRESENT)) ** 2).mean()

@@ -13,33 +13,18 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from ledgers import DIGEST, MESSAGE, lines_of, written
 
 from fednotes.core.errors import FednotesError, RefusedError
 from fednotes.privacy import ledger as module
 from fednotes.privacy.ledger import Entry, Ledger, describe, head_path, show
 from fednotes.privacy.ledger_check import verify
-
-NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-DIGEST = hashlib.sha256(b"the message").hexdigest()
-MESSAGE = Entry(NOON, "run-1", 0, "train", "server", (), 4, DIGEST)
-
-
-def written(path: Path, lines: int) -> Ledger:
-    """A ledger of some lines, each of its own round."""
-    ledger = Ledger(path)
-    for number in range(lines):
-        ledger.append(replace(MESSAGE, round=number))
-    return ledger
-
-
-def lines_of(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines(keepends=True)
 
 
 class Killed(BaseException):

@@ -6,30 +6,14 @@ import hashlib
 import io
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from ledgers import MESSAGE, lines_of, written
 
 from fednotes.core.errors import DataError, RefusedError
-from fednotes.privacy.ledger import Entry, Head, Ledger, decode_head, head_path, show
+from fednotes.privacy.ledger import Head, Ledger, decode_head, head_path, show
 from fednotes.privacy.ledger_check import judge, verify
-
-NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-DIGEST = hashlib.sha256(b"the message").hexdigest()
-MESSAGE = Entry(NOON, "run-1", 0, "train", "server", (), 4, DIGEST)
-
-
-def written(path: Path, lines: int) -> Ledger:
-    """A ledger of some lines, each of its own round."""
-    ledger = Ledger(path)
-    for number in range(lines):
-        ledger.append(replace(MESSAGE, round=number))
-    return ledger
-
-
-def lines_of(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines(keepends=True)
 
 
 def test_an_unbroken_ledger_is_well(tmp_path: Path) -> None:

@@ -25,21 +25,31 @@ from fednotes.core.errors import FednotesError, ModelError
 FORMAT = 1
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, on disk when this returns."""
+def replace_file(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o666) -> None:
+    """Put a file into its place atomically, on disk when this returns.
+
+    mode: its permissions, less the umask. Raises OSError: whoever calls has the words for it.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        temporary.unlink(missing_ok=True)  # a killed process's, perhaps of another mode
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        raise _disk_error(path, error) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, on disk when this returns."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode())
+    except OSError as error:
+        raise _disk_error(path, error) from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -17,22 +17,35 @@ _REMEDY = "ask for a new kit"
 
 
 def check_kit(kit: Path) -> list[str]:
-    """Look at the certificates of a kit: its own, and at a server its watch's.
+    """Warnings: the certificates of a kit that end within 30 days.
 
-    Returns warnings: a certificate that ends within 30 days. Raises ConfigError if one is
-    missing, not yet or no longer valid, not signed by the kit's authority (`rootCA.pem`), of
-    another name than the kit's, or not of the key beside it. Nothing is sent anywhere.
+    Raises what `valid_until` raises.
+    """
+    soon = datetime.now(UTC) + SOON
+    return [
+        f"{path}: the certificate expires on {end:%Y-%m-%d}: {_REMEDY}"
+        for path, end in valid_until(kit).items()
+        if end < soon
+    ]
+
+
+def valid_until(kit: Path) -> dict[Path, datetime]:
+    """When the certificates of a kit end: its own, at a server its watch's, and its authority's.
+
+    Raises ConfigError if one is missing, not yet or no longer valid, not signed by the kit's
+    authority (`rootCA.pem`), of another name than the kit's, or not of the key beside it.
+    Nothing is sent anywhere.
     """
     facts = read_kit(kit)
     if facts["role"] != SERVER:
         return _check(kit / "startup" / "client", facts["person"] or facts["name"])
-    return [
-        *_check(kit / "startup" / "server", facts["server"]),
-        *_check(kit / WATCH / "startup" / "client", facts["person"]),
-    ]
+    return {
+        **_check(kit / "startup" / "server", facts["server"]),
+        **_check(kit / WATCH / "startup" / "client", facts["person"]),
+    }
 
 
-def _check(stem: Path, name: str) -> list[str]:
+def _check(stem: Path, name: str) -> dict[Path, datetime]:
     """The certificate and the key `stem`.crt and `stem`.key, which speak for `name`."""
     try:
         from cryptography import x509
@@ -55,26 +68,19 @@ def _check(stem: Path, name: str) -> list[str]:
         raise ConfigError(f"{said}, the kit of {name}: {_REMEDY}")
     if key.public_key() != own.public_key():
         raise ConfigError(f"{path}: the certificate is of another key than the kit's: {_REMEDY}")
-    warnings = []
-    for file, certificate in ((path, own), (root_path, root)):
-        warnings += _in_time(file, certificate)
-    return warnings
+    return {file: _end(file, found) for file, found in ((path, own), (root_path, root))}
 
 
-def _in_time(path: Path, certificate: Any) -> list[str]:
-    now, begin, end = (
-        datetime.now(UTC),
-        certificate.not_valid_before_utc,
-        certificate.not_valid_after_utc,
-    )
+def _end(path: Path, certificate: Any) -> datetime:
+    now = datetime.now(UTC)
+    begin: datetime = certificate.not_valid_before_utc
+    end: datetime = certificate.not_valid_after_utc
     if now < begin:
         said = f"{path}: the certificate is valid from {begin:%Y-%m-%d %H:%M} UTC on only"
         raise ConfigError(f"{said}: is this machine's clock right?")
     if now > end:
         raise ConfigError(f"{path}: the certificate expired on {end:%Y-%m-%d}: {_REMEDY}")
-    if end - now < SOON:
-        return [f"{path}: the certificate expires on {end:%Y-%m-%d}: {_REMEDY}"]
-    return []
+    return end
 
 
 def _read(path: Path, load: Any) -> Any:

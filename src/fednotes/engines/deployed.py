@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -24,12 +24,12 @@ from fednotes.core.tensors import snapshot
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.asking import POLICY, Answers, Asker, Event, Policy, Transport
 from fednotes.engines.host import CHECKPOINT, END
-from fednotes.engines.inprocess import KEPT_CHECKPOINTS, Observer, RoundResult
+from fednotes.engines.inprocess import KEPT_CHECKPOINTS, CommittedRound, Observer, RoundResult
 from fednotes.engines.members import Members
 from fednotes.engines.server_files import Asked, Kept, Progress, ServerFiles
-from fednotes.engines.summing import PlainSum, Summing
+from fednotes.engines.summing import PlainSum, Replies, Sites, Summing
 from fednotes.engines.validation import LIMITS, Limits
-from fednotes.engines.wire import Reply, Request
+from fednotes.engines.wire import Request
 from fednotes.federation import Option, State
 
 
@@ -136,12 +136,12 @@ class Deployed:
             raise TrainingError(f"{task!r}: {answers.reasons}")
         return {site: answers.replies[site].attached for site in sites if site in answers.replies}
 
-    def rounds(self, start: int, stop: int) -> Iterator[_Round]:
+    def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
         """Rounds by number; each is committed by the method."""
         try:
             for number in range(start, stop):
                 self._members.round, self._step, self._preparing = number, None, False
-                yield _Round(number, self._commit)
+                yield CommittedRound(number, self._commit)
         finally:
             self._step, self._preparing = None, False
 
@@ -277,12 +277,8 @@ class _Exchange:
         return {site: reply.number for site, reply in self._answers.replies.items()}
 
     def task(
-        self,
-        attached: Tensors | None = None,
-        *,
-        retry: bool = True,
-        sites: Collection[str] | None = None,
-    ) -> Mapping[str, Reply]:
+        self, attached: Tensors | None = None, *, retry: bool = True, sites: Sites = None
+    ) -> Replies:
         """The replies to the method's request."""
         self._attached = attached or {}
         asked = [site for site in self.sites if sites is None or site in sites]
@@ -298,7 +294,7 @@ class _Exchange:
 
     def stage(
         self, name: str, attached: Mapping[str, Tensors], *, least: int | None = None
-    ) -> Mapping[str, Reply]:
+    ) -> Replies:
         """The replies to a message of the way of summing; one frame for what is one object.
 
         A site keeps the task that it did in this exchange. Before it, one that has lost its
@@ -346,14 +342,3 @@ class _Exchange:
             return dict.fromkeys(sites, plain)
         full, knows = replace(plain, told=0, tensors=self._tensors), self._members.knows
         return {site: plain if knows.get(site) == plain.told else full for site in sites}
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    number: int
-    _commit: Callable[[State, Mapping[str, float], bool], None]
-
-    def commit(
-        self, state: State, metrics: Mapping[str, float], *, evaluated: bool = False
-    ) -> None:
-        self._commit(state, metrics, evaluated)

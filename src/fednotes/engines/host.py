@@ -8,7 +8,6 @@ next. The host never fails: what goes wrong in a task becomes a refusal in one l
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Protocol
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.journal import Journal
+from fednotes.engines.pipe import place_of
 from fednotes.engines.validation import LIMITS, Limits, check_update
 from fednotes.engines.wire import (
     Frame,
@@ -313,6 +313,4 @@ def explained(error: Exception, site: str) -> str:
     if isinstance(error, FednotesError):
         text = " ".join(str(error).split())
         return "".join(c for c in text if c.isprintable())[:2000] or "refused"
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return f"site {site!r}: the task failed ({type(error).__name__}{place})"
+    return f"site {site!r}: the task failed ({place_of(error)})"

@@ -48,6 +48,20 @@ class RoundResult:
 Observer = Callable[[RoundResult], None]
 
 
+@dataclass(frozen=True, slots=True)
+class CommittedRound:
+    """A round of either engine (`federation.Round`), which knows how its engine ends it."""
+
+    number: int
+    _commit: Callable[[State, Mapping[str, float], bool], None]
+
+    def commit(
+        self, state: State, metrics: Mapping[str, float], *, evaluated: bool = False
+    ) -> None:
+        """See `federation.Round`."""
+        self._commit(state, metrics, evaluated)
+
+
 class InProcess:
     """A federation of sites that live in this process.
 
@@ -103,10 +117,10 @@ class InProcess:
             raise RefusedError(f"{task!r} asks for each site's own reply; the sum is secure")
         return {site.id: self._call(site, task, tensors, options) for site in self._sites}
 
-    def rounds(self, start: int, stop: int) -> Iterator[_Round]:
+    def rounds(self, start: int, stop: int) -> Iterator[CommittedRound]:
         """Rounds by number; each is committed by the method."""
         for number in range(start, stop):
-            yield _Round(number, self._commit)
+            yield CommittedRound(number, self._commit)
 
     def resume(self) -> State | None:
         """The server's state from the checkpoint this run goes on from."""
@@ -222,14 +236,3 @@ class InProcess:
         if self._secure is not None:
             self._secure.summing.restore(facts.get("summing", {}))
         return State(facts["round"], parts.get("server", {}), facts["server"])
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    number: int
-    _commit: Callable[[State, Mapping[str, float], bool], None]
-
-    def commit(
-        self, state: State, metrics: Mapping[str, float], *, evaluated: bool = False
-    ) -> None:
-        self._commit(state, metrics, evaluated)

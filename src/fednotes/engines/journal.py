@@ -13,14 +13,12 @@ counts, so a gap is found and never replayed over.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from fednotes.core.errors import FednotesError, ModelError
-from fednotes.core.store import load_state, save_state, write_json
+from fednotes.core.store import load_state, replace_file, save_state, write_json
 from fednotes.engines.wire import Frame, Reply, Request, WireError, decode_reply, decode_request
 from fednotes.federation import State
 
@@ -208,18 +206,10 @@ def _listed(folder: Path, ending: str) -> Iterator[int]:
 
 def _write(path: Path, frame: Frame) -> None:
     """The whole frame or nothing, on disk when this returns."""
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(frame)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        replace_file(path, frame)
     except OSError as error:
         raise _disk_error(path, error) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def _disk_error(path: Path, error: OSError) -> FednotesError:

@@ -6,13 +6,14 @@ sum (its rounding, its bytes, its time), with the code that a deployment runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.summing import Replies, Sites
 from fednotes.engines.validation import check_update
 from fednotes.engines.wire import Reply, Request
 
@@ -62,12 +63,8 @@ class _Exchange:
         return len(self.sites)
 
     def task(
-        self,
-        attached: Tensors | None = None,
-        *,
-        retry: bool = True,
-        sites: Collection[str] | None = None,
-    ) -> Mapping[str, Reply]:
+        self, attached: Tensors | None = None, *, retry: bool = True, sites: Sites = None
+    ) -> Replies:
         """Call the sites in turn; an error of theirs passes."""
         request = self._request(self.request.task, attached or {})
         replies = {}
@@ -81,7 +78,7 @@ class _Exchange:
 
     def stage(
         self, name: str, attached: Mapping[str, Tensors], *, least: int | None = None
-    ) -> Mapping[str, Reply]:
+    ) -> Replies:
         """One of the protocol's messages."""
         blank, replies = self._request(name, {}), {}
         for site, own in attached.items():

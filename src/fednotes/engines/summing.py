@@ -11,6 +11,9 @@ from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.validation import LIMITS, Expected, Limits, agreed, check_update
 from fednotes.engines.wire import Reply, Request
 
+Replies = Mapping[str, Reply]  # by site
+Sites = Collection[str] | None  # None: all that the exchange is with
+
 
 class Exchange(Protocol):
     """What a way of summing may do: the method's task, and messages of its own around it."""
@@ -32,12 +35,8 @@ class Exchange(Protocol):
         """Why sites are left out, in one line."""
 
     def task(
-        self,
-        attached: Tensors | None = None,
-        *,
-        retry: bool = True,
-        sites: Collection[str] | None = None,
-    ) -> Mapping[str, Reply]:
+        self, attached: Tensors | None = None, *, retry: bool = True, sites: Sites = None
+    ) -> Replies:
         """Run the method's task; the replies of those that answered in time.
 
         retry: ask sites that have lost their state once more, under another number. sites: ask
@@ -46,7 +45,7 @@ class Exchange(Protocol):
 
     def stage(
         self, name: str, attached: Mapping[str, Tensors], *, least: int | None = None
-    ) -> Mapping[str, Reply]:
+    ) -> Replies:
         """One message of the protocol's own, `name` beginning with "@", to the sites named.
 
         least: how many must answer; None: as many as for the task.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fednotes.core.errors import FednotesError, MissingExtra
+from fednotes.core.store import replace_file
 from fednotes.metrics.attention import Floats, Heads
 
 # Told apart with every common colour vision, as in the report, and by marker.
@@ -37,16 +37,14 @@ def plots(heads: Mapping[str, Heads], folder: Path) -> tuple[Path, ...]:
 def _save(figure: Any, path: Path) -> Path:
     from matplotlib import pyplot
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    picture = io.BytesIO()
     try:
-        figure.savefig(temporary, dpi=130, format="png")
-        os.replace(temporary, path)
+        figure.savefig(picture, dpi=130, format="png")
+        replace_file(path, picture.getvalue())
     except OSError as error:
         raise FednotesError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
         pyplot.close(figure)
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
     return path
 
 

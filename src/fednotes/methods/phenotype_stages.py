@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,8 +65,7 @@ class CodeLearner(AveragingSite):
         space, settings = data.space, config.model.network
         self.network = shared_network(settings, space.width, len(outputs), space.dense, device)
         cohort = coded(data.train, data)
-        self._read = self.network.read(_inputs(cohort))
-        self._labels = self._codes(cohort, data)
+        self._read, self._labels = self._taken(cohort, data)
         parameters = self.network.trainable()
         rows = settings.updates == "rows"
         super().__init__(
@@ -84,12 +83,18 @@ class CodeLearner(AveragingSite):
         """The parameters that the server sent last."""
         return self._known({})
 
-    def _codes(self, cohort: Cohort, site: SitePatients) -> np.ndarray:
-        """(patients, outputs) int8."""
+    def _taken(self, cohort: Cohort, site: SitePatients) -> tuple[Read, np.ndarray]:
+        """Patients as the network reads them, and their labels (patients, outputs) int8."""
         whole = self.config.whole_causes
-        return output_matrix(cohort.patients, site.codes, outputs=self.outputs, whole_causes=whole)[
-            0
-        ]
+        labels, _ = output_matrix(
+            cohort.patients, site.codes, outputs=self.outputs, whole_causes=whole
+        )
+        return self.network.read(_inputs(cohort)), labels
+
+    @cached_property
+    def _held_out(self) -> tuple[Read, np.ndarray]:
+        """The validation patients: judged in every cycle, read once."""
+        return self._taken(self.data.valid, self.data)
 
     def steps(self, epoch: int) -> Iterator[list[Step]]:
         """The epoch's mini-batches, in an order of its own."""
@@ -109,7 +114,7 @@ class CodeLearner(AveragingSite):
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """Sum of cross-entropies over held-out pairs of patient and code, and their number."""
         self.load(tensors)
-        loss, pairs, _, _ = self._judge(self.data.valid, self.data)
+        loss, pairs, _ = self._judge(*self._held_out)
         return Update(metrics={"loss": loss, "pairs": float(pairs)})
 
     def finish(self, tensors: Tensors) -> Update:
@@ -119,24 +124,22 @@ class CodeLearner(AveragingSite):
 
     def scores_on(self, site: SitePatients) -> dict[str, Any]:
         """Loss and AUROC of the codes of a site's test patients; empty without any."""
-        loss, pairs, labels, predicted = self._judge(site.test, site)
+        read, labels = self._taken(site.test, site)
+        loss, pairs, predicted = self._judge(read, labels)
         if not pairs:
             return {}
         ranked = rankings(labels, predicted, self.outputs, samples=0)["macro"]
         area = ranked["auroc"]["value"]
         return {"codes": {"loss": loss / pairs, "auroc": area, "outputs": ranked["outputs"]}}
 
-    def _judge(
-        self, cohort: Cohort, site: SitePatients
-    ) -> tuple[float, int, np.ndarray, np.ndarray]:
-        """Σ cross-entropy, over how many pairs; (patients, outputs) labels and probabilities."""
-        labels = self._codes(cohort, site)
+    def _judge(self, read: Read, labels: np.ndarray) -> tuple[float, int, np.ndarray]:
+        """Σ cross-entropy, over how many pairs; (patients, outputs) probabilities."""
         self.network.train(False)
-        predicted = self.network.probabilities(_inputs(cohort))
+        predicted = self.network.probabilities(read)
         known = (labels == ABSENT) | (labels == PRESENT)
         p = np.clip(predicted[known].astype(np.float64), 1e-7, 1 - 1e-7)
         loss = -np.log(np.where(labels[known] == PRESENT, p, 1 - p)).sum()
-        return float(loss), int(known.sum()), labels, predicted
+        return float(loss), int(known.sum()), predicted
 
 
 class Classifiers:

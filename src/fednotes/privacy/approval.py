@@ -15,13 +15,14 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.core.store import replace_file
 
 try:
     import fcntl
@@ -136,22 +137,10 @@ class Approvals:
             {k: getattr(d, k) for k in ("fingerprint", "decision", "by", "when")} for d in decisions
         ]
         text = json.dumps({"format": FORMAT, "decisions": log, "jobs": jobs}, indent=2) + "\n"
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
-            with suppress(FileNotFoundError):
-                temporary.unlink()  # a killed process's
-            with os.fdopen(
-                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w"
-            ) as f:
-                f.write(text)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(temporary, self.path)
+            replace_file(self.path, text.encode(), mode=0o600)
         except OSError as error:
             raise self._disk(error) from error
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from typing import Unpack
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Total, Update
-from fednotes.privacy.fixed_point import Limits
 from fednotes.privacy.masks import Identity, joined
 from fednotes.privacy.secagg_messages import (
     ConfirmMessage,
@@ -29,7 +30,7 @@ from fednotes.privacy.secagg_messages import (
     UnmaskRequest,
 )
 from fednotes.privacy.secagg_server import SecureServer
-from fednotes.privacy.secagg_site import SecureSite
+from fednotes.privacy.secagg_site import LaidOut, SecureSite
 
 
 class SiteChain:
@@ -48,8 +49,15 @@ class SiteChain:
         identity: Identity | None = None,
         confirmed: bool = False,
     ) -> None:
-        self._site, self._sites, self._context = site, tuple(sites), context
-        self._threshold, self._identity, self._confirmed = threshold, identity, confirmed
+        self._site, self._context = site, context
+        self._made = partial(
+            SecureSite,
+            site,
+            tuple(sites),
+            threshold=threshold,
+            identity=identity,
+            confirmed=confirmed,
+        )
         self._open: dict[int, SecureSite] = {}
         self._newest = -1
 
@@ -70,19 +78,10 @@ class SiteChain:
         return self._exchange(number).shares(keys)
 
     def masked(
-        self,
-        number: int,
-        boxes: Mapping[str, bytes],
-        update: Update,
-        *,
-        purpose: str = "",
-        limits: Limits | None = None,
-        metrics: Sequence[str] | None = None,
+        self, number: int, boxes: Mapping[str, bytes], update: Update, **how: Unpack[LaidOut]
     ) -> MaskedMessage:
         """See `SecureSite.masked`; the keys of exchange `number` + 1 are in it."""
-        message = self._exchange(number).masked(
-            boxes, update, purpose=purpose, limits=limits, metrics=metrics
-        )
+        message = self._exchange(number).masked(boxes, update, **how)
         for old in [at for at in self._open if at < number]:
             self._open.pop(old).forget()
         return replace(message, next_keys=self._begin(number + 1).keys())
@@ -110,14 +109,7 @@ class SiteChain:
 
     def _begin(self, number: int) -> SecureSite:
         self._newest = number
-        self._open[number] = SecureSite(
-            self._site,
-            self._sites,
-            joined(self._context, number),
-            self._threshold,
-            identity=self._identity,
-            confirmed=self._confirmed,
-        )
+        self._open[number] = self._made(joined(self._context, number))
         return self._open[number]
 
     def _exchange(self, number: int) -> SecureSite:
@@ -146,8 +138,8 @@ class ServerChain:
         *,
         confirmed: bool = False,
     ) -> None:
-        self._sites, self._context = tuple(sites), context
-        self._threshold, self._confirmed = threshold, confirmed
+        self._context = context
+        self._made = partial(SecureServer, tuple(sites), threshold=threshold, confirmed=confirmed)
         self.number = -1
         self._now: SecureServer | None = None
         self._next: SecureServer | None = None
@@ -210,9 +202,4 @@ class ServerChain:
         return total
 
     def _server(self, number: int) -> SecureServer:
-        return SecureServer(
-            self._sites,
-            joined(self._context, number),
-            self._threshold,
-            confirmed=self._confirmed,
-        )
+        return self._made(joined(self._context, number))

@@ -20,11 +20,9 @@ from fednotes.privacy.secagg_messages import (
     UnmaskRequest,
 )
 from fednotes.privacy.secagg_site import (
+    Party,
     check_keys,
-    check_parameters,
     commitment,
-    default_threshold,
-    exchange_id,
     pair_stream,
     self_stream,
     session_id,
@@ -44,7 +42,7 @@ class _Sum:
     sites: set[str] = field(default_factory=set)
 
 
-class SecureServer:
+class SecureServer(Party):
     """Collects one exchange's messages phase by phase, and makes the total.
 
     Each phase is closed by asking for what goes out next (`keys`, `boxes`, `requests`);
@@ -63,12 +61,7 @@ class SecureServer:
         *,
         confirmed: bool = False,
     ) -> None:
-        masks.need_cryptography()
-        self._sites = tuple(sites)
-        self.threshold = default_threshold(len(sites)) if threshold is None else threshold
-        check_parameters(self._sites, self.threshold)
-        self.exchange = exchange_id(context, self._sites, self.threshold, confirmed)
-        self._confirmed = confirmed
+        super().__init__(sites, context, threshold, confirmed)
         self._phase = "keys"
         self._keys: dict[str, KeysMessage] = {}
         self._session = b""
@@ -94,12 +87,12 @@ class SecureServer:
             "shares": self._boxes,
             "unmask": self._answers,
         }
-        return self._in_order(set(at.get(self._phase, ())))
+        return self._in_order(at.get(self._phase, ()))
 
     @property
     def roster(self) -> tuple[str, ...]:
         """Sites that this exchange began with: they sent keys and shares."""
-        return self._in_order(set(self._boxes))
+        return self._in_order(self._boxes)
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -116,7 +109,7 @@ class SecureServer:
         """All keys, the same for every site that sent its own."""
         if self._phase == "keys":
             self._enough(len(self._keys), "keys")
-            self._keys = {site: self._keys[site] for site in self._in_order(set(self._keys))}
+            self._keys = {site: self._keys[site] for site in self._in_order(self._keys)}
             self._session = session_id(self.exchange, list(self._keys.values()))
             self._phase = "shares"
         return dict(self._keys)
@@ -249,11 +242,8 @@ class SecureServer:
 
     def _points(self, shares: dict[str, bytes]) -> dict[int, bytes]:
         """`threshold` of the shares, by the point that belongs to each site."""
-        chosen = self._in_order(set(shares))[: self.threshold]
-        return {self._sites.index(site) + 1: shares[site] for site in chosen}
-
-    def _in_order(self, sites: set[str]) -> tuple[str, ...]:
-        return tuple(site for site in self._sites if site in sites)
+        chosen = self._in_order(shares)[: self.threshold]
+        return {self._point(site): shares[site] for site in chosen}
 
     def _expect(
         self, phase: str, site: str, exchange: bytes, allowed: set[str], seen: Collection[str]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Update
@@ -88,12 +88,45 @@ def check_keys(message: KeysMessage, exchange: bytes) -> None:
         raise RefusedError(f"the keys of site {message.site!r} have a wrong length")
 
 
+class LaidOut(TypedDict, total=False):
+    """How an update becomes words, equal at all sites: see `Layout.of`."""
+
+    purpose: str
+    limits: Limits | None
+    metrics: Sequence[str] | None
+
+
+class Party:
+    """What a site and the server of one exchange have in common: the terms of it.
+
+    Raises ConfigError for impossible parameters, MissingExtra without `cryptography`.
+    """
+
+    def __init__(
+        self, sites: Sequence[str], context: bytes, threshold: int | None, confirmed: bool
+    ) -> None:
+        masks.need_cryptography()
+        self._sites = tuple(sites)
+        self.threshold = default_threshold(len(sites)) if threshold is None else threshold
+        check_parameters(self._sites, self.threshold)
+        self.exchange = exchange_id(context, self._sites, self.threshold, confirmed)
+        self._confirmed = confirmed
+
+    def _in_order(self, sites: Iterable[str]) -> tuple[str, ...]:
+        wanted = set(sites)
+        return tuple(site for site in self._sites if site in wanted)
+
+    def _point(self, site: str) -> int:
+        """Where the polynomials of secrets are evaluated for a site's share."""
+        return self._sites.index(site) + 1
+
+
 def _signed(keys: KeysMessage) -> bytes:
     parts = (keys.exchange, keys.site, keys.sharing, keys.masking, keys.commitment)
     return masks.joined("fednotes secure sum keys", *parts)
 
 
-class SecureSite:
+class SecureSite(Party):
     """One site in one exchange: keys, shares, masked, unmask, each once and in this order.
 
     site: its name, one of `sites` (the same list and order everywhere).
@@ -121,15 +154,11 @@ class SecureSite:
         confirmed: bool = False,
         random: Random = secrets.token_bytes,
     ) -> None:
-        masks.need_cryptography()
-        self._sites = tuple(sites)
-        self._threshold = default_threshold(len(sites)) if threshold is None else threshold
-        check_parameters(self._sites, self._threshold)
+        super().__init__(sites, context, threshold, confirmed)
         if site not in self._sites:
             raise ConfigError(f"secure sum: site {site!r} is not one of its sites")
         self.site = site
-        self.exchange = exchange_id(context, self._sites, self._threshold, confirmed)
-        self._identity, self._confirmed, self._random = identity, confirmed, random
+        self._identity, self._random = identity, random
         self._sharing: X25519PrivateKey = masks.private_key(random(masks.KEY_BYTES))
         self._masking_bytes, self._seed = random(masks.KEY_BYTES), random(masks.KEY_BYTES)
         self._masking: X25519PrivateKey = masks.private_key(self._masking_bytes)
@@ -164,15 +193,15 @@ class SecureSite:
                 site, _signed(message), message.signature
             ):
                 raise RefusedError(f"the keys of site {site!r} are not signed by it")
-        order = [site for site in self._sites if site in keys]
+        order = self._in_order(keys)
         public = [raw for site in order for raw in (keys[site].sharing, keys[site].masking)]
         if len(set(public)) != len(public):
             raise RefusedError("the list of keys has the same key twice")
         self._session = session_id(self.exchange, [keys[site] for site in order])
         self._peers = {site: keys[site] for site in order if site != self.site}
-        points = [self._sites.index(site) + 1 for site in order]
+        points = [self._point(site) for site in order]
         halves = [
-            share_bytes(secret, self._threshold, points, self._below)
+            share_bytes(secret, self.threshold, points, self._below)
             for secret in (self._seed, self._masking_bytes)
         ]
         both = {s: halves[0][p] + halves[1][p] for s, p in zip(order, points, strict=True)}
@@ -185,18 +214,12 @@ class SecureSite:
         return SharesMessage(self.exchange, self.site, self._session, boxes)
 
     def masked(
-        self,
-        boxes: Mapping[str, bytes],
-        update: Update,
-        *,
-        purpose: str = "",
-        limits: Limits | None = None,
-        metrics: Sequence[str] | None = None,
+        self, boxes: Mapping[str, bytes], update: Update, **how: Unpack[LaidOut]
     ) -> MaskedMessage:
         """This site's update under its masks.
 
         boxes: sender → what it sealed for this site; with this site they are the roster.
-        purpose, limits, metrics: equal at all sites, see `Layout.of`.
+        how: equal at all sites, see `Layout.of`.
         Raises TrainingError before anything is masked for values that are not finite or out of
         range; the exchange may then be asked again, once, with wider limits (a server that tries
         one limit after the other would find out how large the values are).
@@ -205,13 +228,11 @@ class SecureSite:
         self._check_list({*boxes, self.site}, "shares")
         if unknown := sorted(boxes.keys() - self._peers.keys()):
             raise RefusedError(f"shares of site {unknown[0]!r}, which sent no keys")
-        layout = Layout.of(
-            update, len(self._sites), limits=limits, metrics=metrics, purpose=purpose
-        )
+        layout = Layout.of(update, len(self._sites), **how)
         words = self._encoded(update, layout)
         held = {site: self._opened(site, box) for site, box in boxes.items()}
         self._held |= held
-        roster = [site for site in self._sites if site in self._held]
+        roster = self._in_order(self._held)
         where = layout.digest()
         self._agreement = masks.digest("agreement", self._session, where, *roster)
         streams = [(self_stream(self._seed, self._session, where), 1)]
@@ -240,7 +261,7 @@ class SecureSite:
 
         The same request again gets the same answer; another one is refused.
         """
-        if self._answer is not None and self._normal(request.survivors) == self._listed:
+        if self._answer is not None and self._in_order(request.survivors) == self._listed:
             return self._answer
         self._at("masked", "unmask")
         self._check_request(request)
@@ -295,9 +316,9 @@ class SecureSite:
             raise RefusedError(f"the list of {what} leaves out this site, {self.site!r}")
         if unknown := sorted(set(listed) - set(self._sites)):
             raise RefusedError(f"site {unknown[0]!r} in the list of {what} is not in the job")
-        if len(listed) < self._threshold:
+        if len(listed) < self.threshold:
             raise RefusedError(
-                f"{len(listed)} sites in the list of {what}: a sum takes {self._threshold}"
+                f"{len(listed)} sites in the list of {what}: a sum takes {self.threshold}"
             )
 
     def _check_request(self, request: UnmaskRequest) -> None:
@@ -315,7 +336,7 @@ class SecureSite:
             odd = sorted((survivors | dropped) ^ self._held.keys())
             raise RefusedError(f"site {odd[0]!r} is not in both the sum and the lists")
         self._check_list(request.survivors, "survivors")
-        listed = self._normal(request.survivors)
+        listed = self._in_order(request.survivors)
         if self._listed and listed != self._listed:
             raise RefusedError("another list of survivors was asked for before: one is answered")
         for site in survivors - {self.site}:
@@ -335,13 +356,8 @@ class SecureSite:
             if not masks.same(given, self._receipt(site, self.site, "survivors", *self._listed)):
                 raise RefusedError(f"site {site!r} was shown another list of survivors")
             good += 1
-        if good < self._threshold:
-            raise RefusedError(
-                f"{good} sites confirmed the survivors, {self._threshold} are needed"
-            )
-
-    def _normal(self, survivors: Sequence[str]) -> tuple[str, ...]:
-        return tuple(site for site in self._sites if site in set(survivors))
+        if good < self.threshold:
+            raise RefusedError(f"{good} sites confirmed the survivors, {self.threshold} are needed")
 
     def _key(self, use: str, sender: str, receiver: str) -> bytes:
         """A key that this site shares with one other, for one use in one direction."""
