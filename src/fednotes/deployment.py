@@ -367,8 +367,8 @@ def _sealer(job: Job, setup: Setup, key: str) -> Sealer | None:
         return None
     from fednotes.engines.secure import SecureSeal
 
-    threshold = _threshold(job, len(setup.sites))
-    return SecureSeal(setup.site, setup.sites, job=key, threshold=threshold)
+    least, own = _threshold(job, len(setup.sites)), setup.identity
+    return SecureSeal(setup.site, setup.sites, job=key, threshold=least, identity=own)
 
 
 def _job_facts(job: Job, sites: int, least: int) -> JobFacts:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from fednotes.core.errors import FednotesError, MissingExtra, RefusedError
 from fednotes.engines import pipe
+from fednotes.engines.identity import CertificateIdentity
 from fednotes.engines.nvflare import FRAME, REASON, TASK
 from fednotes.engines.pipe import Host
 
@@ -119,6 +121,7 @@ class FednotesExecutor(Executor):
         app, kit = Path(workspace.get_app_dir(fl_ctx.get_job_id())), Path(workspace.get_root_dir())
         require_admins_signature(app, kit / ROOT)
         setup = pipe.read_setup(app, kit, fl_ctx.get_identity_name(), fl_ctx.get_job_id())
+        setup = replace(setup, identity=CertificateIdentity.of_kit(kit))
         self._held.enter_context(pipe.only_one(setup.state))
         try:
             return pipe.load_main(pipe.SITE_MAIN)(setup)

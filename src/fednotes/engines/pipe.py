@@ -8,12 +8,13 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.store import write_json
+from fednotes.privacy.masks import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
 OUTCOME_FILE = "outcome.json"  # how the newest submission of a run stands, in the run's state
@@ -40,6 +41,7 @@ class Setup:
     submission of one run. sites: in the order in which their replies are added.
     folder: of this submission; at the server it is what the admin fetches.
     state: of the run, kept from one submission to the next.
+    identity: by which this site signs what other sites must know to be its own.
     """
 
     kit: Path
@@ -51,6 +53,7 @@ class Setup:
     min_sites: int
     folder: Path
     state: Path
+    identity: Identity | None = field(default=None, repr=False)
 
 
 def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:

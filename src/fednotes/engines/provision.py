@@ -58,7 +58,8 @@ class ProjectConfig:
             if not _NAME.fullmatch(name) or (what == "site" and "." in name):
                 dot = ", '.'" if what == "name" else ""  # NVFlare takes what follows for a job
                 raise ConfigError(f"{what} {name!r}: letters, digits, '_'{dot} and '-' only")
-        wrong = sorted({s for s in self.sites if s in _RESERVED or self.sites.count(s) > 1})
+        taken = _RESERVED | {self.server, self.name}  # a certificate each, known by its name
+        wrong = sorted({s for s in self.sites if s in taken or self.sites.count(s) > 1})
         if not self.sites or wrong:
             raise ConfigError(f"sites {wrong or 'are missing'}: each needs a name of its own")
         _require_apart(self.sites)

@@ -37,9 +37,8 @@ different sites can open a sum of fewer than t sites (of at least n(2t - n) / t,
 the list, and open nothing unless t of them saw the same.
 
 All this stands on authentic keys: who can put its own key in a site's place reads what that
-site's peers send. The transport's certificates authenticate each site to the server and the
-server to each site, which is enough if the server relays keys honestly. Otherwise give each
-site an `Identity`, whose key the server does not hold: keys are then signed, and a site
+site's peers send. So give each site an `Identity`, whose key the server does not hold
+(deployed sites have `engines.identity.CertificateIdentity`): keys are then signed, and a site
 refuses others. Sites that collude with the server see the sum minus their own part: with
 n - 2 others in it nothing can hide two sites' sum, with n - 1 not even the last one's.
 
