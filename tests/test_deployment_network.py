@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import pytest
 pytest.importorskip("nvflare")
 
 from hospitals import SITES, simulated, weights
+from places import Place, project, stopped, until
 
 from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines import processes
@@ -52,48 +50,10 @@ lstm_units = 16
 PARTS = ("train", "valid", "test")
 
 
-class Place:
-    """A folder in which commands are given."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "FEDNOTES_CACHE": str(folder / "cache"),
-            "OMP_NUM_THREADS": "1",
-        }
-
-    def begin(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "fednotes.cli", *words],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def give(self, *words: str, code: int = 0) -> str:
-        process = self.begin(*words)
-        out, _ = process.communicate(timeout=120)
-        assert process.returncode == code, out
-        return out
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     yield Place(tmp_path)
-    for kit in (tmp_path / "kits" / "server", *(tmp_path / "kits" / "sites").glob("*")):
-        processes.stop(kit, patience=5)
-
-
-def until(found: object, seconds: float = 120) -> None:
-    assert callable(found)
-    end = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.3)
+    stopped(Place(tmp_path))
 
 
 def test_the_walk_through(place: Place) -> None:
@@ -104,12 +64,7 @@ def test_the_walk_through(place: Place) -> None:
         name: {part: str(base / "notes" / name / f"{part}.conll") for part in PARTS}
         for name in NAMES
     }
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (base / "project.toml").write_text(
-        f'name = "ward"\nserver = "localhost"\nport = {port}\nsites = {list(NAMES)}\n'
-    )
+    project(base, NAMES)
     (base / "job.toml").write_text(JOB)
     for name in NAMES:
         lines = "".join(f'{part} = "notes/{name}/{part}.conll"\n' for part in PARTS)

@@ -33,7 +33,7 @@ from fednotes.engines.asking import Asker, Event, Policy
 from fednotes.engines.validation import LIMITS
 from fednotes.engines.wire import Frame, Reply, Request, decode_reply, decode_request, encode
 
-pytestmark = pytest.mark.slow  # some two minutes: real kits and processes
+pytestmark = [pytest.mark.slow, pytest.mark.network]  # some two minutes: real processes
 
 FIRST_JOB = f"""
 while not {{"h1", "h2", "h4"}} <= set(server.sites()):

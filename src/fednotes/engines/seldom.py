@@ -13,28 +13,26 @@ _KINDS = 256
 
 
 class Seldom(logging.Filter):
-    """Lines of one kind (equal but for numbers and ids; a site may be h1) pass once in `seconds`.
+    """Lines of one kind pass once in `seconds`; the next that passes says how many were left out.
 
-    The next one that passes says how many were left out. NVFlare asks a dead server every 50 ms and
-    writes two warnings each time: 13 KB a second. Lines of loggers under `always` all pass.
+    A kind is equal but for numbers and ids (a site may be h1); under the logger `ours`, equal.
+    NVFlare asks a dead server every 50 ms and writes two warnings each time: 13 KB a second.
     """
 
     def __init__(
         self,
         seconds: float = 60.0,
-        always: str = "fednotes",
+        ours: str = "fednotes",
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        self.seconds, self.always, self.now = seconds, always, now
+        self.seconds, self.ours, self.now = seconds, ours, now
         self._kinds: OrderedDict[tuple[str, int, str], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is written; called under the handler's lock."""
-        if record.name.split(".", 1)[0] == self.always:
-            return True
-        text = record.getMessage()
-        kind = (record.name, record.levelno, _CHANGING.sub("#", text))
+        text, ours = record.getMessage(), record.name.split(".", 1)[0] == self.ours
+        kind = (record.name, record.levelno, text if ours else _CHANGING.sub("#", text))
         now = self.now()
         passed, left_out = self._kinds.get(kind, (-float("inf"), 0))
         if now - passed < self.seconds:

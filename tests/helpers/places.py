@@ -1,0 +1,66 @@
+"""Kits of a server and sites as processes on loopback, and the commands that a user gives them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from fednotes.engines import processes
+
+
+class Place:
+    """A folder in which commands are given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "FEDNOTES_CACHE": str(folder / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "fednotes.cli", *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def give(self, *words: str, code: int = 0) -> str:
+        process = self.begin(*words)
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == code, out
+        return out
+
+
+def stopped(place: Place) -> None:
+    """End everything that was started in a place."""
+    for kit in (place.folder / "kits" / "server", *(place.folder / "kits" / "sites").glob("*")):
+        processes.stop(kit, patience=5)
+
+
+def until(found: object, seconds: float = 120) -> None:
+    assert callable(found)
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.3)
+
+
+def project(folder: Path, names: Iterable[str]) -> None:
+    """Write project.toml of sites on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (folder / "project.toml").write_text(
+        f'name = "ward"\nserver = "localhost"\nport = {port}\nsites = {list(names)}\n'
+    )
