@@ -17,6 +17,7 @@ pytest.importorskip("nvflare")
 
 from hospitals import SITES, simulated, weights
 from places import Place, project, stopped, until
+from proxy import Proxy, proxy
 
 from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines import processes
@@ -56,7 +57,13 @@ def place(tmp_path: Path) -> Iterator[Place]:
     stopped(Place(tmp_path))
 
 
-def test_the_walk_through(place: Place) -> None:
+@pytest.fixture
+def hospital() -> Iterator[Proxy]:
+    with proxy() as made:
+        yield made
+
+
+def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     """Provision, check, start, approve, run, kill a site, resume, predict, stop."""
     base = place.folder
     write_sites(generate(num_sites=3, sentences_per_site=60, seed=1), base / "notes", "conll")
@@ -74,7 +81,9 @@ def test_the_walk_through(place: Place) -> None:
     assert "next: fednotes server start" in place.give("preflight", "kits/server")
     place.give("server", "start", "kits/server")
     for name in NAMES:
-        place.give("site", "start", f"kits/sites/{name}", "--site", f"{name}.toml")
+        behind = {"https_proxy": hospital.url} if name == "reports" else {}
+        words = ("site", "start", f"kits/sites/{name}", "--site", f"{name}.toml")
+        assert f"{name} runs" in Place(base, **behind).give(*words)
     until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
     run = place.begin("run", "job.toml", "--on", "kits/admin", "--out", "run")
     for name in NAMES:
@@ -100,6 +109,7 @@ def test_the_walk_through(place: Place) -> None:
     assert "strict F1" in place.give("site", "status", "kits/sites/posts")
     model = f"kits/sites/posts/results/{name}/model"
     assert '"spans"' in place.give("predict", model, "Took aspirin.")
+    assert hospital.asked
     again = place.give("run", "--attach", "--out", "run")
     assert "done:" in again
     for kit in ("server", *(f"sites/{site}" for site in NAMES)):

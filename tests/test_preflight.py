@@ -1,8 +1,13 @@
-"""What is said of a kit before it is used: its certificates, as `check_kit` judges them."""
+"""What is said of a kit before it is used: of its certificates, and of the way to the server."""
 
 from __future__ import annotations
 
 import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,9 +16,10 @@ import pytest
 pytest.importorskip("nvflare")
 
 import intruders
+from proxy import proxy
 
 from fednotes.engines import provision
-from fednotes.preflight import Check, preflight
+from fednotes.preflight import Check, preflight, proxy_of
 
 
 @pytest.fixture(scope="module")
@@ -62,3 +68,81 @@ def test_files_of_another_kit_are_wrong(
     assert found.ok is False
     assert said in found.told
     assert "ask for a new kit" in found.told
+
+
+# the way to the server
+
+
+@pytest.fixture
+def answering(kits: dict[str, Path]) -> Iterator[None]:
+    """What the server's TLS would be: it shows its certificate and wants the site's."""
+    startup = kits["server"] / "startup"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(startup / "server.crt", startup / "server.key")
+    context.load_verify_locations(startup / "rootCA.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    port = provision.read_kit(kits["server"])["port"]
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        listening.settimeout(0.1)
+        ended = threading.Event()
+
+        def serve() -> None:
+            while not ended.is_set():
+                with suppress(OSError), listening.accept()[0] as plain:
+                    plain.settimeout(5)
+                    with context.wrap_socket(plain, server_side=True) as secure:
+                        secure.recv(1)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        ended.set()
+        thread.join()
+
+
+def to_server(kit: Path) -> Check:
+    return next(check for check in preflight(kit) if check.what == "server")
+
+
+@pytest.mark.usefixtures("answering")
+def test_the_server_is_reached_through_the_proxy_of_the_environment(
+    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert to_server(kits["h1"]).ok
+    with proxy() as hospital:
+        monkeypatch.setenv("https_proxy", hospital.url)
+        found = to_server(kits["h1"])
+        assert found.ok
+        assert f"through the proxy {hospital.url.removeprefix('http://')}" in found.told
+        port = provision.read_kit(kits["h1"])["port"]
+        assert hospital.asked == [f"localhost:{port}"]
+        hospital.refuses = True
+        found = to_server(kits["h1"])
+        assert found.ok is False
+        assert "407 Proxy Authentication Required" in found.told
+        monkeypatch.setenv("no_proxy", "elsewhere.org, localhost")
+        assert to_server(kits["h1"]).ok
+        assert len(hospital.asked) == 2
+
+
+def test_a_server_that_is_not_there_is_said_with_the_way(
+    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = to_server(kits["h1"])
+    assert found.ok is False
+    assert "does not answer" in found.told
+    monkeypatch.setenv("https_proxy", f"127.0.0.1:{intruders.free_port()}")
+    found = to_server(kits["h1"])
+    assert found.ok is False
+    assert "through the proxy 127.0.0.1:" in found.told
+
+
+def test_which_proxy_is_grpcs() -> None:
+    """As gRPC documents it: grpc_proxy, https_proxy, http_proxy; no_grpc_proxy before no_proxy."""
+    https = {"https_proxy": "http://p.org:3128"}
+    assert proxy_of("s.org", https) == ("p.org", 3128)
+    assert proxy_of("s.org", {**https, "grpc_proxy": "q.org:99"}) == ("q.org", 99)
+    assert proxy_of("s.org", {"http_proxy": "p.org:3128"}) == ("p.org", 3128)
+    assert proxy_of("s.org", {"HTTPS_PROXY": "http://p.org:3128"}) is None
+    assert proxy_of("s.org", {**https, "no_proxy": "a.net,.org"}) is None
+    assert proxy_of("s.org", {**https, "no_proxy": ".org", "no_grpc_proxy": ".net"})

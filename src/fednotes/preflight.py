@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import os
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fednotes.core.errors import FednotesError
 from fednotes.engines import provision
@@ -133,23 +135,58 @@ async def _port(port: int) -> Check:
 
 
 def _reached(kit: Path, host: str, port: int) -> Check:
+    proxy = proxy_of(host, os.environ)
     where = f"{host}:{port}"
+    through = f" through the proxy {proxy[0]}:{proxy[1]}" if proxy else ""
     try:
-        asyncio.run(asyncio.wait_for(_shake_hands(kit, host, port), SECONDS))
+        asyncio.run(asyncio.wait_for(_shake_hands(kit, host, port, proxy), SECONDS))
     except ssl.SSLCertVerificationError as error:
-        return Check("server", False, f"{where} is not this project's: {error.verify_message}")
-    except ssl.SSLError as error:
-        return Check("server", False, f"{where} refuses this kit ({error.reason})")
-    except (OSError, TimeoutError):
-        told = f"{where} does not answer: is it started, and does a firewall let {port} out?"
+        told = f"{where}{through} is not this project's: {error.verify_message}"
         return Check("server", False, told)
-    return Check("server", True, f"{where} answers, with this project's certificate")
+    except ssl.SSLError as error:
+        return Check("server", False, f"{where}{through} refuses this kit ({error.reason})")
+    except _NoWay as error:
+        return Check("server", False, f"{where}: the proxy {error}; no_proxy = {host} goes past it")
+    except (OSError, TimeoutError):
+        told = (
+            f"{where}{through} does not answer: is it started, and does a firewall let {port} out?"
+        )
+        return Check("server", False, told)
+    return Check("server", True, f"{where} answers{through}, with this project's certificate")
 
 
-async def _shake_hands(kit: Path, host: str, port: int) -> None:
+class _NoWay(Exception):
+    """A proxy that does not let us through."""
+
+
+def proxy_of(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """The proxy through which gRPC reaches a host: these variables in this order, in small
+    letters, unless a name or ending in no_grpc_proxy or no_proxy is the host's."""
+    around = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
+    if any(host.endswith(end.strip()) for end in around.split(",") if end.strip()):
+        return None
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        if value := environment.get(name):
+            parts = urlsplit(value if "://" in value else f"http://{value}")
+            return (parts.hostname or "", parts.port or 80)
+    return None
+
+
+async def _shake_hands(kit: Path, host: str, port: int, proxy: tuple[str, int] | None) -> None:
     startup = kit / "startup"
     context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
     context.load_cert_chain(startup / "client.crt", startup / "client.key")
     context.set_alpn_protocols(["h2"])
-    _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
-    writer.close()
+    reader, writer = await asyncio.open_connection(*(proxy or (host, port)))
+    try:
+        if proxy:
+            writer.write(f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+            answer = await reader.readuntil(b"\r\n\r\n")
+            status = answer.split(b"\r\n", 1)[0].decode("latin-1")
+            if " 200 " not in f"{status} ":
+                raise _NoWay(f"{proxy[0]}:{proxy[1]} says {status!r}")
+        await writer.start_tls(context, server_hostname=host)
+    except asyncio.IncompleteReadError as error:
+        raise OSError("closed") from error
+    finally:
+        writer.transport.abort()

@@ -14,15 +14,16 @@ from fednotes.engines import processes
 
 
 class Place:
-    """A folder in which commands are given."""
+    """A folder in which commands are given. environment: further variables."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
         self.environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "FEDNOTES_CACHE": str(folder / "cache"),
             "OMP_NUM_THREADS": "1",
+            **environment,
         }
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
