@@ -39,7 +39,7 @@ APP = frozenset(
     }
 )
 TOP = frozenset(
-    {"experiments", "cli", "cli_groups", "deploy_cli", "ledger_cli", "__main__"}
+    {"experiments", "cli", "cli_groups", "deploy_cli", "kit_cli", "ledger_cli", "__main__"}
 )  # …and these the application too
 ABOVE = frozenset({*LAYERS, *APP})
 ALLOWED = LAYERS | dict.fromkeys(APP, ABOVE) | dict.fromkeys(TOP, ABOVE | TOP)
