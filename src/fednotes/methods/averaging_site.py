@@ -148,13 +148,14 @@ class AveragingSite:
     def require_covered(self, tokens: int, steps: int, words: str) -> None:
         """Few tokens in an update of the embeddings or the output bias can be read off it.
 
-        tokens, steps: of an epoch. words: the setting that shares them. Raises ConfigError.
+        tokens, steps: of an epoch; those after it read the same tokens. words: the setting that
+        shares them. Raises ConfigError.
         """
-        config, epochs = self._averaging, self._averaging.local_epochs
-        if tokens * epochs < config.min_tokens or steps * epochs < config.min_steps:
+        config, steps = self._averaging, steps * self._averaging.local_epochs
+        if tokens < config.min_tokens or steps < config.min_steps:
             raise ConfigError(
                 f"site {self.id!r}: with train = {words!r} an update tells which words were in "
-                f"it; it covers {tokens * epochs:,} tokens in {steps * epochs} steps, min_tokens "
+                f"it; it covers {tokens:,} tokens in {steps} steps, min_tokens "
                 f"= {config.min_tokens:,} and min_steps = {config.min_steps} are asked: train "
                 '"encoder" (the embeddings stay), or more notes or smaller batches'
             )

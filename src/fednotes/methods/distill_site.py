@@ -105,9 +105,8 @@ class Site:
         """The local steps and tokens behind an update of this task; a site's policy asks."""
         if task != "train":
             return {"steps": 1} if task == "begin" else {}
-        epochs = self.config.local_epochs
-        steps = epochs * math.ceil(self.num_examples / self.config.batch_size)
-        return {"steps": steps, "tokens": epochs * int(self.train_set.lengths.sum())}
+        steps = self.config.local_epochs * math.ceil(self.num_examples / self.config.batch_size)
+        return {"steps": steps, "tokens": int(self.train_set.lengths.sum())}
 
     # a round
 

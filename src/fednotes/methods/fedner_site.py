@@ -97,7 +97,7 @@ class Site:
         if task == "gradients":
             return {"steps": 1}
         steps = self.config.local_epochs * self._batches_per_epoch()
-        tokens = self.config.local_epochs * int(self.train_set.lengths.sum())
+        tokens = int(self.train_set.lengths.sum())  # an epoch more reads the same ones
         return {"steps": steps, "tokens": tokens} if task == "train" else {}
 
     # |N_i| without showing |S_i|: see `agree_on_shares`

@@ -103,8 +103,7 @@ class Site(AveragingSite):
     def covered(self, task: str) -> dict[str, int]:
         """…and the tokens, as the encoder reads them."""
         told = super().covered(task)
-        tokens = len(self._read.ids) * self.config.local_epochs
-        return {**told, "tokens": tokens} if told else told
+        return {**told, "tokens": len(self._read.ids)} if told else told
 
     def steps(self, epoch: int) -> Iterator[list[Step]]:
         """The epoch's mini-batches of like length; their order depends on seed and site."""

@@ -140,8 +140,7 @@ class Site(AveragingSite):
     def covered(self, task: str) -> dict[str, int]:
         """…and the tokens."""
         told = super().covered(task)
-        tokens = len(self.train_set.ids) * self.config.local_epochs
-        return {**told, "tokens": tokens} if told else told
+        return {**told, "tokens": len(self.train_set.ids)} if told else told
 
     def _per_epoch(self) -> int:
         return math.ceil(self.num_examples / self.config.batch_size)

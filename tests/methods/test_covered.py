@@ -1,0 +1,56 @@
+"""What a site says is behind an update: each token once, however often it is read.
+
+Expected numbers of words are lines of the files; of sub-words, those of the tokenizer itself.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hospitals import FEDNER, SITES, SMALL, corpus
+
+from fednotes.jobs import parse_job
+from fednotes.sites import load_sites
+
+DISTILL = f'method = "distill"\n[training]\nunannotated = "pseudo"\n{SMALL}\n{SITES}'
+
+
+def member(job: str, epochs: int, data: dict[str, dict[str, Any]]) -> Any:
+    table = tomllib.loads(job)
+    table["training"] = {**table.get("training", {}), "local_epochs": epochs}
+    if table["method"] == "fedner":
+        table["training"]["exchange"] = "weights"
+    table["sites"] = {name: dict(own) for name, own in data.items()}
+    made = parse_job({**table, "conditions": ["federated"]}, "job", Path(), "job.toml")
+    sites = load_sites(made).data
+    return made.module.Site(sites[0], made.module.for_sites(made.config, sites))
+
+
+def words_of(data: dict[str, dict[str, Any]]) -> list[str]:
+    """Of the first site's file."""
+    lines = Path(next(iter(data.values()))["train"]).read_text().splitlines()
+    return [line.split("\t")[0] for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("job", [FEDNER, DISTILL], ids=["fedner", "distill"])
+def test_more_epochs_are_more_steps_over_the_same_words(job: str, tmp_path: Path) -> None:
+    data = corpus(tmp_path / "notes")
+    words = len(words_of(data))
+    one, five = (member(job, epochs, data).covered("train") for epochs in (1, 5))
+    assert one["tokens"] == five["tokens"] == words
+    assert five["steps"] == 5 * one["steps"] > 0
+
+
+def test_sub_words_of_a_fine_tuned_encoder(bert: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    data = corpus(tmp_path / "notes")
+    job = f'method = "finetune"\n[training]\nbatch_size = 8\n[model]\nencoder = "{bert}"\n{SITES}'
+    one, five = (member(job, epochs, data).covered("train") for epochs in (1, 5))
+    assert one["tokens"] == five["tokens"]
+    assert five["steps"] == 5 * one["steps"] > 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert)
+    pieces = [tokenizer(word, add_special_tokens=False)["input_ids"] for word in words_of(data)]
+    assert one["tokens"] == sum(map(len, pieces))
