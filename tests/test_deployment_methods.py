@@ -126,7 +126,8 @@ def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
     place.give("server", "start", "kits/server")
     for name in NAMES:
         own = [f"[data.{kind}]\n{_lines(sites[name])}" for kind, sites in data.items()]
-        (base / f"{name}.toml").write_text("".join(own) + POLICY)
+        files = f"[files]\nencoder = '{bert}'\n"
+        (base / f"{name}.toml").write_text(files + "".join(own) + POLICY)
         place.give("site", "start", f"kits/sites/{name}", "--site", f"{name}.toml")
     until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
     yield Ward(place, bert, data)

@@ -15,7 +15,7 @@ from typing import Any
 from fednotes.core.errors import ConfigError
 from fednotes.jobs import Job, Sites, data_kind, load_table, method_names, parse_job
 from fednotes.privacy.approval import fingerprint
-from fednotes.site_file import PLACES, SiteFile, own_data, own_files
+from fednotes.site_file import FILES, PLACES, SiteFile, own_data, own_files
 from fednotes.sites import load_sites
 
 _SOMEWHERE: dict[str, dict[str, str]] = {  # of notes, for those who read none
@@ -23,15 +23,23 @@ _SOMEWHERE: dict[str, dict[str, str]] = {  # of notes, for those who read none
     "notes": {"path": "notes"},
     "patients": {"notes": "notes", "codes": "codes", "codes_format": "table"},
 }
+LEAST = 3  # sites of a secure sum
+_BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are of no file
 
 
 def load_deployed(name: str | Path, settings: tuple[str, ...] = ()) -> tuple[Job, dict[str, Any]]:
     """A job file or built-in job that real sites can run: parsed, and as it is declared.
 
-    Its sites need not say where their notes are. Raises ConfigError.
+    Its sites need not say where their notes are. Three sites and more sum securely unless the
+    job says otherwise. Raises ConfigError.
     """
     table, path = load_table(name, settings)
-    declared = {"name": path.stem, "job": without_places(table)}
+    table = without_places(table)
+    asked = table.get("federation", {})
+    sites = table.get("sites", {})
+    if isinstance(asked, Mapping) and isinstance(sites, Mapping) and len(sites) >= LEAST:
+        table = {**table, "federation": {"secure_sum": True, **asked}}
+    declared = {"name": path.stem, "job": table}
     fingerprint(declared)  # raises RefusedError for what JSON does not have
     return parsed(declared, path.resolve().parent, str(path)), declared
 
@@ -111,6 +119,7 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
     Raises ConfigError.
     """
     where = f"job {declared.get('name')}"
+    _require_no_places(declared.get("job"), file, where)
     job = parsed(declared, file.folder, where)
     if site not in job.sites:
         raise ConfigError(f"{where}: its sites are {', '.join(job.sites)}, not {site!r}")
@@ -118,6 +127,25 @@ def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
     _require_unmasked(own, f"{file.path} [data]")
     table = own_files(file, declared["job"]) | {"conditions": ["federated"], "sites": {site: own}}
     return parse_job(table, job.name, file.folder, f"{where}, with {file.path}")
+
+
+def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
+    """Raises ConfigError where a job names a file of the machine that reads it, or a variable.
+
+    Opening it would tell the server whether it is there, and the error how it begins.
+    """
+    for name in ("model", "text", "concepts"):
+        given = table.get(name) if isinstance(table, Mapping) else None
+        for key, value in (given if isinstance(given, Mapping) else {}).items():
+            if not isinstance(value, str) or (key in FILES and key in file.files):
+                continue
+            if key in FILES and value.partition("#")[0] not in _BUILT_IN:
+                raise ConfigError(
+                    f"{where} [{name}]: names a file, {key}: say where this machine keeps it, "
+                    f"[files] {key} = … in {file.path}"
+                )
+            if "$" in value or value.startswith("~"):
+                raise ConfigError(f"{where} [{name}] {key}: is of a variable or a home folder")
 
 
 def load_own(job: Job, progress: Any = None, cache: Path | None = None) -> Sites:
