@@ -64,7 +64,7 @@ def hospital() -> Iterator[Proxy]:
 
 
 def test_the_walk_through(place: Place, hospital: Proxy) -> None:
-    """Provision, check, start, approve, run, kill a site, resume, predict, stop."""
+    """Provision, check, start, approve, run, kill a site, resume, predict, abort, stop."""
     base = place.folder
     write_sites(generate(num_sites=3, sentences_per_site=60, seed=1), base / "notes", "conll")
     data = {
@@ -89,7 +89,7 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     for name in NAMES:
         until(lambda name=name: (base / f"kits/sites/{name}/rules/pending.json").exists())
         assert "approved: job" in place.give("site", "approve", f"kits/sites/{name}", "--yes")
-    state = next((base / "kits/server/state").iterdir())
+    state = next(path for path in (base / "kits/server/state").iterdir() if path.is_dir())
     until(lambda: list((state / "server").glob("round-*")))
     killed = processes.status(base / "kits/sites/posts")
     for pid, _ in processes._processes((base / "kits/sites/posts").resolve()):
@@ -112,6 +112,14 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     assert hospital.asked
     again = place.give("run", "--attach", "--out", "run")
     assert "done:" in again
+    (base / "next.toml").write_text(JOB.replace("seed = 1", "seed = 2"))
+    waits = place.begin("run", "next.toml", "--on", "kits/admin", "--out", "next")
+    until(lambda: (base / "kits/sites/posts/rules/pending.json").exists())
+    assert "hands it in no more" in place.give("run", "--abort", "--out", "next")
+    told, _ = waits.communicate(timeout=60)
+    assert waits.returncode == 2
+    assert "was aborted by a person" in told
+    until(lambda: "aborted" in place.give("server", "status", "kits/server"), 60)
     for kit in ("server", *(f"sites/{site}" for site in NAMES)):
         assert "has stopped" in place.give(
             "server" if kit == "server" else "site", "stop", f"kits/{kit}"

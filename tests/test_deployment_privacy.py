@@ -81,7 +81,7 @@ def test_no_name_of_a_patient_leaves(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_where_a_site_keeps_its_files_is_not_told(site_notes: Any, tmp_path: Path) -> None:
-    """A missing file is named to the server without its folder."""
+    """Not even a missing file's name: it may be a patient's."""
     broken = {
         **site_notes,
         "posts": {**site_notes["posts"], "train": str(tmp_path / "ward7" / "gone.conll")},
@@ -97,5 +97,57 @@ def test_where_a_site_keeps_its_files_is_not_told(site_notes: Any, tmp_path: Pat
     hospitals.network.meanwhile = listen
     with pytest.raises(KeyboardInterrupt):
         hospitals.run()
-    assert "gone.conll" in told[0]
+    assert "its notes cannot be read" in told[0]
     assert "ward7" not in told[0]
+    assert "gone" not in told[0]
+
+
+def test_no_name_of_a_file_leaves(
+    site_notes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A note's file is often called by the patient or the record. One trouble after the other at a
+    site whose files and folders are called so: the server hears of each, and no name; the site's
+    own log has them all."""
+    ward, note = "WARD_MILLER", "SMITH_JANE_MRN0042"
+    folder = tmp_path / ward
+    folder.mkdir()
+    data = {name: dict(table) for name, table in site_notes.items()}
+    for part, source in data["posts"].items():
+        data["posts"][part] = str(folder / f"{note}-{part}.conll")
+        (folder / f"{note}-{part}.conll").write_bytes(Path(source).read_bytes())
+    hospitals = Hospitals(folder, WEIGHTS, data)
+    kit = hospitals.setups["posts"].kit
+    notes, own = Path(data["posts"]["train"]), kit / "site.toml"
+    decided = kit / RULES / "approvals.json"
+    whole = {path: path.read_bytes() for path in (notes, own, decided)}
+    troubles: list[tuple[Path, bytes]] = [
+        (notes, b"aspirin B-Drug\nand I-Drug O O\n"),
+        (notes, b"\xff\xfe\x00"),
+        (own, whole[own] + b"\n[unknown]\nx = 1\n"),
+        (own, whole[own].replace(b"SMITH", b"NOBODY_SMITH")),
+        (decided, b"{"),
+    ]
+    told: list[str] = []
+    caplog.set_level("INFO")
+
+    def trouble() -> None:
+        told.extend(hospitals.network.failed.values())
+        for path, content in whole.items():
+            path.write_bytes(content)
+        if troubles:
+            path, content = troubles.pop(0)
+            path.write_bytes(content)
+
+    hospitals.network.meanwhile = trouble
+    hospitals.run()
+    assert len(told) == 5
+    assert all("see the site's log" in line for line in told)
+    server = hospitals.setups[""].kit
+    left = [*told, json.dumps(hospitals.network.lines)]
+    raw = [*hospitals.network.frames, *(p.read_bytes() for p in server.rglob("*") if p.is_file())]
+    everything = "\n".join(left).encode() + b"\n".join(raw)
+    assert [
+        name for name in (ward, "MILLER", "SMITH", "MRN0042") if name.encode() in everything
+    ] == []
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert sum(note in line for line in logged) >= 3

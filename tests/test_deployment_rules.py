@@ -28,10 +28,12 @@ from hospitals import (
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.deployed_jobs import load_deployed
+from fednotes.engines.wire import decode_reply
 from fednotes.guard import pending
 
 pytestmark = pytest.mark.usefixtures("one_process")
 WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")
+CLOSED = OPEN.replace("share_scores = true\n", "")  # the default
 
 
 def ends(hospitals: Hospitals) -> dict[str, dict[str, bytes]]:
@@ -129,7 +131,7 @@ def test_an_unapproved_job_waits_until_a_person_approves(site_notes: Any, tmp_pa
     hospitals.network.meanwhile = approve_later
     hospitals.run()
     assert "site 'posts' has not approved this job" in texts(hospitals)
-    assert "fednotes site approve posts" in texts(hospitals)
+    assert "fednotes site approve KIT" in texts(hospitals)
     assert pending(hospitals.setups["posts"].kit) is None
     assert ends(hospitals)
 
@@ -176,9 +178,10 @@ def refused(folder: Path, site_notes: Any, policy: str, job: str = FEDNER) -> st
 @pytest.mark.parametrize(
     ("rule", "policy"),
     [
-        ("secure_sum", "freeze_embeddings = false"),
-        ("secure_sum", "secure_sum = 'required'"),
-        ("freeze_embeddings", "secure_sum = 'off'"),
+        ("secure_sum", "freeze_embeddings = false\nshare_scores = true"),
+        ("secure_sum", "secure_sum = 'required'\nshare_scores = true"),
+        ("share_scores", CLOSED),
+        ("freeze_embeddings", "secure_sum = 'off'\nshare_scores = true"),
         ("min_sites", OPEN.replace("min_sites = 2", "min_sites = 4")),
         ("max_rounds", OPEN + "max_rounds = 3"),
         ("methods", OPEN + "methods = ['distill']"),
@@ -192,7 +195,43 @@ def refused(folder: Path, site_notes: Any, policy: str, job: str = FEDNER) -> st
 )
 def test_a_broken_rule_is_named(rule: str, policy: str, site_notes: Any, tmp_path: Path) -> None:
     told = refused(tmp_path, site_notes, policy)
-    assert f"Only the site can change this: {rule} in [policy]" in told
+    assert f"refused by {rule} of this site's policy" in told
+    assert str(tmp_path) not in told
+
+
+def test_a_site_that_shares_no_scores_joins_no_plain_sum(site_notes: Any, tmp_path: Path) -> None:
+    """Before its notes are read; what the job can do about it is said."""
+    told = refused(tmp_path, site_notes, CLOSED, WEIGHTS)
+    assert "[federation] secure_sum = true, with three sites or more" in told
+    kits = [path.name for path in tmp_path.rglob("journal")]
+    assert kits == []
+
+
+def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
+    site_notes: Any, tmp_path: Path
+) -> None:
+    """No count of an evaluation leaves it after that, of whatever task."""
+    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
+    at: list[int] = []
+
+    def close() -> None:
+        seen = hospitals.network.failed.values()
+        texts_ = texts(hospitals)
+        if "share_scores" in texts_ or any("share_scores" in text for text in seen):
+            raise KeyboardInterrupt
+        if not at and any(line["kind"] == "round" for line in hospitals.network.lines):
+            at.append(len(hospitals.network.frames))
+            path = hospitals.setups["posts"].kit / "site.toml"
+            path.write_text(path.read_text().replace("share_scores = true", ""))
+
+    hospitals.network.meanwhile = close
+    with pytest.raises((KeyboardInterrupt, TrainingError)):
+        hospitals.run()
+    after = [decode_reply(reply) for reply in hospitals.network.frames[at[0] + 1 :: 2]]
+    posts = [reply for reply in after if reply.site == "posts"]
+    assert any("refused by share_scores" in reply.refusal for reply in posts)
+    assert not any(reply.update and reply.update.metrics for reply in posts)
+    assert any(reply.update and reply.update.metrics for reply in after)  # of other sites
 
 
 def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
@@ -214,9 +253,13 @@ def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
 
 
 def test_scores_stay_unless_the_policy_shares_them(site_notes: Any, tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
-    path = hospitals.setups["posts"].kit / "site.toml"
-    path.write_text(path.read_text() + "share_scores = true\n")
+    """Under the secure sum, where a site that shares none can take part."""
+    pytest.importorskip("cryptography")
+    secure = WEIGHTS.replace("[federation]", "[federation]\nsecure_sum = true")
+    hospitals = Hospitals(tmp_path, secure, site_notes)
+    for name in ("discharge", "reports"):
+        path = hospitals.setups[name].kit / "site.toml"
+        path.write_text(path.read_text().replace("share_scores = true\n", ""))
     hospitals.run()
     summary = json.loads((hospitals.server / "summary.json").read_text())
     own = json.loads((hospitals.results("posts") / "scores.json").read_text())
@@ -254,6 +297,16 @@ def test_a_site_that_changes_its_labels_refuses(site_notes: Any, tmp_path: Path)
 
     hospitals.network.meanwhile = change
     with pytest.raises(ConfigError, match=r'site "posts": this site has .*Med.*label_map'):
+        hospitals.run()
+
+
+def test_a_server_that_agrees_on_something_else_is_refused(site_notes: Any, tmp_path: Path) -> None:
+    """The sites' descriptions are right, and the fingerprint of the agreement is another."""
+    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
+    with (
+        mock.patch("fednotes.deployment.agreement_of", return_value="0" * 64),
+        pytest.raises(ConfigError, match="another configuration of this job than the server"),
+    ):
         hospitals.run()
 
 

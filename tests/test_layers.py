@@ -35,11 +35,29 @@ APP = frozenset(
         *("predict", "compare_runs", "run_folder"),
         *("cohort_jobs", "patient_tables", "patient_features", "patient_files"),
         *("deployment", "deployed_jobs", "site_file", "agreement", "guard", "progress"),
-        *("global_model", "runs", "preflight"),
+        *(
+            "global_model",
+            "runs",
+            "preflight",
+            "kit_status",
+            "site_words",
+            "stopping",
+            "server_side",
+            "submissions",
+        ),
     }
 )
 TOP = frozenset(
-    {"experiments", "cli", "cli_groups", "deploy_cli", "kit_cli", "ledger_cli", "__main__"}
+    {
+        "experiments",
+        "cli",
+        "cli_groups",
+        "deploy_cli",
+        "kit_cli",
+        "server_cli",
+        "ledger_cli",
+        "__main__",
+    }
 )  # …and these the application too
 ABOVE = frozenset({*LAYERS, *APP})
 ALLOWED = LAYERS | dict.fromkeys(APP, ABOVE) | dict.fromkeys(TOP, ABOVE | TOP)
@@ -55,8 +73,8 @@ NETWORK = (
     "requests", "httpx", "aiohttp", "urllib3", "urllib.request", "socket", "socketserver",
     "http.client", "http.server", "ftplib", "smtplib", "xmlrpc",
 )  # fmt: skip
-# The server's and the admin's end of NVFlare, and a site's: nothing else may import it.
-NVFLARE = frozenset({"fednotes.engines.nvflare", "fednotes.engines.nvflare_site"})
+# The ends of NVFlare, of the server, the admin and a site: nothing else may import it.
+NVFLARE = frozenset(f"fednotes.engines.{name}" for name in ("nvflare", "nvflare_site", "presence"))
 PICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 CALLS = ("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import shutil
 import socket
 import ssl
@@ -18,8 +19,15 @@ pytest.importorskip("nvflare")
 import intruders
 from proxy import proxy
 
-from fednotes.engines import provision
-from fednotes.preflight import Check, preflight, proxy_of
+from fednotes.engines import kit_files, provision
+from fednotes.preflight import (
+    Check,
+    answer_of,
+    await_answer,
+    port_check,
+    preflight,
+    proxy_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +89,7 @@ def answering(kits: dict[str, Path]) -> Iterator[None]:
     context.load_cert_chain(startup / "server.crt", startup / "server.key")
     context.load_verify_locations(startup / "rootCA.pem")
     context.verify_mode = ssl.CERT_REQUIRED
-    port = provision.read_kit(kits["server"])["port"]
+    port = kit_files.read_kit(kits["server"])["port"]
     with socket.create_server(("127.0.0.1", port)) as listening:
         listening.settimeout(0.1)
         ended = threading.Event()
@@ -114,7 +122,7 @@ def test_the_server_is_reached_through_the_proxy_of_the_environment(
         found = to_server(kits["h1"])
         assert found.ok
         assert f"through the proxy {hospital.url.removeprefix('http://')}" in found.told
-        port = provision.read_kit(kits["h1"])["port"]
+        port = kit_files.read_kit(kits["h1"])["port"]
         assert hospital.asked == [f"localhost:{port}"]
         hospital.refuses = True
         found = to_server(kits["h1"])
@@ -123,6 +131,63 @@ def test_the_server_is_reached_through_the_proxy_of_the_environment(
         monkeypatch.setenv("no_proxy", "elsewhere.org, localhost")
         assert to_server(kits["h1"]).ok
         assert len(hospital.asked) == 2
+
+
+@pytest.mark.usefixtures("answering")
+def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
+    kits: dict[str, Path], tmp_path: Path
+) -> None:
+    assert answer_of(kits["server"]) == ""
+    assert port_check(kits["server"]).ok
+    other = intruders.copied(kits["server"], tmp_path / "other")
+    (other / "startup/server.crt").write_bytes((kits["h1"] / "startup/client.crt").read_bytes())
+    assert answer_of(other) == "another server of this project answers"
+    project = intruders.project(kit_files.read_kit(kits["server"])["port"], "h1")
+    stranger = provision.provision(project, tmp_path / "stranger")["server"]
+    assert "it shows another certificate" in answer_of(stranger)
+    assert port_check(stranger).ok is False
+
+
+@pytest.fixture
+def no_tls(kits: dict[str, Path]) -> Iterator[None]:
+    """A web server on the port, as http.server is: it answers a TLS hello in plain text."""
+    port = kit_files.read_kit(kits["server"])["port"]
+    handler = type("Quiet", (http.server.BaseHTTPRequestHandler,), {"log_message": lambda *a: None})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as web:
+        thread = threading.Thread(target=web.serve_forever)
+        thread.start()
+        yield
+        web.shutdown()
+        thread.join()
+
+
+@pytest.mark.usefixtures("no_tls")
+def test_another_program_on_the_port_is_named_as_such(kits: dict[str, Path]) -> None:
+    found = to_server(kits["h1"])
+    assert found.ok is False
+    assert "answers, but not with TLS" in found.told
+    found = port_check(kits["server"])
+    assert found.ok is False
+    assert "in use by another program (it does not speak TLS)" in found.told
+    assert await_answer(kits["server"], 0.0, lambda: True) == "it does not speak TLS"
+
+
+def test_nobody_answers(kits: dict[str, Path]) -> None:
+    assert port_check(kits["server"]).told.endswith("is free")
+    looks = iter([True, True, False])
+    assert await_answer(kits["server"], 60.0, lambda: next(looks)) == "nothing answers"
+    assert next(looks, None) is None  # it ended with the process
+
+
+@pytest.mark.parametrize(("who", "name"), [("h1", "resources.json"), ("server", "log_config.json")])
+def test_a_file_that_nvflare_needs_is_missed(
+    kits: dict[str, Path], tmp_path: Path, who: str, name: str
+) -> None:
+    kit = intruders.copied(kits[who], tmp_path / "kit")
+    (kit / "local" / name).unlink()
+    assert [c.told for c in preflight(kit) if c.what == "kit" and c.ok is False] == [
+        f"{kit / 'local' / name} is missing: ask for a new kit"
+    ]
 
 
 def test_a_server_that_is_not_there_is_said_with_the_way(

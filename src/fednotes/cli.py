@@ -5,6 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+
+from fednotes.stopping import until_it_begins
+
+if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
+    until_it_begins("run", sys.argv)  # before what takes a second to import
+
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from fednotes.cli_groups import console, say
-from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.kit_cli import Kit, server, site
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.kit_cli import site
 from fednotes.ledger_cli import ledger
+from fednotes.server_cli import Kit, server
+
+if TYPE_CHECKING:
+    from fednotes.stopping import Farewell
+    from fednotes.submissions import Run
 
 Settings = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this form
@@ -36,22 +40,30 @@ def register(app: typer.Typer) -> None:
 def provision(
     project: Annotated[Path, typer.Argument(help="A project's TOML: name, server, sites.")],
     out: Annotated[Path, typer.Option(help="The folder of kits; it may have some already.")],
+    again: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="NAME", help="Make a kit that was lost once more, with a new key."),
+    ] = None,
 ) -> None:
     """Make one folder for the server, each site and the admin, to hand over."""
     from fednotes.core.settings import build, read_toml
-    from fednotes.engines.provision import ProjectConfig
+    from fednotes.engines.provision import ProjectConfig, folders
     from fednotes.engines.provision import provision as make
 
-    kits = make(build(ProjectConfig, read_toml(project), str(project)), out)
+    network = build(ProjectConfig, read_toml(project), str(project))
+    there = {name for name, folder in folders(network, out).items() if folder.exists()}
+    kits = make(network, out, tuple(again or ()))
     for name, folder in kits.items():
-        say(f"{name}: {folder}")
+        kept = "kept" if folder.exists() else "handed over earlier; to replace it: --again " + name
+        say(f"{name}: {folder} ({kept if name in there or not folder.exists() else 'new'})")
     say(f"{out / 'authority'} signs new kits: keep it offline, hand it to nobody")
     say("next: give each its folder over a channel you trust; there: fednotes preflight KIT")
 
 
 def preflight(kit: Kit) -> None:
     """What would stop a kit, each with the remedy."""
-    from fednotes.engines.provision import read_kit
+    from fednotes.engines.kit_files import read_kit
+    from fednotes.engines.processes import status
     from fednotes.preflight import preflight as check
 
     checks = check(kit)
@@ -67,6 +79,9 @@ def preflight(kit: Kit) -> None:
     if wrong:
         raise FednotesError(f"{kit}: {len(wrong)} of the checks above must be mended first")
     role = read_kit(kit)["role"]
+    if role != "admin" and status(kit).running:
+        say(f"next: it runs; fednotes {role} status {kit}")
+        return
     following = {
         "server": f"fednotes server start {kit}",
         "site": f"fednotes site start {kit} --site FILE",
@@ -88,56 +103,118 @@ def run(
     attach: Annotated[
         bool, typer.Option("--attach", help="Go on watching the run that OUT is of.")
     ] = False,
+    abort: Annotated[
+        bool, typer.Option("--abort", help="End the run that OUT is of, for good.")
+    ] = False,
 ) -> None:
     """Run a job at the sites of a network: hand it in, watch it, fetch what it made."""
-    from fednotes.display import RichDisplay
-    from fednotes.runs import Follower, admin_kit, hand_in, prepare, quietly, read_run, watched
+    from fednotes.stopping import ends_at_once
 
-    if attach == bool(job):
-        raise ConfigError("give a job to hand in, or --attach --out RUN to go on watching one")
-    if attach:
-        known = read_run(out)
-        if on is not None:
-            known = replace(known, kit=on.resolve())
-        kit, person = admin_kit(known.kit)
-    else:
-        from fednotes.deployed_jobs import load_deployed
+    if attach + abort + bool(job) != 1:
+        raise ConfigError(
+            "give a job to hand in, or --attach --out RUN to go on watching one, or --abort "
+            "--out RUN to end one"
+        )
+    with ends_at_once("stopped; nothing was handed in") as farewell:
+        if abort:
+            farewell.line = f"stopped; the run may go on: fednotes run --abort --out {out}"
+            _abort(out, on)
+        elif attach:
+            farewell.line = _goes_on(out)
+            _watch(_known(out, on), out)
+        else:
+            _watch(_handed_in(job, on, out, settings, farewell), out, fresh=True)
 
-        if on is None:
-            raise ConfigError("--on KIT: the admin's kit is needed")
-        kit, person = admin_kit(on)
-        parsed, declared = load_deployed(job, tuple(settings or ()))
-        known, least = prepare(parsed, declared, kit, out, time.time())
+
+def _goes_on(out: Path) -> str:
+    return f"the run goes on; to watch it again: fednotes run --attach --out {out}"
+
+
+def _known(out: Path, on: Path | None) -> Run:
+    from fednotes.submissions import read_run
+
+    known = read_run(out)
+    return known if on is None else replace(known, kit=on.resolve())
+
+
+def _handed_in(
+    job: str, on: Path | None, out: Path, settings: list[str] | None, farewell: Farewell
+) -> Run:
+    """Hand a job in as a run that has OUT; no run is at the server that no folder knows."""
+    from fednotes.deployed_jobs import load_deployed
+    from fednotes.submissions import admin_kit, claim, hand_in, prepare, release
+
+    if on is None:
+        raise ConfigError("--on KIT: the admin's kit is needed")
+    kit, person = admin_kit(on)
+    parsed, declared = load_deployed(job, tuple(settings or ()))
+    known, least = prepare(parsed, declared, kit, out, time.time())
+    for text in getattr(parsed.module, "warnings", lambda config: ())(parsed.config):
+        say(f"warning: {text}")
     from fednotes.engines.nvflare import connect
+    from fednotes.runs import quietly
 
-    with RichDisplay(console) as display:
-        if not attach:
-            for text in getattr(parsed.module, "warnings", lambda config: ())(parsed.config):
-                display.warn(text)
-            with quietly(connect, known, person) as session:
-                hand_in(session, known, declared, least, out)
-            say(f"handed in as run {known.name}, job {known.fingerprint[:12]}")
-            say("each site is asked to approve it: there, fednotes site approve KIT")
-        follower = Follower(known, out, display, say)
-        try:
-            summary = watched(follower, partial(quietly, connect, known, person))
-        except KeyboardInterrupt:
-            print(
-                f"the run goes on; to watch it again: fednotes run --attach --out {out}",
-                file=sys.stderr,
+    claim(known, declared, out)
+    farewell.undo = lambda: release(out)
+    handing = False
+    try:
+        with quietly(connect, known, person) as session:
+            handing, farewell.undo = True, None
+            farewell.line = (
+                f"stopped while it was handed in; whether it was: fednotes run --attach --out {out}"
             )
-            sys.exit(130)
+            hand_in(session, known, declared, least, out)
+    except BaseException as error:
+        if not handing or isinstance(error, RefusedError):
+            release(out)
+        raise
+    farewell.line = _goes_on(out)
+    say(f"handed in as run {known.name}, job {known.fingerprint[:12]}")
+    return known
+
+
+def _watch(known: Run, out: Path, fresh: bool = False) -> None:
+    from fednotes.display import RichDisplay
+    from fednotes.engines.nvflare import connect
+    from fednotes.runs import Follower, quietly, watched
+    from fednotes.submissions import admin_kit
+
+    kit, person = admin_kit(known.kit)
+    with RichDisplay(console) as display:
+        follower = Follower(replace(known, kit=kit), out, display, say, fresh)
+        summary = watched(follower, partial(quietly, connect, known, person))
     _told(out, known.name, summary)
 
 
+def _abort(out: Path, on: Path | None) -> None:
+    from fednotes.engines.nvflare import connect
+    from fednotes.runs import quietly
+    from fednotes.submissions import abort, admin_kit
+
+    known = _known(out, on)
+    _, person = admin_kit(known.kit)
+    with quietly(connect, known, person) as session:
+        abort(session, known, out)
+    say(f"run {known.name} was aborted; the server hands it in no more")
+    say(f"each site keeps what it has of it: KIT/state/{known.name}, and its ledger and decisions")
+    say("next: what waited behind it begins by itself; another job takes another --out")
+
+
 def _told(out: Path, name: str, summary: dict[str, Any]) -> None:
+    from fednotes.report.html import write_report
+
     f1 = summary.get("metrics", {}).get("valid_f1")
     judged = f", F1 {f1:.3f} on all sites' validation data" if f1 is not None else ""
     say(f"done: {summary.get('rounds')} rounds in {summary.get('seconds', 0):.0f} s{judged}")
     for place, scores in summary.get("scores", {}).items():
         say(f"{place} shares its scores: {json.dumps(scores)[:200]}")
+    say(f"report: {write_report(out)}")
     say(f"each site has its model and its own scores in KIT/results/{name}")
-    if (out / "model").exists():
-        say(f"next: fednotes predict {out / 'model'} TEXT")
+    made = out / "model"
+    place = made if made.exists() else Path("KIT") / "results" / name / "model"
+    where = "" if made.exists() else "at a site: "
+    if summary.get("method") == "pretrain":  # of words, not of entities
+        say(f'next: {where}train entities on it: a job with method = "finetune" and in [model]')
+        say(f'      encoder = "{place}"')
     else:
-        say(f"next: at a site: fednotes predict KIT/results/{name}/model TEXT")
+        say(f"next: {where}fednotes predict {place} TEXT")

@@ -16,9 +16,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -42,37 +41,34 @@ from fednotes.agreement import (
 )
 from fednotes.core.errors import (
     ConfigError,
-    DataError,
     FednotesError,
-    ModelError,
     RefusedError,
     TrainingError,
 )
 from fednotes.core.store import write_json, write_text
 from fednotes.core.update import Tensors
-from fednotes.deployed_jobs import job_of_site, load_own, parsed, whole_table
+from fednotes.deployed_jobs import job_of_site, load_own, whole_table
 from fednotes.engines.asking import Event, Policy, Transport
 from fednotes.engines.deployed import Deployed, Paused
 from fednotes.engines.host import Sealer, SiteHost
 from fednotes.engines.pipe import Setup
 from fednotes.engines.summing import Summing
-from fednotes.engines.wire import Frame
+from fednotes.engines.validation import limits_of
 from fednotes.global_model import save_global_model
 from fednotes.guard import SiteGuard, require_approved, require_share
 from fednotes.job_tables import FederationConfig
-from fednotes.jobs import Job, Sites
+from fednotes.jobs import Job
 from fednotes.models.features import default_cache
 from fednotes.privacy.approval import fingerprint
 from fednotes.privacy.policy import JobFacts
 from fednotes.progress import Progress, Told
 from fednotes.run_folder import versions
-from fednotes.site_file import SiteFile, of_kit, own_files, read_site_file
+from fednotes.server_side import Listening, explained_here, is_last, job_of_server
+from fednotes.site_file import SiteFile, of_kit
+from fednotes.site_words import discreet, outward, unplaced
 
-SERVER_FILE = "server.toml"  # in the server's kit: [files] of this machine, if it needs any
 RESULTS = "results"
 PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed
-_FOLDERS = re.compile(r"""(?:/[^/\s:'"]+)+/(?=[^/\s:'"])""")
-REPEATS = 3  # of one failure at one place, before a run stays stopped
 logger = logging.getLogger("fednotes.deployment")
 
 
@@ -92,36 +88,40 @@ def server_main(setup: Setup, transport: Pipe) -> None:
 
     Raises TrainingError where another submission may help, another FednotesError where not.
     """
-    table = whole_table(setup.job, setup.sites, setup.min_sites)
-    job = _job_of_server(setup)
-    if tuple(job.sites) != setup.sites:
-        raise ConfigError(
-            f"the job is for {', '.join(job.sites)}, it was handed in for {', '.join(setup.sites)}"
-        )
-    torch.set_num_threads(job.threads)
-    torch.use_deterministic_algorithms(True)
-    progress = Progress(setup.state, transport, job)
-    engine = Deployed(
-        _Listening(transport, progress),
-        setup.sites,
-        setup.state / "server",
-        job=fingerprint(table),
-        policy=_policy(job.federation, setup.min_sites),
-        summing=_summing(job, setup, fingerprint(table)),
-        observer=progress.round,
-        notify=lambda event: _notify(event, progress),
-        stop=transport.pause.is_set,
-    )
+    progress: Progress | None = None
     try:
-        _run(setup, job, engine, progress)
+        job = job_of_server(setup)
+        torch.set_num_threads(job.threads)
+        torch.use_deterministic_algorithms(True)
+        least = _threshold(job, len(setup.sites)) if job.federation.secure_sum else 0
+        least = max(least, setup.min_sites)
+        progress = Progress(setup.state, transport, job, setup.sites, least)
+        _run(setup, job, _engine(setup, job, transport, progress), progress)
     except Paused:
         logger.info("paused; it goes on from the last checkpoint")
-    except FednotesError as error:
-        last = _is_last(setup.state, progress.rounds, error)
+    except FednotesError as found:
+        error = explained_here(found)
+        last = is_last(setup.state, progress.rounds if progress else 0, error)
         write_json(setup.folder / PROBLEM, {"problem": str(error), "again": not last})
         if last and isinstance(error, TrainingError):
-            raise ConfigError(f"{error} (and so again: the run stays stopped)") from error
-        raise
+            raise ConfigError(f"{error} (and so again: the run stays stopped)") from found
+        raise error from found.__cause__
+
+
+def _engine(setup: Setup, job: Job, transport: Pipe, progress: Progress) -> Deployed:
+    key = fingerprint(whole_table(setup.job, setup.sites, setup.min_sites))
+    return Deployed(
+        Listening(transport, progress),
+        setup.sites,
+        setup.state / "server",
+        job=key,
+        policy=_policy(job.federation, setup.min_sites),
+        summing=_summing(job, setup, key),
+        observer=progress.round,
+        notify=lambda event: _notify(event, progress),
+        limits=limits_of(job.federation.max_norm),
+        stop=transport.pause.is_set,
+    )
 
 
 def _run(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> None:
@@ -129,6 +129,7 @@ def _run(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> None:
     config = _agree(setup, job, engine, progress)
     progress.begin(config, resumed)
     final = job.module.train(Told(engine, progress), config)
+    progress.trained()
     shared = _shared_scores(engine)
     summary = {
         "title": job.title,
@@ -150,16 +151,6 @@ def _run(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> None:
     shutil.copyfile(progress.path, setup.folder / "metrics.jsonl")
     engine.end()
     progress.end()
-
-
-def _job_of_server(setup: Setup) -> Job:
-    """The job with this machine's places of the files that it names."""
-    path = setup.kit / SERVER_FILE
-    declared: Mapping[str, Any] = setup.job
-    if path.exists():
-        file = read_site_file(path)
-        declared = {**declared, "job": own_files(file, declared["job"])}
-    return parsed(declared, setup.kit, f"job {declared.get('name')}")
 
 
 def _policy(config: FederationConfig, least: int) -> Policy:
@@ -222,49 +213,9 @@ def _shared_scores(engine: Deployed) -> dict[str, Any]:
     return found
 
 
-class _Listening:
-    """A transport, and why sites have no answer: the engine sees replies alone."""
-
-    def __init__(self, pipe: Pipe, progress: Progress) -> None:
-        self._pipe, self._progress = pipe, progress
-
-    def exchange(
-        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
-    ) -> Iterator[tuple[str, Frame]]:
-        """As in `Transport`.
-
-        Raises Paused if the run was asked to stop and waits for sites: one that was lost can
-        only come back with another submission.
-        """
-        silent = dict.fromkeys(frames, "not connected, or still busy")
-        for site, reply in self._pipe.exchange(frames, timeout=timeout, grace=grace, enough=enough):
-            silent.pop(site, None)
-            yield site, reply
-        if len(frames) - len(silent) < enough and self._pipe.pause.is_set():
-            raise Paused
-        self._progress.silent(silent | dict(getattr(self._pipe, "failed", {})))
-
-
 def _notify(event: Event, progress: Progress) -> None:
     progress.event(event)
     logger.info("%s", event.text)
-
-
-def _is_last(state: Path, rounds: int, error: FednotesError) -> bool:
-    """Whether no further submission is to be tried: a failure that comes back at the same place,
-    or that no submission mends."""
-    if not isinstance(error, TrainingError):
-        return True
-    path, here = state / "failure.json", {"rounds": rounds, "problem": str(error)}
-    times = 1
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        if {k: kept[k] for k in here} == here:
-            times += int(kept["times"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    write_json(path, {**here, "times": times})
-    return times >= REPEATS
 
 
 # ---- a site ----------------------------------------------------------------------------------
@@ -287,8 +238,14 @@ class Member:
 def site_main(setup: Setup) -> Member:
     """Join a job that was approved here, with this site's own notes.
 
-    Raises NotApproved (asked again later), PolicyRefusal, or what reading the notes raises.
+    Raises NotApproved (asked again later), PolicyRefusal, or what reading the notes raises, in
+    words that may leave the site.
     """
+    with discreet(setup.site):
+        return _member(setup)
+
+
+def _member(setup: Setup) -> Member:
     kit, site = setup.kit, setup.site
     file = of_kit(kit)
     table = whole_table(setup.job, setup.sites, setup.min_sites)
@@ -300,14 +257,14 @@ def site_main(setup: Setup) -> Member:
         site,
         setup.run,
         table,
-        lambda: of_kit(kit).policy,
+        lambda: unplaced(of_kit(kit).policy),
         secure=secure,
         threshold=_threshold(job, sites) if secure else setup.min_sites,
     )
     guard.job(_job_facts(job, sites, setup.min_sites))
     torch.set_num_threads(file.threads or job.threads)
     torch.use_deterministic_algorithms(file.device == "cpu")
-    loaded = _read(job, file)
+    loaded = load_own(job, cache=file.cache)
     for note in loaded.notes:
         logger.info("%s", note)
     data = loaded.data[0]
@@ -322,22 +279,12 @@ def site_main(setup: Setup) -> Member:
         name=site,
         guard=guard,
         sealer=_sealer(job, setup, key),
-        public={
-            DESCRIBE: lambda made: as_tensors(own),
-            SCORES: lambda made: _scores(kit, made),
-        },
+        public={DESCRIBE: lambda made: as_tensors(own), SCORES: lambda made: _scores(kit, made)},
+        limits=limits_of(job.federation.max_norm),
         tell=lambda line: logger.info("%s", line),
+        outward=outward,
     )
     return Member(host)
-
-
-def _read(job: Job, file: SiteFile) -> Sites:
-    """This site's notes; an error goes to the server, and where files lie is not its business."""
-    try:
-        return load_own(job, cache=file.cache)
-    except (ConfigError, DataError, ModelError) as error:
-        logger.error("%s", error)
-        raise type(error)(_FOLDERS.sub(".../", str(error))) from error
 
 
 def _maker(
@@ -391,7 +338,7 @@ def planned_rounds(job: Job) -> int | None:
 
 def _scores(kit: Path, made: Any) -> Tensors:
     """The site's own scores, where its policy lets them go. Raises RefusedError."""
-    require_share(of_kit(kit).policy)
+    require_share(unplaced(of_kit(kit).policy))
     scores = getattr(made.site, "scores", None)
     if not scores:
         raise RefusedError(f"site {made.id!r} has no scores yet")

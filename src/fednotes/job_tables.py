@@ -225,7 +225,8 @@ class FederationConfig:
     goes on with the sites that answered, if they are enough. grace: how long the others may take
     once enough have answered; 0 is until the timeout. pause: seconds between two tries of what a
     site could not do. knock_every: how often sites that were away are asked whether they are
-    back. checkpoint_seconds: the longest time between two checkpoints.
+    back. checkpoint_seconds: the longest time between two checkpoints. max_norm: an update whose
+    floating-point tensors have a larger L2 norm, all together, is left out; 0 is no bound.
     secure_sum: the server sees sums alone (`docs/privacy.md`); it takes three sites.
     """
 
@@ -235,10 +236,12 @@ class FederationConfig:
     pause: float = 5.0
     knock_every: float = 30.0
     checkpoint_seconds: float = 600.0
+    max_norm: float = 0.0
     secure_sum: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("min_sites", "grace", "pause", "knock_every", "checkpoint_seconds"):
+        names = ("min_sites", "grace", "pause", "knock_every", "checkpoint_seconds", "max_norm")
+        for name in names:
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
         if not self.timeout > 0:

@@ -1,10 +1,8 @@
-"""The commands at a kit: its process, and a site's decisions. Each ends with what to do next."""
+"""The commands at a site's kit: its process, its rules and its decisions."""
 
 from __future__ import annotations
 
 import getpass
-import json
-import time
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -12,96 +10,25 @@ import typer
 
 from fednotes.cli_groups import say
 from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.server_cli import (
+    START_SECONDS,
+    Kit,
+    begin,
+    end,
+    of_role,
+    process_of,
+    require_sound,
+    require_stopped,
+)
 
 site = typer.Typer(help="A site's process, rules and decisions.", no_args_is_help=True)
-server = typer.Typer(help="The server's process.", no_args_is_help=True)
 
-Kit = Annotated[Path, typer.Argument(help="A kit's folder.")]
-
-
-# ---- the server's and a site's process -------------------------------------------------------
+Job = Annotated[
+    str, typer.Argument(metavar="FINGERPRINT", help="Which job: how its fingerprint begins.")
+]
 
 
-def _started(kit: Path, role: str) -> None:
-    from fednotes.engines import processes, provision
-
-    facts = provision.read_kit(kit)
-    if facts["role"] != role:
-        raise ConfigError(
-            f"{kit}: is the kit of {facts['name']} ({facts['role']}), not of a {role}"
-        )
-    before = processes.status(kit)
-    if before.running:
-        raise ConfigError(
-            f"{kit}: {before.name} runs already (process {before.pid}): fednotes {role} stop {kit}"
-        )
-    begun = processes.start(kit)
-    time.sleep(1.0)
-    now = processes.status(kit)
-    if not now.running:
-        raise FednotesError(f"{kit}: the process ended at once: see {kit / 'console.log'}")
-    say(f"{begun.name} runs (process {now.pid}); its log: {begun.log}")
-
-
-def _stopped(kit: Path) -> None:
-    from fednotes.engines import processes
-
-    before = processes.status(kit)
-    processes.stop(kit)
-    was = "has stopped" if before.running or before.jobs or before.watch else "did not run"
-    say(f"{before.name} {was}; what it kept of its runs is in {kit / 'state'}")
-    say(f"next: fednotes {before.role} start {kit} lets them go on")
-
-
-def _processes(kit: Path) -> Any:
-    from fednotes.engines import processes
-
-    found = processes.status(kit)
-    state = f"runs (process {found.pid})" if found.running else "does not run"
-    say(f"{found.name} {state}; log: {found.log}")
-    if found.jobs:
-        say(f"jobs that run here: {', '.join(found.jobs)}")
-    return found
-
-
-@server.command("start")
-def server_start(
-    kit: Kit,
-    files: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="A TOML file whose [files] says where this machine keeps vectors …"),
-    ] = None,
-) -> None:
-    """Start the server and its watch, which lets runs go on by themselves."""
-    from fednotes.deployment import SERVER_FILE
-    from fednotes.site_file import install
-
-    if files is not None:
-        install(files, kit, SERVER_FILE)
-    _started(kit, "server")
-    say("next: start the sites; then hand in a job with the admin's kit: fednotes run")
-
-
-@server.command("stop")
-def server_stop(kit: Kit) -> None:
-    """Stop the server; its runs go on when it is started again."""
-    _stopped(kit)
-
-
-@server.command("status")
-def server_status(kit: Kit) -> None:
-    """Whether the server runs, and its runs."""
-    found = _processes(kit)
-    if found.running and not found.watch:
-        say("its watch does not run: a run that stops stays stopped until the server is restarted")
-    for path in sorted((kit / "state").glob("*/outcome.json")):
-        try:
-            outcome = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        problem = f": {outcome['problem']}" if outcome.get("problem") else ""
-        say(f"run {path.parent.name}: {outcome.get('status')}{problem}")
-    say(f"next: fednotes server {'stop' if found.running else 'start'} {kit}")
+# ---- the site's process ----------------------------------------------------------------------
 
 
 @site.command("start")
@@ -115,34 +42,107 @@ def site_start(
     """Check the site's file, take it over into the kit, and start the site."""
     from fednotes.site_file import install, of_kit
 
+    of_role(kit, "site")
+    rules = f"to change its rules: fednotes site rules {kit} --site FILE"
+    require_stopped(kit, "site", rules if file is not None else "")
+    require_sound(kit, file)
     if file is not None:
         install(file, kit)
     policy = of_kit(kit).policy
     say(f"rules: sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}")
-    _started(kit, "site")
+    begun = begin(kit)
+    say(f"{begun.name} runs (process {begun.pid}); its log: {begun.log}")
+    _say_contact(kit, begun)
+
+
+def _say_contact(kit: Path, begun: Any) -> None:
+    """Wait until the server has let a new process in. Raises FednotesError if it does not."""
+    from fednotes.engines import processes
+    from fednotes.kit_status import await_contact, connection, last_words
+    from fednotes.preflight import reached
+
+    way = reached(kit)
+    if not way.ok:
+        say(f"not connected yet: {way.told}; it goes on trying")
+        say(f"next: fednotes preflight {kit}")
+        return
+    known = await_contact(kit, begun.pid, START_SECONDS)
+    if known is not None and known.refused:
+        processes.stop(kit)
+        raise FednotesError(f"{kit}: the server refuses this site: {known.refused}")
+    if not processes.status(kit).running:
+        raise FednotesError(f"{kit}: the process ended: {last_words(kit)}")
+    say(connection(kit, begun)[1])
     say(f"next: fednotes site status {kit} shows jobs that wait for approval")
+
+
+@site.command("rules")
+def site_rules(
+    kit: Kit,
+    file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--site", help="A new file of the site; without it, the rules are shown."),
+    ] = None,
+) -> None:
+    """Show a site's file, or put a new one in its place, also while the site runs."""
+    from fednotes.core.settings import read_toml
+    from fednotes.engines import processes
+    from fednotes.privacy.approval import difference
+    from fednotes.site_file import SITE_FILE, install, of_kit
+
+    of_role(kit, "site")
+    if file is None:
+        say((of_kit(kit).path).read_text(encoding="utf-8").rstrip())
+        say(f"next: fednotes site rules {kit} --site FILE puts another in its place")
+        return
+    require_sound(kit, file)
+    path = kit / SITE_FILE
+    before = read_toml(path) if path.exists() else {}
+    install(file, kit)
+    changed = difference(before, read_toml(path))
+    for line in changed:
+        say(f"  {line}")
+    if not changed:
+        say("nothing has changed")
+    elif processes.status(kit).running:
+        say(
+            "[policy] is in force now; all else from the next job on, or when the site is started "
+            "again"
+        )
+    else:
+        say("in force when the site is started")
+    say(f"next: fednotes site status {kit}")
 
 
 @site.command("stop")
 def site_stop(kit: Kit) -> None:
     """Stop the site; its runs go on when it is started again."""
-    _stopped(kit)
+    end(kit, "site")
 
 
 @site.command("status")
 def site_status(kit: Kit) -> None:
-    """Whether the site runs, what waits for a decision, what left it, and its own scores."""
+    """Whether the site runs and is connected, what it serves, what waits for a decision, and its
+    own scores."""
     from fednotes.deployment import RESULTS
     from fednotes.guard import approvals_of, ledger_of, pending
+    from fednotes.kit_status import connection, headline, last_problem, serving
 
-    found = _processes(kit)
+    found = process_of(kit, "site")
+    up, told = connection(kit, found)
+    if found.running:
+        say(told)
     for decision in approvals_of(kit).decisions()[-5:]:
         name = decision.table.get("name", "")
         say(f"job {name} ({decision.fingerprint[:12]}): {decision.decision} by {decision.by}")
-    head = ledger_of(kit).head()
-    say(f"messages that left: {head.lines:,}")
+    say(f"messages that left: {ledger_of(kit).head().lines:,}")
+    for line in serving(kit, found):
+        say(line)
     for path in sorted((kit / RESULTS).glob("*/scores.json")):
-        say(f"run {path.parent.name}: {_headline(path)}; model: {path.parent / 'model'}")
+        say(f"run {path.parent.name}: {headline(path)}; model: {path.parent / 'model'}")
+    problem = last_problem(found.log)
+    if problem is not None:
+        say(f"last problem ({problem.when:%F %H:%M:%S}): {problem.text}")
     waiting = pending(kit)
     if waiting:
         name = waiting["table"].get("name", "")
@@ -150,27 +150,12 @@ def site_status(kit: Kit) -> None:
         say(f"next: fednotes site approve {kit}")
     elif not found.running:
         say(f"next: fednotes site start {kit}")
+    elif not up:
+        say(f"next: fednotes preflight {kit}")
+    elif problem is not None and problem.recent:
+        say(f"next: mend the last problem above; more is in {found.log}")
     else:
         say("next: nothing to do here")
-
-
-def _headline(path: Path) -> str:
-    """A site's scores in a few words."""
-    try:
-        scores = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return f"{path} is not readable"
-    parts = []
-    for kind, name, label in (
-        ("strict", "f1", "strict F1"),
-        ("phenotypes", "f1", "macro F1"),
-        ("codes", "auroc", "AUROC of codes"),
-        ("masked", "accuracy", "masked words guessed"),
-    ):
-        value = scores.get(kind, {}).get(name)
-        if value is not None:
-            parts.append(f"{label} {value:.3f}")
-    return "test " + ", ".join(parts) if parts else f"scores: {path}"
 
 
 # ---- decisions -------------------------------------------------------------------------------
@@ -179,46 +164,78 @@ def _headline(path: Path) -> str:
 @site.command("approve")
 def site_approve(
     kit: Kit,
+    job: Job = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Show the job that waits, and what changed since the last approved one; say yes to it."""
-    from fednotes.guard import settle
+    """Show the job that waits, and what changed since the last approved one; say yes to it.
 
-    table, key = _waiting(kit)
+    With a fingerprint: to that job, also where it was rejected before.
+    """
+    from fednotes.guard import job_by, pending, settle
+
+    of_role(kit, "site")
+    waiting = pending(kit)
+    if job:
+        key, table = job_by(kit, job)
+    elif waiting is None:
+        raise ConfigError(_nothing_waits(kit))
+    else:
+        key, table = str(waiting["fingerprint"]), dict(waiting["table"])
     _show_job(kit, table, key)
     if not yes and not typer.confirm("Approve this job at this site?"):
-        say(f"nothing was decided; to say no: fednotes site reject {kit}")
+        say(f"nothing was decided; to say no: fednotes site reject {kit} {key[:12]}")
         return
     settle(kit, table, approve=True, by=_person())
-    say(f"approved: {table.get('name')} ({key[:12]}); this site joins within seconds")
-    say(f"next: fednotes site status {kit}; to take it back: fednotes site reject {kit}")
+    asked = waiting is not None and waiting["fingerprint"] == key
+    joins = "joins within seconds" if asked else "takes part where a run of it goes on or comes"
+    say(f"approved: {table.get('name')} ({key[:12]}); this site {joins}")
+    say(f"next: fednotes site status {kit}; to take it back: fednotes site reject {kit} {key[:12]}")
 
 
 @site.command("reject")
-def site_reject(kit: Kit) -> None:
-    """Say no to the job that waits; without one, take the last approval back."""
-    from fednotes.guard import approvals_of, pending, settle
+def site_reject(kit: Kit, job: Job = "") -> None:
+    """Say no to the job that waits; without one, take the last approval back.
 
+    With a fingerprint: no to that job.
+    """
+    from fednotes.guard import approvals_of, job_by, pending, settle
+
+    of_role(kit, "site")
     waiting = pending(kit)
-    last = approvals_of(kit).last_approved()
-    if waiting is None and last is None:
+    approvals = approvals_of(kit)
+    last = approvals.last_approved()
+    if job:
+        _, table = job_by(kit, job)
+    elif waiting is not None:
+        table = waiting["table"]
+    elif last is not None:
+        table = dict(last.table)
+    else:
         raise ConfigError(f"{kit}: no job waits for a decision, and none is approved")
-    table = waiting["table"] if waiting else last.table  # type: ignore[union-attr]
+    before = approvals.status(table)
     key = settle(kit, table, approve=False, by=_person())
-    say(f"rejected: {table.get('name')} ({key[:12]}); this site serves no request of it")
-    say(f"next: fednotes site status {kit}")
+    what = "an approval is taken back" if before == "approved" else "a job that was not approved"
+    say(f"rejected: {table.get('name')} ({key[:12]}), {what}; this site serves no request of it")
+    if last is not None and last.fingerprint != key:
+        say(f"still approved: {last.table.get('name')} ({last.fingerprint[:12]})")
+    say(f"next: fednotes site status {kit}; to undo this: fednotes site approve {kit} {key[:12]}")
 
 
-def _waiting(kit: Path) -> tuple[dict[str, Any], str]:
-    from fednotes.guard import pending
+def _nothing_waits(kit: Path) -> str:
+    """Why there is nothing to approve, and what could be meant instead."""
+    from fednotes.guard import approvals_of
 
-    waiting = pending(kit)
-    if waiting is None:
-        raise ConfigError(
-            f"{kit}: no job waits for a decision; one comes when the admin hands it in and this "
-            f"site runs (fednotes site status {kit})"
+    past = approvals_of(kit).decisions()
+    if past and past[-1].decision == "rejected":
+        name, key = past[-1].table.get("name"), past[-1].fingerprint[:12]
+        return (
+            f"{kit}: no job waits for a decision; {name} was rejected, which "
+            f"`fednotes site approve {kit} {key}` takes back"
         )
-    return dict(waiting["table"]), str(waiting["fingerprint"])
+    return (
+        f"{kit}: no job waits for a decision; one comes when the admin hands it in and this "
+        f"site runs (fednotes site status {kit})"
+    )
 
 
 def _show_job(kit: Path, table: dict[str, Any], key: str) -> None:

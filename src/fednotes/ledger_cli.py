@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
+from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
@@ -19,7 +20,7 @@ Kit = Annotated[Path, typer.Argument(help="A kit's folder.")]
 
 
 def _ledger(kit: Path) -> Path:
-    from fednotes.engines.provision import read_kit
+    from fednotes.engines.kit_files import read_kit
     from fednotes.guard import ledger_of
 
     read_kit(kit)
@@ -27,40 +28,71 @@ def _ledger(kit: Path) -> Path:
 
 
 @ledger.command("verify")
-def ledger_verify(kit: Kit) -> None:
+def ledger_verify(
+    kit: Kit,
+    noted: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="LINES:HASH",
+            help="An end of the ledger that was noted elsewhere: shows one that was written anew.",
+        ),
+    ] = None,
+) -> None:
     """Whether the ledger is as it was written: no line altered, removed, added or moved."""
-    from fednotes.privacy.ledger_check import verify
+    from fednotes.privacy.ledger_check import noted_end, verify
 
-    report = verify(_ledger(kit))
+    report = verify(_ledger(kit), noted_end(noted) if noted is not None else None)
     if not report.ok:
         raise FednotesError(f"{report}; keep both files as evidence".replace("\n", "; "))
     say(str(report))
-    say("next: note the last hash elsewhere, so that a rewritten history shows")
+    if noted is not None:
+        say("what was noted is in it")
+    if report.head is not None and report.head.lines:
+        end = f"{report.head.lines}:{report.head.hash}"
+        say(f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted {end}")
 
 
 @ledger.command("show")
 def ledger_show(
     kit: Kit,
     run: Annotated[Optional[str], typer.Option(help="Of this run alone.")] = None,  # noqa: UP045
-    first: Annotated[int, typer.Option(min=0, help="From this round on.")] = 0,
-    last: Annotated[Optional[int], typer.Option(help="Up to this round.")] = None,  # noqa: UP045
+    first: Annotated[int, typer.Option("--first-round", min=0, help="From this round on.")] = 0,
+    last: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--last-round", help="Up to this round."),
+    ] = None,
+    tail: Annotated[int, typer.Option(min=0, help="The last lines alone; 0: all.")] = 20,
     json_output: Annotated[bool, typer.Option("--json", help="Lines as they are.")] = False,
 ) -> None:
-    """What left: when, of which round and task, which tensors, how many bytes."""
+    """What left: when, of which round and task, how many tensors and bytes, under which hash.
+
+    --json adds the name, shape and norm of each tensor.
+    """
     from fednotes.privacy.ledger import show
 
-    lines = show(_ledger(kit), run=run, first=first, last=last)
+    every = list(show(_ledger(kit), run=run, first=first, last=last))
+    lines = every[-tail:] if tail else every
     if json_output:
         for line in lines:
             print(json.dumps(line))
         return
-    table = Table()
-    for head in ("line", "time", "run", "round", "task", "tensors", "bytes", "masked"):
-        right = head in ("line", "round", "tensors", "bytes")
-        table.add_column(head, justify="right" if right else "left", overflow="fold")
-    for line in lines:
-        cells = (line["seq"], line["time"], line["run"], line["round"], line["task"])
-        numbers = (len(line["tensors"]), f"{line['bytes']:,}", "yes" if line["masked"] else "")
-        table.add_row(*(Text(str(cell)) for cell in (*cells, *numbers)))
-    console.print(table)
+    for name in dict.fromkeys(line["run"] for line in lines):
+        table = Table(title=f"run {name}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+        for head in ("line", "time", "round", "task", "tensors", "bytes", "SHA-256", ""):
+            right = head in ("line", "round", "tensors", "bytes")
+            whole = head in ("time", "bytes", "SHA-256")
+            table.add_column(
+                head, justify="right" if right else "left", no_wrap=whole, overflow="fold"
+            )
+        for line in lines:
+            if line["run"] != name:
+                continue
+            behind = line.get("update") or line["tensors"]
+            table.add_row(
+                *(f"{line['seq']}", line["time"][:19].replace("T", " "), f"{line['round']}"),
+                *(Text(line["task"]), f"{len(behind)}", f"{line['bytes']:,}", line["sha256"][:8]),
+                "refusal" if line.get("refusal") else "masked" if line["masked"] else "",
+            )
+        console.print(table)
+    say(f"{len(lines):,} of {len(every):,} lines; each tensor's name, shape and norm: --json")
     say(f"next: fednotes ledger verify {kit}")

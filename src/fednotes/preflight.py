@@ -10,20 +10,22 @@ import asyncio
 import importlib.metadata
 import os
 import ssl
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from fednotes.core.errors import FednotesError
-from fednotes.engines import provision
+from fednotes.engines import kit_files
 from fednotes.engines.certificates import check_kit, valid_until
 from fednotes.guard import approvals_of
 from fednotes.jobs import expand
-from fednotes.site_file import SITE_FILE, of_kit
+from fednotes.site_file import SITE_FILE, of_kit, read_site_file
 
 SECONDS = 10.0  # to reach the server
+_PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +39,40 @@ class Check:
 
 def preflight(kit: Path) -> list[Check]:
     """All checks of a kit. Raises ConfigError if the folder is no kit."""
-    facts = provision.read_kit(kit)
+    facts = kit_files.read_kit(kit)
     checks = [
         Check("kit", True, f"{facts['role']} {facts['name']!r} of project {facts['project']!r}")
     ]
+    checks += _whole(kit, str(facts["role"]))
     checks += _installed()
     checks += _private(kit)
     checks += _certificate(kit)
-    if facts["role"] == provision.SITE:
-        checks += _site(kit)
-    if facts["role"] == provision.SERVER:
-        checks.append(asyncio.run(_port(int(facts["port"]))))
+    if facts["role"] == kit_files.SITE:
+        checks += site_checks(kit)
+    if facts["role"] == kit_files.SERVER:
+        checks.append(port_check(kit))
     else:
-        checks.append(_reached(kit, str(facts["server"]), int(facts["port"])))
+        checks.append(reached(kit))
     return checks
+
+
+def before_start(kit: Path, source: Path | None = None) -> list[Check]:
+    """What is wrong with a kit itself, before a process is started with it.
+
+    source: a site's file that is to be taken over; the kit's own if None.
+    """
+    facts = kit_files.read_kit(kit)
+    checks = [*_whole(kit, str(facts["role"])), *_installed(), *_private(kit)]
+    if facts["role"] == kit_files.SITE:
+        checks += site_checks(kit, source)
+    return [check for check in checks if check.ok is False]
+
+
+def _whole(kit: Path, role: str) -> Iterator[Check]:
+    """The files without which NVFlare's process would not begin; keys are `_certificate`'s."""
+    for name in kit_files.local_files(role):
+        if not (kit / "local" / name).is_file():
+            yield Check("kit", False, f"{kit / 'local' / name} is missing: ask for a new kit")
 
 
 def _installed() -> Iterator[Check]:
@@ -82,13 +104,14 @@ def _certificate(kit: Path) -> Iterator[Check]:
         yield Check("certificate", True, f"valid until {until:%Y-%m-%d}")
 
 
-def _site(kit: Path) -> Iterator[Check]:
-    if not (kit / SITE_FILE).exists():
+def site_checks(kit: Path, source: Path | None = None) -> Iterator[Check]:
+    """A site's file, what it names, and its decisions. source: as in `before_start`."""
+    if source is None and not (kit / SITE_FILE).exists():
         remedy = f"none yet: `fednotes site start {kit} --site FILE` takes it over"
         yield Check("site file", None, remedy)
         return
     try:
-        file = of_kit(kit)
+        file = of_kit(kit) if source is None else read_site_file(source)
     except FednotesError as error:
         yield Check("site file", False, str(error))
         return
@@ -123,27 +146,73 @@ def _places(data: Any, where: str = "") -> Iterator[tuple[str, str]]:
                     yield f"{where}{key}", str(text)
 
 
-async def _port(port: int) -> Check:
-    """Whether the server can listen there."""
+def port_check(kit: Path) -> Check:
+    """Whether the server can listen at its port, or does."""
+    port = int(kit_files.read_kit(kit)["port"])
+    if asyncio.run(_is_free(port)):
+        return Check("port", True, f"{port} is free")
+    problem = answer_of(kit)
+    if not problem:
+        return Check("port", True, f"{port}: this server runs and answers there")
+    told = f"{port} is in use by another program ({problem}): stop that, or make kits of another"
+    return Check("port", False, f"{told} port")
+
+
+async def _is_free(port: int) -> bool:
     try:
         server = await asyncio.start_server(lambda reader, writer: None, "0.0.0.0", port)
     except OSError:
-        told = f"{port} is in use: by this server, if it runs already; else change the project's"
-        return Check("port", None, told)
+        return False
     server.close()
-    return Check("port", True, f"{port} is free")
+    return True
 
 
-def _reached(kit: Path, host: str, port: int) -> Check:
+def answer_of(kit: Path) -> str:
+    """Why nothing at the port of a server's kit is this server; empty if it is.
+
+    It is asked from its own machine, with the certificate of its watch.
+    """
+    facts = kit_files.read_kit(kit)
+    startup, port = kit / kit_files.WATCH / "startup", int(facts["port"])
+    name = str(facts["server"])
+    try:
+        shaken = _shake_hands(startup, ("127.0.0.1", port), name, None)
+        shown = asyncio.run(asyncio.wait_for(shaken, SECONDS))
+        own = ssl.PEM_cert_to_DER_cert((kit / "startup" / "server.crt").read_text("ascii"))
+    except ssl.SSLCertVerificationError as error:
+        return f"it shows another certificate: {error.verify_message}"
+    except ssl.SSLError as error:
+        return "it does not speak TLS" if error.reason in _PLAIN else f"TLS: {error.reason}"
+    except (OSError, TimeoutError):
+        return "nothing answers"
+    return "" if shown == own else "another server of this project answers"
+
+
+def await_answer(kit: Path, seconds: float, alive: Callable[[], bool]) -> str:
+    """`answer_of`, until it is the server, `seconds` have passed, or its process has ended."""
+    end = time.monotonic() + seconds
+    while (problem := answer_of(kit)) and alive() and time.monotonic() < end:
+        time.sleep(0.3)
+    return problem
+
+
+def reached(kit: Path) -> Check:
+    """Whether the server answers a site's or the admin's kit."""
+    facts = kit_files.read_kit(kit)
+    host, port = str(facts["server"]), int(facts["port"])
     proxy = proxy_of(host, os.environ)
     where = f"{host}:{port}"
     through = f" through the proxy {proxy[0]}:{proxy[1]}" if proxy else ""
     try:
-        asyncio.run(asyncio.wait_for(_shake_hands(kit, host, port, proxy), SECONDS))
+        shaken = _shake_hands(kit / "startup", (host, port), host, proxy)
+        asyncio.run(asyncio.wait_for(shaken, SECONDS))
     except ssl.SSLCertVerificationError as error:
         told = f"{where}{through} is not this project's: {error.verify_message}"
         return Check("server", False, told)
     except ssl.SSLError as error:
+        if error.reason in _PLAIN:
+            told = "answers, but not with TLS: another program has that port, or a proxy is between"
+            return Check("server", False, f"{where}{through} {told}")
         return Check("server", False, f"{where}{through} refuses this kit ({error.reason})")
     except _NoWay as error:
         return Check("server", False, f"{where}: the proxy {error}; no_proxy = {host} goes past it")
@@ -172,12 +241,15 @@ def proxy_of(host: str, environment: Mapping[str, str]) -> tuple[str, int] | Non
     return None
 
 
-async def _shake_hands(kit: Path, host: str, port: int, proxy: tuple[str, int] | None) -> None:
-    startup = kit / "startup"
+async def _shake_hands(
+    startup: Path, where: tuple[str, int], name: str, proxy: tuple[str, int] | None
+) -> bytes:
+    """The certificate that the server shows, as DER. name: that it must have."""
     context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
     context.load_cert_chain(startup / "client.crt", startup / "client.key")
     context.set_alpn_protocols(["h2"])
-    reader, writer = await asyncio.open_connection(*(proxy or (host, port)))
+    host, port = where
+    reader, writer = await asyncio.open_connection(*(proxy or where))
     try:
         if proxy:
             writer.write(f"CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
@@ -185,7 +257,9 @@ async def _shake_hands(kit: Path, host: str, port: int, proxy: tuple[str, int] |
             status = answer.split(b"\r\n", 1)[0].decode("latin-1")
             if " 200 " not in f"{status} ":
                 raise _NoWay(f"{proxy[0]}:{proxy[1]} says {status!r}")
-        await writer.start_tls(context, server_hostname=host)
+        await writer.start_tls(context, server_hostname=name)
+        secured: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        return secured.getpeercert(binary_form=True) or b""
     except asyncio.IncompleteReadError as error:
         raise OSError("closed") from error
     finally:

@@ -2,7 +2,8 @@
 
 A line is a table with `kind`:
 
-    plan      rounds (0: not known), examples of a round (0: not known), the job's title
+    plan      rounds (0: not known), examples of a round (0: not known), the job's title, and
+              done: rounds that a run has which goes on from a checkpoint
     round     a committed round; numbers are of sums over sites
     event     something that a person may want to know, such as a site that is waited for
     end       the run is done
@@ -12,21 +13,23 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_text
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.asking import Event
 from fednotes.engines.inprocess import RoundResult
 from fednotes.federation import Federation, Option, Round, State
+from fednotes.guard import REJECTED
 from fednotes.jobs import Job
 
 logger = logging.getLogger("fednotes.deployment")
 METRICS = "metrics.jsonl"
-_TOLD = ("waiting", "missing", "joined")  # kinds of events that travel
+_TOLD = ("waiting", "missing", "joined", "refused")  # kinds of events that travel
 
 
 class Published(Protocol):
@@ -36,14 +39,22 @@ class Published(Protocol):
 
 
 class Progress:
-    """What a server's run tells. state: the run's folder there."""
+    """What a server's run tells.
 
-    def __init__(self, state: Path, pipe: Published, job: Job) -> None:
+    state: the run's folder there. sites: of the job, all of which are needed to begin.
+    least: so many are needed to go on.
+    """
+
+    def __init__(
+        self, state: Path, pipe: Published, job: Job, sites: Sequence[str] = (), least: int = 0
+    ) -> None:
         self.path = state / METRICS
-        self._pipe, self._job = pipe, job
+        self._pipe, self._job, self._sites, self._least = pipe, job, sites, least
         self._config: Any = None
-        self._last = ""
+        self._trained = False
+        self._said: dict[tuple[str, str], str] = {}  # site, kind → what was told of it last
         self._silent: dict[str, str] = {}  # site → why it gave no answer
+        self._rejected: dict[str, str] = {}  # site → its words
         self.metrics: Mapping[str, float] = {}
         self.rounds = 0
         self.refusals: list[str] = []
@@ -68,11 +79,12 @@ class Progress:
             few, many = (plan(self._config, [n])[0] for n in (1, 1_000_000))
             rounds, each = (few if few == many else 0), 0
         line = {"kind": "plan", "title": self._job.title, "rounds": rounds, "examples": each}
-        self._pipe.publish(line)
+        self._pipe.publish({**line, "done": self.rounds})
 
     def round(self, result: RoundResult) -> None:
         """A round was committed."""
         self.rounds, self.metrics = result.round + 1, dict(result.metrics)
+        self._said.pop(("", "waiting"), None)
         entry = {
             "part": "federated",
             "condition": "federated",
@@ -90,23 +102,54 @@ class Progress:
 
     def event(self, event: Event) -> None:
         """Something went wrong, or is well again."""
+        text = _named(event.site, event.text)
         if event.kind == "refused":
-            self.refusals.append(event.text)
-        if event.kind in _TOLD:
-            self._tell(event.site, event.text)
+            self.refusals.append(text)
+            self._judge(event.site, text)
+        if event.kind == "joined":  # what it says from now on is news
+            self._said.pop((event.site, "refused"), None)
+        if event.kind in _TOLD and not (self._trained and event.kind == "refused"):
+            self._tell(event.site, event.kind, text)
+
+    def trained(self) -> None:
+        """From now on sites are asked for their own scores, which most of them keep."""
+        self._trained = True
+
+    def answered(self, site: str) -> None:
+        """A site sent something; if it is a refusal, `event` follows."""
+        self._rejected.pop(site, None)
+
+    def _judge(self, site: str, text: str) -> None:
+        if f"site {site!r} {REJECTED}" in text:
+            self._rejected[site] = text.removesuffix("; asked again")
+
+    def require_willing(self) -> None:
+        """Raises ConfigError where people at sites said no, and the others are too few."""
+        sites = len(self._sites)
+        needed = sites if self._config is None else self._least
+        if self._rejected and sites - len(self._rejected) < needed:
+            said = "; ".join(text for _, text in sorted(self._rejected.items()))
+            begin = " to begin" if self._config is None else ""
+            raise ConfigError(
+                f"{said}. {needed} of {sites} sites are needed{begin}, so this run is over; "
+                "once the job is approved, hand it in again"
+            )
 
     def silent(self, sites: Mapping[str, str]) -> None:
         """Which sites gave no answer just now, and why; the same reason is told once."""
         told = self._silent
         self._silent = dict(sites)
         for site, reason in sites.items():
+            self._judge(site, reason)
             if told.get(site) != reason:
-                logger.info("no answer from site %r: %s", site, reason)
-                self._tell(site, f"no answer from site {site!r}: {reason}")
+                text = reason if reason.startswith(f"site {site!r}") else ""
+                text = text or f"no answer from site {site!r}: {reason}"
+                logger.info("%s", text)
+                self._tell(site, "silent", text)
 
-    def _tell(self, site: str, text: str) -> None:
-        if text != self._last:
-            self._last = text
+    def _tell(self, site: str, kind: str, text: str) -> None:
+        if text != self._said.get((site, kind)):
+            self._said[site, kind] = text
             self._pipe.publish({"kind": "event", "text": text, "site": site})
 
     def end(self) -> None:
@@ -120,6 +163,11 @@ class Progress:
                     entry = json.loads(line)
                     int(entry["round"])
                     yield entry
+
+
+def _named(site: str, text: str) -> str:
+    """What a site said, with its name: its own words may leave it out."""
+    return text if not site or repr(site) in text else f"site {site!r}: {text}"
 
 
 class Told:

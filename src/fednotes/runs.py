@@ -1,7 +1,6 @@
-"""A run between real sites, from the admin's kit: hand it in, watch it, fetch what it made.
+"""A run between real sites, watched from the admin's kit, and what it made fetched.
 
-    OUT/run.json        which run, by which kit: `fednotes run --attach` goes on watching by it
-    OUT/job.json        the declared job
+    OUT/run.json, OUT/job.json                          `submissions.py`
     OUT/metrics.jsonl, OUT/summary.json, OUT/model/     when it is done
 
 The run does not need this process: it may end, and be attached again. A submission that fails or
@@ -12,140 +11,53 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
-import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from fednotes.core.errors import ConfigError, FednotesError, TrainingError
+from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.store import write_json
-from fednotes.deployed_jobs import whole_table
 from fednotes.deployment import PROBLEM
 from fednotes.engines.inprocess import RoundResult
-from fednotes.engines.provision import ADMIN, job_folder, read_kit
-from fednotes.jobs import Job
-from fednotes.privacy.approval import fingerprint
 from fednotes.simulate import Display, Part
+from fednotes.submissions import (
+    ABORTED,
+    POLL_SECONDS,
+    Run,
+    Server,
+    facts_of,
+    newest_of,
+    read_table,
+    unknown,
+)
 
 S = TypeVar("S")
-POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it hands a run in again
+QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
 _FACTS = frozenset(
     {"kind", "evaluated", "part", "condition", "round", "took_part"}
     | {"bytes_up", "bytes_down", "seconds"}
 )
 
 
-class Server(Protocol):
-    """What is asked of the server (`engines.nvflare.Admin`)."""
-
-    def submit(self, folder: Path) -> str: ...
-    def jobs(self) -> list[dict[str, Any]]: ...
-    def tell(self, job_id: str, topic: str = ..., since: int = ...) -> dict[str, Any] | None: ...
-    def fetch(self, job_id: str, out: Path) -> Path: ...
-    def abort(self, job_id: str) -> None: ...
-    def sites(self, within: float = ...) -> tuple[str, ...]: ...
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that was handed in. kit: the admin's. sites: in the job's order."""
-
-    name: str
-    kit: Path
-    title: str
-    sites: tuple[str, ...]
-    fingerprint: str
-
-
-def admin_kit(path: Path) -> tuple[Path, str]:
-    """An admin's kit, and the person it is of. Raises ConfigError for another's."""
-    facts = read_kit(path)
-    if facts["role"] != ADMIN:
-        raise ConfigError(
-            f"{path}: is the kit of {facts['name']} ({facts['role']}); a run is handed in with the "
-            "kit `admin`"
-        )
-    return path.resolve(), str(facts["person"])
-
-
-def prepare(
-    job: Job, declared: Mapping[str, Any], kit: Path, out: Path, when: float
-) -> tuple[Run, int]:
-    """Claim OUT for a new run; it and the least number of sites.
-
-    Raises ConfigError if OUT holds another run, or the job's numbers of sites cannot be.
-    """
-    if (out / "run.json").exists():
-        raise ConfigError(
-            f"{out} holds run {read_run(out).name} already: `fednotes run --attach --out {out}` "
-            "goes on watching it; or give another --out"
-        )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} is not empty: give another --out")
-    sites = tuple(job.sites)
-    least = job.federation.min_sites or len(sites)
-    if least > len(sites):
-        raise ConfigError(f"[federation] min_sites = {least}: the job has {len(sites)} sites")
-    if job.federation.secure_sum and len(sites) < 3:
-        raise ConfigError(f"[federation] secure_sum: takes 3 sites, the job has {len(sites)}")
-    stem = re.sub(r"[^A-Za-z0-9_.-]", "-", job.name).lstrip("-._")[:32] or "job"
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(when))
-    key = fingerprint(whole_table(declared, sites, least))
-    run = Run(f"{stem}-{stamp}", kit.resolve(), job.title, sites, key)
-    return run, least
-
-
-def hand_in(server: Server, run: Run, declared: Mapping[str, Any], least: int, out: Path) -> str:
-    """Submit a run's job; OUT then knows it. Returns the submission's id."""
-    with tempfile.TemporaryDirectory() as folder:
-        packed = job_folder(Path(folder), declared, run=run.name, sites=run.sites, min_sites=least)
-        job_id = server.submit(packed)
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "job.json", {**declared, "fingerprint": run.fingerprint})
-    write_json(
-        out / "run.json",
-        {
-            **{"run": run.name, "kit": str(run.kit), "title": run.title},
-            **{"sites": list(run.sites), "fingerprint": run.fingerprint},
-        },
-    )
-    return job_id
-
-
-def read_run(out: Path) -> Run:
-    """The run that a folder is of. Raises ConfigError if it is of none."""
-    try:
-        kept = json.loads((out / "run.json").read_text(encoding="utf-8"))
-        return Run(
-            str(kept["run"]),
-            Path(kept["kit"]),
-            str(kept["title"]),
-            tuple(kept["sites"]),
-            str(kept["fingerprint"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{out}: no run was handed in from here (no whole run.json)") from error
-
-
 @dataclass
 class Follower:
     """Shows a run until it is done, and fetches what it made.
 
-    say: one line for a person. now, sleep: for tests.
+    say: one line for a person. fresh: it was handed in just now. now, sleep: for tests.
     """
 
     run: Run
     out: Path
     display: Display
     say: Callable[[str], None]
+    fresh: bool = False
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _job_id: str = ""
@@ -154,6 +66,9 @@ class Follower:
     _changed: float = 0.0
     _judged: set[str] = field(default_factory=set)  # finished submissions that were looked into
     _planned: tuple[int, int] | None = None
+    _shown: int = 0  # rounds
+    _again: bool = False  # another submission of a run that was shown
+    _ahead: str = ""  # the run that this one waits behind
 
     def follow(self, server: Server) -> dict[str, Any]:
         """Returns summary.json of the run.
@@ -162,15 +77,20 @@ class Follower:
         """
         self._changed = self.now()
         while True:
-            job = self._newest(server)
+            jobs = server.jobs()
+            job = self._newest(jobs)
             status = str(job["status"])
             if str(job["job_id"]) != self._job_id:
                 self._job_id, self._since, self._state = str(job["job_id"]), 0, ""
+                self._again = self._shown > 0
             if status != self._state:
                 self._state, self._changed = status, self.now()
-                if status in ("SUBMITTED", "APPROVED", "DISPATCHED"):
+                if status in QUEUED:
                     self._starting(server)
+            if status == "SUBMITTED":
+                self._queued(server, jobs)
             if status == "RUNNING":
+                self._asked()
                 self._listen(server)
             elif status.startswith("FINISHED"):
                 done = self._finished(server, job)
@@ -178,14 +98,33 @@ class Follower:
                     return done
             self.sleep(POLL_SECONDS)
 
-    def _newest(self, server: Server) -> dict[str, Any]:
-        ours = [job for job in server.jobs() if job.get("name") == self.run.name]
-        if not ours:
-            raise ConfigError(
-                f"the server of {self.run.kit} does not know run {self.run.name}: it was deleted, "
-                "or this is another server"
+    def _newest(self, jobs: list[dict[str, Any]]) -> dict[str, Any]:
+        newest = newest_of(jobs).get(self.run.name)
+        if newest is None:
+            unknown(self.run, self.out)
+        elif read_table(self.out / "run.json").get("submitting"):
+            write_json(self.out / "run.json", facts_of(self.run))
+        return newest or {}
+
+    def _asked(self) -> None:
+        if self.fresh:
+            self.say(
+                "a site that has not approved it is asked to: there, fednotes site approve KIT"
             )
-        return max(ours, key=lambda job: float(job.get("submit_time") or 0))
+        self.fresh = False
+
+    def _queued(self, server: Server, jobs: list[dict[str, Any]]) -> None:
+        """The server runs one job at a time."""
+        found = newest_of(jobs)
+        others = [job for name, job in found.items() if name != self.run.name]
+        going = [job for job in others if job["status"] in ("RUNNING", "DISPATCHED")]
+        ahead = str(going[0]["name"]) if going else ""
+        if not ahead or ahead == self._ahead:
+            return
+        if server.tell(str(going[0]["job_id"])) is None:
+            return  # it was killed: the watch hands it in again
+        self._ahead = ahead
+        self.say(f"waits behind run {ahead} (fednotes run --abort --out its folder ends it)")
 
     def _starting(self, server: Server) -> None:
         absent = [site for site in self.run.sites if site not in server.sites()]
@@ -204,10 +143,15 @@ class Follower:
         kind = line.get("kind")
         if kind == "plan":
             plan = int(line["rounds"]), int(line["examples"])
+            if self._again:
+                self._again = False
+                done = int(line.get("done", 0))
+                self.say(f"goes on from round {done}" if done else "begins anew: no checkpoint yet")
             if plan != self._planned:
                 self._planned = plan
                 self.display.begin(Part("federated", self.run.sites, None), *plan)
-        elif kind == "round" and self._planned is not None:
+        elif kind == "round" and self._planned is not None and line["round"] >= self._shown:
+            self._shown = int(line["round"]) + 1
             metrics = {k: v for k, v in line.items() if k not in _FACTS}
             self.display.round(
                 RoundResult(
@@ -225,7 +169,7 @@ class Follower:
 
     def _finished(self, server: Server, job: Mapping[str, Any]) -> dict[str, Any] | None:
         """What a finished submission means: the end, or that another one follows."""
-        if self._state == "FINISHED:ABORTED":
+        if self._state == ABORTED:
             raise FednotesError(f"run {self.run.name} was aborted by a person")
         if self._job_id not in self._judged:
             summary = self._fetch(server, job)
@@ -249,12 +193,12 @@ class Follower:
                 details = "; ".join(map(str, job.get("job_deploy_detail") or ()))
                 self.say(f"{self._state} ({details or 'nothing to fetch'})")
                 return None
-            problem = _json(made / PROBLEM)
+            problem = read_table(made / PROBLEM)
             if problem and not problem.get("again"):
                 raise FednotesError(f"run {self.run.name} stays stopped: {problem['problem']}")
             if problem:
                 self.say(f"stopped: {problem['problem']}; the server hands it in again")
-            summary = _json(made / "summary.json")
+            summary = read_table(made / "summary.json")
             if summary:
                 for path in sorted(made.iterdir()):
                     target = self.out / path.name
@@ -293,11 +237,3 @@ def watched(follower: Follower, connected: Callable[[], Any]) -> dict[str, Any]:
                 follower.say(f"{error}; trying again (Ctrl-C ends this, not the run)")
             lost = True
             follower.sleep(5 * POLL_SECONDS)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
-    return {}

@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import build, read_toml
 from fednotes.core.store import write_text
+from fednotes.job_tables import NotesConfig, SiteConfig
 from fednotes.jobs import expand
+from fednotes.patient_tables import PatientsConfig
 from fednotes.privacy.policy import Policy, policy_from
 
 SITE_FILE = "site.toml"  # in a kit
@@ -43,6 +45,8 @@ _NEEDED = {
     "notes": ("path", "paths"),
     "patients": ("notes", "concepts", "labels"),
 }
+_TABLES_OF = {"documents": SiteConfig, "notes": NotesConfig, "patients": PatientsConfig}
+_KEYS = {kind: [f.name for f in fields(table)] for kind, table in _TABLES_OF.items()}
 _TABLES = {"dictionary": ("concepts",)}  # else [model]; which table of a job a file belongs to
 FILES = ("word_vectors", "contextual", "encoder", "backbone", "representation", "dictionary")
 
@@ -88,6 +92,7 @@ def read_site_file(path: Path) -> SiteFile:
     for key in top.files:
         if key not in FILES:
             raise ConfigError(f"{path} [files]: unknown key {key!r}; {nearest(key, FILES)}")
+    _require_known(top.data, path)
     if top.threads < 0:
         raise ConfigError(f"{path}: threads = {top.threads}: 0 leaves it to the job")
     return SiteFile(
@@ -111,6 +116,20 @@ def _top(table: Mapping[str, Any], path: Path) -> _Top:
     return _Top(
         made.device, made.threads, made.cache, made.folder, table.get("data", {}), made.files
     )
+
+
+def _require_known(data: Mapping[str, Any], path: Path) -> None:
+    """Raises ConfigError for a key of [data] that no kind of notes has."""
+    every = sorted({key for keys in _KEYS.values() for key in keys})
+    for key, value in data.items():
+        if key in KINDS and isinstance(value, Mapping):
+            for inner in value:
+                if inner not in _KEYS[key]:
+                    raise ConfigError(
+                        f"{path} [data.{key}]: unknown key {inner!r}; {nearest(inner, _KEYS[key])}"
+                    )
+        elif key not in every:
+            raise ConfigError(f"{path} [data]: unknown key {key!r}; {nearest(key, every)}")
 
 
 def _absolute(text: str, folder: Path, where: str) -> str:

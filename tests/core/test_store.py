@@ -178,6 +178,69 @@ def test_a_damaged_manifest_is_an_error_not_a_crash(tmp_path: Path, text: str) -
         store.load_state(tmp_path / "s")
 
 
+def synced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is synced and renamed below a folder from now on, in order, by first letters of words;
+    temporary names end in "~"."""
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def name(path: object) -> str:
+        parts = Path(str(path)).relative_to(folder).parts
+        return "/".join(
+            p[1:].partition(f".{os.getpid()}")[0] + "~" if p[0] == "." else p for p in parts
+        )
+
+    def sync(number: int) -> None:
+        calls.append(f"fsync {name(os.readlink(f'/proc/self/fd/{number}'))}")
+        fsync(number)
+
+    def move(source: Path, target: Path) -> None:
+        calls.append(f"replace {name(target)}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", move)
+    return calls
+
+
+def test_bytes_and_names_are_on_disk_in_this_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file before its name, and the name before anything that builds on it: so a power cut
+    finds one of the two states that a kill finds."""
+    (tmp_path / "d").mkdir()
+    calls = synced(tmp_path, monkeypatch)
+    store.replace_file(tmp_path / "d" / "a", b"one")
+    assert calls == ["fsync d/a~", "replace d/a", "fsync d"]
+    calls.clear()
+    store.save_state(tmp_path / "d" / "s", TENSORS, FACTS)
+    files = ["tensors.safetensors", "facts.json", "manifest.json"]
+    assert calls[:3] == [f"fsync d/s~/{file}" for file in files]
+    assert calls[3:] == ["fsync d/s~", "replace d/s", "fsync d"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_file_system_that_cannot_sync_folders_will_do(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def sync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    before = len(os.listdir("/proc/self/fd"))
+    if number == errno.EIO:
+        with pytest.raises(FednotesError, match="cannot be written"):
+            store.write_text(tmp_path / "a", "one")
+    else:
+        store.write_text(tmp_path / "a", "one")
+    assert everything(tmp_path) == {"a": b"one"}
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_later_format_is_refused(tmp_path: Path) -> None:
     store.save_state(tmp_path / "s", TENSORS, FACTS)
     (tmp_path / "s" / "manifest.json").write_text('{"format": 2, "sha256": {}}')

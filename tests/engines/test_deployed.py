@@ -17,12 +17,12 @@ from fault_toy import JOB, SITES, SIZES, Toy, by_hand, toy_job
 from fednotes.core import store
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, RefusedError, TrainingError
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.engines.asking import Event, Grouped, Policy
+from fednotes.engines.asking import Asker, Event, Grouped, Policy
 from fednotes.engines.host import BEGIN, SiteHost
 from fednotes.engines.inprocess import RoundResult
 from fednotes.engines.summing import Exchange, PlainSum
 from fednotes.engines.validation import Limits
-from fednotes.engines.wire import Frame, Request, encode
+from fednotes.engines.wire import Frame, Reply, Request, encode
 from fednotes.federation import State
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
@@ -127,7 +127,11 @@ def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
         (Update({"least": torch.ones(5)}, 1.0), Limits(), "shape (5,), expected (4,)"),
         (Update({"other": torch.ones(4)}, 1.0), Limits(), "tensor 'least' is missing"),
         (Update({"least": torch.ones(4).double()}, 1.0), Limits(), "type torch.float64"),
-        (Update({"least": torch.full((4,), 99.0)}, 1.0), Limits(norm=50), "its norm is 198"),
+        (
+            Update({"least": torch.full((4,), 99.0)}, 1.0),
+            Limits(norm=50),
+            "its norm is above 50 (it is 198)",
+        ),
     ],
 )
 def test_a_bad_update_is_left_out_and_undone_at_its_site(
@@ -153,6 +157,45 @@ def test_a_site_cannot_answer_for_another(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="no answer from b"):
         net.engine(SITES, notify=events.append).sum("count")
     assert "site 'b' answered in the name of 'a'" in {event.text for event in events}
+
+
+class Scripted:
+    """A transport whose one site gives the next of these replies each time."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.left = list(replies)
+
+    def exchange(
+        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
+    ) -> Iterator[tuple[str, Frame]]:
+        yield "a", encode(self.left.pop(0))
+
+
+@pytest.mark.parametrize("other", [{"job": "job-2"}, {"run": 2}, {"number": 8}], ids=str)
+def test_a_reply_to_another_request_is_dropped(other: dict[str, Any]) -> None:
+    right = Reply(JOB, 3, 9, "a", Update({"x": torch.ones(1)}))
+    transport, events = Scripted(replace(right, **other), right), list[Event]()
+    asker = Asker(transport, STRICT, Limits(), events.append, sleep=lambda seconds: None)
+    answers = asker.ask({"a": Request(JOB, 3, 9, "t", counted={"a": 0})}, least=1)
+    assert [event.kind for event in events] == ["late"]
+    assert {name: getattr(answers.replies["a"], name) for name in other} == {
+        name: getattr(right, name) for name in other
+    }
+
+
+def test_what_is_attached_has_a_size_limit_too() -> None:
+    """40 bytes of numbers, as a secure sum sends instead of an update."""
+    reply = Reply(JOB, 3, 9, "a", Update(), attached={"words": torch.zeros(5, dtype=torch.int64)})
+    request = {"a": Request(JOB, 3, 9, "t", counted={"a": 4})}
+    for most, taken in ((40, True), (39, False)):
+        events: list[Event] = []
+        answers = Asker(Scripted(reply), STRICT, Limits(nbytes=most), events.append).ask(
+            request, least=1
+        )
+        assert ("a" in answers.replies) == taken
+        if not taken:
+            assert [e.text for e in events] == ["site 'a' attached 40 bytes, 39 are accepted"]
+            assert (answers.refused["a"].has, answers.refused["a"].attached) == (4, {})
 
 
 # what is kept

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +19,16 @@ pytest.importorskip("nvflare")
 
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.fuel.flare_api.api_spec import JobNotRunning, NoConnection, NoReply
+from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.fuel.utils import fobs
 from nvflare.security.security import FLAuthorizer
 
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
+from fednotes.engines import kit_files, nvflare_site, pipe, presence, provision
 from fednotes.engines import nvflare as flare
-from fednotes.engines import nvflare_site, pipe, provision
+from fednotes.engines.certificates import check_kit
 
 PROJECT = provision.ProjectConfig("ward", "localhost", ("h1", "h2", "h3"), port=18002)
 ROLES = ("project_admin", "lead", "org_admin", "member")
@@ -72,11 +76,11 @@ def test_a_kit_holds_its_owners_things_only(kits: dict[str, Path]) -> None:
         assert {p.name for p in files if p.suffix == ".key"} <= {"server.key", "client.key"}
         assert all(p.stat().st_mode & 0o077 == 0 for p in files if p.suffix == ".key")
         assert not [p for p in files if p.suffix in (".sh", ".ipynb")]
-        assert provision.read_kit(kit)["name"] == name
+        assert kit_files.read_kit(kit)["name"] == name
         keys = (p.read_bytes() for p in files if p.suffix == ".key")
         others = (k.rglob("*.key") for other, k in kits.items() if other != name)
         assert not {p.read_bytes() for kit_keys in others for p in kit_keys} & set(keys)
-    for name, own in (("server", provision.CONTROLLER), ("h2", provision.EXECUTOR)):
+    for name, own in (("server", kit_files.CONTROLLER), ("h2", kit_files.EXECUTOR)):
         resources = local(kits[name], "resources.json")
         assert resources["class_allow_list"] == [own]
         assert resources["class_list_enforcement_mode"] == "enforce"
@@ -108,12 +112,82 @@ def test_a_site_can_be_added_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"port": 18003}, "port = 18002, the project says 18003"),
+        ({"admin": "new@x.org"}, 'admin = "admin@fednotes.org"'),
+        ({"hosts": ("10.0.0.1",)}, r"hosts = \[\]"),
+        ({"organisations": {"h1": "x"}}, 'organisations.h1 = "h1"'),
+    ],
+)
+def test_kits_that_would_not_go_together_are_not_made(
+    kits: dict[str, Path], changes: dict[str, Any], message: str
+) -> None:
+    out = kits["server"].parent
+    with pytest.raises(ConfigError, match=message):
+        provision.provision(replace(PROJECT, sites=(*PROJECT.sites, "h4"), **changes), out)
+    assert not (out / "sites" / "h4").exists()
+
+
+def keys_in(folder: Path) -> int:
+    """Private keys, by the first line of their PEM."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return sum(path.read_bytes().count(b"PRIVATE KEY-----") for path in files) // 2
+
+
+def test_the_authority_keeps_no_key_but_its_own(tmp_path: Path) -> None:
+    """Nor does a kit that was handed over come to be a second time by itself."""
+    out = tmp_path / "kits"
+    kits = provision.provision(PROJECT, out)
+    authority = out / "authority"
+    state = authority / "ward" / "state" / "cert.json"
+    assert keys_in(authority) == 1
+    assert state.stat().st_mode & 0o077 == 0
+    key = (kits["h1"] / "startup/client.key").read_bytes()
+    kits["h1"].rename(tmp_path / "h1")
+    provision.provision(replace(PROJECT, sites=(*PROJECT.sites, "h4")), out)
+    assert not kits["h1"].exists()
+    assert check_kit(out / "sites" / "h4") == []
+    assert keys_in(authority) == 1
+    again = provision.provision(PROJECT, out, again=["h1"])["h1"]
+    assert check_kit(again) == []
+    assert (again / "startup/client.key").read_bytes() != key
+    with pytest.raises(ConfigError, match="is there; move it away"):
+        provision.provision(PROJECT, out, again=["h1"])
+    with pytest.raises(ConfigError, match="'h9' is no kit"):
+        provision.provision(PROJECT, out, again=["h9"])
+
+
+def test_an_authority_of_an_earlier_version_gives_its_keys_up(tmp_path: Path) -> None:
+    """It kept every participant's beside its own, and wrote down the project's name alone."""
+    kits = provision.provision(PROJECT, tmp_path)
+    record = tmp_path / "authority" / "project.json"
+    record.write_text('{"name": "ward", "server": "localhost"}')
+    state = tmp_path / "authority" / "ward" / "state" / "cert.json"
+    kept = json.loads(state.read_text())
+    for name in ("localhost", "h1", "h2", "h3", "admin@fednotes.org", "watch@fednotes.org"):
+        kept[name] = {"cert": "-", "pri_key": kept["root_pri_key"]}
+    state.write_text(json.dumps(kept))
+    shutil.rmtree(kits["h2"])
+    more = provision.ProjectConfig("ward", "localhost", ("h1", "h2", "h3", "h4"), port=18002)
+    added = provision.provision(more, tmp_path)
+    assert not added["h2"].exists()
+    assert check_kit(added["h4"]) == []
+    assert keys_in(tmp_path / "authority") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"sites": ("h1", "h1")}, r"sites \['h1'\]"),
         ({"sites": ("server",)}, r"sites \['server'\]"),
         ({"sites": ()}, "sites are missing"),
         ({"sites": ("a b",)}, "site 'a b'"),
         ({"name": "../x"}, "name '../x'"),
         ({"port": 0}, "port 0"),
+        ({"server": ""}, "server ''"),
+        ({"server": "bad host"}, "server 'bad host'"),
+        ({"hosts": ("-x",)}, "hosts '-x'"),
+        ({"organisations": {"h2": "x"}}, "unknown site 'h2'"),
+        ({"organisations": {"h1": "St. Mary"}}, "h1 = 'St. Mary'"),
         ({"admin": "root"}, "admin 'root'"),
     ],
 )
@@ -208,6 +282,34 @@ def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
     assert len(controller.cancelled) == 2
 
 
+def test_a_code_of_nvflare_is_told_in_words(tmp_path: Path) -> None:
+    """What goes wrong before the executor can say why, such as on a full disk."""
+    controller = Pretend({"a": (0.0, lambda _: nvflare_site.make_reply("EXECUTION_EXCEPTION"))})
+    sent = transport(controller, tmp_path)
+    assert list(sent.exchange({"a": b"1"}, timeout=9, grace=9, enough=1)) == []
+    assert sent.failed == {"a": "its process failed: see its log (a full disk?)"}
+
+
+def test_a_job_that_ends_does_not_hold_the_server_up() -> None:
+    """NVFlare's server waits for a job's process as long as a session may take, under a lock that
+    every site's sign of life needs. A late reply is none; a lost connection shows elsewhere."""
+    waits: list[float] = []
+
+    def command(*words: Any) -> Any:
+        assert waits[-1] == flare.TELL_SECONDS
+        raise answers.pop(0)
+
+    session = SimpleNamespace(set_timeout=waits.append, do_app_command=command)
+    answers: list[Exception] = [NoConnection("late"), NoReply("late"), JobNotRunning("gone")]
+    admin = flare.Admin(session)
+    assert admin.tell("j") == admin.tell("j") == {"lines": [], "sites": []}
+    assert admin.tell("j") is None
+    assert waits == [flare.TELL_SECONDS, flare.COMMAND_SECONDS] * 3
+    answers.append(ValueError("x"))
+    with pytest.raises(TrainingError):
+        admin.tell("j")
+
+
 @pytest.mark.parametrize(
     ("timeout", "grace", "enough", "sites", "at_most"),
     [(9, 0.2, 1, ["a"], 1.0), (9, 1.5, 1, ["a", "b"], 3.0), (0.5, 9, 2, ["a"], 1.2)],
@@ -259,8 +361,11 @@ class Faulty:
     ("error", "told"),
     [(KeyError("Mrs Planted"), "KeyError at test_nvflare.py"), (RefusedError("hours"), "hours")],
 )
-def test_a_sites_error_is_told_without_its_data(error: Exception, told: str) -> None:
+def test_a_sites_error_is_told_without_its_data(
+    error: Exception, told: str, tmp_path: Path
+) -> None:
     executor = nvflare_site.FednotesExecutor()
+    executor._kit = tmp_path
     executor._host = Faulty(error)
     reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), None, None)
     reason = reply.get_header(flare.REASON)
@@ -273,3 +378,22 @@ def test_two_processes_do_not_share_a_runs_state(tmp_path: Path) -> None:
         pipe.only_one(tmp_path / "r").__enter__()
     with pipe.only_one(tmp_path / "r"):
         pass
+
+
+def test_the_audit_names_commands_and_no_looks(tmp_path: Path) -> None:
+    """By NVFlare's own auditor, on the commands that a run made in three minutes."""
+    log = tmp_path / "audit.log"
+    auditor = AuditService.initialize(str(log))
+    try:
+        presence.audit_no_looks()
+        for command in ("list_jobs -d", "check_status server", "app_command 1-2 fednotes.progress"):
+            auditor.add_event("watch@x.org", command)
+        assert log.read_text() == ""
+        kept = ("_cert_login a@x.org", "job_mgmt.submit_job ner", "app_command 1 fednotes.pause")
+        for command in kept:
+            assert auditor.add_event("a@x.org", command)
+        assert [line.rpartition("[A:")[2] for line in log.read_text().splitlines()] == [
+            f"{command}]" for command in kept
+        ]
+    finally:
+        AuditService.close()

@@ -11,6 +11,7 @@ import os
 import shutil
 import ssl
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ from nvflare.lighter.utils import verify_folder_signature
 from fednotes.core.errors import ConfigError
 from fednotes.engines import processes, provision
 from fednotes.engines.asking import Asker, Event, Policy
+from fednotes.engines.contact import Known, contact_of
+from fednotes.engines.presence import SECOND_FILE
 from fednotes.engines.validation import LIMITS
 from fednotes.engines.wire import Frame, Reply, Request, decode_reply, decode_request, encode
 
@@ -252,6 +255,19 @@ def test_each_site_refuses_what_the_server_signed_itself(tmp_path: Path, ward: W
     )
     assert not trained.exists()
     assert "was signed by 'localhost'" in log_of(ward.net.kits["h1"])
+
+
+def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> None:
+    """NVFlare alone gives it the place of the first, which then gets no job."""
+    copy, first = intruders.copied(ward.net.kits["h4"], tmp_path / "h4"), ward.net.kits["h4"]
+    there = processes.status(first).pid
+    ward.net.start(copy)
+    assert until(lambda: not processes.status(copy).running, 40)
+    assert "the server refuses this site: another process of this site" in log_of(copy)
+    assert "a second process of site 'h4' was refused" in log_of(ward.net.server)
+    assert list(json.loads((ward.net.server / SECOND_FILE).read_text())) == ["h4"]
+    since = time.time()
+    assert until(lambda: (contact_of(first, there) or Known()).last > since, 60)
 
 
 def test_each_site_refuses_a_class_of_its_own_accord(tmp_path: Path, ward: Ward) -> None:

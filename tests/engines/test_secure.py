@@ -35,28 +35,36 @@ pytestmark = pytest.mark.usefixtures("instant_disk")
 
 def test_two_messages_a_sum_and_two_more_for_a_fresh_start(tmp_path: Path) -> None:
     updates = random_updates(1)
-    net, engine, _, _ = network(tmp_path, updates)
+    net, engine, _, _ = network(tmp_path, updates, threshold=len(SITES))
     for turn in range(3):
+        next(engine.rounds(turn, 3))
         total = engine.sum("give")
         check(total, [updates[s][turn] for s in SITES])
         assert total.included == SITES
-    opened = ["give", "@unmask"]
-    assert tasks(net) == [BEGIN, "@keys", "@shares", *opened, *opened, *opened]
+    assert tasks(net) == [BEGIN, "@keys", "@shares", *["give", "@unmask"] * 3]
     frames = Counter(request.number for _, request, _ in net.sent)
     assert set(frames.values()) == {4}
     assert len({id(frame) for _, _, frame in net.sent}) == len(frames)  # one frame for all sites
+
+
+def test_where_sites_may_be_left_out_a_sum_has_one_message_more(tmp_path: Path) -> None:
+    """Survivors confirm their list; a drop-out costs no message."""
+    net, engine, _, _ = network(tmp_path, random_updates(1, rounds=5))
+    opened = ["give", "@confirm", "@unmask"]
+    engine.sum("give")
+    assert tasks(net) == [BEGIN, "@keys", "@shares", *opened]
     net.down = {"c"}
     engine._least = 3
-    next(engine.rounds(0, 1))
-    net.sent.clear()
-    assert engine.sum("give").included == ("a", "b", "d")
-    assert engine.sum("give").included == ("a", "b", "d")
-    assert tasks(net) == opened * 2  # a drop-out costs no message
+    for turn in range(2):
+        next(engine.rounds(turn, 9))
+        net.sent.clear()
+        assert engine.sum("give").included == ("a", "b", "d")
+        assert [task for task in tasks(net) if task != BEGIN] == opened
     net.down = set()
-    next(engine.rounds(1, 2))
+    next(engine.rounds(2, 9))
     net.sent.clear()
     assert engine.sum("give").included == SITES
-    assert tasks(net)[-4:] == ["@keys", "@shares", *opened]
+    assert tasks(net)[-5:] == ["@keys", "@shares", *opened]
 
 
 def test_the_bytes_are_about_twice_those_in_the_clear(tmp_path: Path) -> None:
@@ -171,7 +179,7 @@ def test_counts_that_only_some_sites_have(tmp_path: Path) -> None:
         "c": [{"x": 1, "n": 4}, {}, {"n": 1}, {"n": 1}],
     }
     updates = {s: [Update({}, 2.0, m) for m in own] for s, own in given.items()}
-    net, engine, _, asked = network(tmp_path, updates)
+    net, engine, _, asked = network(tmp_path, updates, threshold=3)
     for turn in range(4):
         check(engine.sum("give"), [own[turn] for own in updates.values()])
     again = ["give", "@keys", "@shares", "@masked", "@unmask"]
@@ -179,22 +187,28 @@ def test_counts_that_only_some_sites_have(tmp_path: Path) -> None:
     assert set(asked.values()) == {4}
 
 
-def test_values_beyond_the_limits_of_the_last_total(tmp_path: Path) -> None:
+def test_values_beyond_the_limits_of_the_last_total(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """4,096 times the last largest sum is the limit; then the widest, and then none."""
     small, large, huge = 1e-3, 1e3, 2.0**33
     updates = {s: [Update({"w": torch.full((3,), v)}) for v in (small, small)] for s in SITES[:3]}
     updates["b"] += [Update({"w": torch.full((3,), v)}) for v in (large, huge)]
-    net, engine, events, asked = network(tmp_path, updates)
-    engine.sum("give")
-    engine.sum("give")
-    total = engine.sum("give")
+    net, engine, events, asked = network(tmp_path, updates, threshold=3)
+    for turn in range(3):
+        next(engine.rounds(turn, 9))
+        total = engine.sum("give")
     np.testing.assert_allclose(total.tensors["w"].numpy(), large + 2 * small, rtol=1e-9)
     assert tasks(net)[7:] == ["give", "@keys", "@shares", "@masked", "@unmask"]
     assert asked == dict.fromkeys(SITES[:3], 3)
-    with pytest.raises(TrainingError, match=r"limit 2\^31: nothing was sent"):
+    next(engine.rounds(3, 9))
+    with pytest.raises(TrainingError, match="'give' has values beyond the limits of the secure"):
         engine.sum("give")
     assert [event.site for event in events if event.kind == "refused"] == ["b"]
     assert "lower the learning rate" in events[-1].text
+    assert "'w'" not in events[-1].text  # which tensor, and how large, is in the site's own log
+    assert not [frame for _, frame in net.came if b"2^31" in bytes(frame)]
+    assert "tensor 'w': weight times value exceeds the secure sum's limit 2^31" in caplog.text
     assert asked == dict.fromkeys(SITES[:3], 4)  # it is no use to do the task once more
 
 
@@ -257,7 +271,7 @@ def test_a_site_with_another_model_is_left_out_and_named(tmp_path: Path) -> None
 def test_a_restarted_site_masks_what_it_did_in_a_fresh_exchange(tmp_path: Path) -> None:
     """It has no keys for the prepared exchange. All sites mask again; none does its task again."""
     updates = random_updates(5)
-    net, engine, _, asked = network(tmp_path, updates)
+    net, engine, _, asked = network(tmp_path, updates, threshold=4)
     engine.sum("give")
     del net.hosts["b"]
     net.sent.clear()
@@ -339,5 +353,5 @@ def test_wrong_parameters_are_refused_at_once() -> None:
         [Giver(s, [Update({"w": torch.ones(1 + (s == "d"))})], Counter()) for s in SITES],
         secure=True,
     )
-    with pytest.raises(TrainingError, match="site 'd' laid its update out"):
+    with pytest.raises(TrainingError, match="sites 'a' and 'd' laid out different sums"):
         wrong.sum("give")

@@ -54,15 +54,16 @@ def test_the_fault_matrix(fault: str, phase: str, tmp_path: Path, reference: byt
     assert outcome.found.tobytes() == reference or (fault, phase) == LOST
 
 
-@pytest.mark.parametrize("stage", ["@keys", "@shares", "@unmask"])
+@pytest.mark.parametrize("stage", ["@keys", "@shares", "@confirm", "@unmask"])
 @pytest.mark.parametrize("phase", ["receiving", "sending"])
 def test_faults_at_the_protocols_own_messages(
     stage: str, phase: str, tmp_path: Path, reference: bytes
 ) -> None:
     """A site that is lost after its masked update is in the sum all the same."""
-    at = {"secure": True, "task": stage, "round": 2 if stage == "@unmask" else 0}
+    opening = stage in ("@confirm", "@unmask")
+    at = {"secure": True, "task": stage, "round": 2 if opening else 0}
     for fault in ("crash", "slow", "duplicate", "stale", "corrupt", "partition", "server kill"):
-        if fault == "stale" and stage != "@unmask":
+        if fault == "stale" and not opening:
             continue  # so early in a run there is nothing old
         strict = faults.run(fault, phase, 3, tmp_path / fault / "3", **at)
         loose = faults.run(fault, phase, 2, tmp_path / fault / "2", **at)
@@ -71,7 +72,7 @@ def test_faults_at_the_protocols_own_messages(
         assert strict.found.tobytes() == reference, fault
         assert loose.close, fault
         assert loose.took[LAST] == SITES
-        if stage == "@unmask":
+        if opening:
             assert loose.took[2, "train"] == SITES, fault
 
 
@@ -116,7 +117,8 @@ def test_below_the_threshold_it_waits_and_asks_nobody_to_open(tmp_path: Path) ->
     net.down, before = set(), len(net.sent)
     assert engine.sum("count").included == SITES
     asked = [request.task for site, request, _ in net.sent[before:] if site == "a"]
-    assert asked == ["@keys", "@shares", "count", "@unmask"]  # what was masked is not used again
+    opened = ["@confirm", "@unmask"]
+    assert asked == ["@keys", "@shares", "count", *opened]  # what was masked is not used again
 
 
 class Hooked:

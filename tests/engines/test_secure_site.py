@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from fault_toy import JOB
 
-from fednotes.core.errors import RefusedError, TrainingError
+from fednotes.core.errors import RefusedError
 from fednotes.core.update import Update
 from fednotes.engines import secure_wire as wire
 from fednotes.engines.secure import SecureSeal
@@ -23,14 +22,15 @@ SITES = ("a", "b", "c", "d")
 
 def request(task: str, number: int, note: Any = None, **changes: Any) -> Request:
     attached = changes.pop("attached", None) or ({} if note is None else wire.packed(note))
-    return Request(JOB, 1, number, task, counted={"a": 9}, attached=attached, **changes)
+    counted = dict.fromkeys(SITES, 9)
+    return Request(JOB, 1, number, task, counted=counted, attached=attached, **changes)
 
 
 def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
     """Three sites that have masked an update, and what would open the sum."""
     names = SITES[:3]
-    seals = {s: SecureSeal(s, names, job=JOB) for s in names}
-    chain = ServerChain(names, context_of(JOB, 1))
+    seals = {s: SecureSeal(s, names, job=JOB, threshold=3) for s in names}
+    chain = ServerChain(names, context_of(JOB, 1), 3)
     now = chain.start()
     number = {"number": chain.number}
     for seal in seals.values():
@@ -97,16 +97,22 @@ def test_what_is_no_message_of_the_secure_sum_is_refused() -> None:
         assert "again" in wire.noted(seal.seal(request("give", 21, attached=broken), Update()))
 
 
-def test_a_limit_is_tried_twice_at_most_whatever_the_server_asks() -> None:
-    """Each refusal tells something of the size of the values."""
-    seals, attached, _ = exchanged(Update())
-    seal, terms = seals["a"], wire.noted(attached)
-    narrow = attached | wire.packed({**terms, "number": 5, "limits": {"w": -9}})
-    seal.stage(request("@keys", 10, {"number": 5}))
-    with mock.patch.object(seal._chain, "masked", side_effect=TrainingError("too large")):
-        first = seal.seal(request("give", 9, attached=narrow), Update({"w": torch.ones(2)}))
-        assert wire.noted(first)["wide"] is True
-        second = wire.noted(seal.stage(request("@masked", 12, attached=narrow)))
-        assert second == {"names": [], "again": "too large", "wide": True}
+def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
+    """Each would otherwise be masked once more, in an exchange of the server's choice."""
+    seals, attached, _ = exchanged(Update({"w": torch.ones(3)}))
+    later = replace(request("@masked", 20, attached=attached), run=2)
     with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
-        seal.stage(request("@masked", 13, attached=narrow))
+        seals["a"].stage(later)
+    assert seals["b"].seal(request("give", 9), Update({"w": torch.ones(3)})) == {}
+    with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
+        seals["b"].stage(request("@masked", 20, attached=attached))
+    again = wire.noted(seals["c"].stage(request("@masked", 20, attached=attached)))
+    assert "stands at 'masked'" in again["again"]  # only this exchange cannot take it twice
+
+
+def test_a_number_of_the_run_before_is_no_repeated_message() -> None:
+    seals, _, _ = exchanged(Update())
+    one = seals["a"].stage(request("@keys", 30, {"number": 9}))
+    assert seals["a"].stage(request("@keys", 30, {"number": 9})) is one
+    two = seals["a"].stage(replace(request("@keys", 30, {"number": 9}), run=2))
+    assert wire.noted(one)["message"]["sharing"] != wire.noted(two)["message"]["sharing"]

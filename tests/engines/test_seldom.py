@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
-from fednotes.engines.provision import _logging
-from fednotes.engines.seldom import Seldom
+import pytest
+
+from fednotes.engines.kit_files import _logging
+from fednotes.engines.seldom import KIT_VARIABLE, Seldom
 
 AGAIN = "Failed to get_task from server. Will try it again."
 
@@ -71,17 +77,80 @@ def test_memory_is_bounded() -> None:
     assert not seldom.filter(record("nvflare.a", letters[-1]))
 
 
-def test_the_kit_s_log_uses_it(tmp_path: Path) -> None:
+def test_nvflare_s_words_on_who_is_away_never_pass() -> None:
+    """Lines that NVFlare 2.9.0 wrote at a healthy start; who is away is told once, elsewhere."""
+    seldom, cells = Seldom(now=lambda: 0.0), "nvflare.fuel.f3.cellnet.core_cell.CoreCell"
+    for line in (
+        "[ME=server O=server D=h1.17 CH=x] no connection to h1.17",
+        "[ME=server O=server D=h1.17 CH=x] cannot send to 'h1.17': target_unreachable",
+    ):
+        assert not seldom.filter(record(cells, line, logging.ERROR))
+        assert seldom.filter(record("nvflare.other", line, logging.ERROR))
+    assert seldom.filter(record(cells, "no callback for request", logging.ERROR))
+
+
+WRITER = """
+import json, logging, logging.config, sys
+logging.config.dictConfig(json.loads(sys.argv[1]))
+for number in range(int(sys.argv[3])):
+    logging.getLogger("fednotes.test").info("%s %05d", sys.argv[2], number)
+"""
+
+
+def configured(most: int = 2_000_000) -> str:
     settings = json.loads(json.dumps(_logging()))
-    log = tmp_path / "fednotes.log"
-    settings["handlers"]["file"]["filename"] = str(log)
+    settings["handlers"]["file"]["most"] = most
+    return json.dumps(settings)
+
+
+def written(folder: Path, names: str, count: int, most: int = 2_000_000) -> None:
+    """Let a process for each name write lines at once, as NVFlare's jobs do: from elsewhere."""
+    environment = {**os.environ, KIT_VARIABLE: str(folder)}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, configured(most), name, str(count)], env=environment
+        )
+        for name in names
+    ]
+    assert [writer.wait(timeout=60) for writer in writers] == [0] * len(names)
+
+
+def lines_of(folder: Path) -> list[str]:
+    return [line for log in folder.glob("fednotes.log*") for line in log.read_text().splitlines()]
+
+
+def test_processes_share_a_kit_s_log(tmp_path: Path) -> None:
+    """Every line of each is there, whole and in its order."""
+    written(tmp_path, "ab", 400)
+    assert [path.name for path in tmp_path.iterdir()] == ["fednotes.log"]
+    found = [line.split(": ")[1] for line in lines_of(tmp_path)]
+    for name in "ab":
+        own = [line for line in found if line.startswith(name)]
+        assert own == [f"{name} {number:05d}" for number in range(400)]
+
+
+def test_a_log_is_moved_away_by_whoever_finds_it_too_long(tmp_path: Path) -> None:
+    """No line is torn or written twice, and the size is bounded: 12,000 lines of 60 bytes."""
+    written(tmp_path, "abc", 4000, most=20_000)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["fednotes.log", *(f"fednotes.log.{n}" for n in (1, 2, 3))]
+    assert all(path.stat().st_size < 25_000 for path in tmp_path.iterdir())
+    found = [line.split(": ") for line in lines_of(tmp_path)]
+    assert all(len(parts) == 2 and re.fullmatch(r"[abc] \d{5}", parts[1]) for parts in found)
+    assert len({parts[1] for parts in found}) == len(found) > 900
+
+
+def test_the_kit_s_log_uses_the_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KIT_VARIABLE, str(tmp_path))
+    settings = json.loads(configured())
     settings["loggers"] = {"nvflare_test": {"level": "WARNING", "handlers": ["file"]}}
     logging.config.dictConfig(settings)
     logger = logging.getLogger("nvflare_test")
     try:
         for number in range(1000):
             logger.warning("%s", late(number))
-        assert log.read_text().count("Late stream error") == 1
+        assert (tmp_path / "fednotes.log").read_text().count("Late stream error") == 1
     finally:
         for handler in logger.handlers[:]:
             logger.removeHandler(handler)

@@ -10,7 +10,14 @@ import torch
 
 from fednotes.core.errors import RefusedError
 from fednotes.core.update import Update
-from fednotes.engines.validation import Limits, agreed, check_update, expected
+from fednotes.engines.validation import (
+    Limits,
+    agreed,
+    check_like,
+    check_update,
+    expected,
+    limits_of,
+)
 
 GOOD = Update(
     {"w": torch.tensor([3.0, 0.0, -4.0]), "codes": torch.tensor([[1, 2]], dtype=torch.int8)},
@@ -34,10 +41,10 @@ def test_what_is_right_passes() -> None:
 @pytest.mark.parametrize(
     ("update", "reason"),
     [
-        (Update(GOOD.tensors, -1.0), r"its weight is -1.0"),
-        (Update(GOOD.tensors, math.nan), r"its weight is nan"),
-        (Update(GOOD.tensors, math.inf), r"its weight is inf"),
-        (Update(GOOD.tensors, 1.0, {"loss": math.nan}), r"the metric 'loss' is nan"),
+        (Update(GOOD.tensors, -1.0), r"its weight must be 0 to 1e\+12 \(it is -1.0\)"),
+        (Update(GOOD.tensors, math.nan), r"its weight must be .* \(it is nan\)"),
+        (Update(GOOD.tensors, math.inf), r"its weight must be .* \(it is inf\)"),
+        (Update(GOOD.tensors, 1.0, {"loss": math.nan}), r"the metric 'loss' is not finite .*nan"),
         (changed(w=torch.tensor([0.0, math.nan, 1.0])), r"tensor 'w' is not finite"),
         (changed(w=torch.tensor([0.0, -math.inf, 1.0])), r"tensor 'w' is not finite"),
         (changed(w=torch.zeros(3, 1)), r"tensor 'w' has shape \(3, 1\), expected \(3,\)"),
@@ -48,7 +55,7 @@ def test_what_is_right_passes() -> None:
 )
 def test_what_is_wrong_is_refused_with_the_site_and_the_reason(update: Update, reason: str) -> None:
     with pytest.raises(RefusedError, match=f"site 'mercy': its update is refused: .*{reason}"):
-        check_update(update, "mercy", expected(GOOD.tensors))
+        check_update(update, "mercy", expected(GOOD.tensors), quoting=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -65,16 +72,49 @@ def test_bounds() -> None:
     norm = float(np.linalg.norm([3.0, 0.0, -4.0, 1.0, 1.0]))
     update = changed(v=torch.ones(2, dtype=torch.float64))
     check_update(update, "s", limits=Limits(norm=norm * 1.000001))
-    with pytest.raises(RefusedError, match=r"its norm is 5.196, at most 5 is accepted"):
-        check_update(update, "s", limits=Limits(norm=5))
+    with pytest.raises(RefusedError, match=r"its norm is above 5 \(it is 5.196\)"):
+        check_update(update, "s", limits=Limits(norm=5), quoting=True)
     size = 3 * 4 + 2 + 2 * 8
     check_update(update, "s", limits=Limits(nbytes=size))
-    with pytest.raises(RefusedError, match=f"it has {size} bytes, at most {size - 1}"):
-        check_update(update, "s", limits=Limits(nbytes=size - 1))
-    with pytest.raises(RefusedError, match=r"its weight is 2.0, expected 0 to 1"):
-        check_update(update, "s", limits=Limits(weight=1))
-    with pytest.raises(RefusedError, match="1 metrics, at most 0"):
-        check_update(update, "s", limits=Limits(metrics=0))
+    with pytest.raises(RefusedError, match=rf"more than {size - 1} bytes \({size}\)"):
+        check_update(update, "s", limits=Limits(nbytes=size - 1), quoting=True)
+    with pytest.raises(RefusedError, match=r"its weight must be 0 to 1 \(it is 2.0\)"):
+        check_update(update, "s", limits=Limits(weight=1), quoting=True)
+    with pytest.raises(RefusedError, match=r"more than 0 metrics \(1\)"):
+        check_update(update, "s", limits=Limits(metrics=0), quoting=True)
+
+
+def test_the_setting_of_a_job_is_a_bound_or_none() -> None:
+    assert limits_of(0) == Limits()
+    assert limits_of(2.5) == Limits(norm=2.5)
+
+
+def test_a_sites_own_refusal_says_no_value_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """The refusals are listed by hand: nothing in them depends on the update's numbers."""
+    metrics = {f"n{i}": 1.0 for i in range(7)}
+    for update, limits, said in (
+        (Update({}, 41.0), Limits(weight=9), "its weight must be 0 to 9"),
+        (Update({}, math.nan), Limits(), "its weight must be 0 to 1e+12"),
+        (Update({}, 1.0, metrics), Limits(metrics=3), "it has more than 3 metrics"),
+        (Update({}, 1.0, {"n": -math.inf}), Limits(), "the metric 'n' is not finite"),
+        (GOOD, Limits(nbytes=13), "it has more than 13 bytes"),
+        (GOOD, Limits(norm=4.5), "its norm is above 4.5"),
+        (
+            changed(w=torch.tensor([math.inf])),
+            Limits(),
+            "tensor 'w' is not finite (NaN or infinity)",
+        ),
+    ):
+        with pytest.raises(RefusedError) as refused:
+            check_update(update, "s", limits=limits)
+        assert str(refused.value) == f"site 's': its update is refused: {said}"
+    assert "its norm is above 4.5 (it is 5)" in caplog.text  # in the site's own log
+
+
+def test_likeness_is_names_shapes_and_types() -> None:
+    check_like(changed(w=torch.full((3,), math.nan)), "s", expected(GOOD.tensors))
+    with pytest.raises(RefusedError, match="site 's': its update is refused: tensor 'w' has shape"):
+        check_like(changed(w=torch.zeros(2)), "s", expected(GOOD.tensors))
 
 
 def test_what_most_look_like_or_what_is_known_is_expected() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,14 @@ from typing import Any
 import pytest
 
 from fednotes.core.store import write_json
-from fednotes.engines.watch import ATTEMPTS, PATIENCE_SECONDS, Seen, Watch, next_step
+from fednotes.engines.watch import (
+    ATTEMPTS,
+    PATIENCE_SECONDS,
+    STUCK_SECONDS,
+    Seen,
+    Watch,
+    next_step,
+)
 
 ALL = frozenset({"h1", "h2"})
 
@@ -51,12 +59,17 @@ class Server:
     def __init__(self, status: str) -> None:
         self.status, self.number, self.asked = status, 1, []
         self.connected, self.present = tuple(sorted(ALL)), ("h1", "h2")
+        self.others: list[tuple[str, str]] = []  # other runs, and how they stand
 
     def jobs(self) -> list[dict[str, Any]]:
         deploy = {"app": ["server", *sorted(ALL)]}
         old = {"name": "r", "job_id": "j0", "status": "RUNNING", "submit_time": 0}
         new = {"job_id": f"j{self.number}", "status": self.status, "submit_time": self.number}
-        return [{"name": "r", "deploy_map": deploy, **new}, old]
+        others = [
+            {"name": name, "job_id": name, "status": status, "deploy_map": deploy}
+            for name, status in self.others
+        ]
+        return [{"name": "r", "deploy_map": deploy, **new}, old, *others]
 
     def sites(self, within: float = 0.0) -> tuple[str, ...]:
         return self.connected
@@ -65,6 +78,9 @@ class Server:
         if topic:
             self.asked.append((topic, job_id))
         return {"sites": list(self.present)}
+
+    def abort(self, job_id: str) -> None:
+        self.asked.append(("abort", job_id))
 
     def resubmit(self, job_id: str) -> str:
         self.asked.append(("resubmit", job_id))
@@ -140,3 +156,65 @@ def test_an_attempt_that_commits_something_counts_no_longer(tmp_path: Path) -> N
         write_json(tmp_path / "r" / "outcome.json", outcome)
         look(watch, server, clock, 4)
     assert len(server.asked) >= 3 * ATTEMPTS  # more than that many in a row
+
+
+# ended by a person
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "r" / "outcome.json").read_text())
+
+
+def test_an_aborted_run_is_never_handed_in_again(tmp_path: Path) -> None:
+    """Not by a watch that was started anew, nor where NVFlare has a later submission that failed:
+    the watch may have handed it in at the moment of the abort."""
+    write_json(tmp_path / "r" / "outcome.json", {"job_id": "j1", "status": "running", "lines": 3})
+    clock = Clock()
+    server = Server("FINISHED:ABORTED")
+    look(Watch(tmp_path, clock), server, clock, 3)
+    assert outcome(tmp_path)["status"] == "aborted"
+
+    class Later(Server):
+        def jobs(self) -> list[dict[str, Any]]:
+            new, old = super().jobs()
+            return [new, {**old, "status": "FINISHED:ABORTED"}]
+
+    for status, asked in (("FINISHED:ABNORMAL", []), ("RUNNING", [("abort", "j1")] * 3)):
+        later = Later(status)
+        watch = Watch(tmp_path, clock)
+        for _ in range(3):
+            assert watch.look(later) == {"r": "done"}
+            clock.now += 5.0
+        assert later.asked == asked
+
+
+# waiting
+
+
+def test_a_run_that_waits_says_for_what(tmp_path: Path) -> None:
+    clock = Clock()
+    watch, server = Watch(tmp_path, clock), Server("SUBMITTED")
+    server.connected = ("h1",)
+    look(watch, server, clock, 2)
+    assert outcome(tmp_path)["problem"] == "for h2"
+
+    server.connected, server.others = ("h1", "h2"), [("first", "RUNNING")]
+    look(watch, server, clock, 100)
+    assert outcome(tmp_path) == {
+        **{"job_id": "j1", "status": "waits", "lines": 0},
+        "problem": "behind run first",
+    }
+
+
+def test_a_server_that_begins_no_job_is_found_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    clock = Clock()
+    watch, server = Watch(tmp_path, clock), Server("SUBMITTED")
+    look(watch, server, clock, int(STUCK_SECONDS // 5))
+    assert not (tmp_path / "r" / "outcome.json").exists()
+    look(watch, server, clock, 3)
+    assert "fednotes server stop KIT, then start" in outcome(tmp_path)["problem"]
+    assert caplog.text.count("does not begin jobs any more") == 1
+    assert server.asked == []

@@ -137,6 +137,14 @@ def test_numbers_lie_in_a_writable_frame_and_aligned() -> None:
     assert kept == encode(REPLY)
 
 
+def test_a_checksum_is_not_computed_again_for_ones_own_frame() -> None:
+    frame = bytearray(encode(REPLY))
+    frame[20] ^= 1
+    assert same(decode_reply(frame, checked=True), REPLY)
+    with pytest.raises(WireError, match="damaged on its way"):
+        decode_reply(frame)
+
+
 def test_what_is_not_contiguous_or_needs_a_gradient_is_sent_as_its_values() -> None:
     value = torch.arange(12.0).reshape(3, 4).requires_grad_()
     found = decode_request(encode(Request("j", 1, 1, "t", tensors={"w": value.T[1:]}))).tensors["w"]
@@ -196,7 +204,9 @@ def listed(*entry: Any) -> dict[str, Any]:
         (HEAD.pack(b"fedn", 1, 1, 0, 0, 2**64 - 1, b""), "64 came"),
         (encode(REPLY)[:-1], "came"),
         (encode(REPLY) + b"\0", "came"),
-        (forged(b"[" * 100_000), "nested too deep"),
+        (forged(b"[" * 10_000), "nested too deep"),
+        (forged(b"[" * 100_000), "names too many things"),
+        (forged(GOOD | {"refusal": "," * 100_000}), "names too many things"),
         (forged(b'{"a":1,"a":1}'), "a name comes twice"),
         (forged(canonical(GOOD).replace(b"1.0", b"NaN")), "NaN or Infinity"),
         (forged(canonical(GOOD).replace(b"1.0", b"1e999")), "JSON compliant"),

@@ -17,6 +17,7 @@ from fednotes.data.synthetic import generate, write_sites
 from fednotes.data.synthetic_patients import generate as generate_patients
 from fednotes.deployed_jobs import whole_table
 from fednotes.deployment import Member, server_main, site_main
+from fednotes.engines.host import explained, placeless
 from fednotes.engines.pipe import Setup
 from fednotes.engines.wire import Frame
 from fednotes.guard import settle
@@ -24,7 +25,7 @@ from fednotes.jobs import parse_job
 from fednotes.simulate import simulate
 from fednotes.site_file import install
 
-OPEN = "min_sites = 2\nsecure_sum = 'off'\nfreeze_embeddings = false\n"
+OPEN = "min_sites = 2\nsecure_sum = 'off'\nfreeze_embeddings = false\nshare_scores = true\n"
 
 
 SMALL = """
@@ -105,7 +106,7 @@ class Network:
                     self.members[site] = site_main(self.setups[site])
                 reply = self.members[site].handle(bytes(frame))
             except FednotesError as error:
-                self.failed[site] = str(error)
+                self.failed[site] = placeless(explained(error, site))  # as a site's executor
                 continue
             self.frames += [bytes(frame), reply]
             who, left = self.kill

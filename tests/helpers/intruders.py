@@ -23,7 +23,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from fednotes.engines import pipe, processes, provision
+from fednotes.engines import kit_files, pipe, processes, provision
 
 HELPERS = Path(__file__).parent
 ADMIN = "admin@fednotes.org"
@@ -217,7 +217,7 @@ def answered(port: int, kit: Path) -> bool:
 
 def log_of(kit: Path) -> str:
     """All that a kit's processes wrote for a person."""
-    files = [*sorted(kit.rglob(provision.LOG_FILE)), *kit.glob(processes.OUTPUT_FILE)]
+    files = [*sorted(kit.rglob(kit_files.LOG_FILE)), *kit.glob(processes.OUTPUT_FILE)]
     return "\n".join(f.read_text(errors="replace") for f in files)
 
 

@@ -19,11 +19,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ledgers import DIGEST, MESSAGE, lines_of, written
+from ledgers import DIGEST, MESSAGE, lines_of, rehashed, written
 
 from fednotes.core.errors import FednotesError, RefusedError
 from fednotes.privacy import ledger as module
-from fednotes.privacy.ledger import Entry, Ledger, describe, head_path, show
+from fednotes.privacy.ledger import (
+    Entry,
+    Ledger,
+    decode_head,
+    describe,
+    hash_of,
+    head_path,
+    plain,
+    show,
+)
 from fednotes.privacy.ledger_check import verify
 
 
@@ -93,20 +102,39 @@ def test_a_line_says_what_the_message_was(tmp_path: Path) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_masked_messages_have_no_norms(tmp_path: Path) -> None:
-    masked = {"sum": np.array([1, 2**63], dtype=np.uint64)[::-1]}
-    (facts,) = describe(masked, masked=True)
+def test_noise_has_no_norm() -> None:
+    words = {"sum": np.array([1, 2**63], dtype=np.uint64)[::-1]}
+    (facts,) = describe(words, norms=False)
     assert facts.norm is None
-    assert facts.sha256 == hashlib.sha256(masked["sum"].tobytes()).hexdigest()
-    (plain,) = describe(masked)
-    assert plain.norm == pytest.approx(2.0**63)
-    Ledger(tmp_path / "a").append(replace(MESSAGE, tensors=(facts,), masked=True))
-    with pytest.raises(ValueError, match="masked"):
-        Ledger(tmp_path / "b").append(replace(MESSAGE, tensors=(plain,), masked=True))
-    assert not (tmp_path / "b").exists()
+    assert facts.sha256 == hashlib.sha256(words["sum"].tobytes()).hexdigest()
+    (known,) = describe(words)
+    assert known.norm == pytest.approx(2.0**63)
 
 
-@pytest.mark.parametrize("where", ["run", "task", "receiver", "tensor", "dtype"])
+def test_one_hash_for_several_tensors() -> None:
+    """It changes with a value, a name, a shape and a type, and with nothing else."""
+    tensors = {"a": torch.ones(4), "b": torch.zeros(2)}
+    same = hash_of(describe(tensors))
+    assert same == hash_of(describe(tensors, norms=False))
+    assert hash_of(()) == ""
+    others = (
+        {**tensors, "b": torch.tensor([0.0, -0.0])},
+        {"a": torch.ones(4), "c": torch.zeros(2)},
+        {**tensors, "a": torch.ones(2, 2)},
+        {**tensors, "b": torch.zeros(2, dtype=torch.int32)},
+        {"a": torch.ones(4)},
+    )
+    assert len({same, *(hash_of(describe(other)) for other in others)}) == 6
+
+
+def test_a_name_that_could_be_text_is_a_dash() -> None:
+    for name in ("train", "@keys", "a/b.c", "x" * 256):
+        assert plain(name) == name
+    for name in ("give it now", "", "Müller", "x" * 257, "a\n"):
+        assert plain(name) == "-"
+
+
+@pytest.mark.parametrize("where", ["run", "task", "receiver", "job", "tensor", "dtype"])
 @pytest.mark.parametrize("text", ["Anna Muster has pain", "Müller", "a\nb", "", 'x"y', "x" * 257])
 def test_text_is_refused_and_not_repeated(tmp_path: Path, where: str, text: str) -> None:
     """Planted strings: neither the files nor the error hold them."""
@@ -159,6 +187,68 @@ def test_killed_at_any_byte_of_an_append(tmp_path: Path, monkeypatch: pytest.Mon
         mended = "cut" if cut else "whole" if whole and part != 320 else None
         assert (last["round"], last.get("mended")) == (3, mended)
         assert verify(path) == replace(verify(path), faults=(), notes=())
+
+
+def test_the_head_announces_a_line_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On disk, not only in this order: a power cut may keep what was written later."""
+    path = tmp_path / "l"
+    ledger = written(path, 2)
+    size, seen = path.stat().st_size, list[tuple[bool, int]]()
+
+    def fsync(number: int) -> None:
+        head = decode_head(head_path(path).read_bytes())
+        assert head is not None
+        own = os.fstat(number).st_ino == head_path(path).stat().st_ino
+        seen.append((own and head.lines == 2 and head.next != "", path.stat().st_size - size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    ledger.append(MESSAGE)
+    assert seen[0] == (True, 0)
+    assert seen[1][1] > 0
+    assert len(seen) == 2
+
+
+def test_a_foreign_line_is_not_taken_for_the_one_that_was_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole line with its own right hash, where a killed process had announced another."""
+    path, other = tmp_path / "l", tmp_path / "other"
+    for place in (path, other):
+        written(place, 2)
+    with monkeypatch.context() as patch:
+        killed_at(patch, 1, 0)
+        with pytest.raises(Killed):
+            Ledger(path).append(MESSAGE)
+    Ledger(other).append(replace(MESSAGE, receiver="nobody"))
+    announced = path.read_bytes()
+    path.write_bytes(announced + lines_of(other)[2])
+    with pytest.raises(RefusedError, match="does not end as"):
+        Ledger(path).append(MESSAGE)
+    assert not verify(path).ok
+    path.write_bytes(announced)
+    Ledger(path).append(MESSAGE)
+    assert verify(path).ok
+
+
+def test_nothing_is_appended_to_a_last_line_that_was_changed(tmp_path: Path) -> None:
+    """As long as it was: only its hash tells."""
+    path = tmp_path / "l"
+    written(path, 3)
+    good = path.read_bytes()
+    for place in (-4, -30, -66):
+        changed = bytearray(good)
+        changed[place] = ord("0") if changed[place] != ord("0") else ord("1")
+        path.write_bytes(changed)
+        with pytest.raises(RefusedError, match="does not end as"):
+            Ledger(path).append(MESSAGE)
+        assert path.read_bytes() == bytes(changed)
+    shorter = lines_of(written(tmp_path / "x", 3).path)[2].replace(b'"round":2', b'"round":7')
+    path.write_bytes(b"".join([*lines_of(tmp_path / "x")[:2], rehashed(shorter)]))
+    assert path.stat().st_size == len(good)
+    with pytest.raises(RefusedError, match="does not end as"):
+        Ledger(path).append(MESSAGE)
 
 
 def test_a_long_cut_line_is_removed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ledgers import MESSAGE, lines_of, written
+from ledgers import MESSAGE, lines_of, rehashed, written
 
-from fednotes.core.errors import DataError, RefusedError
-from fednotes.privacy.ledger import Head, Ledger, decode_head, head_path, show
-from fednotes.privacy.ledger_check import judge, verify
+from fednotes.core.errors import ConfigError, DataError, RefusedError
+from fednotes.privacy.ledger import FIRST, Head, Ledger, decode_head, encode_head, head_path, show
+from fednotes.privacy.ledger_check import judge, noted_end, verify
 
 
 def test_an_unbroken_ledger_is_well(tmp_path: Path) -> None:
@@ -115,10 +114,8 @@ def test_forged_lines_are_found(tmp_path: Path) -> None:
     good = lines_of(path)
     table = json.loads(good[2])
     table["receiver"] = "nobody"
-    hash_of_it = table.pop("hash")
-    body = json.dumps(table, separators=(",", ":"))[:-1].encode()
-    new = body + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
-    assert hash_of_it not in new.decode()
+    new = rehashed(json.dumps(table, separators=(",", ":")).encode())
+    assert table["hash"] not in new.decode()
     path.write_bytes(b"".join([*good[:2], new, *good[3:]]))
     report = verify(path)
     assert [fault.line for fault in report.faults] == [4]
@@ -138,6 +135,41 @@ def test_forged_lines_are_found(tmp_path: Path) -> None:
     assert verify(anew.path).ok  # all of it is new: only what was noted elsewhere tells
     assert [f.line for f in verify(anew.path, noted).faults] == [5]
     assert verify(other, noted).ok
+
+
+def test_a_line_in_the_middle_that_begins_anew_is_found(tmp_path: Path) -> None:
+    """Two histories, one after the other, with the second's head and numbers that go on."""
+    path = tmp_path / "l"
+    written(path, 4)
+    lines, before = list[bytes](), FIRST
+    for number, line in enumerate(lines_of(path)):
+        table = json.loads(line)
+        before = FIRST if number == 2 else before
+        lines.append(rehashed(line.replace(table["prev"].encode(), before.encode())))
+        before = json.loads(lines[-1])["hash"]
+    path.write_bytes(b"".join(lines))
+    size = path.stat().st_size
+    head_path(path).write_bytes(encode_head(Head(4, size, before)))
+    assert [(f.line, f.what[:15]) for f in verify(path).faults] == [(3, "does not follow")]
+
+
+def test_what_was_noted_elsewhere_is_found_or_missed(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    ledger = written(path, 3)
+    noted = ledger.head()
+    ledger.append(MESSAGE)
+    assert verify(path, noted_end(f" 3:{noted.hash}\n")).ok
+    (fault,) = verify(path, noted_end(f"2:{noted.hash}")).faults
+    assert (fault.line, fault.what) == (2, "is not the line whose hash was noted elsewhere")
+    for name in (path, head_path(path)):
+        name.unlink()
+    (fault,) = verify(path, noted_end(f"3:{noted.hash}")).faults
+    assert (fault.line, fault.what) == (3, "was noted elsewhere, and the ledger ends before it")
+    written(path, 1)  # a new one was begun
+    assert not verify(path, noted_end(f"3:{noted.hash}")).ok
+    for text in ("", "3", noted.hash, f"x:{noted.hash}", "3:abc", f"0:{noted.hash}", "²:" + FIRST):
+        with pytest.raises(ConfigError, match="expected LINES:HASH"):
+            noted_end(text)
 
 
 def test_a_head_that_is_lost_or_edited_is_found(tmp_path: Path) -> None:

@@ -68,6 +68,8 @@ CASES: list[tuple[str, dict[str, Any], Facts, dict[str, Any], str]] = [
      "does not say how many rounds"),
     ("max_rounds", {"max_rounds": 100}, replace(ASKED, round=100), {"round": 99},
      "round 100 was asked for; this site allows rounds 0 to 99"),
+    ("max_rounds", {"max_rounds": 100}, replace(REPLY, rounds=101), {"rounds": 100},
+     "would be number 101 of this job; this site allows 100 rounds; a new approval counts anew"),
     ("secure_sum", {"secure_sum": "required"}, replace(JOB, secure=False), {"secure": True},
      "the job is without a secure sum; this site allows masked replies only"),
     ("secure_sum", {"secure_sum": "required"}, replace(ASKED, secure=False, tensors={}),
@@ -107,12 +109,11 @@ CASES: list[tuple[str, dict[str, Any], Facts, dict[str, Any], str]] = [
     ("max_bytes", {"max_bytes": 4_999}, replace(REPLY, bytes=None), {"bytes": 0},
      "unknown number of bytes"),
     ("max_bytes", {"max_bytes": 4_999}, JOB, {"bytes": None}, "the job's updates have 5,000"),
-    ("allow_each", {}, replace(JOB, kind="each"), {"kind": "sum"},
-     "wants this site's own reply, outside a sum; this site allows its replies in a sum only"),
-    ("allow_each", {}, replace(ASKED, kind="each"), {"kind": "sum"}, "task 'train' of round 4"),
-    ("allow_each", {}, replace(REPLY, kind="each"), {"kind": "sum"}, "own reply"),
-    ("share_scores", {}, replace(JOB, scores=True), {"scores": False}, "this site's own scores"),
-    ("share_scores", {}, replace(REPLY, scores=True, tensors={}), {"scores": False}, "own scores"),
+    ("share_scores", {}, replace(JOB, scores=True), {"scores": False},
+     "the counts of this site's own evaluations; this site allows them in a secure sum only "
+     "([federation] secure_sum = true, three sites or more)"),
+    ("share_scores", {}, replace(ASKED, scores=True), {"scores": False}, "'train' of round 4"),
+    ("share_scores", {}, replace(REPLY, scores=True, tensors={}), {"scores": False}, "own eval"),
     ("hours", {"hours": "19:00-06:00", "timezone": "UTC"}, replace(ASKED, now=at("06:00")),
      {"now": at("05:59")}, "asked for at 06:00; this site allows 19:00-06:00 (UTC time)"),
     ("hours", {"hours": "19:00-06:00", "timezone": "UTC"}, replace(ASKED, now=at("18:59")),
@@ -140,6 +141,22 @@ def test_a_wish_that_breaks_a_rule_is_refused(
     assert broken_rules(policy, replace(wish, **mended)) == ()
 
 
+@pytest.mark.parametrize(("rule", "table", "wish", "mended", "words"), CASES)
+def test_the_server_is_told_the_rule_alone(
+    rule: str, table: dict[str, Any], wish: Facts, mended: dict[str, Any], words: str
+) -> None:
+    """No number, and nothing of where the file is."""
+    policy = policy_from(table, "[policy] of /srv/ward7/site.toml")
+    with pytest.raises(PolicyRefusal, match="ward7") as found:
+        check(policy, wish)
+    public = found.value.public
+    assert public.startswith(f"refused by {rule} of this site's policy; ")
+    assert not any(c.isdigit() for c in public)
+    assert "/" not in public
+    assert found.value.later == (rule == "hours")
+    assert ("secure_sum = true" in public) == (rule in ("share_scores", "secure_sum"))
+
+
 def test_every_rule_has_a_case() -> None:
     keys = set(Policy.__dataclass_fields__) - {"source", "timezone"}
     assert {case[0] for case in CASES} == keys
@@ -149,7 +166,6 @@ def test_every_rule_has_a_case() -> None:
     ("table", "wish"),
     [
         ({"secure_sum": "off"}, replace(REPLY, secure=False, steps=1)),
-        ({"allow_each": True}, replace(REPLY, kind="each")),
         ({"share_scores": True}, replace(REPLY, scores=True)),
         ({"freeze_embeddings": False}, replace(JOB, tensors=WORDS)),
         ({}, replace(JOB, rounds=None, bytes=None, method="anything")),
@@ -162,9 +178,9 @@ def test_a_site_may_allow_it(table: dict[str, Any], wish: Facts) -> None:
 
 def test_all_broken_rules_are_listed() -> None:
     policy = Policy(methods=("fedner",), max_rounds=10, secure_sum="required")
-    wish = JobFacts("x", 2, rounds=11, kind="each", tensors=WORDS, scores=True)
+    wish = JobFacts("x", 2, rounds=11, tensors=WORDS, scores=True)
     keys = [line.split("change this: ")[1].split(" in ")[0] for line in broken_rules(policy, wish)]
-    expected = "methods min_sites max_rounds allow_each secure_sum share_scores freeze_embeddings"
+    expected = "methods min_sites max_rounds secure_sum share_scores freeze_embeddings"
     assert keys == expected.split()
     with pytest.raises(RefusedError, match="method is 'x'"):
         check_job(policy, wish)

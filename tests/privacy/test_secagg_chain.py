@@ -151,3 +151,32 @@ def test_a_spoilt_piggyback_costs_no_sum() -> None:
     check(network.server.total(), updates_of(0))
     assert network.server.prepared == ()
     check(network.sum(updates_of(1)), updates_of(1))
+
+
+def test_numbers_rise_and_an_older_exchange_is_forgotten() -> None:
+    """A number has keys once, also the next one's that rode on a masked update. And what was
+    masked in an exchange that was passed over can be opened by nobody any more."""
+    network = Network()
+    network.sum(updates_of(0))
+    site = network.sites["a"]
+    newest = network.server.number  # its keys rode on the first exchange's masked updates
+    for number in (newest - 1, newest):
+        with pytest.raises(RefusedError, match="was used before"):
+            site.keys(number)
+    first, boxes = site._open[newest], network.server.now.boxes()
+    for name, update in updates_of(1).items():
+        network.server.add_masked(network.sites[name].masked(newest, boxes[name], update))
+    requests, keys = network.server.requests()
+    following = ServerChain(SITES, b"job").start(newest + 1)
+    for name in SITES:
+        following.add_keys(keys[name])
+    keys = following.keys()
+    for name in SITES:
+        following.add_shares(network.sites[name].shares(newest + 1, keys))
+    site.masked(newest + 1, following.boxes()["a"], updates_of(2)["a"])
+    with pytest.raises(RefusedError, match=f"no keys for exchange {newest}"):
+        site.unmask(newest, requests["a"])
+    with pytest.raises(RefusedError, match="stands at 'closed'"):
+        first.unmask(requests["a"])
+    assert not first._seed
+    assert not first._held

@@ -7,6 +7,7 @@ disk leaves the earlier one whole.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ FORMAT = 1
 
 
 def replace_file(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o666) -> None:
-    """Put a file into its place atomically, on disk when this returns.
+    """Put a file into its place atomically; it and its name are on disk when this returns.
 
     mode: its permissions, less the umask. Raises OSError: whoever calls has the words for it.
     """
@@ -38,9 +39,22 @@ def replace_file(path: Path, data: bytes | bytearray | memoryview, *, mode: int 
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        sync_folder(path.parent)  # or a power cut takes the name back
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Names that were given and taken in a folder are so on disk when this returns."""
+    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing
+            raise
+    finally:
+        os.close(number)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -69,9 +83,11 @@ def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
         fill(temporary)
+        sync_folder(temporary)
         if path.exists():
             os.replace(path, old)
         os.replace(temporary, path)
+        sync_folder(path.parent)
     except OSError as error:
         raise _disk_error(path, error) from error
     except SafetensorError as error:

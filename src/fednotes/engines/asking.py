@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.tensors import nbytes
 from fednotes.engines.validation import Limits, check_update
 from fednotes.engines.wire import Frame, Reply, Request, WireError, decode_reply, encode
 
@@ -233,20 +234,27 @@ class Asker:
         self._sort(site, reply, request.counted.get(site, 0), found)
 
     def _sort(self, site: str, reply: Reply, counted: int, found: Answers) -> None:
-        """Among the replies, or among the refusals where the update cannot be added.
+        """Among the replies, or among the refusals where it is too long or cannot be added.
 
         counted: where the site is to go back to then.
         """
         if reply.update is not None:
             try:
-                check_update(reply.update, site, limits=self._limits)
+                check_update(reply.update, site, limits=self._limits, quoting=True)
+                self._require_short(reply)
             except RefusedError as error:
                 reply = replace(reply, update=None, refusal=str(error), has=counted)
         if reply.update is not None:
             found.replies[site] = reply
             return
-        found.refused[site] = reply
+        found.refused[site] = replace(reply, attached={})
         self.notify(Event("refused", reply.number, reply.refusal, site))
+
+    def _require_short(self, reply: Reply) -> None:
+        if (size := nbytes(reply.attached)) > self._limits.nbytes:
+            raise RefusedError(
+                f"site {reply.site!r} attached {size:,} bytes, {self._limits.nbytes:,} are accepted"
+            )
 
     def _wait(self, request: Request, found: Answers, waited: float) -> None:
         missing = ", ".join(sorted(found.missing))

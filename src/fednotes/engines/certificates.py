@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, MissingExtra
-from fednotes.engines.provision import SERVER, WATCH, read_kit
+from fednotes.engines.kit_files import SERVER, WATCH, read_kit
 
 SOON = timedelta(days=30)
 _REMEDY = "ask for a new kit"

@@ -72,7 +72,7 @@ class Deployed:
                 f"{policy.min_sites or 1} or more with different names are needed"
             )
         self._policy = policy
-        self._plain = PlainSum(limits)
+        self._plain = PlainSum()
         self._summing = summing or self._plain
         self._least = max(policy.min_sites or len(sites), self._summing.least)
         self._observer, self._notify, self._clock = observer, notify, clock

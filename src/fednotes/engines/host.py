@@ -2,11 +2,13 @@
 
 A request is done at most once as far as the site's state is concerned: a repeated one gets the
 stored reply, an older one a refusal, and one that the server did not count is undone before the
-next. The host never fails: what goes wrong in a task becomes a refusal in one line.
+next. What goes wrong in a task becomes a refusal in one line; the host itself fails only where
+the guard does not let even that leave.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,21 +30,24 @@ from fednotes.engines.wire import (
 )
 from fednotes.federation import SiteTasks
 
+ROUND_LINE_SECONDS = 60.0  # between two lines of a site's log that say how far it is
 OURS = "@"  # begins the names of tasks that are the engine's own
+_FOLDERS = re.compile(r"""(?<![^\s'"(=:,\[])/(?:[^/\s:'"]+/)+(?=[^/\s:'"])""")
 BEGIN, CHECKPOINT, END = "@begin", "@checkpoint", "@end"
 
 
 class Guard(Protocol):
     """A site's rules and its ledger. Both methods may raise RefusedError.
 
-    The error's attribute `later`, if true, tells the server that it may ask again.
+    The error's attribute `later`, if true, tells the server that it may ask again; `public`,
+    if it has any, is all that the server is told of it.
     """
 
     def request(self, request: Request) -> None:
         """Before anything is done."""
 
     def leaving(self, request: Request, reply: Frame, update: Update | None) -> None:
-        """Before these bytes leave.
+        """Before these bytes leave; what cannot be noted does not.
 
         update: the task's own, before a secure sum seals it; None where the reply holds none
         or is sent again.
@@ -76,9 +81,11 @@ class SiteHost:
     make: builds the site anew, as it is before its first task. directory: the site's own, for
     this job alone. job: the fingerprint of the job that was approved here. name: the site's.
     public: further tasks "@…" that tell facts which are nobody's secret; no sum hides them.
-    tell: is given one line for each thing that a person may want to know.
+    tell: is given one line for each thing that a person at the site may want to know.
+    outward: what the server is told of an error, given the site's name; all of it by default.
 
-    Raises FednotesError where the directory cannot be written.
+    Raises RefusedError if the directory holds another job, ModelError if it does not say which,
+    FednotesError where it cannot be written.
     """
 
     def __init__(
@@ -94,12 +101,15 @@ class SiteHost:
         limits: Limits = LIMITS,
         keeping: Keeping | None = None,
         tell: Callable[[str], None] = lambda line: None,
+        outward: Callable[[Exception, str], str] | None = None,
     ) -> None:
         self._make, self._job, self._name = make, job, name
         self._guard, self._sealer, self._limits = guard, sealer, limits
         self._keeping, self._tell = keeping or Keeping(), tell
+        self._line_at = -ROUND_LINE_SECONDS  # when a round was told last
+        self._outward = outward or explained
         self._public = dict(public or {})
-        self._journal, self._directory = Journal(directory, name), directory
+        self._journal, self._directory = Journal(directory, name, job), directory
         self._run = self._journal.run
         self._newest = self._journal.last  # of the requests seen in this run
         self._site: SiteTasks | None = None
@@ -109,7 +119,7 @@ class SiteHost:
         self.ended = False
 
     def handle(self, frame: Frame) -> bytes:
-        """The reply to a request."""
+        """The reply to a request. Raises what the guard raises of a refusal that may not leave."""
         try:
             request = decode_request(frame)
         except WireError as error:
@@ -124,7 +134,7 @@ class SiteHost:
         self._require_current(request)
         if self._guard is not None:
             self._guard.request(request)
-        stored = self._journal.reply(request.run, request.number)
+        stored = self._journal.reply(request, frame)
         if stored is not None:
             self._leaving(request, stored, None)
             return stored
@@ -211,10 +221,17 @@ class SiteHost:
             self._leaving(request, reply, update)
             self._journal.add(request.number, frame, reply)
             self._spent += time.monotonic() - started
+            self._tell_round(request)
         except BaseException:
             self._site = None  # it may have changed; build it from what is kept
             raise
         return reply
+
+    def _tell_round(self, request: Request) -> None:
+        """Once a minute, for people."""
+        if time.monotonic() - self._line_at >= ROUND_LINE_SECONDS:
+            self._line_at = time.monotonic()
+            self._tell(f"round {request.round + 1}: {request.task} is done")
 
     def _run_task(self, site: SiteTasks, request: Request) -> Update:
         tensors: Tensors = request.tensors
@@ -286,15 +303,12 @@ class SiteHost:
             self._guard.leaving(request, reply, update)
 
     def _refusal(self, request: Request, error: Exception, *, later: bool) -> bytes:
-        reason = explained(error, self._name).replace(f"{self._directory}/", "")
-        self._tell(f"refused {request.task or 'a message'} ({request.number}): {reason}")
-        reply = encode(replace(self._reply(request), refusal=reason, later=later))
-        try:
-            self._leaving(request, reply, None)
-        except Exception as second:  # a ledger that cannot be written: even this may not leave
-            self._tell(explained(second, self._name))
-            bare = replace(self._reply(request), refusal=f"site {self._name!r} refuses")
-            return encode(bare)
+        """Raises what the guard raises: what it cannot note does not leave."""
+        whole, told = whole_line(error, self._name), self._outward(error, self._name)
+        self._tell(f"refused {request.task or 'a message'} ({request.number}): {whole}")
+        told = placeless(told.replace(f"{self._directory}/", ""))
+        reply = encode(replace(self._reply(request), refusal=told, later=later))
+        self._leaving(request, reply, None)
         return reply
 
 
@@ -305,12 +319,27 @@ def passing(error: Exception) -> bool:
 
 
 def explained(error: Exception, site: str) -> str:
-    """One line for an error, which holds no note text.
+    """One line for an error, as it may leave the site: no note text, no rule's numbers.
 
-    Errors of ours are made so. Of any other only its type and place are told: its message may
-    hold a token, as that of a KeyError does.
+    Errors of ours are made so, or say in `public` what they may tell. Of any other only its
+    type and place are told: its message may hold a token, as that of a KeyError does.
     """
+    if isinstance(error, FednotesError) and (public := getattr(error, "public", "")):
+        return _one_line(public)
+    return whole_line(error, site)
+
+
+def whole_line(error: Exception, site: str) -> str:
+    """One line for an error, for the site's own people; without note text too."""
     if isinstance(error, FednotesError):
-        text = " ".join(str(error).split())
-        return "".join(c for c in text if c.isprintable())[:2000] or "refused"
+        return _one_line(str(error))
     return f"site {site!r}: the task failed ({place_of(error)})"
+
+
+def placeless(text: str) -> str:
+    """Text without the folders of absolute paths: where a site keeps its files is its business."""
+    return _FOLDERS.sub("", text)
+
+
+def _one_line(text: str) -> str:
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())[:2000] or "refused"

@@ -1,13 +1,14 @@
 """What a site keeps of a job on its disk: states, and the requests since.
 
-    run.json                the server's run that the site is in
+    run.json                the job, and the server's run that the site is in
     states/00000012/        the site after request 12 (core/store.py); 00000000 is a new site
     journal/00000013.request, 00000013.reply
 
 A task that was done is on disk before its reply leaves. The site after any request is then a
 state and the requests after it, done again; so a killed site is at most one task behind, and a
 task that the server did not count can be undone. A request names the one before it that
-counts, so a gap is found and never replayed over.
+counts, so a gap is found and never replayed over. Another job does not begin here, and a stored
+reply leaves for the very request that it answers alone.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from fednotes.core.errors import FednotesError, ModelError
-from fednotes.core.store import load_state, replace_file, save_state, write_json
-from fednotes.engines.wire import Frame, Reply, Request, WireError, decode_reply, decode_request
+from fednotes.core.errors import FednotesError, ModelError, RefusedError
+from fednotes.core.store import load_state, replace_file, save_state, sync_folder, write_json
+from fednotes.engines.wire import HEAD, Frame, Request, WireError, decode_reply, decode_request
 from fednotes.federation import State
 
 KEPT_REPLIES = 2
+MOST_BYTES = 2**35  # of requests since the newest state: a server must let a round begin by then
 REQUEST, REPLY = ".request", ".reply"
 
 
 class Journal:
-    """One site's folder of one job.
+    """One site's folder of one job, whose fingerprint is `job`.
 
-    Raises FednotesError where it cannot be written.
+    Raises RefusedError if it holds another job, ModelError if it does not say which,
+    FednotesError where it cannot be written.
     """
 
-    def __init__(self, directory: Path, site: str) -> None:
-        self._site = site
+    def __init__(self, directory: Path, site: str, job: str) -> None:
+        self._site, self._job = site, job
         self._states, self._entries = directory / "states", directory / "journal"
         self._run_file = directory / "run.json"
         try:
@@ -43,6 +46,7 @@ class Journal:
                     shutil.rmtree(cut) if cut.is_dir() else cut.unlink()
         except OSError as error:
             raise _disk_error(directory, error) from error
+        self._own(f"{directory.parent.name}/{directory.name}")
         if not self.states:
             self._begin()
         for number in _numbers(self._entries, REPLY) - _numbers(self._entries, REQUEST):
@@ -51,17 +55,34 @@ class Journal:
     def _begin(self) -> None:
         save_state(self._states / _name(0), {}, {"new": True})
 
+    def _own(self, place: str) -> None:
+        """Take an empty folder for this job; refuse what is not this job's."""
+        if not self.states and not self._run_file.exists():
+            self.run = 0
+            return
+        try:
+            kept = json.loads(self._run_file.read_text(encoding="utf-8"))
+            self._run, job = int(kept["run"]), str(kept["job"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ModelError(
+                f"site {self._site!r}: {place}/run.json does not say which job is kept there: "
+                f"delete {place}, and the site begins anew"
+            ) from error
+        if job != self._job:
+            raise RefusedError(
+                f"site {self._site!r}: {place} holds job {job[:12]}, this is job "
+                f"{self._job[:12]}: run it under another name, or delete {place} at the site"
+            )
+
     @property
     def run(self) -> int:
         """The run of the server that the site is in; 0 for none."""
-        try:
-            return int(json.loads(self._run_file.read_text(encoding="utf-8"))["run"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
+        return self._run
 
     @run.setter
     def run(self, number: int) -> None:
-        write_json(self._run_file, {"run": number})
+        write_json(self._run_file, {"job": self._job, "run": number})
+        self._run = number
 
     @property
     def states(self) -> list[int]:
@@ -80,28 +101,60 @@ class Journal:
         return sum(self._request(n).stat().st_size for n in numbers if n > newest)
 
     def add(self, number: int, request: Frame, reply: Frame) -> None:
-        """A task that is done. The request is written last: it completes the entry."""
+        """A task that is done. The request is written last: it completes the entry.
+
+        Raises RefusedError where too much would be kept since the newest state.
+        """
+        if self.nbytes() + len(request) > MOST_BYTES:
+            raise RefusedError(
+                f"site {self._site!r} keeps {MOST_BYTES:,} bytes of requests of one round at most"
+            )
         _write(self._reply(number), reply)
         _write(self._request(number), request)
         for old in sorted(_numbers(self._entries, REPLY))[:-KEPT_REPLIES]:
             self._reply(old).unlink(missing_ok=True)
 
-    def reply(self, run: int, number: int) -> bytes | None:
-        """The stored answer to that request, if it is whole."""
-        if not self._request(number).exists():
+    def reply(self, request: Request, frame: Frame) -> bytes | None:
+        """The stored answer to this request, which is `frame`, if it is whole.
+
+        Raises RefusedError where the run has used the request's number for another one.
+        """
+        try:
+            with self._request(request.number).open("rb") as file:
+                head = file.read(HEAD.size)
+        except OSError:
+            return None
+        if head != memoryview(frame)[: HEAD.size]:  # lengths, and SHA-256 of all that follows
+            self._require_other_run(request)
             return None
         try:
-            frame = self._reply(number).read_bytes()
-            kept: Reply = decode_reply(frame)
+            stored = self._reply(request.number).read_bytes()
+            kept = decode_reply(stored)
         except (OSError, WireError):
             return None
-        return frame if (kept.run, kept.number) == (run, number) else None
+        same = (kept.run, kept.number) == (request.run, request.number)
+        return stored if same else None
+
+    def _require_other_run(self, request: Request) -> None:
+        number, run = request.number, request.run
+        try:
+            before = self.request(number)
+        except ModelError:
+            return  # nothing can be told of it; it is undone, or the site has lost its state
+        if before.run == run:
+            raise RefusedError(
+                f"site {self._site!r}: request {number} of run {run} has come before, and was "
+                "another: the server must go on with a new run"
+            )
 
     def request(self, number: int) -> Request:
         """A stored request. Raises ModelError if it is missing or damaged."""
         path = self._request(number)
         try:
-            return decode_request(path.read_bytes())
+            frame = bytearray(path.stat().st_size)  # tensors lie in it, without a copy
+            with path.open("rb") as file:
+                file.readinto(frame)
+            return decode_request(frame)
         except (OSError, WireError) as error:
             raise ModelError(f"{path}: not a readable request ({error})") from error
 
@@ -144,9 +197,11 @@ class Journal:
 
     def undo_to(self, target: int) -> None:
         """Forget all after a request, the newest first, so that a kill leaves no gap."""
-        for number in reversed(self.states):
-            if number > target:
-                shutil.rmtree(self._states / _name(number), ignore_errors=True)
+        undone = [number for number in self.states if number > target]
+        for number in reversed(undone):
+            shutil.rmtree(self._states / _name(number), ignore_errors=True)
+        if undone:
+            sync_folder(self._states)  # before a request that goes on from here is kept
         for number in sorted(_numbers(self._entries, REQUEST), reverse=True):
             if number > target:
                 self._request(number).unlink(missing_ok=True)

@@ -37,6 +37,7 @@ try:
     from nvflare.fuel.f3.cellnet import defs as cells
     from nvflare.fuel.f3.cellnet.core_cell import make_reply as cell_reply
     from nvflare.fuel.f3.message import Message
+    from nvflare.fuel.sec.audit import AuditService
     from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 except ImportError as error:
     raise MissingExtra("nvflare", "deploy") from error
@@ -47,7 +48,13 @@ FRAME = "frame"  # the key of the bytes in a Shareable
 REASON = "fednotes_reason"  # header: why a site has no reply
 PROGRESS, PAUSE = "fednotes.progress", "fednotes.pause"  # what an admin may ask a running job
 LOST_SECONDS = 30.0  # a site's job process tells every 5 s that it lives
+FAILED = {  # NVFlare's codes for a site without a reply, where the site has no words of its own
+    ReturnCode.EXECUTION_EXCEPTION: "its process failed: see its log (a full disk?)",
+    ReturnCode.TASK_UNKNOWN: "it does not know this task: does it run this version?",
+    ReturnCode.TASK_ABORTED: "its process was told to stop",
+}
 COMMAND_SECONDS = 60.0  # a server that moves large frames is slow to answer an admin
+TELL_SECONDS = 5.0  # while NVFlare's server waits for a job's process it does nothing else
 CHECK_PERIOD = 0.02  # seconds between two looks at a standing task
 logger = logging.getLogger("fednotes.engines.nvflare")
 
@@ -70,7 +77,8 @@ class Exchange:
                 self.new.append((site, frame))
                 self.answered.add(site)
             else:
-                self.failed[site] = str(result.get_header(REASON) or result.get_return_code())
+                code = str(result.get_return_code())
+                self.failed[site] = str(result.get_header(REASON) or FAILED.get(code, code))
             client_task.result = None  # the frame is kept once
             self.changed.notify_all()
 
@@ -203,9 +211,11 @@ class FednotesController(Controller):
         return time.monotonic() - self._contacts.get(site, -math.inf)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        """Nothing: the run starts and ends with control_flow."""
+        """The run starts and ends with control_flow."""
+        AuditService.close()  # of this job's process: two lines for each frame, without end
 
-    stop_controller = start_controller
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing."""
 
     def process_result_of_unknown_task(
         self,
@@ -331,15 +341,19 @@ class Admin:
 
         None if the server has no process of this job; an empty reply while it starts or ends.
         """
+        self._session.set_timeout(TELL_SECONDS)
         try:
             return self._ask(lambda s: dict(s.do_app_command(job_id, topic, {"since": since})))
         except TrainingError as error:
             reason = type(error.__cause__).__name__
             if reason == "JobNotRunning":
                 return None
-            if reason != "NoReply" and "no app command" not in str(error):
+            # NoConnection is also NVFlare's word for a late reply; other questions tell which.
+            if reason not in ("NoReply", "NoConnection") and "no app command" not in str(error):
                 raise
             return {"lines": [], "sites": []}
+        finally:
+            self._session.set_timeout(COMMAND_SECONDS)
 
     def abort(self, job_id: str) -> None:
         self._ask(lambda s: s.abort_job(job_id))

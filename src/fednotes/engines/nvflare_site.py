@@ -9,17 +9,21 @@ no host for a job that anyone but the project's admin signed.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from fednotes.core.errors import FednotesError, MissingExtra, RefusedError
 from fednotes.engines import pipe
+from fednotes.engines.host import explained, placeless, whole_line
 from fednotes.engines.identity import CertificateIdentity
 from fednotes.engines.nvflare import FRAME, REASON, TASK
 from fednotes.engines.pipe import Host
+from fednotes.privacy.ledger import Entry, of_kit, plain
 
 try:
     from nvflare.apis.event_type import EventType
@@ -32,6 +36,7 @@ try:
     from nvflare.fuel.f3.cellnet import defs as cells
     from nvflare.fuel.f3.cellnet.core_cell import make_reply as cell_reply
     from nvflare.fuel.f3.message import Message
+    from nvflare.fuel.sec.audit import AuditService
     from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 except ImportError as error:
     raise MissingExtra("nvflare", "deploy") from error
@@ -93,6 +98,8 @@ class FednotesExecutor(Executor):
         self._host: Host | None = None
         self._held = ExitStack()
         self._refused, self._again = "", 0.0  # why the host did not start; when to try again
+        self._kit: Path | None = None  # whose ledger has what leaves
+        self._site = self._run = "-"
 
     def execute(
         self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal
@@ -108,31 +115,54 @@ class FednotesExecutor(Executor):
                 return Shareable({FRAME: self._host.handle(frame)})
             reason = self._refused
         except FednotesError as error:
-            reason = str(error)
+            logger.error("%s", whole_line(error, self._site))
+            reason = placeless(explained(error, self._site))
         except Exception as error:
             reason = f"an error in the site's program: {pipe.place_of(error)}"
+            logger.error("%s", reason)
         if self._host is None and reason is not self._refused:
             self._refused, self._again = reason, time.monotonic() + RETRY_SECONDS
-        logger.error("%s", reason)
-        return make_reply(ReturnCode.EXECUTION_EXCEPTION, headers={REASON: reason})
+        return make_reply(ReturnCode.EXECUTION_EXCEPTION, headers=self._noted(reason))
+
+    def _noted(self, reason: str) -> dict[str, str]:
+        """A reason as it leaves: once the ledger has it, and not at all if it cannot."""
+        raw = reason.encode()
+        digest, run = hashlib.sha256(raw).hexdigest(), plain(self._run)
+        now = datetime.now(UTC)
+        entry = Entry(now, run, 0, "-", "server", (), len(raw), digest, refusal=True)
+        try:
+            if self._kit is None:
+                return {}
+            of_kit(self._kit).append(entry)
+        except Exception as error:
+            logger.error("%s", whole_line(error, self._site))
+            return {}
+        return {REASON: reason}
 
     def _start(self, fl_ctx: FLContext) -> Host:
         workspace = fl_ctx.get_workspace()
         app, kit = Path(workspace.get_app_dir(fl_ctx.get_job_id())), Path(workspace.get_root_dir())
+        self._kit, self._site = kit, str(fl_ctx.get_identity_name())
+        self._run = str(fl_ctx.get_job_id())
         require_admins_signature(app, kit / ROOT)
         setup = pipe.read_setup(app, kit, fl_ctx.get_identity_name(), fl_ctx.get_job_id())
+        self._run = setup.run
         setup = replace(setup, identity=CertificateIdentity.of_kit(kit))
         self._held.enter_context(pipe.only_one(setup.state))
         try:
-            return pipe.load_main(pipe.SITE_MAIN)(setup)
+            host: Host = pipe.load_main(pipe.SITE_MAIN)(setup)
         except BaseException:
             self._held.close()
             raise
+        logger.info("takes part in run %s", setup.run)
+        return host
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
             obey_the_server_only(fl_ctx)
+            AuditService.close()  # of this job's process: the ledger tells what left
         if event_type == EventType.END_RUN and self._host is not None:
             host, self._host = self._host, None
             with self._held:
                 host.close()
+            logger.info("run %s: its process here has ended", self._run)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,12 @@ from pathlib import Path
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.store import write_text
 from fednotes.engines.certificates import check_kit
-from fednotes.engines.provision import HEARTBEAT_SECONDS, LOG_FILE, SERVER, SITE, read_kit
+from fednotes.engines.kit_files import LOG_FILE, SERVER, SITE, read_kit
+from fednotes.engines.provision import HEARTBEAT_SECONDS
+from fednotes.engines.seldom import KIT_VARIABLE
 
+_JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job
+KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
 OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
 PACKAGE = "nvflare.private.fed.app."
 WATCH_MODULE = "fednotes.engines.watch"
@@ -88,7 +93,8 @@ def launch(kit: Path, variables: Mapping[str, str] | None = None, *, watch: bool
     command = [sys.executable, "-m", module, "-m", str(kit), "-s", settings, "--set", *options]
     (kit / "transfer").mkdir(exist_ok=True)
     _settle(kit)
-    environment = {**_ENVIRONMENT, **os.environ, **(variables or {})}
+    _prune(kit)
+    environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit), **(variables or {})}
     pid = _launch(command, kit, environment, OUTPUT_FILE)
     watch = watch and facts["role"] == SERVER
     if watch:
@@ -119,10 +125,20 @@ def _launch(command: list[str], kit: Path, environment: Mapping[str, str], outpu
 def _settle(kit: Path) -> None:
     """Tell NVFlare where the kit lies now: it takes absolute paths only for its stores."""
     path = kit / "local" / "resources.json"
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: the kit is not complete ({error.strerror})") from error
     settled = re.sub(r'"[^"]*/(store/(?:jobs|snapshots))"', rf'"{kit}/\1"', text)
     if settled != text:
         write_text(path, settled)
+
+
+def _prune(kit: Path) -> None:
+    """Delete what NVFlare left of jobs that are over. Nothing runs here now."""
+    jobs = [path for path in kit.iterdir() if path.is_dir() and _JOB.fullmatch(path.name)]
+    for old in sorted(jobs, key=lambda path: path.stat().st_mtime)[:-KEPT_JOBS]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def status(kit: Path) -> Status:

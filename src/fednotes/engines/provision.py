@@ -18,22 +18,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.errors import ConfigError, FednotesError, nearest
 from fednotes.core.store import write_folder, write_json
+from fednotes.engines.kit_files import (
+    ADMIN,
+    CONTROLLER,
+    EXECUTOR,
+    KIT_FILE,
+    SERVER,
+    SITE,
+    WATCH,
+    local_files,
+)
 
-SERVER, SITE, ADMIN, WATCH = "server", "site", "admin", "watch"
-CONTROLLER = "fednotes.engines.nvflare.FednotesController"
-EXECUTOR = "fednotes.engines.nvflare_site.FednotesExecutor"
-GATES = {SERVER: "fednotes.engines.nvflare.Gate", SITE: "fednotes.engines.nvflare_site.Gate"}
-KIT_FILE = "kit.json"
-LOG_FILE = "fednotes.log"
-LOG_BYTES, LOG_FILES = 2_000_000, 4  # a log is at most 2 MB, and three older ones are kept
 HEARTBEAT_SECONDS = 5.0  # how often a site's job process tells that it lives
 POLL_SECONDS = 0.05  # how often an idle site asks for work
 DAYS = 360  # NVFlare's certificates live as long at most
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_HOST = re.compile(
+    r"([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
+)
+_EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}")
 _RESERVED = frozenset({"server", "admin", "watch", "authority"})
 _NVFLARE = "nvflare.lighter.impl"
+_STATE, _RECORD = "cert.json", "project.json"  # NVFlare's and ours, in the authority's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,8 @@ class ProjectConfig:
 
     name: of the project. server: the host name by which sites reach the server. port: its one
     port. sites: their names, in any order. hosts: further names of the server.
-    admin: e-mail address of who submits jobs. organisations: site → organisation.
+    admin: e-mail address of who submits jobs. organisations: site → organisation; of "server"
+    too, which is also the admin's.
     """
 
     name: str
@@ -63,10 +72,23 @@ class ProjectConfig:
         if not self.sites or wrong:
             raise ConfigError(f"sites {wrong or 'are missing'}: each needs a name of its own")
         _require_apart(self.sites)
+        for what, host in (("server", self.server), *(("hosts", h) for h in self.hosts)):
+            if not _HOST.fullmatch(host) or len(host) > 64:  # a certificate's name is no longer
+                raise ConfigError(
+                    f"{what} {host!r}: expected a host name, such as fl.hospital.org, or an "
+                    "IPv4 address, by which sites reach the server"
+                )
         if not 0 < self.port < 65536:
             raise ConfigError(f"port {self.port}: expected 1 to 65535")
-        if not re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s.]+", self.admin):
+        if not _EMAIL.fullmatch(self.admin):
             raise ConfigError(f"admin {self.admin!r}: expected an e-mail address")
+        for place, organisation in (self.organisations or {}).items():
+            if place not in (*self.sites, "server"):
+                known = (*self.sites, "server")
+                raise ConfigError(f"organisations: unknown site {place!r}; {nearest(place, known)}")
+            if not re.fullmatch(r"[A-Za-z0-9_]+", organisation):
+                said = f"organisations: {place} = {organisation!r}"
+                raise ConfigError(f"{said}: letters, digits and '_' only")
 
     @property
     def watch(self) -> str:
@@ -74,10 +96,9 @@ class ProjectConfig:
         return "watch@" + self.admin.partition("@")[2]
 
     def organisation(self, site: str) -> str:
-        own = (
-            site if site in self.sites else self.name
-        )  # the server and the admin are the project's
-        return (self.organisations or {}).get(site, re.sub(r"\W", "_", own))
+        """Whose a site is; the server and the admin are one organisation's, the project's own."""
+        place, own = (site, site) if site in self.sites else (SERVER, self.name)
+        return (self.organisations or {}).get(place, re.sub(r"\W", "_", own))
 
 
 def _require_apart(sites: Sequence[str]) -> None:
@@ -96,75 +117,154 @@ def _require_apart(sites: Sequence[str]) -> None:
                 )
 
 
-def provision(project: ProjectConfig, out: Path) -> dict[str, Path]:
-    """Make the kits that `out` does not have yet; kits that are there stay as they are.
+def folders(project: ProjectConfig, out: Path) -> dict[str, Path]:
+    """Where the kits of a project are made: "server", "admin" and one per site."""
+    sites = {site: out / "sites" / site for site in project.sites}
+    return {SERVER: out / SERVER, ADMIN: out / ADMIN, **sites}
 
-    Returns name → folder: "server", "admin" and one per site, `out/authority` beside them.
-    Raises ConfigError if `out` belongs to another project, or has a site whose name a new one's
-    could be taken for.
+
+def provision(project: ProjectConfig, out: Path, again: Sequence[str] = ()) -> dict[str, Path]:
+    """Make the kits that `out` never had; kits that are there stay as they are.
+
+    again: kits that were lost; each gets a new key. Returns `folders`; the folder of a kit that
+    was handed over does not exist. `out/authority` keeps the key that signs, and no other.
+    Raises ConfigError if `out` has kits that do not fit the project, or a site whose name a new
+    one's could be taken for.
     """
-    from fednotes.engines.nvflare import make_kits
-
-    authority = out / "authority"
-    _same_project(project, authority)
-    _require_apart(sorted({*project.sites, *_known(project, authority)}))
+    kits, authority = folders(project, out), out / "authority"
+    _require_same(project, authority)
+    known = _known(project, authority)
+    _require_apart(sorted({*project.sites, *known} - {SERVER, ADMIN}))
+    for name in again:
+        if name not in kits:
+            raise ConfigError(f"{name!r} is no kit of this project; {nearest(name, kits)}")
+        if kits[name].exists():
+            raise ConfigError(f"{kits[name]}: is there; move it away to make it anew")
+    there = {name for name, kit in kits.items() if (kit / KIT_FILE).exists()}
+    new = [name for name in kits if name not in there and (name not in known or name in again)]
     authority.mkdir(parents=True, exist_ok=True)
     authority.chmod(0o700)  # it holds the key that signs new kits
-    noise = io.StringIO()
-    with contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
-        made = make_kits(_definition(project), authority)
-    if made is None:
-        raise ConfigError(f"{out}: NVFlare made no kits: {noise.getvalue().strip()[-300:]}")
-    kits: dict[str, Path] = {}
-    roles = {"server": SERVER, "admin": ADMIN, **dict.fromkeys(project.sites, SITE)}
-    for name, role in roles.items():
-        kits[name] = out / ("sites" if role == SITE else "") / name
-        if not (kits[name] / KIT_FILE).exists():
-            source = made / {"server": project.server, "admin": project.admin}.get(name, name)
-            watch = made / project.watch if role == SERVER else None
-            _hand_over(project, name, role, source, kits[name], watch)
-    shutil.rmtree(made)
-    write_json(authority / "project.json", {"name": project.name, "server": project.server})
+    _keep(project, authority, {*known, *there})
+    if new:
+        made = _made(project, authority, new)
+        for name in new:
+            _hand_over(project, name, made, kits[name])
+        shutil.rmtree(made)
+    _keep(project, authority, {*known, *there, *new})
     return kits
 
 
-def _same_project(project: ProjectConfig, authority: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        there = json.loads((authority / "project.json").read_text(encoding="utf-8"))
-        ours = {"name": project.name, "server": project.server}
-        if there != ours:
-            raise ConfigError(
-                f"{authority.parent}: holds kits of project {there['name']!r} at "
-                f"{there['server']!r}, not of {project.name!r} at {project.server!r}: "
-                "choose another folder"
-            )
+def _made(project: ProjectConfig, authority: Path, new: Sequence[str]) -> Path:
+    """NVFlare's folder of new kits. A server's is always among them; its key is of no use."""
+    from fednotes.engines.nvflare import make_kits
+
+    noise = io.StringIO()
+    try:
+        _forget_keys(authority)
+        with contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
+            made = make_kits(_definition(project, new), authority)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"NVFlare makes no kits of this project: {error}") from error
+    finally:
+        _forget_keys(authority)
+    if made is None:
+        raise ConfigError(f"NVFlare made no kits: {noise.getvalue().strip()[-300:]}")
+    return made
+
+
+def _forget_keys(authority: Path) -> None:
+    """Leave the authority its own key and certificate: each other key is its owner's alone."""
+    for path in authority.rglob(_STATE):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        own = {name: value for name, value in kept.items() if isinstance(value, str)}
+        if own != kept:
+            write_json(path, own)
+        path.chmod(0o600)
+
+
+def _keep(project: ProjectConfig, authority: Path, kits: set[str]) -> None:
+    """Remember what the kits were made with."""
+    organisations = _record(authority).get("organisations", {})
+    facts = {**_facts(project), "kits": sorted(kits)}
+    write_json(
+        authority / _RECORD, {**facts, "organisations": {**organisations, **_names(project)}}
+    )
+
+
+def _facts(project: ProjectConfig) -> dict[str, Any]:
+    """What all the kits of a project were made with."""
+    return {
+        **{"name": project.name, "server": project.server, "port": project.port},
+        **{"hosts": list(project.hosts), "admin": project.admin},
+    }
+
+
+def _record(authority: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((authority / _RECORD).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{authority / _RECORD}: cannot be read") from error
+
+
+def _require_same(project: ProjectConfig, authority: Path) -> None:
+    """Kits that were made keep what they were made with, and new ones would not go with them."""
+    there, ours = _record(authority), _facts(project)
+    if any(there.get(key, ours[key]) != ours[key] for key in ("name", "server")):
+        raise ConfigError(
+            f"{authority.parent}: holds kits of project {there['name']!r} at "
+            f"{there['server']!r}, not of {project.name!r} at {project.server!r}: "
+            "choose another folder"
+        )
+    were, organisations = there.get("organisations", {}), _names(project)
+    changed = {k: (there[k], ours[k]) for k in ours if k in there and there[k] != ours[k]}
+    changed |= {
+        f"organisations.{name}": (were[name], now)
+        for name, now in organisations.items()
+        if were.get(name, now) != now
+    }
+    for key, (before, now) in changed.items():
+        raise ConfigError(
+            f"{authority.parent}: its kits were made with {key} = {json.dumps(before)}, the "
+            f"project says {json.dumps(now)}: set it back, or choose another folder and hand all "
+            "kits out anew"
+        )
+
+
+def _names(project: ProjectConfig) -> dict[str, str]:
+    return {name: project.organisation(name) for name in folders(project, Path())}
 
 
 def _known(project: ProjectConfig, authority: Path) -> set[str]:
-    """The sites that the authority ever signed a certificate for."""
-    names: set[str] = set()
-    with contextlib.suppress(FileNotFoundError):
-        path = authority / project.name / "state" / "cert.json"
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        names = {name for name, value in kept.items() if isinstance(value, dict)}
-    return {name for name in names if "@" not in name and name != project.server}
+    """The kits that were ever made here."""
+    record = _record(authority)
+    names = set(record.get("kits", ()))
+    if not names:  # as earlier versions kept it
+        with contextlib.suppress(FileNotFoundError):
+            kept = json.loads((authority / project.name / "state" / _STATE).read_text("utf-8"))
+            signed = {name for name, value in kept.items() if isinstance(value, dict)}
+            names = {name for name in signed if "@" not in name and name != project.server}
+            names |= {SERVER, ADMIN} if signed else set()
+    return names
 
 
-def _definition(project: ProjectConfig) -> dict[str, Any]:
-    """NVFlare's own project file, as a table."""
+def _definition(project: ProjectConfig, new: Sequence[str]) -> dict[str, Any]:
+    """NVFlare's own project file, as a table. new: the kits to make."""
     organisation = project.organisation("server")
     server: dict[str, Any] = {
         **{"name": project.server, "type": "server", "org": organisation},
         **{"fed_learn_port": project.port, "admin_port": project.port},
         **({"host_names": list(project.hosts)} if project.hosts else {}),
     }
+    sites = [site for site in project.sites if site in new]
     people = [(project.admin, "project_admin"), (project.watch, "lead")]
     return {
         "api_version": 3,
         "name": project.name,
         "participants": [
             server,
-            *({"name": s, "type": "client", "org": project.organisation(s)} for s in project.sites),
+            *({"name": s, "type": "client", "org": project.organisation(s)} for s in sites),
             *({"name": n, "type": "admin", "org": organisation, "role": r} for n, r in people),
         ],
         "builders": [
@@ -183,10 +283,11 @@ def _definition(project: ProjectConfig) -> dict[str, Any]:
     }
 
 
-def _hand_over(
-    project: ProjectConfig, name: str, role: str, source: Path, kit: Path, watch: Path | None
-) -> None:
+def _hand_over(project: ProjectConfig, name: str, made: Path, kit: Path) -> None:
     """Copy one kit out of NVFlare's folder, with our rules in its `local` folder."""
+    role = name if name in (SERVER, ADMIN) else SITE
+    source = made / {SERVER: project.server, ADMIN: project.admin}.get(name, name)
+    watch = made / project.watch if role == SERVER else None
 
     def fill(folder: Path) -> None:
         shutil.copytree(source, folder, dirs_exist_ok=True)
@@ -214,140 +315,6 @@ def _hand_over(
         folder.chmod(0o700)
 
     write_folder(kit, fill)
-
-
-def local_files(role: str) -> dict[str, Any]:
-    """The rules and settings of one machine: NVFlare's files of a kit's `local` folder."""
-    if role not in (SERVER, SITE):
-        return {}
-    launcher = f"nvflare.app_common.job_launcher.{'server' if role == SERVER else 'client'}"
-    launcher += f"_process_launcher.{'Server' if role == SERVER else 'Client'}ProcessJobLauncher"
-    resources: dict[str, Any] = {
-        "format_version": 2,
-        "class_list_enforcement_mode": "enforce",
-        "class_allow_list": [CONTROLLER if role == SERVER else EXECUTOR],
-        "allow_log_streaming": False,
-    }
-    parts: list[dict[str, Any]] = [{"id": "process_launcher", "path": launcher, "args": {}}]
-    parts += [{"id": "gate", "path": GATES[role], "args": {}}]
-    common = "nvflare.app_common"
-    files = f"{common}.storages.filesystem_storage.FilesystemStorage"
-    if role == SERVER:
-        resources["servers"] = [
-            {"admin_storage": "transfer", "max_num_clients": 100, "heart_beat_timeout": 60}
-        ]
-        snapshots = {"root_dir": "/store/snapshots", "uri_root": "/"}
-        resources["snapshot_persistor"] = {
-            "path": f"{common}.state_persistors.storage_state_persistor.StorageStatePersistor",
-            "args": {"uri_root": "/", "storage": {"path": files, "args": snapshots}},
-        }
-        schedule = {"max_jobs": 1, "max_schedule_count": 1_000_000, "min_schedule_interval": 1.0}
-        parts += [
-            {
-                "id": "job_scheduler",
-                "path": f"{common}.job_schedulers.job_scheduler.DefaultJobScheduler",
-                "args": {**schedule, "max_schedule_interval": 10.0},
-            },
-            {
-                "id": "job_manager",
-                "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
-                "args": {"uri_root": "/store/jobs", "job_store_id": "job_store"},
-            },
-            {
-                "id": "job_store",
-                "path": files,
-                "args": {},
-            },
-        ]
-    else:
-        resources["client"] = {"retry_timeout": 30}
-        gpu: dict[str, Any] = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 300}
-        parts += [
-            {
-                "id": "resource_manager",
-                "path": f"{common}.resource_managers.gpu_resource_manager.GPUResourceManager",
-                "args": gpu,
-            },
-            {
-                "id": "resource_consumer",
-                "path": f"{common}.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
-                "args": {},
-            },
-        ]
-    resources["components"] = parts
-    return {
-        "resources.json": resources,
-        "authorization.json": _rights(role),
-        "log_config.json": _logging(),
-    }
-
-
-def _rights(role: str) -> dict[str, Any]:
-    """Who may do what. NVFlare's default lets a project admin send code and read files."""
-    never = dict.fromkeys(
-        ("byoc", "server-predeployed-flwr", "shell_commands", "show_errors", "report_env"), "none"
-    )
-    never |= dict.fromkeys(("configure_job_log", "configure_site_log"), "none")
-    everyone = {"view": "any", "manage_job": "any", **never}
-    if role == SITE:  # the watch may resubmit, but the signature that a site checks is the admin's
-        deploy = {**everyone, "submit_job": "any", "operate": "none"}
-        return _policy(deploy, deploy)
-    submitter = {"submit_job": "any", "clone_job": "any", "download_job": "any", "operate": "any"}
-    resubmitter = {"submit_job": "none", "clone_job": "any", "download_job": "none"}
-    command = {"app_command": "any"}
-    return _policy(
-        {**everyone, **submitter, **command, **never},
-        {**everyone, **resubmitter, **command, "operate": "none"},
-    )
-
-
-def _policy(admin: Mapping[str, str], watch: Mapping[str, str]) -> dict[str, Any]:
-    nothing = {"byoc": "none"}
-    return {
-        "format_version": "1.0",
-        "permissions": {
-            "project_admin": dict(admin),
-            "lead": dict(watch),
-            "org_admin": nothing,
-            "member": nothing,
-        },
-    }
-
-
-def _logging() -> dict[str, Any]:
-    """One log that rotates: our lines, and NVFlare's warnings, a kind once a minute."""
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-        "filters": {"seldom": {"()": "fednotes.engines.seldom.Seldom"}},
-        "handlers": {
-            "file": {
-                "class": "logging.handlers.RotatingFileHandler",
-                "formatter": "line",
-                "filters": ["seldom"],
-                "filename": LOG_FILE,
-                "maxBytes": LOG_BYTES,
-                "backupCount": LOG_FILES - 1,
-            }
-        },
-        "loggers": {
-            "root": {"level": "WARNING", "handlers": ["file"]},
-            "fednotes": {"level": "INFO"},
-        },
-    }
-
-
-def read_kit(kit: Path) -> dict[str, Any]:
-    """What a kit's owner is in the network.
-
-    Raises ConfigError if the folder is no kit.
-    """
-    try:
-        facts = json.loads((kit / KIT_FILE).read_text(encoding="utf-8"))
-        return {k: facts[k] for k in ("name", "role", "project", "server", "port", "person", "org")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{kit}: not a kit (`fednotes provision` makes kits)") from error
 
 
 def job_folder(

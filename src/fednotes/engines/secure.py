@@ -6,7 +6,8 @@
 That is all while nothing fails. An exchange that begins afresh has "@keys" and "@shares" before
 it. Where a site could not mask its update with the keys of this exchange (it was started
 again), with the names of counts that were agreed, or within the limits, an exchange begins
-afresh after the task, and sites mask what they have ("@masked").
+afresh after the task, and sites mask what they have ("@masked"). Where a sum may leave sites
+out, survivors first tell each other their list ("@confirm").
 
 The terms, equal for all sites: names of the counts (those of the last sum of this task; None:
 each site's own) and limits of the values (from the last total of this task). Both are public.
@@ -14,6 +15,7 @@ each site's own) and limits of the values (from the last total of this task). Bo
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +37,7 @@ from fednotes.privacy.secagg import (
     UnmaskMessage,
     default_threshold,
     from_wire,
+    needs_confirmation,
 )
 from fednotes.privacy.secagg_site import check_parameters
 
@@ -42,6 +45,7 @@ __all__ = ["SecureSeal", "SecureSum"]
 
 ATTEMPTS = 3  # at a sum, if sites are lost while it is opened
 AGAIN = 2  # fresh exchanges of updates that sites could not mask at first
+logger = logging.getLogger("fednotes.engines.secure")
 M = TypeVar("M", KeysMessage, SharesMessage, ConfirmMessage, UnmaskMessage)
 
 
@@ -82,8 +86,8 @@ class SecureSum:
 
     sites: their names, in the fixed order. job: the declarative job's fingerprint. threshold:
     the fewest sites in a sum, over half of them; None: just over half. confirmed: one message
-    more, after which sites open nothing unless `threshold` of them were shown the same list.
-    All four must be equal at the sites' `SecureSeal`.
+    more, after which sites open nothing unless `threshold` of them were shown the same list;
+    None: wherever that is needed. All four must be equal at the sites' `SecureSeal`.
 
     Raises ConfigError for fewer than 3 sites or an impossible threshold, MissingExtra without
     `cryptography`.
@@ -97,12 +101,15 @@ class SecureSum:
         *,
         job: str,
         threshold: int | None = None,
-        confirmed: bool = False,
+        confirmed: bool | None = None,
     ) -> None:
         need_cryptography()
-        self._sites, self._job, self._confirmed = tuple(sites), job, confirmed
+        self._sites, self._job = tuple(sites), job
         self.least = default_threshold(len(sites)) if threshold is None else threshold
         check_parameters(self._sites, self.least)
+        if confirmed is None:
+            confirmed = needs_confirmation(len(sites), self.least)
+        self._confirmed = confirmed
         self._run, self._chain = -1, self._new_chain(-1)
         self._whole = False  # the last exchange came to its end, so the next may be prepared
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
@@ -197,6 +204,7 @@ class SecureSum:
         for site in (site for site in exchange.sites if site in replies):
             attached = replies[site].attached
             try:
+                _require_only(site, attached, "note", "words")
                 note = wire.noted(attached)
                 given = note.get("names") is not None
                 names = wire.names_in(note, "names") if given else terms.metrics or ()
@@ -234,15 +242,21 @@ class SecureSum:
                 exchange.refuse(site, f"site {site!r} laid its update out as the others did not")
         self._enough(exchange, len(survivors), TrainingError)
         note: dict[str, Any] = {"number": chain.number, **wire.requests_note(requests)}
+        opening = survivors
         if self._confirmed:
             asked = dict.fromkeys(survivors, wire.packed(note))
             replies = exchange.stage(wire.CONFIRM, asked, least=self.least)
             self._add(exchange, replies, ConfirmMessage, chain.now.add_confirm)
+            opening = tuple(filter(replies.__contains__, survivors))  # nobody waits for the others
             note |= wire.requests_note(chain.requests()[0])
-        asked = dict.fromkeys(survivors, wire.packed({**note, "keys": wire.keys_note(keys)}))
+        asked = dict.fromkeys(opening, wire.packed({**note, "keys": wire.keys_note(keys)}))
         replies = exchange.stage(wire.UNMASK, asked, least=self.least)
         self._add(exchange, replies, UnmaskMessage, chain.add_unmask)
-        return _closed(chain.total)
+        now = chain.now
+        total = _closed(chain.total)
+        for site, of in now.doubtful:
+            logger.warning("site %r or %r: a wrong share of the secret of %r", site, of, of)
+        return total
 
     def _add(
         self,
@@ -254,6 +268,7 @@ class SecureSum:
         """Take the messages of a stage; one that is wrong costs its site the exchange."""
         for site in (site for site in exchange.sites if site in replies):
             try:
+                _require_only(site, replies[site].attached, "note")
                 note = wire.noted(replies[site].attached)
                 message = from_wire(kind, wire.part(note, "message", dict))
                 _require_own(site, message.site)
@@ -288,3 +303,9 @@ def _closed(close: Callable[[], R]) -> R:
 def _require_own(site: str, named: str) -> None:
     if named != site:
         raise RefusedError(f"site {site!r} sent a message of the secure sum as {named!r}")
+
+
+def _require_only(site: str, attached: Tensors, *names: str) -> None:
+    """What the step needs; how long it may be is the engine's business."""
+    if attached.keys() - set(names):
+        raise RefusedError(f"site {site!r} sent more than a message of the secure sum")

@@ -10,19 +10,26 @@ sites to open, no two can be opened that hold the same update.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import secure_wire as wire
 from fednotes.engines.wire import Request
-from fednotes.privacy.masks import Identity, joined, need_cryptography
-from fednotes.privacy.secagg import Limits, SiteChain, default_threshold
+from fednotes.privacy.fixed_point import Layout
+from fednotes.privacy.masks import Identity, digest, joined, need_cryptography
+from fednotes.privacy.secagg import Limits, SiteChain, default_threshold, needs_confirmation
 from fednotes.privacy.secagg_site import REFUSALS, check_parameters
 
 Answer = Callable[[Request, Mapping[str, Any]], Tensors]
+MOST_LIMITS = 3  # that are tried for one round and task: the last total's, the widest, one more
+logger = logging.getLogger("fednotes.engines.secure_site")
 
 
 def context_of(job: str, run: int) -> bytes:
@@ -32,20 +39,32 @@ def context_of(job: str, run: int) -> bytes:
 
 @dataclass
 class _Kept:
-    """The update of the newest task, until it is opened. narrow: how often it was out of range."""
+    """The update of the newest task, until it is opened. purpose: its round and task."""
 
     run: int
     number: int
     purpose: str
     update: Update
-    narrow: int = 0
+
+
+@dataclass
+class _Tried:
+    """What the server asked of the size of the values of one round and task.
+
+    Whether they are within a limit is told by a refusal and by an answer, so both are counted,
+    each of its kind once: the same question again has the same answer. `limits`: digests of
+    those that were tried; `refused`: of limits together with the values that were beyond them.
+    """
+
+    limits: set[bytes] = field(default_factory=set)
+    refused: set[bytes] = field(default_factory=set)
 
 
 class SecureSeal:
     """One site's part in the secure sum, for the life of its process (`host.Sealer`).
 
-    sites, job, threshold, confirmed: the same at the server and all sites. identity: signs
-    this site's keys and checks the others'; None trusts the server to relay them.
+    sites, job, threshold, confirmed: the same at the server and all sites (see `SecureSum`).
+    identity: signs this site's keys and checks the others'; None trusts the server to relay them.
 
     Raises ConfigError for fewer than 3 sites or an impossible threshold, MissingExtra without
     `cryptography`.
@@ -59,15 +78,18 @@ class SecureSeal:
         job: str,
         threshold: int | None = None,
         identity: Identity | None = None,
-        confirmed: bool = False,
+        confirmed: bool | None = None,
     ) -> None:
         need_cryptography()
         self._site, self._sites, self._job = site, tuple(sites), job
         self._threshold = default_threshold(len(sites)) if threshold is None else threshold
         check_parameters(self._sites, self._threshold)
+        if confirmed is None:
+            confirmed = needs_confirmation(len(sites), self._threshold)
         self._identity, self._confirmed = identity, confirmed
         self._run, self._chain = -1, self._new_chain(-1)
         self._kept: _Kept | None = None
+        self._tried: dict[str, _Tried] = {}  # by purpose, for the life of the process
         self._answered: tuple[int, Tensors] = (-1, {})  # the last stage's number and reply
 
     def stage(self, request: Request) -> Tensors:
@@ -146,6 +168,7 @@ class SecureSeal:
             reason = "counts that the sites did not agree on"
             return wire.packed({**told, "again": reason, "wide": False})
         limits = _limits(note)
+        tried, grid = self._try(kept, limits)
         try:
             roster = wire.names_in(note, "roster")
             boxes = wire.boxes_in(attached, roster, self._site)
@@ -155,12 +178,37 @@ class SecureSeal:
         except RefusedError as error:
             return wire.packed({**told, "again": str(error), "wide": False})
         except TrainingError as error:
-            kept.narrow += 1  # each tells the server something of the values' size
-            if not limits.tensors or kept.narrow == REFUSALS:
-                self._kept = None
-                raise
-            return wire.packed({**told, "again": str(error), "wide": True})
+            logger.warning("%s", error)  # which tensor and what limit: for this site's people alone
+            tried.refused.add(digest(grid, _digest(kept.update)))
+            if not limits.tensors or len(tried.refused) >= REFUSALS:
+                raise self._beyond(kept) from error
+            return wire.packed({**told, "again": "values beyond the limits", "wide": True})
         return wire.packed_masked(message, told)
+
+    def _try(self, kept: _Kept, limits: Limits) -> tuple[_Tried, bytes]:
+        """Count what is asked of the values' size: what was tried so far, a digest of these limits.
+
+        A limit counts by the grid that comes of it; numbers of 8 bytes have one grid always.
+        Raises TrainingError if this says more of the values than the server may know.
+        """
+        tried = self._tried.setdefault(kept.purpose, _Tried())
+        fields = Layout.of(kept.update, len(self._sites), limits=limits).fields
+        grid = digest(*(part for item in fields for part in (item.name, item.exponent)))
+        if grid not in tried.limits and len(tried.limits) >= MOST_LIMITS:
+            raise self._beyond(kept)
+        if len(tried.refused) >= REFUSALS:
+            raise self._beyond(kept)
+        tried.limits.add(grid)
+        return tried, grid
+
+    def _beyond(self, kept: _Kept) -> TrainingError:
+        """The last word on an update. It names no tensor and no number: the server reads it."""
+        self._kept = None
+        return TrainingError(
+            f"site {self._site!r}: {kept.purpose.partition(' ')[2]!r} has values beyond the limits "
+            "of the secure sum, or too many limits were tried; the site's own log names the "
+            "tensor: lower the learning rate"
+        )
 
     # runs
 
@@ -189,3 +237,12 @@ def _limits(note: Mapping[str, Any]) -> Limits:
     if not all(type(e) is int and abs(e) <= 300 for e in exponents.values()):
         raise RefusedError("a request of the secure sum has limits that are none")
     return Limits(tensors={name: 2.0**exponent for name, exponent in exponents.items()})
+
+
+def _digest(update: Update) -> bytes:
+    """SHA-256 of an update's numbers."""
+    hasher = hashlib.sha256(joined(repr(update.weight), repr(sorted(update.metrics.items()))))
+    for name, value in update.tensors.items():
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        hasher.update(joined(name, flat.view(torch.uint8).numpy().tobytes()))
+    return hasher.digest()

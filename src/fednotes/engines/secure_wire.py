@@ -32,7 +32,7 @@ from fednotes.privacy.secagg_messages import Message
 from fednotes.privacy.secagg_server import BOX_BYTES
 
 KEYS, SHARES, MASKED, CONFIRM, UNMASK = "@keys", "@shares", "@masked", "@confirm", "@unmask"
-MOST_NOTE = 2**26  # bytes
+MOST_NOTE = 2**24  # bytes; receipts of 250 sites for each other take 6 to 9 million
 T = TypeVar("T")
 
 

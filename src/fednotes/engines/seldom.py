@@ -1,15 +1,64 @@
-"""A log filter that lets a line which comes again and again through once a minute."""
+"""A kit's one log, and the filter that lets a line which comes again and again through seldom."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where NVFlare does not run either
+    fcntl = None  # type: ignore[assignment]
+
+KIT_VARIABLE = "FEDNOTES_KIT"  # the folder of the kit whose process this is, or whose job's
 
 _CHANGING = re.compile(r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE)
 _KINDS = 256
+# NVFlare says it at each start and whenever a side is away; `presence.py` says it once.
+_AWAY = re.compile(r"no connection to |target_unreachable|no path\b")
+_CELLS = "nvflare.fuel.f3.cellnet."
+
+
+class KitLog(WatchedFileHandler):
+    """The log of a kit: its process and those of its jobs append to one file.
+
+    file: its name. most: bytes of one file, more or less; then it becomes `file.1`, and `kept`
+    of these stay. Whoever finds it too long moves it away; the others open the new one.
+    """
+
+    def __init__(self, file: str, most: int, kept: int) -> None:
+        self.most, self.kept = most, kept
+        folder = Path(os.environ.get(KIT_VARIABLE) or ".").resolve()
+        super().__init__(folder / file, encoding="utf-8", delay=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        with suppress(OSError):
+            if os.stat(self.baseFilename).st_size > self.most:
+                self._move()
+        super().emit(record)
+
+    def _move(self) -> None:
+        folder = os.open(Path(self.baseFilename).parent, os.O_RDONLY)
+        try:
+            if fcntl is not None:
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            if os.stat(self.baseFilename).st_size <= self.most:
+                return  # another process was first
+            names = [self.baseFilename, *(f"{self.baseFilename}.{n + 1}" for n in range(self.kept))]
+            for newer, older in reversed(list(pairwise(names))):
+                with suppress(FileNotFoundError):
+                    os.replace(newer, older)
+        finally:
+            os.close(folder)
 
 
 class Seldom(logging.Filter):
@@ -32,6 +81,8 @@ class Seldom(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is written; called under the handler's lock."""
         text, ours = record.getMessage(), record.name.split(".", 1)[0] == self.ours
+        if record.name.startswith(_CELLS) and _AWAY.search(text):
+            return False
         kind = (record.name, record.levelno, text if ours else _CHANGING.sub("#", text))
         now = self.now()
         passed, left_out = self._kinds.get(kind, (-float("inf"), 0))

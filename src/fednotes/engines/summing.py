@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from fednotes.core.errors import RefusedError
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.engines.validation import LIMITS, Expected, Limits, agreed, check_update
+from fednotes.engines.validation import Expected, agreed, check_like
 from fednotes.engines.wire import Reply, Request
 
 Replies = Mapping[str, Reply]  # by site
@@ -83,8 +83,7 @@ class PlainSum:
     secure = False
     least = 1
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
-        self._limits = limits
+    def __init__(self) -> None:
         self._known: dict[str, Expected] = {}
 
     def total(self, exchange: Exchange) -> Total:
@@ -100,7 +99,7 @@ class PlainSum:
         """Nothing to go back to."""
 
     def updates(self, exchange: Exchange) -> dict[str, Update]:
-        """The updates that fit together."""
+        """The updates that fit together; each alone was checked when it came."""
         replies, task = exchange.task(), exchange.request.task
         given = {s: replies[s].update for s in exchange.sites if s in replies}
         updates = {site: update for site, update in given.items() if update is not None}
@@ -108,7 +107,7 @@ class PlainSum:
         self._known[task] = like
         for site in list(updates):
             try:
-                check_update(updates[site], site, like, self._limits)
+                check_like(updates[site], site, like)
             except RefusedError as error:
                 del updates[site]
                 exchange.refuse(site, str(error))

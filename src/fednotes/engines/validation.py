@@ -6,6 +6,7 @@ sum the server sees no values, so there the site's own check is the only one of 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,8 @@ class Limits:
     """The most that an update may be.
 
     norm: of all its floating-point tensors together (L2); infinite for no bound. nbytes: of
-    its tensors. weight: how much one site may count. metrics: how many.
+    its tensors, or of what a secure sum sends in their place. weight: how much one site may
+    count. metrics: how many.
     """
 
     norm: float = math.inf
@@ -36,6 +38,7 @@ class Limits:
 
 
 LIMITS = Limits()
+logger = logging.getLogger("fednotes.validation")
 
 
 def expected(tensors: Tensors) -> Expected:
@@ -56,35 +59,64 @@ def agreed(updates: Iterable[Update], known: Expected | None = None) -> Expected
     return dict(counts.most_common(1)[0][0]) if counts else {}
 
 
+def limits_of(max_norm: float) -> Limits:
+    """The limits of a job with this `[federation] max_norm`, where 0 is none."""
+    return Limits(norm=max_norm or math.inf)
+
+
 def check_update(
-    update: Update, site: str, like: Expected | None = None, limits: Limits = LIMITS
+    update: Update,
+    site: str,
+    like: Expected | None = None,
+    limits: Limits = LIMITS,
+    *,
+    quoting: bool = False,
 ) -> None:
     """Pass an update that may be added to a sum.
 
-    like: what its tensors must be; None leaves that open.
+    like: what its tensors must be; None leaves that open. quoting: say the value that is wrong,
+    as a server may of what it was sent. A site's own refusal, which leaves it, names the tensor
+    and the rule alone; the value is in its log.
     Raises RefusedError with the site and the reason.
     """
-    reason = (
-        _numbers(update, limits)
-        or (_unlike(update.tensors, like) if like is not None else "")
-        or _values(update.tensors, limits)
-    )
-    if reason:
-        raise RefusedError(f"site {site!r}: its update is refused: {reason}")
+    rule, value = _numbers(update, limits)
+    rule = rule or (_unlike(update.tensors, like) if like is not None else "")
+    if not rule:
+        rule, value = _values(update.tensors, limits)
+    if not rule:
+        return
+    whole = f"{rule} ({value})" if value else rule
+    if not quoting:
+        logger.warning("%s", _refusal(site, whole))
+    raise _refusal(site, whole if quoting else rule)
 
 
-def _numbers(update: Update, limits: Limits) -> str:
+def check_like(update: Update, site: str, like: Expected) -> None:
+    """Names, shapes and types alone, of an update whose values were checked.
+
+    Raises RefusedError.
+    """
+    if rule := _unlike(update.tensors, like):
+        raise _refusal(site, rule)
+
+
+def _refusal(site: str, reason: str) -> RefusedError:
+    return RefusedError(f"site {site!r}: its update is refused: {reason}")
+
+
+def _numbers(update: Update, limits: Limits) -> tuple[str, str]:
+    """The rule that is broken, and by what; both empty for none."""
     weight = float(update.weight)
     if not 0 <= weight <= limits.weight:
-        return f"its weight is {weight}, expected 0 to {limits.weight:g}"
-    if len(update.metrics) > limits.metrics:
-        return f"{len(update.metrics):,} metrics, at most {limits.metrics:,} are accepted"
+        return f"its weight must be 0 to {limits.weight:g}", f"it is {weight}"
+    if (count := len(update.metrics)) > limits.metrics:
+        return f"it has more than {limits.metrics:,} metrics", f"{count:,}"
     for name, number in update.metrics.items():
         if not math.isfinite(number):
-            return f"the metric {name!r} is {float(number)}"
+            return f"the metric {name!r} is not finite", f"it is {float(number)}"
     if (size := nbytes(update.tensors)) > limits.nbytes:
-        return f"it has {size:,} bytes, at most {limits.nbytes:,} are accepted"
-    return ""
+        return f"it has more than {limits.nbytes:,} bytes", f"{size:,}"
+    return "", ""
 
 
 def _unlike(tensors: Tensors, like: Expected) -> str:
@@ -100,18 +132,18 @@ def _unlike(tensors: Tensors, like: Expected) -> str:
     return ""
 
 
-def _values(tensors: Tensors, limits: Limits) -> str:
+def _values(tensors: Tensors, limits: Limits) -> tuple[str, str]:
     square = 0.0
     for name, value in tensors.items():
         if not value.is_floating_point() or not value.numel():
             continue
         if not _finite(value):
-            return f"tensor {name!r} is not finite (NaN or infinity)"
+            return f"tensor {name!r} is not finite (NaN or infinity)", ""
         if limits.norm < math.inf:
             square += float(torch.linalg.vector_norm(value.detach(), dtype=torch.float64)) ** 2
     if math.sqrt(square) > limits.norm:
-        return f"its norm is {math.sqrt(square):.4g}, at most {limits.norm:g} is accepted"
-    return ""
+        return f"its norm is above {limits.norm:g}", f"it is {math.sqrt(square):.4g}"
+    return "", ""
 
 
 def _finite(value: Tensor) -> bool:

@@ -4,6 +4,11 @@
                                  → hand the same signed job in again
                                  a site is connected that does not take part (it was lost)
                                  → ask the job to pause at its next checkpoint, then the same
+                                 a person aborted a submission
+                                 → the run is over, and its outcome says so
+
+A run that has to wait says in its outcome for what; one that waits for nothing is a fault of the
+server's, which is told.
 
 The server lets the watch's certificate clone a job and no more. What else the server's machine
 might hand out in its name is refused by the sites: they start a job only if the admin's own key
@@ -16,21 +21,25 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from fednotes.core.errors import FednotesError
-from fednotes.engines.pipe import read_outcome
-from fednotes.engines.provision import LOG_BYTES, LOG_FILES, WATCH, read_kit
+from fednotes.core.store import write_json
+from fednotes.engines.kit_files import LOG_BYTES, LOG_FILES, WATCH, read_kit
+from fednotes.engines.pipe import OUTCOME_FILE, read_outcome
 
 LOOK_SECONDS = 5.0
 LONGEST_WAIT = 300.0  # seconds between two attempts; they begin at LOOK_SECONDS and double
 RECENT_SECONDS = 15.0  # a site that is up tells the server so every 5 s
 PATIENCE_SECONDS = 20.0  # for sites that are not there yet, before a run goes on without them
 ATTEMPTS = 8  # submissions in a row that commit nothing
+STUCK_SECONDS = 120.0  # a run that waits so long while nothing runs and its sites are there
+ABORTED = "FINISHED:ABORTED"
 logger = logging.getLogger("fednotes.engines.watch")
 Step = Literal["wait", "done", "resubmit", "pause", "give up"]
 
@@ -59,7 +68,7 @@ class Seen:
 
 def next_step(seen: Seen) -> Step:
     """What a run needs."""
-    if seen.status == "FINISHED:ABORTED" or seen.outcome.get("status") == "done":
+    if seen.status == ABORTED or seen.outcome.get("status") == "done":
         return "done"  # somebody's decision, or the end (NVFlare may wait for a lost site yet)
     if seen.status == "RUNNING":
         if not seen.alive:
@@ -83,6 +92,7 @@ class Care:
     no_submit_before: float = 0.0
     job_id: str = ""
     said: str = ""
+    waits_since: float | None = None  # with nothing in the way
 
     def delay(self, count: int) -> float:
         return float(min(LONGEST_WAIT, LOOK_SECONDS * 2**count))
@@ -95,6 +105,7 @@ class Asked(Protocol):
     def sites(self, within: float = ...) -> tuple[str, ...]: ...
     def tell(self, job_id: str, topic: str = ..., since: int = ...) -> dict[str, Any] | None: ...
     def resubmit(self, job_id: str) -> str: ...
+    def abort(self, job_id: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -111,10 +122,54 @@ class Watch:
     def look(self, server: Asked) -> dict[str, Step]:
         """One look at every run, and what it makes necessary. Returns run → step taken."""
         newest: dict[str, dict[str, Any]] = {}
+        aborted: dict[str, str] = {}
         for job in sorted(server.jobs(), key=lambda job: float(job.get("submit_time") or 0)):
             newest[str(job["name"])] = job
+            if job["status"] == ABORTED:
+                aborted[str(job["name"])] = str(job["job_id"])
         connected = frozenset(server.sites(within=RECENT_SECONDS))
-        return {run: self._tend(server, run, job, connected) for run, job in newest.items()}
+        going = [run for run, job in newest.items() if job["status"] in ("RUNNING", "DISPATCHED")]
+        steps: dict[str, Step] = {}
+        for run, job in newest.items():
+            if run in aborted:
+                steps[run] = self._over(server, run, job, aborted[run])
+                continue
+            if job["status"] == "SUBMITTED":
+                self._waiting(run, job, going, connected)
+            steps[run] = self._tend(server, run, job, connected)
+        return steps
+
+    def _over(self, server: Asked, run: str, job: Mapping[str, Any], job_id: str) -> Step:
+        """A person's decision stands, whatever was handed in at the same moment."""
+        if not str(job["status"]).startswith("FINISHED"):
+            with suppress(FednotesError):
+                server.abort(str(job["job_id"]))
+        path = self.state / run / OUTCOME_FILE
+        if read_outcome(path.parent, job_id).get("status") != "aborted":
+            write_json(path, {"job_id": job_id, "status": "aborted", "lines": 0})
+            self._say(self.runs.setdefault(run, Care()), f"{run}: aborted")
+        return "done"
+
+    def _waiting(
+        self, run: str, job: Mapping[str, Any], going: Sequence[str], connected: frozenset[str]
+    ) -> None:
+        """Keep for what a run waits that has not begun."""
+        care, job_id = self.runs.setdefault(run, Care()), str(job["job_id"])
+        absent = ", ".join(sorted(_sites(job) - connected))
+        reason = f"behind run {going[0]}" if going else f"for {absent}" if absent else ""
+        if reason:
+            care.waits_since = None
+        elif care.waits_since is None:
+            care.waits_since = self.now()
+        elif self.now() > care.waits_since + STUCK_SECONDS:
+            reason = (
+                "though nothing is in its way: the server does not begin jobs any more; "
+                "fednotes server stop KIT, then start"
+            )
+            self._say(care, f"{run}: waits {reason}")
+        if reason != read_outcome(self.state / run, job_id).get("problem", ""):
+            waits = {"job_id": job_id, "status": "waits", "lines": 0, "problem": reason}
+            write_json(self.state / run / OUTCOME_FILE, waits)
 
     def _tend(
         self, server: Asked, run: str, job: Mapping[str, Any], connected: frozenset[str]
@@ -125,7 +180,7 @@ class Watch:
             care.step, care.job_id = "wait", job_id
         reply = server.tell(job_id) if status == "RUNNING" else None
         outcome = read_outcome(self.state / run, job_id)
-        sites = frozenset(s for names in job["deploy_map"].values() for s in names) - {"server"}
+        sites = _sites(job)
         present = frozenset((reply or {}).get("sites", ()))
         seen = Seen(status, reply is not None, outcome, sites, present, connected)
         step, before = next_step(seen), care.step
@@ -158,6 +213,10 @@ class Watch:
         if line != care.said or "handed in" in line:
             logger.info("%s", line)
         care.said = line
+
+
+def _sites(job: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(s for names in job["deploy_map"].values() for s in names) - {"server"}
 
 
 def main(kit: Path) -> None:

@@ -86,6 +86,14 @@ class Approvals:
         same = "name" in table and any(past.table.get("name") == table["name"] for past in approved)
         return "changed" if same else "unknown"
 
+    def approved_at(self, table: Table) -> datetime | None:
+        """When exactly this table was approved last; None if it never was."""
+        wanted = fingerprint(table)
+        for past in reversed(self.decisions()):
+            if past.fingerprint == wanted and past.decision == "approved":
+                return datetime.fromisoformat(past.when)
+        return None
+
     def last_approved(self, name: str | None = None) -> Approval | None:
         """The newest approval that still holds; with `name`, of a job called so."""
         decisions = self.decisions()

@@ -3,8 +3,9 @@
     <path>        one JSON line a message, each with the hash of the line before
     <path>.head   how many lines there are, their bytes, and the hash of the last one
 
-A line says which message, its tensors' names, shapes, norms and hashes, its size, its hash and
-its receiver: never a value, a metric or text. It is on disk before `append` returns, so call
+A line says which message, its tensors' names, shapes, norms and hashes, how much training is
+behind them, its size, its hash and its receiver: never a value, a metric or text. Of a masked
+message the tensors are those behind the masks. It is on disk before `append` returns, so call
 that first and send afterwards; what is not in the ledger has not left.
 
 The chain shows a line that was altered, inserted, removed or moved; the head shows a tail that
@@ -25,7 +26,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -47,14 +48,15 @@ FIRST = "0" * 64  # the hash before the first line
 _HEAD_BYTES = 320  # a head is always as long, so that it is written in place, in one piece
 _NAME = re.compile(r"[\w.\-/:@\[\]=,+]{1,256}", re.ASCII)  # no blanks: a name, not a sentence
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_KIT = Path("rules") / "ledger.jsonl"  # in a site's kit
 _LINE = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}\n', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """A tensor that left. norm: its Euclidean norm, or None where it is masked (noise has none
-    that says anything), not finite, or of one number (it would be the value). sha256: of its
-    bytes as sent."""
+    """A tensor that left. norm: its Euclidean norm, or None where it is noise or bytes (theirs
+    says nothing), not finite, or of one number (it would be the value). sha256: of its bytes,
+    before they were masked if they were."""
 
     name: str
     shape: tuple[int, ...]
@@ -66,7 +68,9 @@ class TensorFacts:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A message that is about to leave. time: with a time zone. bytes, sha256: of the whole
-    message. masked: whether it is a summand of a secure sum."""
+    message. masked: whether it is a summand of a secure sum. job: the approved job's
+    fingerprint. refusal: whether it says no. update: `hash_of` the update's tensors; "" if it
+    holds none. tokens, steps, patients: of training behind them; None if not known."""
 
     time: datetime
     run: str
@@ -77,6 +81,12 @@ class Entry:
     bytes: int
     sha256: str
     masked: bool = False
+    job: str = "-"
+    refusal: bool = False
+    update: str = ""
+    tokens: int | None = None
+    steps: int | None = None
+    patients: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +100,31 @@ class Head:
 
 
 def describe(
-    tensors: Mapping[str, Tensor] | Mapping[str, np.ndarray], *, masked: bool = False
+    tensors: Mapping[str, Tensor] | Mapping[str, np.ndarray], *, norms: bool = True
 ) -> tuple[TensorFacts, ...]:
-    """The facts of tensors as they are sent, in their order. masked: leave the norms out."""
-    return tuple(_facts(name, value, masked) for name, value in tensors.items())
+    """The facts of tensors, in their order. norms: False for noise and bytes."""
+    return tuple(_facts(name, value, norms) for name, value in tensors.items())
+
+
+def hash_of(tensors: Iterable[TensorFacts]) -> str:
+    """One hash for several tensors; "" for none."""
+    lines = [f"{t.name} {t.dtype} {list(t.shape)} {t.sha256}\n" for t in tensors]
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else ""
+
+
+def plain(name: str) -> str:
+    """A name as the ledger takes it; "-" for one that could be text."""
+    return name if _NAME.fullmatch(name) else "-"
+
+
+def stamp(time: datetime) -> str:
+    """A time as a line has it: of two, the later one is the greater text."""
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def of_kit(kit: Path) -> Ledger:
+    """The ledger of a site's kit."""
+    return Ledger(kit / _KIT)
 
 
 class Ledger:
@@ -271,7 +302,7 @@ def _checked(entry: Entry) -> dict[str, Any]:
     """An entry as JSON values. Raises RefusedError where a name could be something else."""
     if entry.time.tzinfo is None:
         raise ValueError("the time of an entry needs a time zone")
-    names = {"run": entry.run, "task": entry.task, "receiver": entry.receiver}
+    names = {k: getattr(entry, k) for k in ("run", "task", "receiver", "job")}
     names |= {f"name of tensor {i + 1}": t.name for i, t in enumerate(entry.tensors)}
     names |= {f"dtype of tensor {i + 1}": t.dtype for i, t in enumerate(entry.tensors)}
     for what, name in names.items():
@@ -280,28 +311,26 @@ def _checked(entry: Entry) -> dict[str, Any]:
                 f"the {what} is no plain name (ASCII letters, digits, . _ - / : @ [ ] = , +, at "
                 "most 256): the ledger takes no text, and the message did not leave"
             )
-    if not all(_DIGEST.fullmatch(h) for h in (entry.sha256, *(t.sha256 for t in entry.tensors))):
+    hashes = (entry.sha256, entry.update or FIRST, *(t.sha256 for t in entry.tensors))
+    if not all(map(_DIGEST.fullmatch, hashes)):
         raise ValueError("a hash of an entry is not 64 hexadecimal digits")
-    if entry.masked and any(t.norm is not None for t in entry.tensors):
-        raise ValueError("an entry is masked and gives norms: describe(tensors, masked=True)")
-    time = entry.time.astimezone(UTC).isoformat(timespec="milliseconds")
     tensors = [asdict(t) | {"shape": list(t.shape)} for t in entry.tensors]
     table = asdict(replace(entry, tensors=())) | {"tensors": tensors}
-    return table | {"time": time.replace("+00:00", "Z")}
+    return table | {"time": stamp(entry.time)}
 
 
-def _facts(name: str, value: Tensor | np.ndarray, masked: bool) -> TensorFacts:
+def _facts(name: str, value: Tensor | np.ndarray, norms: bool) -> TensorFacts:
     norm = None
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().flatten()
         kind = str(value.dtype).removeprefix("torch.")
         raw = flat.view(torch.uint8).numpy()
-        if not masked:
+        if norms:
             norm = float(torch.linalg.vector_norm(flat.to(torch.float64)))
     else:
         array = np.ascontiguousarray(value).reshape(-1)
         kind, raw = str(value.dtype), array.view(np.uint8)
-        if not masked:
+        if norms:
             norm = float(np.linalg.norm(array.astype(np.float64)))
     shape = tuple(value.shape)
     if norm is not None and (math.prod(shape) == 1 or not math.isfinite(norm)):

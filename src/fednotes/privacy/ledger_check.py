@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fednotes.core.errors import DataError
+from fednotes.core.errors import ConfigError, DataError
 from fednotes.privacy.ledger import FIRST, Head, decode_head, head_path, own_hash, parsed
 
 
@@ -55,7 +56,8 @@ def verify(path: Path, noted: Head | None = None) -> Report:
     """
     try:
         raw_head = head_path(path).read_bytes() if head_path(path).exists() else b""
-        if raw_head and not path.exists():
+        gone = raw_head or (noted is not None and noted.lines)
+        if gone and not path.exists():
             return judge(path, (), raw_head, noted)
         with path.open("rb") as file:
             return judge(path, file, raw_head, noted)
@@ -63,6 +65,18 @@ def verify(path: Path, noted: Head | None = None) -> Report:
         raise DataError(f"{path}: no such file; nothing has left this site yet") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def noted_end(text: str) -> Head:
+    """A ledger's end from what a person noted, LINES:HASH. Raises ConfigError."""
+    lines, colon, noted = text.strip().partition(":")
+    known = colon and lines.isascii() and lines.isdecimal() and int(lines) > 0
+    if not known or not re.fullmatch(r"[0-9a-f]{64}", noted):
+        raise ConfigError(
+            f"{text[:80]!r}: expected LINES:HASH, as `fednotes ledger verify` prints them "
+            "(a number, and 64 hexadecimal digits)"
+        )
+    return Head(int(lines), hash=noted)
 
 
 def judge(path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None) -> Report:
@@ -77,7 +91,10 @@ def judge(path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | Non
     notes = tuple(what for what in end if isinstance(what, str))
     faults += [what for what in end if isinstance(what, Fault)]
     if noted is not None and noted.lines and reading.noted != noted.hash:
-        faults.append(Fault(noted.lines, "is not the line whose hash was noted elsewhere"))
+        what = "is not the line whose hash was noted elsewhere"
+        if reading.end < noted.lines:
+            what = "was noted elsewhere, and the ledger ends before it"
+        faults.append(Fault(noted.lines, what))
     return Report(path, reading.lines, tuple(sorted(faults, key=_by_line)), notes, head)
 
 

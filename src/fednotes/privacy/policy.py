@@ -7,7 +7,9 @@ They are the [policy] table of the site's own file. Three moments, one function 
     check_update    before anything leaves: what is really in it
 
 A wish that breaks a rule raises `PolicyRefusal`, which names the rule, both sides, and the
-file and key where the site alone can change it. Nothing here looks at a value of a tensor.
+file and key where the site alone can change it. The server is told its `public` part, the rule
+alone: how few patients a site has, and what it allows, is the site's own business. Nothing here
+looks at a value of a tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from zoneinfo import ZoneInfo
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.settings import build, read_toml
 
-Kind = Literal["sum", "each"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Names of tensors with one row (or one number) per word: what they say is which words a site
@@ -40,15 +41,22 @@ _WORDLESS = (
     *("*layernorm*", "*layer_norm*", "characters.*", "*.characters.*"),
 )
 _HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
+_BY_THE_JOB = "; the job can sum securely: [federation] secure_sum = true, with three sites or more"
 _SHOWN = 80  # characters of a name that came from outside
 
 
 class PolicyRefusal(RefusedError):
-    """A site's policy forbids it. rule: the key of the policy that does."""
+    """A site's policy forbids it. rule: the key of the policy that does. public: what the
+    server may be told. later: whether the rule allows later what it forbids now."""
 
     def __init__(self, rule: str, message: str) -> None:
         super().__init__(message)
-        self.rule = rule
+        self.rule, self.later = rule, rule == "hours"
+        mended = _BY_THE_JOB if rule in ("share_scores", "secure_sum") else ""
+        self.public = (
+            f"refused by {rule} of this site's policy; its own log says more, and only the site "
+            f"can change it{mended}"
+        )
 
 
 @dataclass(frozen=True)
@@ -62,13 +70,14 @@ class Policy:
         as "lstm.*"; "lstm" means all below it too. What is in both may not.
     freeze_embeddings: tensors with a row per word stay (`word_tables`).
     min_tokens, min_steps, min_patients: least behind an update that holds tensors; one that
-        does not say how many is refused.
-    max_rounds: of a job. max_bytes: of one update.
+        does not say how many is refused. Counts alone are for share_scores to judge.
+    max_rounds: of a job, by the server's word and by the site's own count. max_bytes: of a
+        message.
     hours: when requests are served, such as "19:00-06:00" (over midnight), the end excluded;
         empty: always. An update of a request that was served may leave later.
     timezone: of `hours`: "local" (this machine's), "UTC" or a name such as "Europe/Berlin".
-    share_scores: the server may see this site's own scores.
-    allow_each: the server may ask for this site's own reply outside a sum.
+    share_scores: the server may see this site's own scores, and the counts that scores are
+        made of outside a secure sum.
     methods: those allowed; empty: all.
     source: how messages call the table; `read_policy` fills it in.
 
@@ -88,7 +97,6 @@ class Policy:
     hours: str = ""
     timezone: str = "local"
     share_scores: bool = False
-    allow_each: bool = False
     methods: tuple[str, ...] = ()
     source: str = "[policy] of the site's file"
 
@@ -160,10 +168,9 @@ class JobFacts:
     """What a job will ask for, as far as it is known before it starts.
 
     sites: in the job. threshold: least number of sites that a secure sum is opened with.
-    secure: whether sums are masked. kind: "each" if any step asks for single replies.
-    tensors: name → shape of all that is shared. steps: local steps behind an update.
-    rounds, bytes (of an update): None if the job does not say. scores: the server will see
-    this site's own scores, outside a secure sum or in a report.
+    secure: whether sums are masked. tensors: name → shape of all that is shared. steps: local
+    steps behind an update. rounds, bytes (of an update): None if the job does not say. scores:
+    the server will see this site's own scores, or the counts that they are made of.
     """
 
     method: str
@@ -171,7 +178,6 @@ class JobFacts:
     rounds: int | None = None
     secure: bool = False
     threshold: int | None = None
-    kind: Kind = "sum"
     tensors: Shapes = field(default_factory=dict)
     steps: int | None = None
     bytes: int | None = None
@@ -190,7 +196,6 @@ class RequestFacts:
     round: int
     sites: int
     now: datetime
-    kind: Kind = "sum"
     secure: bool = False
     threshold: int | None = None
     tensors: Shapes = field(default_factory=dict)
@@ -202,18 +207,20 @@ class UpdateFacts:
     """One reply, ready to leave.
 
     tokens, steps, patients: of training behind it; None if not known. bytes: on the wire.
+    rounds: of this task that left in the job, with this one, as the site counted; None: it did
+    not count.
     The others are as in JobFacts, of this update.
     """
 
     task: str
     round: int
     tensors: Shapes = field(default_factory=dict)
-    kind: Kind = "sum"
     secure: bool = False
     tokens: int | None = None
     steps: int | None = None
     patients: int | None = None
     bytes: int | None = None
+    rounds: int | None = None
     scores: bool = False
 
 
@@ -311,6 +318,9 @@ def _update(policy: Policy, facts: UpdateFacts) -> Iterator[Broken]:
                 number = "an unknown number of" if behind is None else f"{behind:,}"
                 asked = f"{what} has {number} {rule} behind it"
                 yield f"min_{rule}", asked, f"{least:,} and more"
+    if policy.max_rounds and facts.rounds is not None and facts.rounds > policy.max_rounds:
+        asked = f"{what} would be number {facts.rounds:,} of this job"
+        yield "max_rounds", asked, f"{policy.max_rounds:,} rounds; a new approval counts anew"
     if policy.max_bytes and (facts.bytes is None or facts.bytes > policy.max_bytes):
         number = "an unknown number of" if facts.bytes is None else f"{facts.bytes:,}"
         yield "max_bytes", f"{what} has {number} bytes", f"at most {policy.max_bytes:,}"
@@ -327,9 +337,6 @@ def _sites(policy: Policy, facts: JobFacts | RequestFacts) -> Iterator[Broken]:
 
 def _contents(policy: Policy, facts: Facts, what: str, steps: int | None) -> Iterator[Broken]:
     """The rules about what would leave, the same at all three moments."""
-    if facts.kind == "each" and not policy.allow_each:
-        asked = f"{what} wants this site's own reply, outside a sum"
-        yield "allow_each", asked, "its replies in a sum only"
     if policy.secure_sum == "required" and not facts.secure:
         yield "secure_sum", f"{what} is without a secure sum", "masked replies only"
     elif policy.secure_sum == "revealing" and not facts.secure and reveals(facts.tensors, steps):
@@ -337,7 +344,9 @@ def _contents(policy: Policy, facts: Facts, what: str, steps: int | None) -> Ite
         asked = f"{what} would show {why} without a secure sum"
         yield "secure_sum", asked, "such replies only masked"
     if facts.scores and not policy.share_scores:
-        yield "share_scores", f"{what} would show this site's own scores", "none of them to leave"
+        asked = f"{what} would show the server the counts of this site's own evaluations"
+        allowed = "them in a secure sum only ([federation] secure_sum = true, three sites or more)"
+        yield "share_scores", asked, allowed
     if denied := [n for n in sorted(facts.tensors) if _layer(n, policy.denied_layers)]:
         allowed = f"all but {', '.join(policy.denied_layers)}"
         yield "denied_layers", f"{what} holds {_names(denied)}", allowed

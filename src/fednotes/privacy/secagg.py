@@ -34,7 +34,8 @@ and gives nothing for a survivor whose receipt is not its own: without that, a s
 show one site a short roster and strip all its masks. Different lists of survivors to
 different sites can open a sum of fewer than t sites (of at least n(2t - n) / t, if c = 0);
 `confirmed=True` costs one small message more and rules that out: sites first tell each other
-the list, and open nothing unless t of them saw the same.
+the list, and open nothing unless t of them saw the same. `engines.secure` has it wherever
+`needs_confirmation` says so.
 
 All this stands on authentic keys: who can put its own key in a site's place reads what that
 site's peers send. So give each site an `Identity`, whose key the server does not hold
@@ -44,7 +45,8 @@ n - 2 others in it nothing can hide two sites' sum, with n - 1 not even the last
 
 **What does not hold.** The sum itself is no secret, and may say much (see docs/privacy.md). A
 site that sends wrong numbers within the range is not stopped. A site that sends wrong shares,
-receipts or masks can spoil an exchange (it is noticed), but not read it.
+receipts or masks can spoil an exchange (it is noticed), but not read it. Wrong shares of one
+or two sites are passed over where enough others answer; with t = n none can be spared.
 """
 
 from __future__ import annotations
@@ -85,8 +87,18 @@ __all__ = [
     "from_wire",
     "joined",
     "least_in_sum",
+    "needs_confirmation",
     "to_wire",
 ]
+
+
+def needs_confirmation(sites: int, threshold: int) -> bool:
+    """Whether `threshold` is the least of a lying server's sums only with `confirmed=True`.
+
+    With t = n sites take one list, that of all of them, so there is nothing to compare. With
+    any smaller t two sites may be shown two lists: see `least_in_sum`.
+    """
+    return threshold < sites
 
 
 def least_in_sum(sites: int, threshold: int, *, confirmed: bool) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from fednotes.privacy.shamir import SHARE_BYTES, combine_bytes
 
 BOX_BYTES = 2 * SHARE_BYTES + 16  # two shares and a tag
 RECEIPT_BYTES = 32
+SPARED = 2  # answers left out at once, where shares do not fit
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class SecureServer(Party):
         self._confirmations: dict[str, dict[str, bytes]] = {}
         self._answers: dict[str, UnmaskMessage] = {}
         self._survivors: tuple[str, ...] = ()
+        self._doubtful: list[tuple[str, str]] = []
 
     @property
     def phase(self) -> str:
@@ -98,6 +101,14 @@ class SecureServer(Party):
     def survivors(self) -> tuple[str, ...]:
         """Sites in the sum, once the updates are closed."""
         return self._survivors
+
+    @property
+    def doubtful(self) -> tuple[tuple[str, str], ...]:
+        """(who opened it, whose secret) of shares that were wrong, though the sum was made.
+
+        One of the two sites did not do as the protocol says; a site that is in most pairs did it.
+        """
+        return tuple(self._doubtful)
 
     def add_keys(self, message: KeysMessage) -> None:
         """A site's public keys."""
@@ -205,6 +216,7 @@ class SecureServer(Party):
     def total(self) -> Total:
         """Σ over the survivors.
 
+        Wrong shares of up to two sites are passed over while `threshold` others are there.
         Raises TrainingError below the threshold, for shares that do not fit the keys, and for
         masks that do not cancel.
         """
@@ -222,17 +234,20 @@ class SecureServer(Party):
         return decode(part.words, part.layout, self._survivors)
 
     def _seed(self, site: str) -> bytes:
-        seed = combine_bytes(self._points({s: a.masks[site] for s, a in self._answers.items()}))
-        if not masks.same(commitment(seed, self.exchange), self._keys[site].commitment):
-            raise TrainingError(f"the shares of the mask of site {site!r} do not fit what it sent")
-        return seed
+        def fits(seed: bytes) -> bool:
+            return masks.same(commitment(seed, self.exchange), self._keys[site].commitment)
+
+        shares = {s: answer.masks[site] for s, answer in self._answers.items()}
+        return self._rebuilt(site, shares, fits, "mask")
 
     def _left_over(self, dropped: str, where: bytes) -> list[tuple[bytes, int]]:
         """The streams that survivors put on for one that dropped out, to be taken off."""
-        shares = self._points({s: a.keys[dropped] for s, a in self._answers.items()})
-        key = masks.private_key(combine_bytes(shares))
-        if masks.public_bytes(key) != self._keys[dropped].masking:
-            raise TrainingError(f"the shares of the key of site {dropped!r} do not fit its key")
+
+        def fits(raw: bytes) -> bool:
+            return masks.public_bytes(masks.private_key(raw)) == self._keys[dropped].masking
+
+        shares = {s: answer.keys[dropped] for s, answer in self._answers.items()}
+        key = masks.private_key(self._rebuilt(dropped, shares, fits, "key"))
         streams = []
         for site in self._survivors:
             secret = masks.agreed(key, self._keys[site].masking, site)
@@ -240,10 +255,42 @@ class SecureServer(Party):
             streams.append((stream, -1 if site < dropped else 1))
         return streams
 
-    def _points(self, shares: dict[str, bytes]) -> dict[int, bytes]:
-        """`threshold` of the shares, by the point that belongs to each site."""
-        chosen = self._in_order(shares)[: self.threshold]
-        return {self._point(site): shares[site] for site in chosen}
+    def _rebuilt(
+        self, of: str, shares: dict[str, bytes], fits: Callable[[bytes], bool], what: str
+    ) -> bytes:
+        """The secret of a site, from `threshold` of its shares that fit together."""
+
+        def secret(chosen: Collection[str]) -> bytes:
+            try:
+                return combine_bytes({self._point(site): shares[site] for site in chosen})
+            except TrainingError:
+                return b""
+
+        for chosen in self._choices(shares):
+            found = secret(chosen)
+            if not found or not fits(found):
+                continue
+            if chosen != self._in_order(shares)[: self.threshold]:
+                for site in shares.keys() - set(chosen):  # in place of one that is right
+                    if secret((*chosen[1:], site)) != found:
+                        self._doubtful.append((site, of))
+            return found
+        raise TrainingError(
+            f"the shares of the {what} of site {of!r} do not fit what it sent: "
+            "it or one of the sites that opened them sent wrong ones"
+        )
+
+    def _choices(self, shares: Collection[str]) -> Iterator[tuple[str, ...]]:
+        """`threshold` of the sites, those first whose shares were right so far; then others."""
+        known = {site for site, _ in self._doubtful}
+        order = sorted(self._in_order(shares), key=known.__contains__)
+        seen = set()
+        for left in range(min(SPARED, len(order) - self.threshold) + 1):
+            for out in combinations(order, left):
+                chosen = self._in_order([s for s in order if s not in out][: self.threshold])
+                if chosen not in seen:
+                    seen.add(chosen)
+                    yield chosen
 
     def _expect(
         self, phase: str, site: str, exchange: bytes, allowed: set[str], seen: Collection[str]

@@ -34,9 +34,10 @@ class Run:
 
     @property
     def source(self) -> str:
-        """Seed and command, for captions (HTML)."""
+        """Seed and command, or the name of a run between sites, for captions (HTML)."""
         seed = self.summary.get("seed")
-        command = self.summary.get("command") or mapping(self.summary.get("config")).get("command")
+        given = (self.summary.get("command"), mapping(self.summary.get("config")).get("command"))
+        command = next((x for x in (*given, self.summary.get("run")) if x), None)
         parts = [f"Seed {escape(str(seed))}" if seed is not None else "Seed not recorded"]
         parts.append(f"<code>{escape(str(command))}</code>" if command else "command not recorded")
         return " · ".join(parts)

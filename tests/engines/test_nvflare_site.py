@@ -1,0 +1,82 @@
+"""A site's executor: its own refusals are in the ledger before they leave."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nvflare")
+
+from nvflare.apis.shareable import Shareable
+
+from fednotes.core.errors import ConfigError
+from fednotes.engines import nvflare as flare
+from fednotes.engines import nvflare_site
+from fednotes.privacy.ledger import of_kit, show
+from fednotes.privacy.policy import JobFacts, Policy, PolicyRefusal, check_job
+
+
+def context(kit: Path) -> Any:
+    """What NVFlare gives an executor, as far as it is asked for."""
+    workspace = SimpleNamespace(get_app_dir=lambda job: kit / job, get_root_dir=lambda: str(kit))
+    return SimpleNamespace(
+        get_workspace=lambda: workspace,
+        get_job_id=lambda: "job-id",
+        get_identity_name=lambda: "h1",
+    )
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, error: Exception) -> nvflare_site.FednotesExecutor:
+    """An executor whose host does not start."""
+
+    def fails(*anything: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(nvflare_site, "require_admins_signature", fails)
+    return nvflare_site.FednotesExecutor()
+
+
+def asked(executor: nvflare_site.FednotesExecutor, kit: Path) -> str | None:
+    reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), context(kit), None)
+    assert flare.FRAME not in reply
+    reason: str | None = reply.get_header(flare.REASON)
+    return reason
+
+
+def test_a_refusal_of_the_executor_is_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time it leaves, and with the rule's name alone."""
+    try:
+        check_job(Policy(min_sites=7, source="[policy] of /srv/x"), JobFacts("fedner", 6))
+    except PolicyRefusal as error:
+        executor = refused(monkeypatch, error)
+    for number in (1, 2):
+        reason = asked(executor, tmp_path)
+        assert reason is not None
+        assert reason.startswith("refused by min_sites of this site's policy")
+        assert "7" not in reason
+        lines = list(show(of_kit(tmp_path).path))
+        assert len(lines) == number
+        told = (lines[-1]["run"], lines[-1]["refusal"], lines[-1]["receiver"], lines[-1]["bytes"])
+        assert told == ("job-id", True, "server", len(reason))
+        assert lines[-1]["sha256"] == hashlib.sha256(reason.encode()).hexdigest()
+    assert "this site allows 7 sites and more" in caplog.text
+    assert "/srv/x" in caplog.text
+
+
+def test_what_the_ledger_does_not_take_does_not_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = refused(monkeypatch, ConfigError(f"{tmp_path}/site.toml: no such file"))
+    assert asked(executor, tmp_path) == "site.toml: no such file"
+    ledger = of_kit(tmp_path).path
+    good = ledger.read_bytes()
+    ledger.write_bytes(good[:-9])
+    assert asked(executor, tmp_path) is None
+    ledger.write_bytes(good)
+    assert asked(executor, tmp_path) == "site.toml: no such file"

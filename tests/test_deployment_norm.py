@@ -1,0 +1,118 @@
+"""`[federation] max_norm`: an update beyond it is in no sum, and the round goes on without it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from fault_net import STRICT, Net
+from fault_toy import JOB
+from hospitals import DISTILL, Hospitals
+from secure_net import Giver
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.update import Update
+from fednotes.engines.asking import Event
+from fednotes.engines.host import SiteHost
+from fednotes.engines.validation import limits_of
+from fednotes.engines.wire import decode_reply
+from fednotes.job_tables import FederationConfig
+
+SITES = ("a", "b", "c")
+BIG = 3.0  # in each of 5 × 4 numbers: a norm of 13.4
+GIVEN = {
+    site: [Update({"w": torch.full((5, 4), value)}, 2.0, {"n": 1.0})]
+    for site, value in (("a", 0.5), ("b", BIG), ("c", -1.0))
+}
+
+
+def net_of(folder: Path, max_norm: float, secure: bool = False) -> Net:
+    """Givers behind hosts with this bound."""
+    net, asked = Net({}, folder), Counter[str]()
+    for site in SITES:
+        seal = None
+        if secure:
+            from fednotes.engines.secure import SecureSeal
+
+            seal = SecureSeal(site, SITES, job=JOB)
+        net.hosts[site] = SiteHost(
+            partial(Giver, site, GIVEN[site], asked),
+            folder / site,
+            job=JOB,
+            name=site,
+            sealer=seal,
+            limits=limits_of(max_norm),
+        )
+    return net
+
+
+@pytest.mark.usefixtures("instant_disk")
+@pytest.mark.parametrize("at", ["site", "server"])
+def test_the_others_are_added_without_it(at: str, tmp_path: Path) -> None:
+    """The mean of a and c, by NumPy; where the site does not check, the server does."""
+    bound = float(np.linalg.norm(np.full((5, 4), BIG))) * 0.999
+    net, events = net_of(tmp_path, bound if at == "site" else 0.0), list[Event]()
+    policy = replace(STRICT, min_sites=2)
+    engine = net.engine(SITES, policy, notify=events.append, limits=limits_of(bound))
+    total = engine.sum("give")
+    assert total.included == ("a", "c")
+    assert total.mean()["w"].tolist() == np.full((5, 4), (0.5 - 1.0) / 2).tolist()
+    refusals = [event.text for event in events if event.kind == "refused"]
+    told = "its norm is above 13.403" + (" (it is 13.42)" if at == "server" else "")
+    assert refusals == [f"site 'b': its update is refused: {told}"]
+    left = [decode_reply(frame).update for site, frame in net.came if site == "b"]
+    assert any(update and update.tensors for update in left) == (at == "server")
+
+
+@pytest.mark.usefixtures("instant_disk")
+def test_under_the_secure_sum_the_site_alone_checks(tmp_path: Path) -> None:
+    """Nothing of the update leaves, masked or not, and no value of it is said."""
+    pytest.importorskip("cryptography")
+    from fednotes.engines.secure import SecureSum
+
+    net, events = net_of(tmp_path, 10.0, secure=True), list[Event]()
+    engine = net.engine(
+        SITES,
+        replace(STRICT, min_sites=2),
+        notify=events.append,
+        summing=SecureSum(SITES, job=JOB),
+        limits=limits_of(10.0),
+    )
+    total = engine.sum("give")
+    assert total.included == ("a", "c")
+    np.testing.assert_allclose(total.mean()["w"], np.full((5, 4), -0.25), atol=1e-6)
+    refusals = [event.text for event in events if event.kind == "refused"]
+    assert refusals == ["site 'b': its update is refused: its norm is above 10"]
+    for site, frame in net.came:
+        if site == "b":
+            assert "words" not in decode_reply(frame).attached
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("at", ["site", "server"])
+def test_the_jobs_setting_reaches_both_ends(at: str, site_notes: Any, tmp_path: Path) -> None:
+    """With a bound that no model can keep. At the server the sites' own check is taken out."""
+    job = DISTILL.replace("[federation]", "[federation]\nmax_norm = 1e-6")
+    hospitals = Hospitals(tmp_path, job, site_notes)
+    unchecked = mock.patch("fednotes.engines.host.check_update")
+    with (
+        nullcontext() if at == "site" else unchecked,
+        pytest.raises(TrainingError, match=r"site 'posts'.* its norm is above 1e-06") as stopped,
+    ):
+        hospitals.run()
+    assert ("(it is" in str(stopped.value)) == (at == "server")
+
+
+def test_a_bound_is_a_number_from_0() -> None:
+    assert FederationConfig().max_norm == 0.0
+    for value in (-1.0, float("nan")):
+        with pytest.raises(ConfigError, match=r"max_norm = .*: at least 0 is needed"):
+            FederationConfig(max_norm=value)

@@ -1,0 +1,103 @@
+"""SIGINT ends a command at once, in a process of its own; what it prints is what a person reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fednotes import cli
+from fednotes.stopping import ends_at_once, until_it_begins
+
+HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+STUBBORN = """
+import threading, time
+from pathlib import Path
+from fednotes.stopping import ends_at_once
+threading.Thread(target=time.sleep, args=(60,)).start()
+with ends_at_once("first") as farewell:
+    farewell.line = "the run goes on"
+    farewell.undo = lambda: Path("undone").touch()
+    print("ready", flush=True)
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+"""
+
+
+def interrupted(program: str, folder: Path) -> tuple[float, str]:
+    """Seconds from SIGINT to the end, and what it said; it says "ready" first."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HEARD + program],  # else ignored where the tests' own process does
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 130
+    return time.monotonic() - begun, told
+
+
+def test_it_ends_in_spite_of_threads_and_excepts(tmp_path: Path) -> None:
+    seconds, told = interrupted(STUBBORN, tmp_path)
+    assert seconds < 2
+    assert told == "the run goes on\n"
+    assert (tmp_path / "undone").exists()
+
+
+STARTS = """
+import sys, time
+from fednotes.stopping import until_it_begins
+until_it_begins("run", ["fednotes", "run", "job.toml"])
+assert not {"torch", "typer", "nvflare", "dataclasses"} & set(sys.modules)
+print("ready", flush=True)
+while True:
+    try:
+        time.sleep(60)
+    except BaseException:
+        pass
+"""
+
+
+def test_a_command_that_is_still_being_read_in_ends_without_a_traceback(tmp_path: Path) -> None:
+    _, told = interrupted(STARTS, tmp_path)
+    assert told == "stopped; nothing was handed in\n"
+    source = Path(cli.__file__).read_text()
+    assert source.index('until_it_begins("run"') < source.index("import typer")
+
+
+def test_other_commands_are_python_s() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    until_it_begins("run", ["fednotes", "simulate", "run"])
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_afterwards_signals_are_as_before() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with ends_at_once("x"):
+            assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_who_wants_it_ignored_is_obeyed() -> None:
+    """A shell gives a command in the background SIG_IGN."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with ends_at_once("x"):
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
