@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -138,7 +139,8 @@ def test_what_a_model_is_good_for(
 ) -> None:
     """One that was trained on words finds no entities yet."""
     (tmp_path / "model").mkdir()
-    deploy_cli._told(tmp_path, "job-1", {"method": method, "rounds": 1})
+    with mock.patch("fednotes.report.html.write_report"):
+        deploy_cli._told(tmp_path, "job-1", {"method": method, "rounds": 1})
     told = capsys.readouterr().out
     assert hint.format(out=tmp_path) in told
     assert ("predict" in told) == (method == "distill")

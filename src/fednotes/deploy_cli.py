@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.cli_groups import console, say
-from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.kit_cli import site
 from fednotes.ledger_cli import ledger
 from fednotes.server_cli import Kit, server
@@ -165,8 +165,8 @@ def _handed_in(
             )
             hand_in(session, known, declared, least, out)
     except BaseException as error:
-        if not handing or isinstance(error, RefusedError):
-            release(out)
+        if not handing or not isinstance(error, TrainingError):
+            release(out)  # the server has nothing
         raise
     farewell.line = _goes_on(out)
     say(f"handed in as run {known.name}, job {known.fingerprint[:12]}")
