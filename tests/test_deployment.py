@@ -6,7 +6,6 @@ engine, which knows nothing of messages, restarts or rules.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -25,6 +24,7 @@ from hospitals import (
     simulated_one,
     weights,
 )
+from tiny_models import save_bert
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -47,14 +47,7 @@ def test_weights_are_those_of_a_simulation(job: str, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("transformers")
-    source = Path(__file__).parent / "methods" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("tiny_bert", source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    folder: Path = module.save_bert(tmp_path_factory.mktemp("bert"), max_position_embeddings=512)
-    return folder
+    return save_bert(tmp_path_factory.mktemp("bert"), max_position_embeddings=512)
 
 
 def test_a_fine_tuned_bert_is_that_of_a_simulation(bert: Path, tmp_path: Path) -> None:

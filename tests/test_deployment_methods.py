@@ -5,7 +5,6 @@ Expected weights are those of `simulate` on the same job and notes, to the last 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ pytest.importorskip("transformers")
 
 from hospitals import SITES, SMALL, corpus, patients, simulated_one, weights
 from places import Place, project, stopped, until
+from tiny_models import save_bert
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -107,13 +107,7 @@ class Ward:
 @pytest.fixture(scope="module")
 def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
     base = tmp_path_factory.mktemp("ward")
-    source = Path(__file__).parent / "methods" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("tiny_bert", source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    bert = module.save_bert(base / "bert", max_position_embeddings=512)
+    bert = save_bert(base / "bert", max_position_embeddings=512)
     tables = {name: patients(base / f"patients-{name}", i) for i, name in enumerate(NAMES)}
     data = {
         "documents": corpus(base / "notes"),

@@ -165,6 +165,7 @@ def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
         f"{when},001 INFO fednotes.deployment: refused give (7): no room\n"
         f"{when},002 WARNING fednotes.contact: the server has not answered for 20 s; trying on\n"
         f"{when},003 INFO fednotes.contact: connected to the server\n"
+        f"{when},004 INFO fednotes.deployment: refused @scores (9): this site's scores stay here\n"
     )
     found = kit_status.last_problem(log)
     assert found == kit_status.Problem(when, "refused give (7): no room")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import save_bert
 
 from fednotes.compare_runs import compare_runs
 from fednotes.core.errors import ConfigError, DataError
@@ -22,14 +22,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = Path(__file__).parent / "methods" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("tiny_bert", source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    folder: Path = module.save_bert(tmp_path_factory.mktemp("bert"), max_position_embeddings=512)
-    return folder
+    return save_bert(tmp_path_factory.mktemp("bert"), max_position_embeddings=512)
 
 
 def job(bert: Path, method: str, **changes: Any) -> Job:

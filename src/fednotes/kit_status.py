@@ -32,8 +32,10 @@ SEEN_SECONDS = 15.0  # a site that is up tells the server so every 5 s
 SHOWN_RUNS = 5
 _LINE = re.compile(r"(\S+ \S+?)(?:,\d+)? (INFO|WARNING|ERROR|CRITICAL) (fednotes\.\S+): (.*)")
 
-# Of these a line of their own tells how it stands now.
-_KNOWN = re.compile(r"fednotes site approve|the server has not answered|has not been heard of")
+# Of these a line of their own tells how it stands now; that scores stay here is no problem.
+_KNOWN = re.compile(
+    r"fednotes site approve|the server has not answered|has not been heard of|refused @scores"
+)
 
 
 @dataclass(frozen=True, slots=True)

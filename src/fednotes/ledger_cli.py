@@ -89,7 +89,7 @@ def ledger_show(
                 continue
             behind = line.get("update") or line["tensors"]
             table.add_row(
-                *(f"{line['seq']}", line["time"][:19].replace("T", " "), f"{line['round']}"),
+                *(f"{line['seq']}", line["time"][5:19].replace("T", " "), f"{line['round']}"),
                 *(Text(line["task"]), f"{len(behind)}", f"{line['bytes']:,}", line["sha256"][:8]),
                 "refusal" if line.get("refusal") else "masked" if line["masked"] else "",
             )

@@ -6,7 +6,6 @@ weight · value to a grid first, so the two differ by at most half a step of it 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from phenotype_patients import config_of, sites_of
+from tiny_models import save_bert
 
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Total, Update
@@ -184,7 +184,7 @@ def test_pretrain_and_finetune(tmp_path: Path) -> None:
     """A tiny BERT: pre-trained by three sites with the server's optimizer and compression, then
     fine-tuned with private layers."""
     pytest.importorskip("transformers")
-    bert = tiny_bert(tmp_path / "bert")
+    bert = save_bert(tmp_path / "bert")
     model = LanguageModelConfig(encoder=str(bert))
     settings = pretrain.Config(
         model=model, cycles=2, batch_size=4, length=24, learning_rate=1e-3, seed=5, server="yogi"
@@ -209,18 +209,6 @@ def test_pretrain_and_finetune(tmp_path: Path) -> None:
         lambda: ([finetune.Site(s, tuned) for s in own], lambda e: finetune.train(e, tuned)),
         close={"rtol": 1e-4, "atol": 1e-5},
     )
-
-
-def tiny_bert(folder: Path) -> Path:
-    """That of the methods' own tests."""
-    source = Path(__file__).parents[1] / "methods" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("tiny_bert", source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    made: Path = module.save_bert(folder)
-    return made
 
 
 WORDS = "patient has pain in the chest was given aspirin daily denies fever and nausea".split()

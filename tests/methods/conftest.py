@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from tiny_models import save_bert
 
 
 @pytest.fixture(scope="session")
@@ -21,45 +20,6 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     folder: Path = module.save_bart(tmp_path_factory.mktemp("bart"))
-    return folder
-
-
-WORDS = (
-    "patient has pain in the chest abdomen left right knee was given aspirin ibuprofen mg daily "
-    "denies fever cough nausea no history of asthma diabetes mellitus and hypertension on exam "
-    "with mild severe acute chronic after ct scan showed normal blood pressure"
-).split()
-
-
-def save_bert(folder: Path, *, head: bool = True, **changes: Any) -> Path:
-    """A BERT directory of 2 layers of 32 with a vocabulary of `WORDS` and their letters."""
-    import transformers
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()-/"
-    entries = [*marks, *letters, *(f"##{letter}" for letter in letters), *WORDS]
-    vocabulary = {word: number for number, word in enumerate(dict.fromkeys(entries))}
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(
-        ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
-    )
-    names = {f"{m.strip('[]').lower()}_token": m for m in marks}
-    transformers.BertTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-    settings: dict[str, Any] = {
-        "vocab_size": len(vocabulary),
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-    }
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        kind = transformers.BertForPreTraining if head else transformers.BertModel
-        kind(transformers.BertConfig(**settings | changes)).save_pretrained(folder)
     return folder
 
 
