@@ -22,6 +22,7 @@ from proxy import Proxy, proxy
 from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines import processes
 
+pytestmark = [pytest.mark.slow, pytest.mark.network]
 NAMES = ("discharge", "reports", "posts")
 JOB = f"""
 method = "fedner"
