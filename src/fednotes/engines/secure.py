@@ -35,11 +35,10 @@ from fednotes.privacy.secagg import (
     ServerChain,
     SharesMessage,
     UnmaskMessage,
-    default_threshold,
     from_wire,
     needs_confirmation,
 )
-from fednotes.privacy.secagg_site import check_parameters
+from fednotes.privacy.secagg_site import checked_threshold
 
 __all__ = ["SecureSeal", "SecureSum"]
 
@@ -105,8 +104,7 @@ class SecureSum:
     ) -> None:
         need_cryptography()
         self._sites, self._job = tuple(sites), job
-        self.least = default_threshold(len(sites)) if threshold is None else threshold
-        check_parameters(self._sites, self.least)
+        self.least = checked_threshold(self._sites, threshold)
         if confirmed is None:
             confirmed = needs_confirmation(len(sites), self.least)
         self._confirmed = confirmed

@@ -24,8 +24,8 @@ from fednotes.engines import secure_wire as wire
 from fednotes.engines.wire import Request
 from fednotes.privacy.fixed_point import Layout
 from fednotes.privacy.masks import Identity, digest, joined, need_cryptography
-from fednotes.privacy.secagg import Limits, SiteChain, default_threshold, needs_confirmation
-from fednotes.privacy.secagg_site import REFUSALS, check_parameters
+from fednotes.privacy.secagg import Limits, SiteChain, needs_confirmation
+from fednotes.privacy.secagg_site import REFUSALS, checked_threshold
 
 Answer = Callable[[Request, Mapping[str, Any]], Tensors]
 MOST_LIMITS = 3  # that are tried for one round and task: the last total's, the widest, one more
@@ -82,8 +82,7 @@ class SecureSeal:
     ) -> None:
         need_cryptography()
         self._site, self._sites, self._job = site, tuple(sites), job
-        self._threshold = default_threshold(len(sites)) if threshold is None else threshold
-        check_parameters(self._sites, self._threshold)
+        self._threshold = checked_threshold(self._sites, threshold)
         if confirmed is None:
             confirmed = needs_confirmation(len(sites), self._threshold)
         self._identity, self._confirmed = identity, confirmed

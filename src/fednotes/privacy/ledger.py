@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import DataError, FednotesError, RefusedError
+from fednotes.core.store import sync_folder
 
 try:
     import fcntl
@@ -192,7 +193,7 @@ class Ledger:
         raw = head_file.read(_HEAD_BYTES + 1)
         size = os.fstat(file.fileno()).st_size
         if not raw.strip(b"\0 \n") and not size:  # new, or killed while it was made
-            self._sync_folder()
+            sync_folder(self.path.parent)  # or a power cut may take both files and their names
             return Head(), ""
         head = decode_head(raw)
         if head is None or size < head.bytes:
@@ -209,13 +210,6 @@ class Ledger:
         if not rest.endswith(b"\n"):
             return replace(head, next=""), "cut"
         return Head(head.lines + 1, head.bytes + len(rest), head.next), "whole"
-
-    def _sync_folder(self) -> None:
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # or a power cut may take both files and their names
-        finally:
-            os.close(folder)
 
     def _edited(self) -> RefusedError:
         return RefusedError(

@@ -35,8 +35,13 @@ def default_threshold(sites: int) -> int:
     return sites // 2 + 1
 
 
-def check_parameters(sites: Sequence[str], threshold: int) -> None:
-    """Raises ConfigError for a list of sites or a threshold that protect nobody."""
+def checked_threshold(sites: Sequence[str], threshold: int | None) -> int:
+    """The threshold, the default one for None.
+
+    Raises ConfigError for a list of sites or a threshold that protect nobody.
+    """
+    if threshold is None:
+        threshold = default_threshold(len(sites))
     if len(set(sites)) != len(sites):
         raise ConfigError("secure sum: a site is listed twice")
     if not FEWEST_SITES <= len(sites) <= MOST_SITES:
@@ -50,6 +55,7 @@ def check_parameters(sites: Sequence[str], threshold: int) -> None:
             f"{default_threshold(len(sites))} (over half, or a lying server learns single sites' "
             f"numbers) to {len(sites)}"
         )
+    return threshold
 
 
 def exchange_id(context: bytes, sites: Sequence[str], threshold: int, confirmed: bool) -> bytes:
@@ -107,8 +113,7 @@ class Party:
     ) -> None:
         masks.need_cryptography()
         self._sites = tuple(sites)
-        self.threshold = default_threshold(len(sites)) if threshold is None else threshold
-        check_parameters(self._sites, self.threshold)
+        self.threshold = checked_threshold(self._sites, threshold)
         self.exchange = exchange_id(context, self._sites, self.threshold, confirmed)
         self._confirmed = confirmed
 
