@@ -53,7 +53,7 @@ def test_a_job_that_does_not_sum_securely_needs_shared_scores(tmp_path: Path) ->
 def test_rules_that_change_during_a_run(tmp_path: Path) -> None:
     """The least number of sites, by which a secure sum is opened too."""
     site = Guarded(tmp_path, replace(MASKED, min_sites=2), updates(1), secure=True, threshold=2)
-    assert site.ask("train", 1).update is not None
+    assert site.ask("train", 1, preparing=True).update is not None
     site.policy = MASKED
     refused = site.ask("train", 2)
     assert "refused by min_sites" in refused.refusal
@@ -245,8 +245,13 @@ def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> 
         def stage(self, request: Request) -> dict[str, torch.Tensor]:
             return {"words": torch.ones(3, dtype=torch.int64)}
 
-        def seal(self, request: Request, update: Update) -> dict[str, torch.Tensor]:
+        def seal(
+            self, request: Request, update: Update, question: bytes
+        ) -> dict[str, torch.Tensor]:
             return {}
+
+        def opened(self, question: bytes) -> bool:
+            return True
 
     site = Guarded(tmp_path, MASKED, updates(1), secure=True)
     site.host._sealer = Words()

@@ -51,6 +51,7 @@ from fednotes.deployed_jobs import job_of_site, load_own, whole_table
 from fednotes.engines.asking import Event, Policy, Transport
 from fednotes.engines.deployed import Deployed, Paused
 from fednotes.engines.host import Sealer, SiteHost
+from fednotes.engines.opened import OPENED
 from fednotes.engines.pipe import Setup
 from fednotes.engines.summing import Summing
 from fednotes.engines.validation import limits_of
@@ -315,7 +316,8 @@ def _sealer(job: Job, setup: Setup, key: str) -> Sealer | None:
     from fednotes.engines.secure import SecureSeal
 
     least, own = _threshold(job, len(setup.sites)), setup.identity
-    return SecureSeal(setup.site, setup.sites, job=key, threshold=least, identity=own)
+    kept = setup.state / "site" / OPENED
+    return SecureSeal(setup.site, setup.sites, job=key, threshold=least, identity=own, kept=kept)
 
 
 def _job_facts(job: Job, sites: int, least: int) -> JobFacts:

@@ -221,7 +221,9 @@ class SiteGuard:
         )
         check_request(self._rules(), facts)
 
-    def leaving(self, request: Request, reply: Frame, update: Update | None) -> None:
+    def leaving(
+        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+    ) -> None:
         """The reply by the policy, then the line in the ledger.
 
         Raises PolicyRefusal, RefusedError, Withheld.
@@ -230,7 +232,7 @@ class SiteGuard:
         behind = self._behind(request, sent, sha256, update)
         if sent.update is not None:
             self._check(request, len(reply), sent.update, behind)
-        self._note(request, len(reply), sha256, sent, behind)
+        self._note(request, len(reply), sha256, sent, behind, reason)
 
     def _behind(
         self, request: Request, sent: Reply, sha256: str, update: Update | None
@@ -275,6 +277,7 @@ class SiteGuard:
             tokens=about.covered.get("tokens"),
             steps=about.covered.get("steps"),
             patients=about.covered.get("patients"),
+            batch=about.covered.get("batch"),
             bytes=size,
             rounds=self._rounds(about) if policy.max_rounds and about.tensors else None,
             scores=not self._secure and bool(sent.metrics),
@@ -294,7 +297,13 @@ class SiteGuard:
         return len(left | {hash_of(behind.tensors)}) - (0 if trains else SPARE)
 
     def _note(
-        self, request: Request, size: int, sha256: str, sent: Reply, behind: _Behind | None
+        self,
+        request: Request,
+        size: int,
+        sha256: str,
+        sent: Reply,
+        behind: _Behind | None,
+        reason: str,
     ) -> None:
         """The line in the ledger. Raises Withheld where it cannot be written."""
         masked = WORDS in sent.attached
@@ -313,6 +322,7 @@ class SiteGuard:
             masked=masked,
             job=self._job,
             refusal=sent.update is None,
+            reason=plain(reason) if reason else "",
             update=hash_of(about.tensors),
             tokens=about.covered.get("tokens"),
             steps=about.covered.get("steps"),

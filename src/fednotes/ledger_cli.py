@@ -91,7 +91,11 @@ def ledger_show(
             table.add_row(
                 *(f"{line['seq']}", line["time"][5:19].replace("T", " "), f"{line['round']}"),
                 *(Text(line["task"]), f"{len(behind)}", f"{line['bytes']:,}", line["sha256"][:8]),
-                "refusal" if line.get("refusal") else "masked" if line["masked"] else "",
+                line.get("reason") or "refusal"
+                if line.get("refusal")
+                else "masked"
+                if line["masked"]
+                else "",
             )
         console.print(table)
     say(f"{len(lines):,} of {len(every):,} lines; each tensor's name, shape and norm: --json")

@@ -305,7 +305,10 @@ class Masker:
     def stage(self, request: Request) -> Tensors:
         return {"key": torch.tensor(self.key)} if request.task == "@keys" else {}
 
-    def seal(self, request: Request, update: Update) -> Tensors:
+    def opened(self, question: bytes) -> bool:
+        return True
+
+    def seal(self, request: Request, update: Update, question: bytes) -> Tensors:
         keys = request.attached["keys"]
         mask = 2 * self.key - int(keys.sum()) + self.key * (len(keys) - 2)
         return {"words": torch.tensor([int(update.metrics["size"]) + mask])}

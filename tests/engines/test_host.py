@@ -313,7 +313,9 @@ class Watch:
             error.later = True  # type: ignore[attr-defined]
             raise error
 
-    def leaving(self, request: Request, reply: Frame, update: Update | None) -> None:
+    def leaving(
+        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+    ) -> None:
         if request.task == self.no_leaving and update is not None:
             raise RefusedError("too few tokens are behind this update")
         self.left.append((request.task, bytes(reply), update))
@@ -341,7 +343,10 @@ class Mask:
     def stage(self, request: Request) -> Mapping[str, torch.Tensor]:
         return {"key": request.attached["key"] + 1}
 
-    def seal(self, request: Request, update: Update) -> Mapping[str, torch.Tensor]:
+    def opened(self, question: bytes) -> bool:
+        return True
+
+    def seal(self, request: Request, update: Update, question: bytes) -> Mapping[str, torch.Tensor]:
         return {name: value + 1 for name, value in update.tensors.items()}
 
 

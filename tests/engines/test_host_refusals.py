@@ -36,7 +36,9 @@ class Watch:
     def request(self, request: Request) -> None:
         pass
 
-    def leaving(self, request: Request, reply: Frame, update: Update | None) -> None:
+    def leaving(
+        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+    ) -> None:
         if request.task == self.task and update is not None:
             raise RefusedError("too few tokens are behind this update")
 
@@ -44,7 +46,9 @@ class Watch:
 class Mute(Watch):
     """A guard whose ledger cannot be written."""
 
-    def leaving(self, request: Request, reply: Frame, update: Update | None) -> None:
+    def leaving(
+        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+    ) -> None:
         raise RefusedError("no ledger")
 
 

@@ -257,7 +257,9 @@ def test_what_may_not_leave_is_not_kept_to_leave_later(tmp_path: Path) -> None:
         def request(self, request: Request) -> None:
             pass
 
-        def leaving(self, request: Request, reply: Any, update: Update | None) -> None:
+        def leaving(
+            self, request: Request, reply: Any, update: Update | None, reason: str = ""
+        ) -> None:
             if update is not None:
                 raise RefusedError("not this one")
 

@@ -308,8 +308,8 @@ def test_malformed_answers_cost_their_site_the_sum(how: str, tmp_path: Path) -> 
     engine._least = 3
     seal = SecureSeal.seal
 
-    def broken(self: SecureSeal, request: Request, update: Update) -> Tensors:
-        reply = dict(seal(self, request, update))
+    def broken(self: SecureSeal, request: Request, update: Update, question: bytes) -> Tensors:
+        reply = dict(seal(self, request, update, question))
         if self._site != "d":
             return reply
         note = wire.noted(reply)

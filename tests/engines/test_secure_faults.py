@@ -20,6 +20,7 @@ from faults import FAULTS, PHASES
 from fednotes.core.errors import TrainingError
 from fednotes.engines import secure_wire
 from fednotes.engines.inprocess import InProcess
+from fednotes.engines.opened import OPENED
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.engines.wire import decode_reply
 
@@ -40,7 +41,11 @@ def reference() -> bytes:
 
 def net_of(folder: Path, chaos: random.Random | None = None, **options: Any) -> Net:
     makes = {site: lambda site=site: Toy(site) for site in SITES}
-    return Net(makes, folder, chaos, seal=lambda s: SecureSeal(s, SITES, job=JOB), **options)
+
+    def seal(site: str) -> SecureSeal:
+        return SecureSeal(site, SITES, job=JOB, kept=folder / site / OPENED)
+
+    return Net(makes, folder, chaos, seal=seal, **options)
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -70,7 +70,7 @@ class Prober:
         update = Update({"secret.w": values}, 37.0, {"n": 1.0})
         try:
             request = replace(self.request("give", attached), **fields)
-            answer = wire.noted(self.seals["a"].seal(request, update))
+            answer = wire.noted(self.seals["a"].seal(request, update, b"q"))
         except FednotesError as error:
             self.told.append(str(error))
             return "over"
@@ -154,7 +154,9 @@ def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> Non
     names = tuple(f"s{i}" for i in range(sites))
     for least in range(sites + 1):
         job: Any = SimpleNamespace(federation=SimpleNamespace(secure_sum=True, min_sites=least))
-        setup: Any = SimpleNamespace(sites=names, site=names[0], identity=None)
+        setup: Any = SimpleNamespace(
+            sites=names, site=names[0], identity=None, state=Path("nowhere")
+        )
         ends: list[Any] = [
             deployment._summing(job, setup, JOB),
             deployment._sealer(job, setup, JOB),
@@ -175,9 +177,9 @@ def test_attachments_that_no_site_has_reason_to_send(
     updates = random_updates(1)
     seal, stage = SecureSeal.seal, SecureSeal.stage
 
-    def more(self: SecureSeal, request: Request, update: Update) -> Tensors:
+    def more(self: SecureSeal, request: Request, update: Update, question: bytes) -> Tensors:
         more = {"more": torch.zeros(9)} if self._site == "d" else {}
-        return {**seal(self, request, update), **more}
+        return {**seal(self, request, update, question), **more}
 
     def words(self: SecureSeal, request: Request) -> Tensors:
         more = {"words": torch.zeros(9)} if self._site == "d" else {}

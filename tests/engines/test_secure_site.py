@@ -18,6 +18,7 @@ from fednotes.engines.wire import Request
 from fednotes.privacy.secagg import KeysMessage, ServerChain, SharesMessage, from_wire
 
 SITES = ("a", "b", "c", "d")
+QUESTION = b"q"
 
 
 def request(task: str, number: int, note: Any = None, **changes: Any) -> Request:
@@ -42,7 +43,7 @@ def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
     terms = {**number, "roster": list(names), "metrics": None, "limits": {}}
     attached = wire.packed(terms, boxes=wire.packed_boxes(now.boxes(), names))
     for seal in seals.values():
-        reply = seal.seal(request("give", 9, attached=attached), update)
+        reply = seal.seal(request("give", 9, attached=attached), update, QUESTION)
         chain.add_masked(wire.masked_in(wire.noted(reply), reply))
     requests, following = chain.requests()
     note = {**number, **wire.requests_note(requests), "keys": wire.keys_note(following)}
@@ -52,7 +53,9 @@ def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
 def test_a_repeated_message_gets_the_same_answer_and_an_update_is_opened_once() -> None:
     seals, attached, note = exchanged(Update({"w": torch.ones(3)}))
     seal = seals["a"]
-    assert "again" in wire.noted(seal.seal(request("give", 9, attached=attached), Update()))
+    assert "again" in wire.noted(
+        seal.seal(request("give", 9, attached=attached), Update(), QUESTION)
+    )
     one = seal.stage(request("@unmask", 10, note))
     assert seal.stage(request("@unmask", 10, note)) is one
     assert wire.noted(one)["message"]["next_shares"] is not None
@@ -91,10 +94,12 @@ def test_what_is_no_message_of_the_secure_sum_is_refused() -> None:
     for change in ({"limits": {"w": 999}}, {"limits": {"w": 1.5}}, {"limits": []}):
         broken = attached | wire.packed({**terms, **change})
         with pytest.raises(RefusedError, match="secure sum"):
-            seal.seal(request("give", 21, attached=broken), Update())
+            seal.seal(request("give", 21, attached=broken), Update(), QUESTION)
     for change in ({"roster": ["a", "b"]}, {"roster": [1, 2, 3]}, {"roster": list(SITES)}):
         broken = attached | wire.packed({**terms, **change})
-        assert "again" in wire.noted(seal.seal(request("give", 21, attached=broken), Update()))
+        assert "again" in wire.noted(
+            seal.seal(request("give", 21, attached=broken), Update(), QUESTION)
+        )
 
 
 def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
@@ -103,7 +108,12 @@ def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
     later = replace(request("@masked", 20, attached=attached), run=2)
     with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
         seals["a"].stage(later)
-    assert seals["b"].seal(request("give", 9), Update({"w": torch.ones(3)})) == {}
+    with pytest.raises(RefusedError, match="'give' is asked for outside the secure sum"):
+        seals["b"].seal(request("give", 9), Update({"w": torch.ones(3)}), QUESTION)
+    late, (others, _, _) = request("give", 9, preparing=True), exchanged(Update())
+    assert others["c"].seal(late, Update({"w": torch.ones(3)}), QUESTION) == {}
+    with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
+        others["c"].stage(request("@masked", 20, attached=attached))
     with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
         seals["b"].stage(request("@masked", 20, attached=attached))
     again = wire.noted(seals["c"].stage(request("@masked", 20, attached=attached)))

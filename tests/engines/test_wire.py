@@ -48,6 +48,7 @@ REQUEST = Request(
     task="train",
     round=4,
     first=True,
+    preparing=True,
     told=16,
     counted={"mercy": 16, "st. ann": 0},
     marks=(3, 9),
@@ -102,7 +103,7 @@ def test_the_layout_is_the_documented_one() -> None:
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 64)
     body = struct.pack("<2f", 1.0, -2.0) + bytes(56)
-    head = struct.pack("<4sHBBIQ", b"fedn", 1, 2, 0, len(text), len(body))
+    head = struct.pack("<4sHBBIQ", b"fedn", 2, 2, 0, len(text), len(body))
     digest = hashlib.sha256(text + body).digest()
     assert encode(reply) == head + digest + bytes(12) + text + body
 
@@ -176,7 +177,7 @@ def forged(header: bytes | dict[str, Any], body: bytes = b"", kind: int = 2) -> 
     text += b" " * (-len(text) % 64)
     body += bytes(-len(body) % 64)
     digest = hashlib.sha256(text + body).digest()
-    return HEAD.pack(b"fedn", 1, kind, 0, len(text), len(body), digest) + text + body
+    return HEAD.pack(b"fedn", 2, kind, 0, len(text), len(body), digest) + text + body
 
 
 def canonical(header: Any) -> bytes:
@@ -198,10 +199,10 @@ def listed(*entry: Any) -> dict[str, Any]:
     [
         (b"", "0 bytes are no message"),
         (b"GET / HTTP/1.1\r\n" + bytes(64), "not a message of fednotes"),
-        (HEAD.pack(b"fedn", 2, 1, 0, 0, 0, b""), "wire format 2, this version reads 1"),
-        (HEAD.pack(b"fedn", 1, 3, 0, 0, 0, b""), "unknown kind"),
-        (HEAD.pack(b"fedn", 1, 1, 0, 2**32 - 1, 0, b""), "header is too long"),
-        (HEAD.pack(b"fedn", 1, 1, 0, 0, 2**64 - 1, b""), "64 came"),
+        (HEAD.pack(b"fedn", 1, 1, 0, 0, 0, b""), "wire format 1, this version reads 2"),
+        (HEAD.pack(b"fedn", 2, 3, 0, 0, 0, b""), "unknown kind"),
+        (HEAD.pack(b"fedn", 2, 1, 0, 2**32 - 1, 0, b""), "header is too long"),
+        (HEAD.pack(b"fedn", 2, 1, 0, 0, 2**64 - 1, b""), "64 came"),
         (encode(REPLY)[:-1], "came"),
         (encode(REPLY) + b"\0", "came"),
         (forged(b"[" * 10_000), "nested too deep"),

@@ -17,7 +17,7 @@ from fednotes.engines.wire import HEAD, Reply, Request, WireError, decode, decod
 def sealed(text: bytes) -> bytes:
     """A request of this header and no body, whose lengths and checksum are right."""
     text += b" " * (-len(text) % 64)
-    return HEAD.pack(b"fedn", 1, 1, 0, len(text), 0, hashlib.sha256(text).digest()) + text
+    return HEAD.pack(b"fedn", 2, 1, 0, len(text), 0, hashlib.sha256(text).digest()) + text
 
 
 def heavy(part: str, items: str, separators: int) -> bytes:

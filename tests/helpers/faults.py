@@ -26,6 +26,7 @@ from fednotes.core.update import Update
 from fednotes.engines.asking import Event, Policy
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import BEGIN, CHECKPOINT, Keeping, SiteHost
+from fednotes.engines.opened import OPENED
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.engines.wire import Frame, decode_reply, decode_request
 
@@ -135,7 +136,9 @@ class Line:
                 self.folder / site,
                 job=JOB,
                 name=site,
-                sealer=SecureSeal(site, SITES, job=JOB) if self.secure else None,
+                sealer=SecureSeal(site, SITES, job=JOB, kept=self.folder / site / OPENED)
+                if self.secure
+                else None,
                 keeping=Keeping(seconds=0.0 if site == "a" else 1e9),
             )
         return self.hosts[site]

@@ -14,6 +14,7 @@ from fault_toy import JOB
 
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.asking import Event
+from fednotes.engines.opened import OPENED
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.federation import State
 
@@ -52,7 +53,8 @@ def network(folder: Path, updates: Mapping[str, list[Update]], **options: Any) -
     seals = {"job": JOB, **options}
 
     def seal(site: str) -> SecureSeal:
-        return SecureSeal(site, tuple(updates), identity=identities.get(site), **seals)
+        own = {"identity": identities.get(site), "kept": folder / site / OPENED}
+        return SecureSeal(site, tuple(updates), **own, **seals)
 
     net = Net(makes, folder, seal=seal)
     summing = SecureSum(tuple(updates), job=JOB, **options)

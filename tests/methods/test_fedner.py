@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Total, Update
@@ -224,38 +225,49 @@ class Counting(InProcess):
 
 
 class SizeOnly(fedner.Site):
-    def __init__(self, name: str, size: int) -> None:
+    def __init__(self, name: str, size: int, config: fedner.Config | None = None) -> None:
         self.data = SiteData(name, TagSet(()), (), (), ())
+        self.config = config or fedner.Config()
         self.num_examples = size
         self.share = 0
 
 
+def agreed_by_hand(sizes: list[int], batch: int, least: int = 1) -> list[int]:
+    """|S_i| / Σ|S_j| · N in whole numbers, a half up, by Python's fractions."""
+    exact = [Fraction(n * batch, sum(sizes)) + Fraction(1, 2) for n in sizes]
+    return [max(1, int(x), min(least, n)) for x, n in zip(exact, sizes, strict=True)]
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_shares_agreed_by_sums_are_largest_remainders(seed: int) -> None:
-    """`agree_on_shares` (sums alone) against `batch_shares` (all sizes known), as multisets:
-    ties may fall to another site of the same remainder."""
+def test_shares_are_computed_at_the_sites_from_one_sum(seed: int) -> None:
     rng = np.random.default_rng(seed)
     sizes = [int(n) for n in rng.integers(1, 900, size=rng.integers(1, 9))]
     members = [SizeOnly(f"s{i}", n) for i, n in enumerate(sizes)]
-    total, batch = fedner.agree_on_shares(Counting(members), 64)
-    expected = fedner.batch_shares(sizes, 64)
-    assert total == sum(sizes)
-    assert batch == sum(expected)
-    assert sorted(m.share for m in members) == sorted(expected)
-    exact = [64 * n / total for n in sizes]
-    assert all(max(1, int(x)) <= m.share <= int(x) + 1 for x, m in zip(exact, members, strict=True))
+    total, batch = fedner.agree_on_shares(Counting(members))
+    expected = agreed_by_hand(sizes, 64)
+    assert (total, batch) == (sum(sizes), sum(expected))
+    assert [m.share for m in members] == expected
 
 
 def test_more_platforms_than_sentences_raise_the_batch_to_one_each() -> None:
     members = [SizeOnly(f"s{i}", 10) for i in range(100)]
-    fedner.agree_on_shares(Counting(members), 64)
+    fedner.agree_on_shares(Counting(members))
     assert [m.share for m in members] == [1] * 100
 
 
-def test_equal_platforms_share_the_batch_exactly() -> None:
-    members = [SizeOnly(f"s{i}", 10) for i in range(3)]
-    fedner.agree_on_shares(Counting(members), 64)
-    assert sorted(m.share for m in members) == [21, 21, 22]
+@pytest.mark.parametrize(("least", "sites", "share"), [(0, 3, 6), (0, 0, 1), (8, 3, 8), (1, 3, 1)])
+def test_no_sum_that_a_server_tells_makes_a_batch_of_one(
+    least: int, sites: int, share: int
+) -> None:
+    """A quarter of an equal share of 64 among three is 5.33, so 6 sentences."""
+    config = fedner.Config(batch_size=64, least_share=least, sites=sites)
+    member = SizeOnly("a", 100, config)
+    assert member.take_share({}, examples=2**50).metrics == {"share": share}
+    assert member.covered("gradients") == {"steps": 1, "batch": share}
+    few = SizeOnly("b", 2, config)
+    assert few.take_share({}, examples=2**50).metrics == {"share": min(share, 2)}
+    with pytest.raises(RefusedError, match="more sentences than the sum that"):
+        member.take_share({}, examples=99)
 
 
 class Killed(Exception):

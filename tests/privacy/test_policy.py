@@ -104,6 +104,8 @@ CASES: list[tuple[str, dict[str, Any], Facts, dict[str, Any], str]] = [
      "unknown number of tokens"),
     ("min_steps", {"min_steps": 13}, REPLY, {"steps": 13}, "has 12 steps behind it"),
     ("min_patients", {"min_patients": 10}, REPLY, {"tensors": {}}, "has 8 patients behind it"),
+    ("min_batch", {"min_batch": 9}, replace(REPLY, batch=8), {"batch": 9},
+     "has 8 examples of a mini-batch behind it; this site allows 9 and more"),
     ("max_bytes", {"max_bytes": 4_999}, REPLY, {"bytes": 4_999},
      "has 5,000 bytes; this site allows at most 4,999"),
     ("max_bytes", {"max_bytes": 4_999}, replace(REPLY, bytes=None), {"bytes": 0},

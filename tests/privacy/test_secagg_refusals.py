@@ -44,10 +44,16 @@ def test_lists_of_survivors_that_no_honest_server_sends(exchange: type) -> None:
         ({"survivors": (B, C, D), "dropped": (A,)}, "leaves out this site, 'a'"),
         ({"dropped": ()}, "'d' is not in both"),
         ({"dropped": (D, "x")}, "'x' is not in both"),
-        ({"survivors": (A, B, C, D), "dropped": ()}, "receipt of site 'd' is missing"),
-        ({"receipts": {}}, "receipt of site '[bc]'"),
-        ({"receipts": {B: fair.receipts[C], C: fair.receipts[B]}}, "receipt of site '[bc]'"),
-        ({"receipts": run.requests[B].receipts}, "receipt of site '[bc]'"),
+        (
+            {"survivors": (A, B, C, D), "dropped": ()},
+            "site 'd' was asked something else than site 'a'",
+        ),
+        ({"receipts": {}}, "site '[bc]' was asked something else"),
+        (
+            {"receipts": {B: fair.receipts[C], C: fair.receipts[B]}},
+            "site '[bc]' was asked something else",
+        ),
+        ({"receipts": run.requests[B].receipts}, "site '[bc]' was asked something else"),
         ({"exchange": bytes(32)}, "another exchange"),
     ]
     for lie, why in lies:
@@ -101,7 +107,7 @@ def test_a_short_roster_for_one_site_is_refused(
     of any other: the second half does it, with the check of receipts switched off."""
     run, requests = short_roster(exchange)
     for to, request in requests.items():
-        with pytest.raises(RefusedError, match="receipt of site 'a'"):
+        with pytest.raises(RefusedError, match="site 'a' was asked something else"):
             run.sites[to].unmask(request)
 
     run, requests = short_roster(exchange)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 import torch
@@ -24,6 +25,18 @@ def device_of(spec: str | torch.device) -> torch.device:
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
     """The bytes of the numbers themselves, without names or framing."""
     return sum(value.numel() * value.element_size() for value in tensors.values())
+
+
+def fingerprint(tensors: Mapping[str, Tensor]) -> bytes:
+    """SHA-256 of names, types, shapes and numbers, in the order of the names."""
+    hasher = hashlib.sha256()
+    for name in sorted(tensors):
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        head = repr((name, str(flat.dtype), tuple(tensors[name].shape))).encode()
+        hasher.update(len(head).to_bytes(8, "big") + head)
+        if flat.numel():
+            hasher.update(flat.view(torch.uint8).numpy().data)
+    return hasher.digest()
 
 
 def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

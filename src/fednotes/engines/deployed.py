@@ -175,7 +175,8 @@ class Deployed:
         first, sites, members = self._step is None, self._step, self._members
         if sites is None:
             sites = members.gather(self._least, prepare=not self._preparing)
-        request = members.request(task, first=first, tensors=tensors, options=options)
+        asked = {"tensors": tensors, "options": options, "preparing": self._preparing}
+        request = members.request(task, first=first, **asked)
         if not first or tensors or not self._told:
             return _Exchange(members, self._notify, request, None, sites, self._least)
         request = replace(request, told=self._told)

@@ -19,6 +19,7 @@ from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.journal import Journal
 from fednotes.engines.pipe import place_of
+from fednotes.engines.question import Asked
 from fednotes.engines.validation import LIMITS, Limits, check_update
 from fednotes.engines.wire import (
     Frame,
@@ -37,7 +38,7 @@ BEGIN, CHECKPOINT, END = "@begin", "@checkpoint", "@end"
 
 
 class Guard(Protocol):
-    """A site's rules and its ledger. Both methods may raise RefusedError.
+    """A site's rules and its ledger. Its methods may raise RefusedError.
 
     The error's attribute `later`, if true, tells the server that it may ask again; `public`,
     if it has any, is all that the server is told of it.
@@ -46,11 +47,13 @@ class Guard(Protocol):
     def request(self, request: Request) -> None:
         """Before anything is done."""
 
-    def leaving(self, request: Request, reply: Frame, update: Update | None) -> None:
+    def leaving(
+        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+    ) -> None:
         """Before these bytes leave; what cannot be noted does not.
 
         update: the task's own, before a secure sum seals it; None where the reply holds none
-        or is sent again.
+        or is sent again. reason: a plain name for why it refuses, "" for any other.
         """
 
 
@@ -60,8 +63,15 @@ class Sealer(Protocol):
     def stage(self, request: Request) -> Tensors:
         """Answer one of the protocol's own messages, whose task begins with "@"."""
 
-    def seal(self, request: Request, update: Update) -> Tensors:
-        """The checked update as it may leave; nothing else of it does."""
+    def seal(self, request: Request, update: Update, question: bytes) -> Tensors:
+        """The checked update as it may leave; nothing else of it does.
+
+        question: a digest of what the site was asked; only those that were asked the same are
+        added.
+        """
+
+    def opened(self, question: bytes) -> bool:
+        """Whether this site has helped to open a sum of this question."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,7 @@ class SiteHost:
         self._site: SiteTasks | None = None
         self._told = 0  # the last request with tensors
         self._remembers = False  # whether this site object was given them
+        self._asked = Asked()
         self._spent = 0.0  # seconds of tasks since the newest state
         self.ended = False
 
@@ -169,6 +180,7 @@ class SiteHost:
         self._newest = request.number
         last = self._journal.last
         if last == target:
+            self._require_opened(request)
             return
         reached = target
         if last < target or self._journal.path_to(target) is None:
@@ -182,6 +194,31 @@ class SiteHost:
                 f"site {self._name!r} has no state after request {target}: "
                 f"it has the one after request {reached}"
             )
+
+    def _require_opened(self, request: Request) -> None:
+        """Under a secure sum a task counts if this site helped to open the sum that it is in.
+
+        So nothing stays of what a lying server asked of this site alone. Raises RefusedError for
+        any other that the server counts; the site then stands where it was before.
+        """
+        task, mine = request.task, (BEGIN, CHECKPOINT, END, *self._public)
+        opening = task.startswith(OURS) and task not in mine
+        if self._sealer is None or opening or not self._journal.last:
+            return
+        self._ready()
+        waits = self._asked.waits
+        if not waits or self._sealer.opened(waits):
+            return
+        last = self._journal.last
+        before = self._journal.request(last).counted[self._name]
+        self._tell(f"back to the state after request {before}: no sum with {last} was opened here")
+        self._site = None
+        whole = self._journal.path_to(before) is not None
+        self._journal.undo_to(before if whole else self._journal.state_before(before))
+        raise RefusedError(
+            f"site {self._name!r} did not see the sum of request {last} opened, so that request "
+            "does not count here"
+        )
 
     def _own(self, request: Request) -> bytes:
         """The engine's tasks: answered anew each time, for they change nothing twice."""
@@ -215,7 +252,7 @@ class SiteHost:
             check_update(update, self._name, limits=self._limits)
             done = replace(self._reply(request, update), has=request.number)
             if self._sealer is not None:
-                sealed = self._sealer.seal(request, update)
+                sealed = self._sealer.seal(request, update, self._asked.question)
                 done = replace(done, update=Update(), attached=sealed)
             reply = encode(done)
             self._leaving(request, reply, update)
@@ -235,10 +272,17 @@ class SiteHost:
 
     def _run_task(self, site: SiteTasks, request: Request) -> Update:
         tensors: Tensors = request.tensors
+        if request.first and request.told and not tensors and request.told != self._told:
+            raise RefusedError(
+                f"site {self._name!r}: the request means the tensors of request {request.told}, "
+                f"the last that came are of request {self._told}"
+            )
         if tensors:
             self._told, self._remembers = request.number, True
         elif request.first and request.told and not self._remembers:
             tensors = self._journal.request(request.told).tensors
+        if self._sealer is not None:
+            self._asked = self._asked.next(request, tensors)
         update: Update = getattr(site, request.task)(tensors, **request.options)
         return update
 
@@ -268,8 +312,8 @@ class SiteHost:
         return self._site
 
     def _rebuilt(self, start: int, steps: list[int]) -> SiteTasks:
-        state, self._told = self._journal.load(start)
-        self._remembers = False
+        state, self._told, prepared = self._journal.load(start)
+        self._remembers, self._asked = False, Asked(prepared)
         self._spent = 0.0
         site = self._make()
         if state is not None:
@@ -288,7 +332,7 @@ class SiteHost:
         """Keep the state before this request, which the server counts."""
         last = self._journal.last
         if last not in self._journal.states:
-            self._journal.save(last, site.state(), self._told)
+            self._journal.save(last, site.state(), self._told, self._asked.prepared)
         self._spent = 0.0
         self._journal.forget((*request.marks, *([request.number] * (request.task == CHECKPOINT))))
 
@@ -298,9 +342,11 @@ class SiteHost:
         number, run = request.number, request.run
         return Reply(request.job, run, number, self._name, update, has=self._journal.last)
 
-    def _leaving(self, request: Request, reply: Frame, update: Update | None) -> None:
+    def _leaving(
+        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+    ) -> None:
         if self._guard is not None:
-            self._guard.leaving(request, reply, update)
+            self._guard.leaving(request, reply, update, reason)
 
     def _refusal(self, request: Request, error: Exception, *, later: bool) -> bytes:
         """Raises what the guard raises: what it cannot note does not leave."""
@@ -308,7 +354,7 @@ class SiteHost:
         self._tell(f"refused {request.task or 'a message'} ({request.number}): {whole}")
         told = placeless(told.replace(f"{self._directory}/", ""))
         reply = encode(replace(self._reply(request), refusal=told, later=later))
-        self._leaving(request, reply, None)
+        self._leaving(request, reply, None, getattr(error, "reason", ""))
         return reply
 
 

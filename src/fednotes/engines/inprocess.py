@@ -152,8 +152,9 @@ class InProcess:
     ) -> Total:
         by_name = {site.id: site for site in self._sites}
         up, down = secure.bytes_up, secure.bytes_down
+        sent = tensors or {}
         total = secure.total(
-            task, lambda name: self._run(by_name[name], task, tensors or {}, options)
+            task, sent, options, lambda name: self._run(by_name[name], task, sent, options)
         )
         self.bytes_up += secure.bytes_up - up
         self.bytes_down += secure.bytes_down - down

@@ -158,20 +158,23 @@ class Journal:
         except (OSError, WireError) as error:
             raise ModelError(f"{path}: not a readable request ({error})") from error
 
-    def save(self, number: int, state: State, told: int) -> None:
-        """Keep the site's state after a request. told: the last request that had tensors."""
+    def save(self, number: int, state: State, told: int, prepared: bytes = b"") -> None:
+        """Keep the site's state after a request. told: the last request that had tensors.
+        prepared: what it was asked before the first round (`question.Asked`)."""
         facts = {"new": False, "round": state.round, "told": told, "facts": dict(state.facts)}
+        facts["prepared"] = prepared.hex()
         save_state(self._states / _name(number), state.tensors, facts)
 
-    def load(self, number: int) -> tuple[State | None, int]:
-        """A kept state (None is a new site's), and the last request before it with tensors.
+    def load(self, number: int) -> tuple[State | None, int, bytes]:
+        """A kept state (None is a new site's), and `told` and `prepared` as they were saved.
 
         Raises ModelError if it is damaged.
         """
         tensors, facts = load_state(self._states / _name(number))
         if facts["new"]:
-            return None, 0
-        return State(facts["round"], tensors, facts["facts"]), int(facts["told"])
+            return None, 0, b""
+        state = State(facts["round"], tensors, facts["facts"])
+        return state, int(facts["told"]), bytes.fromhex(facts.get("prepared", ""))
 
     def path_to(self, target: int) -> tuple[int, list[int]] | None:
         """The state to start from and the requests to do again to be as after `target`."""

@@ -121,11 +121,15 @@ class Members:
             late = [s for s in sites if self.prepared[s] <= index and s not in self.away]
             if not late:
                 continue
-            first = self.request(
-                asked.task, first=index == 0, tensors=asked.tensors, options=asked.options
+            again = self.request(
+                asked.task,
+                first=index == 0,
+                preparing=True,
+                tensors=asked.tensors,
+                options=asked.options,
             )
-            for site in self.ask(dict.fromkeys(late, first), least=0).replies:
-                self.counted[site], self.prepared[site] = first.number, index + 1
+            for site in self.ask(dict.fromkeys(late, again), least=0).replies:
+                self.counted[site], self.prepared[site] = again.number, index + 1
             self.away |= {site for site in late if self.prepared[site] <= index}
 
     def count(self, request: Request, included: Mapping[str, int]) -> None:

@@ -62,7 +62,7 @@ class _Terms:
     def suit(self, told: _Told) -> bool:
         """Whether all that answered can be added as they are."""
         differ = self.metrics is None and len(set(map(frozenset, told.names.values()))) > 1
-        return not told.again and not differ
+        return not told.again and not differ and not told.others
 
     def for_all(self, told: _Told) -> _Terms:
         """Terms under which all that answered can be added."""
@@ -73,11 +73,18 @@ class _Terms:
 @dataclass
 class _Told:
     """What came with the masked updates. names: of each site's counts. again: who could not
-    mask, and why; wide: for whom a limit was too narrow."""
+    mask, and why; wide: for whom a limit was too narrow. before: the sites over which a sum of
+    this very task was opened, before a fault: it can be opened for these alone."""
 
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     again: dict[str, str] = field(default_factory=dict)
     wide: set[str] = field(default_factory=set)
+    before: set[str] = field(default_factory=set)
+
+    @property
+    def others(self) -> set[str]:
+        """Who sent an update though the task was opened without it before."""
+        return self.names.keys() - self.before if self.before else set()
 
 
 class SecureSum:
@@ -153,12 +160,20 @@ class SecureSum:
             if terms.suit(told):
                 break
             terms = terms.for_all(told)
-            sites = self._begin(exchange, tuple(told.names))
+            for site in sorted(told.others):
+                exchange.refuse(site, f"site {site!r} was not in the sum of this task before")
+            sites = tuple(site for site in told.names if site not in told.others)
+            sites = self._begin(exchange, sites)
             replies = exchange.stage(wire.MASKED, dict.fromkeys(sites, self._asked(terms)))
             told = self._take(exchange, replies, terms)
             self._leave_out(exchange, terms, told)
         for site, reason in told.again.items():
             exchange.refuse(site, f"site {site!r} could not mask its update: {reason}")
+        if away := sorted(told.before - told.names.keys()):
+            raise TrainingError(
+                f"{task!r}: a sum of this very task was opened with {', '.join(away)} before the "
+                "fault, and is not opened without: resume when that site is there"
+            )
         total = self._opened(exchange)
         self._whole = True
         told_of = (name for site in total.included for name in told.names[site])
@@ -213,6 +228,8 @@ class SecureSum:
                     message = wire.masked_in(note, attached)
                     _require_own(site, message.site)
                     self._chain.add_masked(message)
+                if "before" in note:
+                    told.before |= set(wire.names_in(note, "before"))
                 told.names[site] = names
             except RefusedError as error:
                 exchange.refuse(site, str(error))

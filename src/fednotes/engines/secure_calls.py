@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Total, Update
+from fednotes.engines.question import of_call
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.engines.summing import Replies, Sites
 from fednotes.engines.validation import check_update
@@ -35,10 +37,13 @@ class SecureCalls:
         }
         self.number = self.bytes_up = self.bytes_down = 0
 
-    def total(self, task: str, call: Callable[[str], Update]) -> Total:
-        """Σ over the sites of what `call` returns for each."""
+    def total(
+        self, task: str, tensors: Tensors, options: Mapping[str, Any], call: Callable[[str], Update]
+    ) -> Total:
+        """Σ over the sites of what `call` returns for each; they are told the same."""
         request = Request(JOB, 1, 0, task, round=self.next_number())  # each sum has its own
-        return self.summing.total(_Exchange(self, request, call))
+        question = of_call(task, tensors, sorted(options.items()))
+        return self.summing.total(_Exchange(self, request, call, question))
 
     def next_number(self) -> int:
         """Each message has its own."""
@@ -53,6 +58,7 @@ class _Exchange:
     calls: SecureCalls
     request: Request
     call: Callable[[str], Update]
+    question: bytes
     numbers: dict[str, int] = field(default_factory=dict)
     reasons: str = ""
 
@@ -75,7 +81,7 @@ class _Exchange:
         for site in self.sites:
             update = self.call(site)
             check_update(update, site)
-            sealed = self.calls.seals[site].seal(request, update)
+            sealed = self.calls.seals[site].seal(request, update, self.question)
             replies[site] = self._reply(request, site, sealed)
         self.numbers = dict.fromkeys(self.sites, request.number)
         return replies

@@ -3,24 +3,28 @@
 The checked update is masked before it leaves. Where that cannot be done with the keys of this
 exchange (the process was started again, a count's name is new, a limit is too narrow), the
 site says so, keeps the update in memory, and masks it when the server has begun an exchange
-afresh; the task is not done again. An update is opened in one exchange at most: this site
-answers for the newest, and forgets the update with that. As an exchange takes over half of the
-sites to open, no two can be opened that hold the same update.
+afresh; the task is not done again.
+
+The masks are made for the question (`question.Asked`), so only updates of sites that were asked
+the same add up. An update is opened in one exchange at most: this site answers for the newest,
+and forgets the update with that. A task that is done again, as after a fault, is opened for the
+same sites as before alone (`opened.Opened`). As an exchange takes over half of the sites to
+open, no two can be opened over different sites that hold the same update.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import torch
-
 from fednotes.core.errors import RefusedError, TrainingError
+from fednotes.core.tensors import fingerprint
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import secure_wire as wire
+from fednotes.engines.opened import Opened
 from fednotes.engines.wire import Request
 from fednotes.privacy.fixed_point import Layout
 from fednotes.privacy.masks import Identity, digest, joined, need_cryptography
@@ -39,12 +43,19 @@ def context_of(job: str, run: int) -> bytes:
 
 @dataclass
 class _Kept:
-    """The update of the newest task, until it is opened. purpose: its round and task."""
+    """The update of the newest task, until it is opened. question: a digest of what was asked."""
 
     run: int
     number: int
-    purpose: str
+    round: int
+    task: str
+    question: bytes
     update: Update
+
+    @property
+    def purpose(self) -> str:
+        """What the masks are made for."""
+        return f"{self.round} {self.task} {self.question.hex()}"
 
 
 @dataclass
@@ -65,6 +76,7 @@ class SecureSeal:
 
     sites, job, threshold, confirmed: the same at the server and all sites (see `SecureSum`).
     identity: signs this site's keys and checks the others'; None trusts the server to relay them.
+    kept: file of the questions that were opened; without one they are forgotten with the process.
 
     Raises ConfigError for fewer than 3 sites or an impossible threshold, MissingExtra without
     `cryptography`.
@@ -79,6 +91,7 @@ class SecureSeal:
         threshold: int | None = None,
         identity: Identity | None = None,
         confirmed: bool | None = None,
+        kept: Path | None = None,
     ) -> None:
         need_cryptography()
         self._site, self._sites, self._job = site, tuple(sites), job
@@ -86,10 +99,20 @@ class SecureSeal:
         if confirmed is None:
             confirmed = needs_confirmation(len(sites), self._threshold)
         self._identity, self._confirmed = identity, confirmed
+        self._opened = Opened(site, kept)
         self._run, self._chain = -1, self._new_chain(-1)
         self._kept: _Kept | None = None
-        self._tried: dict[str, _Tried] = {}  # by purpose, for the life of the process
+        self._masked_in: tuple[int, bytes] = (-1, b"")  # the newest masked exchange, its question
+        self._tried: dict[tuple[int, str], _Tried] = {}  # by round and task, whatever was sent
         self._answered: tuple[int, Tensors] = (-1, {})  # the last stage's number and reply
+
+    def opened(self, question: bytes) -> bool:
+        """Whether this site has helped to open a sum of this question.
+
+        Where a sum may leave sites out, one that missed the opening cannot know: it trusts the
+        server that the task counts (docs/privacy.md says what that is worth).
+        """
+        return self._threshold < len(self._sites) or question in self._opened
 
     def stage(self, request: Request) -> Tensors:
         """Answer one of the protocol's own messages; a repeated one gets the same answer.
@@ -112,20 +135,26 @@ class SecureSeal:
         self._answered = (request.number, reply)
         return reply
 
-    def seal(self, request: Request, update: Update) -> Tensors:
+    def seal(self, request: Request, update: Update, question: bytes) -> Tensors:
         """The update under its masks, or why it cannot be masked yet.
 
-        A request without the terms of an exchange (a task that a late site makes up for) gets
-        nothing. Raises TrainingError for values that no exchange can sum.
+        question: a digest of what the site was asked, at other sites too. A request without the
+        terms of an exchange (a task that a late site makes up for) gets nothing.
+        Raises RefusedError for any other without them, TrainingError for values that no exchange
+        can sum.
         """
         self._enter(request.run)
         self._answered = (-1, {})
         self._kept = None
         if not request.attached:
+            if not request.preparing:
+                raise RefusedError(
+                    f"site {self._site!r}: {request.task!r} is asked for outside the secure sum"
+                )
             return {}
         note = wire.noted(request.attached)
-        purpose = f"{request.round} {request.task}"
-        self._kept = _Kept(request.run, request.number, purpose, update)
+        round = 0 if request.preparing else request.round
+        self._kept = _Kept(request.run, request.number, round, request.task, question, update)
         return self._sealed(self._kept, note, request.attached)
 
     # the stages
@@ -148,21 +177,36 @@ class SecureSeal:
             return wire.packed({"names": [], "again": str(error), "wide": True})
 
     def _confirm(self, request: Request, note: Mapping[str, Any]) -> Tensors:
-        asked = wire.request_in(note, self._site)
-        message = self._chain.confirm(wire.part(note, "number", int), asked)
+        number, asked = wire.part(note, "number", int), wire.request_in(note, self._site)
+        self._opened.require(self._question(number), asked.survivors)
+        message = self._chain.confirm(number, asked)
         return wire.packed({"message": wire.header(message)})
 
     def _unmask(self, request: Request, note: Mapping[str, Any]) -> Tensors:
         number, asked = wire.part(note, "number", int), wire.request_in(note, self._site)
+        question = self._question(number)
+        self._opened.require(question, asked.survivors)
         message = self._chain.unmask(number, asked, wire.keys_in(note))
+        self._opened.add(question, asked.survivors)
         self._kept = None
         return wire.packed({"message": wire.header(message)})
+
+    def _question(self, number: int) -> bytes:
+        """What the update was for that was masked in an exchange. Raises RefusedError."""
+        if self._masked_in[0] != number:
+            raise RefusedError(
+                f"site {self._site!r} has no keys for exchange {number} of the secure sum, or "
+                "masked nothing in it: start afresh"
+            )
+        return self._masked_in[1]
 
     def _sealed(self, kept: _Kept, note: Mapping[str, Any], attached: Tensors) -> Tensors:
         """The masked update, or `again` with the reason: it can be masked in a fresh exchange."""
         number, names = wire.part(note, "number", int), list(kept.update.metrics)
         metrics = None if note.get("metrics") is None else wire.names_in(note, "metrics")
-        told = {"names": None if names == list(metrics or ()) else names}
+        told: dict[str, Any] = {"names": None if names == list(metrics or ()) else names}
+        if before := self._opened.survivors(kept.question):
+            told["before"] = list(before)  # it can be opened for these alone
         if metrics is not None and not set(names) <= set(metrics):
             reason = "counts that the sites did not agree on"
             return wire.packed({**told, "again": reason, "wide": False})
@@ -182,6 +226,7 @@ class SecureSeal:
             if not limits.tensors or len(tried.refused) >= REFUSALS:
                 raise self._beyond(kept) from error
             return wire.packed({**told, "again": "values beyond the limits", "wide": True})
+        self._masked_in = number, kept.question
         return wire.packed_masked(message, told)
 
     def _try(self, kept: _Kept, limits: Limits) -> tuple[_Tried, bytes]:
@@ -190,7 +235,7 @@ class SecureSeal:
         A limit counts by the grid that comes of it; numbers of 8 bytes have one grid always.
         Raises TrainingError if this says more of the values than the server may know.
         """
-        tried = self._tried.setdefault(kept.purpose, _Tried())
+        tried = self._tried.setdefault((kept.round, kept.task), _Tried())
         fields = Layout.of(kept.update, len(self._sites), limits=limits).fields
         grid = digest(*(part for item in fields for part in (item.name, item.exponent)))
         if grid not in tried.limits and len(tried.limits) >= MOST_LIMITS:
@@ -204,7 +249,7 @@ class SecureSeal:
         """The last word on an update. It names no tensor and no number: the server reads it."""
         self._kept = None
         return TrainingError(
-            f"site {self._site!r}: {kept.purpose.partition(' ')[2]!r} has values beyond the limits "
+            f"site {self._site!r}: {kept.task!r} has values beyond the limits "
             "of the secure sum, or too many limits were tried; the site's own log names the "
             "tensor: lower the learning rate"
         )
@@ -217,7 +262,7 @@ class SecureSeal:
             raise RefusedError(f"site {self._site!r}: run {run} of the secure sum is over")
         if run > self._run:
             self._run, self._chain = run, self._new_chain(run)
-            self._kept, self._answered = None, (-1, {})
+            self._kept, self._answered, self._masked_in = None, (-1, {}), (-1, b"")
 
     def _new_chain(self, run: int) -> SiteChain:
         return SiteChain(
@@ -240,8 +285,5 @@ def _limits(note: Mapping[str, Any]) -> Limits:
 
 def _digest(update: Update) -> bytes:
     """SHA-256 of an update's numbers."""
-    hasher = hashlib.sha256(joined(repr(update.weight), repr(sorted(update.metrics.items()))))
-    for name, value in update.tensors.items():
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        hasher.update(joined(name, flat.view(torch.uint8).numpy().tobytes()))
-    return hasher.digest()
+    counts = repr((float(update.weight), sorted(update.metrics.items())))
+    return digest(counts, fingerprint(update.tensors))

@@ -38,7 +38,7 @@ from fednotes.federation import Option
 
 Frame = bytes | bytearray | memoryview
 
-MAGIC, VERSION, ALIGN = b"fedn", 1, 64
+MAGIC, VERSION, ALIGN = b"fedn", 2, 64
 HEAD = struct.Struct("<4sHBBIQ32s12x")
 REQUEST, REPLY = 1, 2
 MAX_HEADER = 2**21  # of BERT with its 200 tensors: 16 KB
@@ -68,7 +68,8 @@ class Request:
 
     job: the declarative job's fingerprint. run: counts the server's starts. number: counts
     the run's requests; a repeated one has the same. round: of the method. first: whether this
-    is the first request of its round, which sites may join. told: for a first request without
+    is the first request of its round, which sites may join. preparing: whether it comes before
+    the first round, so that a site that joins later does it then. told: for a first request without
     tensors, the number of the one whose tensors are meant (0: none are). counted: for each
     site, the number of its last request that counts. marks: the numbers of the checkpoints
     that the server may go back to. attached: what a way of summing sends beside the tensors.
@@ -80,6 +81,7 @@ class Request:
     task: str
     round: int = 0
     first: bool = False
+    preparing: bool = False
     told: int = 0
     counted: Mapping[str, int] = field(default_factory=dict)
     marks: tuple[int, ...] = ()
@@ -337,7 +339,7 @@ def _reply(header: dict[str, Any]) -> Reply:
 
 REQUEST_FIELDS: dict[str, Any] = {
     **{"job": str, "task": str, "run": int, "number": int, "round": int},
-    **{"first": bool, "told": int},
+    **{"first": bool, "preparing": bool, "told": int},
 }
 REPLY_FIELDS: dict[str, Any] = {
     **{"job": str, "site": str, "run": int, "number": int},

@@ -85,7 +85,8 @@ class AveragingSite:
 
     def covered(self, task: str) -> dict[str, int]:
         """The local steps, and tokens, behind an update of this task; a site's policy asks."""
-        return {"steps": self._per_update} if task in ("train", "send") else {}
+        behind = {"steps": self._per_update, "batch": self._averaging.batch_size}
+        return behind if task in ("train", "send") else {}
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
         """`local_epochs` epochs from the given parameters; returns Q_k^t with weight n_k.

@@ -104,9 +104,10 @@ class Site:
     def covered(self, task: str) -> dict[str, int]:
         """The local steps and tokens behind an update of this task; a site's policy asks."""
         if task != "train":
-            return {"steps": 1} if task == "begin" else {}
+            return {"steps": 1, "batch": self.num_examples} if task == "begin" else {}
         steps = self.config.local_epochs * math.ceil(self.num_examples / self.config.batch_size)
-        return {"steps": steps, "tokens": int(self.train_set.lengths.sum())}
+        tokens, batch = int(self.train_set.lengths.sum()), self.config.batch_size
+        return {"steps": steps, "tokens": tokens, "batch": batch}
 
     # a round
 

@@ -32,12 +32,11 @@ from fednotes.data.split import pool
 from fednotes.data.text import split_sentences
 from fednotes.federation import Federation, State
 from fednotes.methods.fedner_site import Site as Site
+from fednotes.methods.fedner_site import batch_share
 from fednotes.methods.optim import Adam
 from fednotes.metrics.spans import SpanCounts
 from fednotes.models.tagger import build_tagger
 from fednotes.models.tagger_config import LAYERS, TaggerConfig, tagger_config
-
-BISECTIONS = 64
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,8 @@ class Config:
         layer that the tagger lacks may be named.
     exchange: "gradients" (Algorithm 1: a round is one mini-batch) or "weights" (a round is
         `local_epochs` epochs at each site, then the mean of the shared layers).
-    batch_size: N, sentences of all sites together.
+    batch_size: N, sentences of all sites together. least_share: how many of them each site
+        holds at least, whatever it is told of the others; 0: a quarter of an equal share.
     learning_rate: α of Adam, on both sides.
     epochs: at most so many passes over the training data. rounds: if not 0, at most so many
         rounds, whatever `epochs` says.
@@ -58,7 +58,8 @@ class Config:
     patience: stop after so many evaluations without a better F1 on all validation data.
     personal_epochs: epochs of the whole tagger at each site alone, after the federation
         ends; kept only where the site's own validation F1 rises.
-    tags: the complete tag set, the union over the sites; a job fills it in.
+    tags: the complete tag set, the union over the sites. sites: how many there are; 0: not
+        known. A job fills both in.
     """
 
     model: TaggerConfig = field(default_factory=TaggerConfig)
@@ -66,6 +67,7 @@ class Config:
     exchange: Literal["gradients", "weights"] = "gradients"
     local_epochs: int = 1
     batch_size: int = 64
+    least_share: int = 0
     learning_rate: float = 1e-3
     epochs: int = 30
     rounds: int = 0
@@ -74,6 +76,7 @@ class Config:
     personal_epochs: int = 0
     seed: int = 0
     tags: TagSet = field(default_factory=lambda: TagSet(()))
+    sites: int = 0
 
     def __post_init__(self) -> None:
         for name in ("local_epochs", "batch_size", "epochs", "evaluate_every", "patience"):
@@ -81,7 +84,7 @@ class Config:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
         if not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"learning_rate = {self.learning_rate}: a number above 0 is needed")
-        for name in ("rounds", "personal_epochs"):
+        for name in ("rounds", "personal_epochs", "least_share"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
         if self.exchange not in ("gradients", "weights"):
@@ -99,6 +102,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "private": ["lstm", "crf"],
             "exchange": "gradients",
             "batch_size": 64,
+            "least_share": 1,
             "learning_rate": 0.001,
             "personal_epochs": 0,
         },
@@ -112,7 +116,7 @@ def train(federation: Federation, config: Config) -> State:
     """Algorithm 1 of Ge et al. 2020."""  # [fedner alg 1]
     server = Server(config, federation.resume())
     if not server.examples:  # a resumed run has agreed before
-        server.examples, server.batch = agree_on_shares(federation, config.batch_size)
+        server.examples, server.batch = agree_on_shares(federation)
     examples, batch = server.examples, server.batch  # Σ|S_j|, Σ|N_j|
     task = "gradients" if config.exchange == "gradients" else "train"
     last = total_rounds(config, examples, batch) - 1
@@ -126,7 +130,7 @@ def train(federation: Federation, config: Config) -> State:
         if evaluated:
             server.judge(federation.sum("evaluate", server.shared, round=round.number))
         round.commit(server.state(), server.metrics, evaluated=evaluated)
-    federation.sum("finish", server.shared, epochs=config.personal_epochs)
+    federation.sum("finish", server.shared)
     return server.state()
 
 
@@ -194,42 +198,12 @@ class Server:
         self.examples, self.batch = state.facts["examples"], state.facts["batch"]
 
 
-def batch_shares(sizes: list[int], batch_size: int) -> list[int]:
-    """|N_i| = |S_i| / Σ|S_j| · N by largest remainders, at least one each.
-
-    What `agree_on_shares` computes without anybody knowing the sizes; ties go to the
-    earlier site here. A minimum of one may lift the sum above N.
-    """
-    total = sum(sizes)
-    exact = [size * batch_size / total for size in sizes]
-    floors = [math.floor(x) for x in exact]
-    by_remainder = sorted(range(len(sizes)), key=lambda i: (floors[i] - exact[i], i))
-    extra = set(by_remainder[: batch_size - sum(floors)])
-    return [max(1, floors[i] + (i in extra)) for i in range(len(sizes))]
-
-
-def agree_on_shares(federation: Federation, batch_size: int) -> tuple[int, int]:
-    """Let every site learn its |N_i|; return Σ_j |S_j| and Σ_j |N_j|.
-
-    Largest remainders need an order of the sites' remainders, but no site may show its
-    size. So the server asks for sums alone: of the sizes, of the rounded-down shares, and,
-    halving an interval, of how many remainders lie above a threshold, until just as many
-    do as sentences are missing from the batch.
-    """
-    # [fedner batch]
+def agree_on_shares(federation: Federation) -> tuple[int, int]:
+    """Let every site learn Σ_j |S_j|, and so its |N_i|; return Σ_j |S_j| and Σ_j |N_j|."""
     examples = int(federation.sum("count").metrics["sentences"])
     if examples == 0:
         raise ConfigError("no site has a training sentence: check the paths and `fraction`")
-    asked = {"examples": examples, "batch_size": batch_size}
-    missing = batch_size - int(federation.sum("floor", **asked).metrics["floor"])
-    low, high, threshold = 0.0, 1.0, 1.0  # remainders lie in [0, 1)
-    for _ in range(BISECTIONS if missing else 0):
-        threshold = (low + high) / 2
-        above = int(federation.sum("above", **asked, threshold=threshold).metrics["above"])
-        if above == missing:
-            break
-        low, high = (threshold, high) if above > missing else (low, threshold)
-    batch = federation.sum("take_share", **asked, threshold=threshold).metrics["share"]
+    batch = federation.sum("take_share", examples=examples).metrics["share"]
     return examples, int(batch)
 
 
@@ -241,7 +215,7 @@ def rounds_per_epoch(config: Config, examples: int, batch: int) -> int:
 def total_rounds(config: Config, examples: int, batch: int) -> int:
     """The most rounds that a run can take.
 
-    examples: Σ_j |S_j|. batch: Σ_j |N_j|, N or a little more (see `batch_shares`).
+    examples: Σ_j |S_j|. batch: Σ_j |N_j|, about N (see `batch_share`).
     """
     if config.rounds:
         return config.rounds
@@ -262,15 +236,16 @@ def model_config(table: Mapping[str, Any]) -> TaggerConfig:
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """The configuration with what only the sites together can say."""
-    return replace(config, tags=reduce(TagSet.union, (site.tags for site in sites)))
+    tags = reduce(TagSet.union, (site.tags for site in sites))
+    return replace(config, tags=tags, sites=len(sites))
 
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
     """Each site's configuration where it trains by itself: the mini-batch that it has in the
     federation."""
     sizes = [sum(len(split_sentences(d)) for d in site.train) for site in sites]
-    shares = batch_shares(sizes, config.batch_size)
-    return tuple(replace(config, batch_size=share) for share in shares)
+    shares = [batch_share(size, sum(sizes), config) for size in sizes]
+    return tuple(replace(config, batch_size=share, sites=1) for share in shares)
 
 
 def pooled(
@@ -289,12 +264,13 @@ def pooled(
         heads = replace(config, private=("crf",), exchange="gradients", personal_epochs=0)
         return tuple(sites), heads
     together = pool(source)
-    return (together,), replace(config, tags=together.tags, personal_epochs=0)
+    return (together,), replace(config, tags=together.tags, personal_epochs=0, sites=1)
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """The most rounds that a run of sites of these sizes can take, and the sentences of each."""
-    batch = sum(batch_shares(list(sizes), config.batch_size))
+    config = replace(config, sites=len(sizes))
+    batch = sum(batch_share(size, sum(sizes), config) for size in sizes)
     each = batch if config.exchange == "gradients" else sum(sizes) * config.local_epochs
     return total_rounds(config, sum(sizes), batch), each
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.store import write_json
 from fednotes.core.tensors import load_into, snapshot
@@ -28,8 +27,6 @@ from fednotes.models.tagger import Prepared, build_tagger
 if TYPE_CHECKING:
     from fednotes.methods.fedner import Config
 
-REMAINDER_GRID = 2**20
-
 
 class Site:
     """One platform: its data, its private module, and the tasks that the server may ask for.
@@ -42,7 +39,7 @@ class Site:
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
-        {"count", "floor", "above", "take_share", "gradients", "train", "evaluate", "finish"}
+        {"count", "take_share", "gradients", "train", "evaluate", "finish"}
     )
 
     def __init__(
@@ -95,40 +92,27 @@ class Site:
     def covered(self, task: str) -> dict[str, int]:
         """The local steps and tokens behind an update of this task; a site's policy asks."""
         if task == "gradients":
-            return {"steps": 1}
+            return {"steps": 1, "batch": self.share}
         steps = self.config.local_epochs * self._batches_per_epoch()
         tokens = int(self.train_set.lengths.sum())  # an epoch more reads the same ones
-        return {"steps": steps, "tokens": tokens} if task == "train" else {}
-
-    # |N_i| without showing |S_i|: see `agree_on_shares`
+        behind = {"steps": steps, "tokens": tokens, "batch": self.share}
+        return behind if task == "train" else {}
 
     def count(self, tensors: Tensors) -> Update:
         """|S_i|."""
         return Update(metrics={"sentences": self.num_examples})
 
-    def floor(self, tensors: Tensors, *, examples: int, batch_size: int) -> Update:
-        """|S_i| / Σ|S_j| · N, rounded down."""
-        return Update(metrics={"floor": self.num_examples * batch_size // examples})
+    def take_share(self, tensors: Tensors, *, examples: int) -> Update:
+        """Set |N_i|, of the job's N and Σ|S_j|, `examples`; the sum is of the shares.
 
-    def above(
-        self, tensors: Tensors, *, examples: int, batch_size: int, threshold: float
-    ) -> Update:
-        """1 where the remainder of the division lies above the threshold."""
-        return Update(metrics={"above": self._remainder(examples, batch_size) > threshold})
-
-    def take_share(
-        self, tensors: Tensors, *, examples: int, batch_size: int, threshold: float
-    ) -> Update:
-        """Set |N_i|: rounded down, plus one above the threshold, at least one."""
-        extra = self._remainder(examples, batch_size) > threshold
-        self.share = max(1, self.num_examples * batch_size // examples + extra)
+        Raises RefusedError for fewer than this site has alone.
+        """
+        if examples < self.num_examples:
+            raise RefusedError(
+                f"site {self.id!r} has more sentences than the sum of all it is told"
+            )
+        self.share = batch_share(self.num_examples, examples, self.config)
         return Update(metrics={"share": self.share})
-
-    def _remainder(self, examples: int, batch_size: int) -> float:
-        """The remainder in [0, 1), made distinct by a hash of the site's name."""
-        part = self.num_examples * batch_size % examples * REMAINDER_GRID // examples
-        tie = int.from_bytes(hashlib.sha256(self.id.encode()).digest()[:4], "big") / 2**32
-        return (part + tie) / REMAINDER_GRID
 
     # training
 
@@ -208,13 +192,13 @@ class Site:
             self.best = snapshot(self.tagger.trainable())
         return counts
 
-    def finish(self, tensors: Tensors, *, epochs: int = 0) -> Update:
+    def finish(self, tensors: Tensors) -> Update:
         """Personal epochs, back to the best tagger, test counts, save."""
         if self.best:
             load_into(self.tagger.trainable(), self.best)
         else:
             load_into(self.shared, tensors)
-        self._personalise(epochs)
+        self._personalise(self.config.personal_epochs)
         counts = self.counts(self.data.test, self.test_set, forms_of(self.data.train))
         self.scores = counts.scores()
         if self.directory is not None:
@@ -262,6 +246,19 @@ class Site:
         self.best = dict(_without_prefix(state.tensors, "best."))
         self.steps, self.best_f1 = state.round, state.facts["best_f1"]
         self.share = state.facts["share"]
+
+
+def batch_share(size: int, examples: int, config: Config) -> int:
+    """|N_i| = |S_i| / Σ|S_j| · N to the nearest whole number (a half up), at least one.
+
+    size: |S_i|. examples: Σ|S_j|. Not below the job's `least_share` either, as far as the site
+    has so many: a server that tells too large a sum gets no gradient of a single sentence. The
+    shares of all sites may sum to a little more or less than N.
+    """
+    # [fedner batch]
+    nearest = (2 * size * config.batch_size + examples) // (2 * examples)
+    quarter = -(-config.batch_size // (4 * config.sites)) if config.sites else 1
+    return max(1, nearest, min(config.least_share or quarter, size))
 
 
 def _layer(name: str) -> str:

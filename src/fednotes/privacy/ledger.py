@@ -70,8 +70,9 @@ class TensorFacts:
 class Entry:
     """A message that is about to leave. time: with a time zone. bytes, sha256: of the whole
     message. masked: whether it is a summand of a secure sum. job: the approved job's
-    fingerprint. refusal: whether it says no. update: `hash_of` the update's tensors; "" if it
-    holds none. tokens, steps, patients: of training behind them; None if not known."""
+    fingerprint. refusal: whether it says no; reason: why, in one word, or "". update: `hash_of`
+    the update's tensors; "" if it holds none. tokens, steps, patients: of training behind them;
+    None if not known."""
 
     time: datetime
     run: str
@@ -84,6 +85,7 @@ class Entry:
     masked: bool = False
     job: str = "-"
     refusal: bool = False
+    reason: str = ""
     update: str = ""
     tokens: int | None = None
     steps: int | None = None

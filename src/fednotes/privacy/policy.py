@@ -40,6 +40,13 @@ _WORDLESS = (
     *("*position_embeddings*", "*embed_positions*", "*token_type_embeddings*"),
     *("*layernorm*", "*layer_norm*", "characters.*", "*.characters.*"),
 )
+# What may be behind an update, and how messages call it.
+_BEHIND = {
+    "tokens": "tokens",
+    "steps": "steps",
+    "patients": "patients",
+    "batch": "examples of a mini-batch",
+}
 _HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
 _BY_THE_JOB = "; the job can sum securely: [federation] secure_sum = true, with three sites or more"
 _SHOWN = 80  # characters of a name that came from outside
@@ -71,6 +78,7 @@ class Policy:
     freeze_embeddings: tensors with a row per word stay (`word_tables`).
     min_tokens, min_steps, min_patients: least behind an update that holds tensors; one that
         does not say how many is refused. Counts alone are for share_scores to judge.
+    min_batch: least examples in a mini-batch that such an update was trained with.
     max_rounds: of a job, by the server's word and by the site's own count. max_bytes: of a
         message.
     hours: when requests are served, such as "19:00-06:00" (over midnight), the end excluded;
@@ -92,6 +100,7 @@ class Policy:
     min_tokens: int = 0
     min_steps: int = 0
     min_patients: int = 0
+    min_batch: int = 0
     max_rounds: int = 0
     max_bytes: int = 0
     hours: str = ""
@@ -101,7 +110,8 @@ class Policy:
     source: str = "[policy] of the site's file"
 
     def __post_init__(self) -> None:
-        for name in ("min_tokens", "min_steps", "min_patients", "max_rounds", "max_bytes"):
+        least = [f"min_{what}" for what in _BEHIND]
+        for name in (*least, "max_rounds", "max_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: 0 is no rule, below is nothing")
         if self.min_sites < 1:
@@ -206,7 +216,8 @@ class RequestFacts:
 class UpdateFacts:
     """One reply, ready to leave.
 
-    tokens, steps, patients: of training behind it; None if not known. bytes: on the wire.
+    tokens, steps, patients: of training behind it; batch: examples of a mini-batch; None if not
+    known. bytes: on the wire.
     rounds: of this task that left in the job, with this one, as the site counted; None: it did
     not count.
     The others are as in JobFacts, of this update.
@@ -219,6 +230,7 @@ class UpdateFacts:
     tokens: int | None = None
     steps: int | None = None
     patients: int | None = None
+    batch: int | None = None
     bytes: int | None = None
     rounds: int | None = None
     scores: bool = False
@@ -312,11 +324,11 @@ def _update(policy: Policy, facts: UpdateFacts) -> Iterator[Broken]:
     steps = 1 if facts.steps is None else facts.steps  # not known: as if it revealed
     yield from _contents(policy, facts, what, steps)
     if facts.tensors:  # counts alone have no training behind them
-        for rule in ("tokens", "steps", "patients"):
+        for rule, words in _BEHIND.items():
             least, behind = getattr(policy, f"min_{rule}"), getattr(facts, rule)
             if least and (behind is None or behind < least):
                 number = "an unknown number of" if behind is None else f"{behind:,}"
-                asked = f"{what} has {number} {rule} behind it"
+                asked = f"{what} has {number} {words} behind it"
                 yield f"min_{rule}", asked, f"{least:,} and more"
     if policy.max_rounds and facts.rounds is not None and facts.rounds > policy.max_rounds:
         asked = f"{what} would be number {facts.rounds:,} of this job"

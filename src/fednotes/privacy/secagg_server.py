@@ -320,7 +320,7 @@ def _difference(one: _Sum, other: _Sum) -> str:
     if odd:
         what = f"{odd[0][0]} {odd[0][1]!r} is not at both"
     elif one.layout.purpose != other.layout.purpose:
-        what = "they answer for different tasks or rounds"
+        what = "they were asked different things: task, round, options or tensors"
     else:
         unequal = [key for key in rows[0] if rows[0][key] != rows[1][key]]
         what = f"the shape, dtype or limit of {unequal[0][1]!r} differs" if unequal else "order"

@@ -30,6 +30,13 @@ KEYS_SIZES = ("sharing", "masking", "commitment")
 Random = Callable[[int], bytes]
 
 
+class AskedOtherwise(RefusedError):
+    """The server asked two sites for different things, or shows them different lists of sites.
+    reason: as a site's ledger has it."""
+
+    reason = "asked-otherwise"
+
+
 def default_threshold(sites: int) -> int:
     """The least that a lying server cannot get around: more than half."""
     return sites // 2 + 1
@@ -343,13 +350,14 @@ class SecureSite(Party):
         self._check_list(request.survivors, "survivors")
         listed = self._in_order(request.survivors)
         if self._listed and listed != self._listed:
-            raise RefusedError("another list of survivors was asked for before: one is answered")
+            raise AskedOtherwise("another list of survivors was asked for before: one is answered")
         for site in survivors - {self.site}:
             own = self._receipt(site, self.site, "masked")
             if not masks.same(request.receipts.get(site, b""), own):
-                raise RefusedError(
-                    f"the receipt of site {site!r} is missing or not for the same sites and "
-                    "layout: its update is not opened"
+                raise AskedOtherwise(
+                    f"site {site!r} was asked something else than site {self.site!r} (another "
+                    "task, option, tensor or list of sites), or its receipt is missing: nothing "
+                    "is opened"
                 )
         self._listed = listed
 
@@ -359,7 +367,7 @@ class SecureSite(Party):
             if site == self.site or site not in request.survivors:
                 continue
             if not masks.same(given, self._receipt(site, self.site, "survivors", *self._listed)):
-                raise RefusedError(f"site {site!r} was shown another list of survivors")
+                raise AskedOtherwise(f"site {site!r} was shown another list of survivors")
             good += 1
         if good < self.threshold:
             raise RefusedError(f"{good} sites confirmed the survivors, {self.threshold} are needed")

@@ -1,0 +1,77 @@
+"""Which questions a site has helped to open a sum of, and over which sites.
+
+One line a question, `digest of the question` `digest of the survivors` and their names, in a
+file that is only appended to; on disk before the answer that opens a sum leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fednotes.core.errors import FednotesError, RefusedError
+
+OPENED = "opened"  # in a site's folder of a job
+
+
+class Opened:
+    """The questions of one job at one site. path: None keeps them in memory alone.
+
+    Raises FednotesError where the file cannot be read.
+    """
+
+    def __init__(self, site: str, path: Path | None) -> None:
+        self._site, self._path = site, path
+        self._survivors: dict[bytes, tuple[str, ...]] = {}
+        try:
+            text = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
+        except (OSError, ValueError) as error:
+            raise self._unusable(error) from error
+        for line in text.splitlines(keepends=True):
+            question, _, names = line.partition(" ")
+            try:
+                self._survivors[bytes.fromhex(question)] = tuple(json.loads(names))
+            except (ValueError, TypeError):
+                continue  # cut by a kill: its answer did not leave
+
+    def __contains__(self, question: bytes) -> bool:
+        return question in self._survivors
+
+    def survivors(self, question: bytes) -> tuple[str, ...]:
+        """The sites in the sum of this question that was opened; empty if none was."""
+        return self._survivors.get(question, ())
+
+    def require(self, question: bytes, survivors: Sequence[str]) -> None:
+        """Pass the sum of a question that may be opened: of two over different sites, the
+        difference is some sites' part. Raises RefusedError."""
+        before = self._survivors.get(question)
+        if before is not None and set(before) != set(survivors):
+            raise RefusedError(
+                f"site {self._site!r}: a sum of this very task was opened before, over the sites "
+                f"{', '.join(before)}; it is not opened over others"
+            )
+
+    def add(self, question: bytes, survivors: Sequence[str]) -> None:
+        """Note a sum that is being opened. Raises what `require` does, FednotesError of a disk."""
+        self.require(question, survivors)
+        if question in self._survivors:
+            return
+        if self._path is not None:
+            line = f"{question.hex()} {json.dumps(list(survivors), separators=(',', ':'))}\n"
+            try:
+                made = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                with os.fdopen(made, "wb") as file:
+                    if file.tell():
+                        line = "\n" + line  # never behind the cut end of another
+                    file.write(line.encode())
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise self._unusable(error) from error
+        self._survivors[question] = tuple(survivors)
+
+    def _unusable(self, error: Exception) -> FednotesError:
+        reason = getattr(error, "strerror", None) or str(error)
+        return FednotesError(f"{self._path}: the site cannot keep what it opened ({reason})")
