@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.core.store import write_text
+from fednotes.core.store import write_json, write_text
 from fednotes.engines.certificates import check_kit
-from fednotes.engines.kit_files import LOG_FILE, SERVER, SITE, read_kit
+from fednotes.engines.kit_files import COMM, COMM_FILE, LOG_FILE, SERVER, SITE, read_kit
 from fednotes.engines.provision import HEARTBEAT_SECONDS
 from fednotes.engines.seldom import KIT_VARIABLE
 
@@ -123,7 +123,8 @@ def _launch(command: list[str], kit: Path, environment: Mapping[str, str], outpu
 
 
 def _settle(kit: Path) -> None:
-    """Tell NVFlare where the kit lies now: it takes absolute paths only for its stores."""
+    """Tell NVFlare where the kit lies now, for it takes absolute paths only for its stores, and
+    how the kit's processes are connected, also those of a kit that was made before it was so."""
     path = kit / "local" / "resources.json"
     try:
         text = path.read_text(encoding="utf-8")
@@ -132,6 +133,7 @@ def _settle(kit: Path) -> None:
     settled = re.sub(r'"[^"]*/(store/(?:jobs|snapshots))"', rf'"{kit}/\1"', text)
     if settled != text:
         write_text(path, settled)
+    write_json(kit / COMM_FILE, COMM)
 
 
 def _prune(kit: Path) -> None:
