@@ -74,7 +74,7 @@ NETWORK = (
     "http.client", "http.server", "ftplib", "smtplib", "xmlrpc",
 )  # fmt: skip
 # The ends of NVFlare, of the server, the admin and a site: nothing else may import it.
-_ENDS = ("nvflare", "nvflare_site", "presence", "inside")
+_ENDS = ("nvflare", "nvflare_site", "presence", "inside", "foreground")
 NVFLARE = frozenset(f"fednotes.engines.{name}" for name in _ENDS)
 LOCAL = ("socket", "socketserver")  # for a socket in a folder, which is no network
 PICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")

@@ -71,7 +71,7 @@ def intrude(address: str | tuple[str, int], name: str) -> str:
 
 def ports(kit: Path) -> set[int]:
     """At which TCP ports the processes of a kit listen."""
-    found = [psutil.Process(pid) for pid, _ in processes._processes(kit.resolve())]
+    found = [psutil.Process(pid) for pid, _ in processes.of_kit(kit.resolve())]
     return {
         connection.laddr.port
         for process in found
