@@ -68,6 +68,7 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     assert code == 130
     assert "site 'h1' is connected" in told
     assert "fednotes.engines.watch: watching" in told
+    assert told.count("the watch has ended") == 1  # which was killed
     assert [processes.of_kit(kit.resolve()) for kit in (server, h1)] == [[], []]
 
 

@@ -97,8 +97,8 @@ def _keep_watch(kit: Path) -> None:
     while True:
         command = [sys.executable, "-m", processes.WATCH_MODULE, str(kit)]
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        time.sleep(AGAIN_SECONDS)  # where both were told to end, this is as far as it comes
         logger.warning("the watch has ended; it is started again")
-        time.sleep(AGAIN_SECONDS)
 
 
 if __name__ == "__main__":
