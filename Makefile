@@ -2,9 +2,11 @@
 # make test   the test suite
 # make lint   style and types
 # make bench  every benchmark, a ratio each
+# make sbom   what is installed in .venv, as CycloneDX: build/sbom.json
+# make audit  known flaws of what is installed in .venv; asks pypi.org
 # make clean  removes the virtual environment, runs and caches
 #
-# Everything lives in .venv; pip is the only thing here that uses the network.
+# Everything lives in .venv; pip and `make audit` alone use the network.
 
 PYTHON ?= python3
 # Which build of it comes is the package index's choice; CONTRIBUTING.md says how to get another.
@@ -14,11 +16,12 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := build/tools
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # two pips must not write into one environment
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench sbom audit clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +46,26 @@ bench: $(VENV)/.dev
 		test -e "$$file" || continue; \
 		echo "== $$file"; $(BIN)/python "$$file"; \
 	done
+
+sbom: $(VENV)/.dev $(TOOLS)/.done
+	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file build/sbom.json $(BIN)/python
+
+# A package with flaws that are long known tells whether their list can be reached: without it
+# pip-audit finds nothing wrong with anything.
+audit: $(VENV)/.dev $(TOOLS)/.done
+	@echo jinja2==2.4.1 > build/known
+	@$(TOOLS)/bin/pip-audit --no-deps --disable-pip --requirement build/known 2> /dev/null \
+		| grep -q 'PYSEC\|GHSA\|CVE' || { echo "make audit asks pypi.org for known flaws, which gives none" \
+			"from here: run it on a machine that reaches it, or give build/sbom.json to a" \
+			"scanner of yours" >&2; exit 1; }
+	PIPAPI_PYTHON_LOCATION=$(BIN)/python $(TOOLS)/bin/pip-audit --local --skip-editable
+
+# These stay out of the environment that they judge.
+$(TOOLS)/.done:
+	$(PYTHON) -m venv --clear $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet 'cyclonedx-bom>=7,<8' 'pip-audit>=2.9,<3'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

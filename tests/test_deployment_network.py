@@ -93,7 +93,7 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     state = next(path for path in (base / "kits/server/state").iterdir() if path.is_dir())
     until(lambda: list((state / "server").glob("round-*")))
     killed = processes.status(base / "kits/sites/posts")
-    for pid, _ in processes._processes((base / "kits/sites/posts").resolve()):
+    for pid, _ in processes.of_kit((base / "kits/sites/posts").resolve()):
         os.kill(pid, signal.SIGKILL)
     assert killed.running
     place.give("site", "start", "kits/sites/posts")

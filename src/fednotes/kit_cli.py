@@ -31,15 +31,14 @@ Job = Annotated[
 # ---- the site's process ----------------------------------------------------------------------
 
 
-@site.command("start")
-def site_start(
-    kit: Kit,
-    file: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--site", help="The site's own file; the one that it has if not given."),
-    ] = None,
-) -> None:
-    """Check the site's file, take it over into the kit, and start the site."""
+OwnFile = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--site", help="The site's own file; the one that it has if not given."),
+]
+
+
+def _ready(kit: Path, file: Path | None) -> None:
+    """Check a site's kit and file, and take the file over. Raises ConfigError for what is wrong."""
     from fednotes.site_file import install, of_kit
 
     of_role(kit, "site")
@@ -50,6 +49,21 @@ def site_start(
         install(file, kit)
     policy = of_kit(kit).policy
     say(f"rules: sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}")
+
+
+@site.command("run")
+def site_run(kit: Kit, file: OwnFile = None) -> None:
+    """Run the site here until SIGTERM or Ctrl-C: for systemd and containers."""
+    from fednotes.engines import processes
+
+    _ready(kit, file)
+    processes.run(kit)
+
+
+@site.command("start")
+def site_start(kit: Kit, file: OwnFile = None) -> None:
+    """Check the site's file, take it over into the kit, and run the site in the background."""
+    _ready(kit, file)
     begun = begin(kit)
     say(f"{begun.name} runs (process {begun.pid}); its log: {begun.log}")
     _say_contact(kit, begun)

@@ -92,18 +92,15 @@ def process_of(kit: Path, role: str) -> Any:
 # ---- the server ------------------------------------------------------------------------------
 
 
-@server.command("start")
-def server_start(
-    kit: Kit,
-    files: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="A TOML file whose [files] says where this machine keeps vectors …"),
-    ] = None,
-) -> None:
-    """Start the server and its watch, which lets runs go on by themselves."""
-    from fednotes.engines import processes
-    from fednotes.kit_status import last_words
-    from fednotes.preflight import await_answer, port_check
+Files = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(help="A TOML file whose [files] says where this machine keeps vectors …"),
+]
+
+
+def _ready(kit: Path, files: Path | None) -> dict[str, Any]:
+    """Make a server's kit ready for its process. Raises ConfigError for what is in its way."""
+    from fednotes.preflight import port_check
     from fednotes.server_side import SERVER_FILE
     from fednotes.site_file import install
 
@@ -115,6 +112,26 @@ def server_start(
         raise ConfigError(f"{kit}: port {port.told}")
     if files is not None:
         install(files, kit, SERVER_FILE)
+    return facts
+
+
+@server.command("run")
+def server_run(kit: Kit, files: Files = None) -> None:
+    """Run the server here until SIGTERM or Ctrl-C: for systemd and containers."""
+    from fednotes.engines import processes
+
+    _ready(kit, files)
+    processes.run(kit)
+
+
+@server.command("start")
+def server_start(kit: Kit, files: Files = None) -> None:
+    """Run the server in the background; its watch lets runs go on by themselves."""
+    from fednotes.engines import processes
+    from fednotes.kit_status import last_words
+    from fednotes.preflight import await_answer
+
+    facts = _ready(kit, files)
     begun = begin(kit)
     problem = await_answer(kit, START_SECONDS, lambda: processes.status(kit).running)
     if problem:

@@ -71,8 +71,8 @@ class Authority:
 
 
 def copied(kit: Path, to: Path) -> Path:
-    """Another folder of the same participant."""
-    shutil.copytree(kit, to)
+    """Another folder of the same participant; the socket of a running one cannot be copied."""
+    shutil.copytree(kit, to, ignore=shutil.ignore_patterns(kit_files.INSIDE))
     return to
 
 

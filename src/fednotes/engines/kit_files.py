@@ -23,6 +23,9 @@ PRESENCE = {
 }
 KIT_FILE = "kit.json"
 LOG_FILE = "fednotes.log"
+INSIDE = "inside"  # the folder of the socket by which a kit's processes are connected; its scheme
+COMM_FILE = "comm_config.json"  # in the kit itself: NVFlare takes the first that it finds below
+COMM = {"internal": {"scheme": INSIDE, "resources": {}}}
 LOG_BYTES, LOG_FILES = 2_000_000, 4  # a log is at most 2 MB, and three older ones are kept
 
 

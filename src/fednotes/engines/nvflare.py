@@ -282,7 +282,7 @@ class Gate(FLComponent):
         """
         certified = message.get_prop(cells.MessagePropKey.COMMON_NAME)
         if certified in (None, "", "N/A"):
-            return None  # from a job's process on this machine
+            return None  # from a job's process, by the kit's own socket (`inside.py`)
         origin = str(message.get_header(cells.MessageHeaderKey.ORIGIN) or "")
         endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
         own = is_valid_admin_client_name(origin) and origin == getattr(endpoint, "name", None)

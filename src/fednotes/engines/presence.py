@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fednotes.core.errors import MissingExtra
 from fednotes.core.store import write_json
+from fednotes.engines import inside  # noqa: F401 - by which a kit's processes are connected
 from fednotes.engines.contact import Contact, Members, place_of, watch
 
 try:

@@ -1,8 +1,8 @@
-"""Start, stop and look at the process of a kit: plain processes, no containers, no daemon.
+"""Start, stop and look at the process of a kit: plain processes, no daemon.
 
-NVFlare runs one process for a participant and starts one more for each job. Both bear the kit's
-folder on their command line, by which they are found: no file with a number that another process
-may have come to bear.
+NVFlare runs one process for a participant (`foreground.py`) and starts one more for each job. Both
+bear the kit's folder on their command line, by which they are found: no file with a number that
+another process may have come to bear.
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.core.store import write_text
+from fednotes.core.store import write_json, write_text
 from fednotes.engines.certificates import check_kit
-from fednotes.engines.kit_files import LOG_FILE, SERVER, SITE, read_kit
-from fednotes.engines.provision import HEARTBEAT_SECONDS
-from fednotes.engines.seldom import KIT_VARIABLE
+from fednotes.engines.kit_files import COMM, COMM_FILE, LOG_FILE, SERVER, SITE, read_kit
+from fednotes.engines.seldom import ECHO_VARIABLE, KIT_VARIABLE
 
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job
 KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
 OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
-PACKAGE = "nvflare.private.fed.app."
+PACKAGE = "nvflare.private.fed.app."  # of the processes of jobs
+MODULE = "fednotes.engines.foreground"
+NO_WATCH = "--no-watch"  # its option
 WATCH_MODULE = "fednotes.engines.watch"
-_MODULES = {
-    SERVER: (f"{PACKAGE}server.server_train", "fed_server.json"),
-    SITE: (f"{PACKAGE}client.client_train", "fed_client.json"),
-}
 _ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "4",  # less memory is lost to fragments of large frames
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",  # it waits 900 s at the end for a site it lost
@@ -71,37 +69,51 @@ def start(kit: Path, variables: Mapping[str, str] | None = None, *, watch: bool 
     Raises ConfigError if it runs already, the kit is an admin's, or its certificate cannot work
     (`check_kit`); one that ends soon is logged as a warning.
     """
+    _warn(kit)
+    return launch(kit, variables, watch=watch)
+
+
+def run(kit: Path) -> NoReturn:
+    """Become the process of a kit, which also prints its log (`foreground.py` has its exit codes).
+
+    Raises what `start` raises.
+    """
+    _warn(kit)
+    command, environment = _prepared(kit)
+    os.chdir(command[3])
+    os.execve(command[0], command, {**environment, ECHO_VARIABLE: "1"})
+
+
+def _warn(kit: Path) -> None:
     for warning in check_kit(kit):
         logger.warning("%s", warning)
-    return launch(kit, variables, watch=watch)
 
 
 def launch(kit: Path, variables: Mapping[str, str] | None = None, *, watch: bool = True) -> Status:
     """`start` without a look at the kit's certificate."""
+    command, environment = _prepared(kit)
+    if not watch:
+        command.append(NO_WATCH)
+    kit = kit.resolve()
+    _launch(command, kit, {**environment, **(variables or {})}, OUTPUT_FILE)
+    return status(kit)
+
+
+def _prepared(kit: Path) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a kit's process, for which the kit is made ready."""
     kit, facts = kit.resolve(), read_kit(kit)
-    if facts["role"] not in _MODULES:
+    if facts["role"] not in (SERVER, SITE):
         raise ConfigError(f"{kit}: is the kit of {facts['role']!r}, which runs no process")
     before = status(kit)
     if before.running or before.jobs:
         raise ConfigError(f"{kit}: {facts['name']} runs already (process {before.pid})")
     if any(letter.isspace() for letter in str(kit)):
         raise ConfigError(f"{kit}: NVFlare cannot run in a folder with a space in its path")
-    module, settings = _MODULES[facts["role"]]
-    options = ["secure_train=true", "config_folder=config", f"org={facts['org']}"]
-    if facts["role"] == SITE:
-        options += [f"uid={facts['name']}", f"heart_beat_interval={HEARTBEAT_SECONDS}"]
-    command = [sys.executable, "-m", module, "-m", str(kit), "-s", settings, "--set", *options]
     (kit / "transfer").mkdir(exist_ok=True)
     _settle(kit)
     _prune(kit)
-    environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit), **(variables or {})}
-    pid = _launch(command, kit, environment, OUTPUT_FILE)
-    watch = watch and facts["role"] == SERVER
-    if watch:
-        _launch(
-            [sys.executable, "-m", WATCH_MODULE, str(kit)], kit, environment, "watch_console.log"
-        )
-    return Status(facts["name"], facts["role"], pid, (), watch, kit / LOG_FILE)
+    environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit)}
+    return [sys.executable, "-m", MODULE, str(kit)], environment
 
 
 def _launch(command: list[str], kit: Path, environment: Mapping[str, str], output: str) -> int:
@@ -123,7 +135,8 @@ def _launch(command: list[str], kit: Path, environment: Mapping[str, str], outpu
 
 
 def _settle(kit: Path) -> None:
-    """Tell NVFlare where the kit lies now: it takes absolute paths only for its stores."""
+    """Tell NVFlare where the kit lies now, for it takes absolute paths only for its stores, and
+    how the kit's processes are connected, also those of a kit that was made before it was so."""
     path = kit / "local" / "resources.json"
     try:
         text = path.read_text(encoding="utf-8")
@@ -132,6 +145,7 @@ def _settle(kit: Path) -> None:
     settled = re.sub(r'"[^"]*/(store/(?:jobs|snapshots))"', rf'"{kit}/\1"', text)
     if settled != text:
         write_text(path, settled)
+    write_json(kit / COMM_FILE, COMM)
 
 
 def _prune(kit: Path) -> None:
@@ -145,10 +159,10 @@ def status(kit: Path) -> Status:
     """The processes of a kit that run now."""
     kit, facts = kit.resolve(), read_kit(kit)
     main, jobs, watch = None, [], False
-    for pid, words in _processes(kit):
+    for pid, words in of_kit(kit):
         if WATCH_MODULE in words:
             watch = True
-        elif _MODULES.get(facts["role"], ("",))[0] in words:
+        elif MODULE in words:
             main = pid
         else:
             jobs.append(words[words.index("-n") + 1] if "-n" in words else str(pid))
@@ -158,24 +172,28 @@ def status(kit: Path) -> Status:
 def stop(kit: Path, patience: float = 10.0) -> Status:
     """End a kit's processes; those that do not end within `patience` seconds are killed.
 
-    Returns what still runs, which is nothing.
+    Returns what still runs, which is nothing but the process that asks.
     """
     kit = kit.resolve()
     read_kit(kit)
+
+    def others() -> list[int]:
+        return [pid for pid, _ in of_kit(kit) if pid != os.getpid()]
+
     for sign, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
         end = time.monotonic() + seconds
-        for pid, _ in _processes(kit):
+        for pid in others():
             with suppress(ProcessLookupError):
                 os.kill(pid, sign)
         while time.monotonic() < end:
-            if not _processes(kit):
+            if not others():
                 return status(kit)
             time.sleep(0.1)
-    raise FednotesError(f"{kit}: process {_processes(kit)[0][0]} does not end")
+    raise FednotesError(f"{kit}: process {others()[0]} does not end")
 
 
-def _processes(kit: Path) -> list[tuple[int, list[str]]]:
-    """NVFlare's processes of a kit: number and words of the command line."""
+def of_kit(kit: Path) -> list[tuple[int, list[str]]]:
+    """A kit's processes: number and words of the command line. kit: absolute."""
     _started[:] = [process for process in _started if process.poll() is None]
     listing = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,stat=,command="], capture_output=True, text=True, check=True
@@ -183,7 +201,8 @@ def _processes(kit: Path) -> list[tuple[int, list[str]]]:
     found = []
     for line in listing.stdout.splitlines():
         number, state, *words = line.split()
-        ours = str(kit) in words and any(w.startswith((PACKAGE, WATCH_MODULE)) for w in words)
+        modules = (PACKAGE, MODULE, WATCH_MODULE)
+        ours = str(kit) in words and any(w.startswith(modules) for w in words)
         if ours and not state.startswith("Z"):
             found.append((int(number), words))
     return found

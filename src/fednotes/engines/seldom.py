@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +20,7 @@ except ImportError:  # not on Windows, where NVFlare does not run either
     fcntl = None  # type: ignore[assignment]
 
 KIT_VARIABLE = "FEDNOTES_KIT"  # the folder of the kit whose process this is, or whose job's
+ECHO_VARIABLE = "FEDNOTES_ECHO"  # set: what goes to the log is also printed, for who looks on
 
 _CHANGING = re.compile(r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE)
 _KINDS = 256
@@ -31,7 +33,8 @@ class KitLog(WatchedFileHandler):
     """The log of a kit: its process and those of its jobs append to one file.
 
     file: its name. most: bytes of one file, more or less; then it becomes `file.1`, and `kept`
-    of these stay. Whoever finds it too long moves it away; the others open the new one.
+    of these stay. Whoever finds it too long moves it away; the others open the new one. Where
+    $FEDNOTES_ECHO is set the lines are printed too.
     """
 
     def __init__(self, file: str, most: int, kept: int) -> None:
@@ -45,6 +48,9 @@ class KitLog(WatchedFileHandler):
             if os.stat(self.baseFilename).st_size > self.most:
                 self._move()
         super().emit(record)
+        if os.environ.get(ECHO_VARIABLE):
+            with suppress(OSError):
+                print(self.format(record), file=sys.stderr, flush=True)
 
     def _move(self) -> None:
         folder = os.open(Path(self.baseFilename).parent, os.O_RDONLY)

@@ -12,13 +12,15 @@ server's, which is told.
 
 The server lets the watch's certificate clone a job and no more. What else the server's machine
 might hand out in its name is refused by the sites: they start a job only if the admin's own key
-signed it, and a clone keeps that signature (`engines/nvflare_site.py`). Started with the server:
-`python -m fednotes.engines.watch KIT`.
+signed it, and a clone keeps that signature (`engines/nvflare_site.py`). The server's process keeps
+one beside it (`foreground.py`): what systemd and containers start again is that process; what a run
+needs after it they cannot know.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +34,7 @@ from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json
 from fednotes.engines.kit_files import LOG_BYTES, LOG_FILES, WATCH, read_kit
 from fednotes.engines.pipe import OUTCOME_FILE, read_outcome
+from fednotes.engines.seldom import ECHO_VARIABLE
 
 LOOK_SECONDS = 5.0
 LONGEST_WAIT = 300.0  # seconds between two attempts; they begin at LOOK_SECONDS and double
@@ -220,22 +223,26 @@ def _sites(job: Mapping[str, Any]) -> frozenset[str]:
 
 
 def main(kit: Path) -> None:
-    """Watch the server of a kit until this process is ended."""
+    """Watch the server of a kit until this process is ended, or the one that began it has."""
     from fednotes.engines.nvflare import connect
 
-    person = read_kit(kit)["person"]
-    handler = RotatingFileHandler(
-        kit / "watch.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8"
-    )
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    person, parent = read_kit(kit)["person"], os.getppid()
+    handlers: list[logging.Handler] = [
+        RotatingFileHandler(
+            kit / "watch.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8"
+        )
+    ]
+    if os.environ.get(ECHO_VARIABLE):
+        handlers.append(logging.StreamHandler())
+    shape = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, handlers=handlers, format=shape)
     logger.setLevel(logging.INFO)
     watch = Watch(kit / "state")
-    while True:
+    while os.getppid() == parent:
         try:
             with connect(kit / WATCH, person) as server:
                 logger.info("watching")
-                while True:
+                while os.getppid() == parent:
                     watch.look(server)
                     time.sleep(LOOK_SECONDS)
         except FednotesError as error:
