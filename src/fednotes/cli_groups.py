@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fednotes.core.cleaning import clean
 from fednotes.core.errors import FednotesError
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class Output(StrEnum):
 
 
 def say(line: str) -> None:
-    """One line as it is: no colours, no markup, never wrapped."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    """One line as it is: no colours, no markup, never wrapped, and nothing that moves a cursor."""
+    console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
 
 
 def notes_table(sites: Sequence[SiteNotes]) -> Table:

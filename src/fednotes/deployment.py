@@ -249,7 +249,7 @@ def _member(setup: Setup) -> Member:
     kit, site = setup.kit, setup.site
     file = of_kit(kit)
     table = whole_table(setup.job, setup.sites, setup.min_sites)
-    require_approved(kit, site, table)
+    require_approved(kit, site, table, file.policy)
     job = job_of_site(setup.job, site, file)
     secure, sites = job.federation.secure_sum, len(setup.sites)
     guard = SiteGuard(

@@ -167,6 +167,11 @@ def of_kit(kit: Path) -> SiteFile:
     return read_site_file(path)
 
 
+def policy_of(kit: Path) -> Policy:
+    """The rules of a site; those by default where it has no file yet."""
+    return of_kit(kit).policy if (kit / SITE_FILE).exists() else Policy()
+
+
 def own_data(file: SiteFile, declared: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """A site's [sites.NAME] table: the job's, without places, below the site's own.
 

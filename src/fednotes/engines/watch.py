@@ -32,6 +32,7 @@ from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json
 from fednotes.engines.kit_files import LOG_BYTES, LOG_FILES, WATCH, read_kit
 from fednotes.engines.pipe import OUTCOME_FILE, read_outcome
+from fednotes.engines.seldom import Seldom
 
 LOOK_SECONDS = 5.0
 LONGEST_WAIT = 300.0  # seconds between two attempts; they begin at LOOK_SECONDS and double
@@ -227,6 +228,7 @@ def main(kit: Path) -> None:
     handler = RotatingFileHandler(
         kit / "watch.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8"
     )
+    handler.addFilter(Seldom(0.0))  # for its plain lines
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logger.setLevel(logging.INFO)

@@ -7,13 +7,12 @@ no note can get into it. What a file lacks is left out of the page.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from html import escape
 from pathlib import Path
 
 from fednotes.core.store import write_text
 from fednotes.report.curves import traffic, training_curves
 from fednotes.report.phenotypes import phenotype_scores
-from fednotes.report.run import Run, duration, finite, get, mapping, read, size
+from fednotes.report.run import Run, duration, escape, finite, get, mapping, read, size
 from fednotes.report.scores import site_scores, type_scores
 from fednotes.report.style import STYLE
 
