@@ -191,7 +191,8 @@ def site_key(
     public = make_key(path, person, secret)
     say(f"{path}: the key of {person}; keep it where nobody else can read it")
     say("next: in [policy] of the site's file, with a line for each who may approve:")
-    say(f'      approvals = 2\n      approvers.{person} = "{public}"')
+    say("      approvals = 2")
+    say(f'      approvers.{person} = "{public}"')
 
 
 @site.command("approve")
