@@ -153,7 +153,6 @@ def install(source: Path, kit: Path, name: str = SITE_FILE) -> SiteFile:
         note = f"# A copy of {source.resolve()}; paths below are relative to this folder.\n"
         text = f"{note}folder = {json.dumps(str(checked.folder))}\n{text}"
     write_text(target, text)
-    target.chmod(0o600)
     return read_site_file(target)
 
 

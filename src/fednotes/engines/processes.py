@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.core.store import write_text
+from fednotes.core.store import make_private, owned, write_text
 from fednotes.engines.certificates import check_kit
 from fednotes.engines.kit_files import LOG_FILE, SERVER, SITE, read_kit
 from fednotes.engines.provision import HEARTBEAT_SECONDS
@@ -94,6 +94,7 @@ def launch(kit: Path, variables: Mapping[str, str] | None = None, *, watch: bool
     (kit / "transfer").mkdir(exist_ok=True)
     _settle(kit)
     _prune(kit)
+    make_private(kit)  # also one that came out of an archive, or an earlier version's
     environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit), **(variables or {})}
     pid = _launch(command, kit, environment, OUTPUT_FILE)
     watch = watch and facts["role"] == SERVER
@@ -106,7 +107,7 @@ def launch(kit: Path, variables: Mapping[str, str] | None = None, *, watch: bool
 
 def _launch(command: list[str], kit: Path, environment: Mapping[str, str], output: str) -> int:
     try:
-        with (kit / output).open("wb") as printed:
+        with open(kit / output, "wb", opener=owned) as printed:
             process = subprocess.Popen(
                 command,
                 cwd=kit,
@@ -115,6 +116,7 @@ def _launch(command: list[str], kit: Path, environment: Mapping[str, str], outpu
                 stdout=printed,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,  # also for what NVFlare and torch write
             )
     except OSError as error:
         raise FednotesError(f"{kit}: cannot be started ({error.strerror})") from error

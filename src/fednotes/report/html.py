@@ -34,7 +34,7 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
     directory = Path(run_directory)
     run = read(directory)
     target = Path(output) if output is not None else directory / "report.html"
-    write_text(target, _page(run))
+    write_text(target, _page(run), private=output is None)
     return target
 
 
