@@ -149,13 +149,11 @@ def corpus_synthesise(
 @cache.command("clear")
 def cache_clear() -> None:
     """Delete the features, tokens and concepts that were made from notes."""
-    from fednotes.data.token_cache import clear_tokens
-    from fednotes.models.features import clear_cache, default_cache
+    from fednotes.forgetting import clear_caches
+    from fednotes.models.features import default_cache
 
     folder = default_cache()
-    freed = clear_cache(folder)
-    freed += sum(clear_tokens(folder / name) for name in ("tokens", "concepts"))
-    say(f"{freed / 1e6:.1f} MB freed in {folder}")
+    say(f"{clear_caches(folder) / 1e6:.1f} MB freed in {folder}")
 
 
 @backbones.command("graft")

@@ -168,6 +168,24 @@ def site_status(kit: Kit) -> None:
         say("next: nothing to do here")
 
 
+@site.command("forget")
+def site_forget(
+    kit: Kit, run: Annotated[str, typer.Argument(metavar="RUN", help="As `site status` names it.")]
+) -> None:
+    """Delete what this site keeps of a run: journals, states, its model and scores, and the cache
+    of its notes. The ledger and the decisions stay."""
+    from fednotes.forgetting import forget
+    from fednotes.guard import ledger_of
+
+    of_role(kit, "site")
+    freed = forget(kit, run)
+    for folder, size in freed.items():
+        say(f"deleted: {folder}, {size:,} bytes")
+    say(f"{sum(freed.values()):,} bytes in all; {ledger_of(kit).path} still says what left")
+    say("should the server ask for this run again, the site begins it anew")
+    say(f"next: fednotes site status {kit}")
+
+
 # ---- decisions -------------------------------------------------------------------------------
 
 

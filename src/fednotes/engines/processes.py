@@ -138,9 +138,14 @@ def _settle(kit: Path) -> None:
 
 def _prune(kit: Path) -> None:
     """Delete what NVFlare left of jobs that are over. Nothing runs here now."""
-    jobs = [path for path in kit.iterdir() if path.is_dir() and _JOB.fullmatch(path.name)]
-    for old in sorted(jobs, key=lambda path: path.stat().st_mtime)[:-KEPT_JOBS]:
+    for old in job_folders(kit)[:-KEPT_JOBS]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def job_folders(kit: Path) -> list[Path]:
+    """NVFlare's folders of jobs in a kit, oldest first."""
+    jobs = [path for path in kit.iterdir() if path.is_dir() and _JOB.fullmatch(path.name)]
+    return sorted(jobs, key=lambda path: path.stat().st_mtime)
 
 
 def status(kit: Path) -> Status:
