@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 NAME, LINE = 80, 2000  # characters of a name in a line, and of a line at most
-_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # letters without a shape
+# Without a shape, though printable: some letters, tags, further variation selectors.
+_UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\U000e0000-\U0010ffff]")
 _PICTURE = "[\u2190-\u2bff\ufe0f\U0001f000-\U0001faff]"
 _JOINER = re.compile(f"(?<={_PICTURE})\u200d(?={_PICTURE})")  # of one emoji out of several
 
@@ -23,11 +24,8 @@ def clean(text: object, most: int | None = LINE) -> str:
     """
     whole = str(text)
     whole = whole if most is None else whole[: most + 1]
-    joiners = {found.start() for found in _JOINER.finditer(whole)}
-    shown = "".join(
-        c if _seen(c) or place in joiners else c.encode("unicode_escape").decode()
-        for place, c in enumerate(whole)
-    )
+    seen = whole.isprintable() and not _UNSEEN.search(whole)
+    shown = whole if seen else _escaped(whole)
     return shown if most is None or len(shown) <= most else f"{shown[: most - 1]}…"
 
 
@@ -36,6 +34,11 @@ def one_line(text: object, most: int | None = LINE) -> str:
     return clean(" ".join(str(text).split()), most)
 
 
-def _seen(character: str) -> bool:
-    hidden = character in _UNSEEN or character >= "\U000e0000"  # tags, more variation selectors
-    return character.isprintable() and not hidden
+def _escaped(text: str) -> str:
+    joiners = {found.start() for found in _JOINER.finditer(text)}
+    return "".join(
+        c
+        if place in joiners or (c.isprintable() and not _UNSEEN.match(c))
+        else c.encode("unicode_escape").decode()
+        for place, c in enumerate(text)
+    )
