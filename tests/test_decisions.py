@@ -21,6 +21,7 @@ from fednotes.engines.journal import Journal
 from fednotes.engines.kit_files import KIT_FILE
 from fednotes.guard import NotApproved, approvals_of, pending, require_approved
 from fednotes.privacy.approval import fingerprint
+from fednotes.privacy.policy import Policy
 from fednotes.site_words import discreet, outward
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -123,7 +124,7 @@ def test_decisions_by_fingerprint(site_notes: Any, tmp_path: Path) -> None:
     key = fingerprint(first.table)
     other = {**first.table, "min_sites": 2}
     with pytest.raises(NotApproved, match="has approved another form of this job"):
-        require_approved(kit, "posts", other)
+        require_approved(kit, "posts", other, Policy())
     told = given("reject", str(kit))  # the one that waits
     assert f"rejected: job ({fingerprint(other)[:12]}), a job that was not approved" in told
     assert f"still approved: job ({key[:12]})" in told

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("nvflare")
 
 from hospitals import SITES, simulated, weights
-from places import Place, project, stopped, until
+from places import Place, opened, project, stopped, until
 from proxy import Proxy, proxy
 
 from fednotes.data.synthetic import generate, write_sites
@@ -125,6 +125,9 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
         assert "has stopped" in place.give(
             "server" if kit == "server" else "site", "stop", f"kits/{kit}"
         )
+    assert opened(base / "kits") + opened(base / "run") == []
+    assert "bytes in all" in place.give("site", "forget", "kits/sites/posts", name)
+    assert not list((base / "kits/sites/posts").rglob("*.safetensors"))
     listing = subprocess.run(
         ["ps", "-A", "-ww", "-o", "stat=,command="], capture_output=True, text=True, check=True
     )

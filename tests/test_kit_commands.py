@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("nvflare")
 
 import intruders
+from places import opened
 from typer.testing import CliRunner
 
 from fednotes import kit_status
@@ -73,6 +75,34 @@ def site_file(folder: Path, extra: str = "", train: str = "train.conll") -> Path
     path = folder / f"site{len(list(folder.glob('*.toml')))}.toml"
     path.write_text(f"[data]\ntrain = {train!r}\ntest = 'train.conll'\n{extra}")
     return path
+
+
+def test_a_kit_is_for_its_owner_alone(
+    made: dict[str, Path], kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is made; and again when it starts, where an archive or a copy opened it."""
+    assert opened(made["admin"].parent) == []  # with the authority
+    kit, given_to = kits["h1"], dict[str, Any]()
+    for path in (kit, *kit.rglob("*")):
+        path.chmod(path.stat().st_mode | 0o055)
+
+    def begun(command: list[str], **options: Any) -> Any:
+        given_to.update(options)
+        return type("Process", (), {"pid": 7, "poll": lambda self: 0})()
+
+    monkeypatch.setattr(processes, "status", lambda kit: processes.Status("h1", "site", *_IDLE))
+    monkeypatch.setattr(subprocess, "Popen", begun)
+    before = os.umask(0)
+    try:
+        processes.launch(kit)
+    finally:
+        os.umask(before)
+    assert opened(kit) == []
+    assert (kit / processes.OUTPUT_FILE).exists()
+    assert given_to["umask"] == 0o077
+
+
+_IDLE = (None, (), False, Path("log"))
 
 
 @pytest.mark.parametrize("words", ["start", "stop", "status"])

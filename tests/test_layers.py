@@ -39,6 +39,7 @@ APP = frozenset(
             "global_model",
             "runs",
             "preflight",
+            "forgetting",
             "kit_status",
             "site_words",
             "stopping",

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import fednotes
+from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.settings import build
 from fednotes.core.store import write_json
@@ -158,7 +159,9 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
     """
     versions = {own.version for own in descriptions.values()}
     if versions - {fednotes.__version__}:
-        named = ", ".join(f"{site} {own.version}" for site, own in descriptions.items())
+        named = ", ".join(
+            f"{site} {clean(own.version, NAME)}" for site, own in descriptions.items()
+        )
         raise ConfigError(
             f"the sites run different versions of fednotes ({named}; here "
             f"{fednotes.__version__}): install the same one everywhere"
@@ -166,7 +169,10 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
     if job.tags is not None:
         for label in job.tags.types:
             if not any(label in own.types for own in descriptions.values()):
-                own_types = "; ".join(f"{s}: {', '.join(d.types)}" for s, d in descriptions.items())
+                own_types = "; ".join(
+                    f"{site}: {clean(', '.join(own.types), 10 * NAME)}"
+                    for site, own in descriptions.items()
+                )
                 raise ConfigError(
                     f"[tags] types has {label!r}, which no site annotates ({own_types})"
                 )

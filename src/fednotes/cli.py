@@ -27,6 +27,7 @@ from fednotes.cli_groups import (
     notes_table,
     say,
 )
+from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError
 from fednotes.deploy_cli import register
 
@@ -196,7 +197,8 @@ def evaluate(
         scores, unknown = evaluate_path(model, path, format or None, device, renamed, backbone)
     if unknown:
         names = ", ".join(unknown)
-        print(f"note: the model has no {names}: left out (--map OLD=NEW)", file=sys.stderr)
+        left_out = f"the model has no {one_line(names)}: left out (--map OLD=NEW)"
+        print(f"note: {left_out}", file=sys.stderr)
     if json_output:
         console.print_json(data=scores)
     else:
@@ -345,7 +347,7 @@ def _run() -> None:
 
 def fail(message: str) -> None:
     """One line for the person who made the mistake."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {one_line(message, None)}", file=sys.stderr)
     sys.exit(2)
 
 

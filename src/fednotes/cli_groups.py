@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fednotes.core.cleaning import clean
 from fednotes.core.errors import FednotesError
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class Output(StrEnum):
 
 
 def say(line: str) -> None:
-    """One line as it is: no colours, no markup, never wrapped."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    """One line as it is: no colours, no markup, never wrapped, and nothing that moves a cursor."""
+    console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
 
 
 def notes_table(sites: Sequence[SiteNotes]) -> Table:
@@ -148,13 +149,11 @@ def corpus_synthesise(
 @cache.command("clear")
 def cache_clear() -> None:
     """Delete the features, tokens and concepts that were made from notes."""
-    from fednotes.data.token_cache import clear_tokens
-    from fednotes.models.features import clear_cache, default_cache
+    from fednotes.forgetting import clear_caches
+    from fednotes.models.features import default_cache
 
     folder = default_cache()
-    freed = clear_cache(folder)
-    freed += sum(clear_tokens(folder / name) for name in ("tokens", "concepts"))
-    say(f"{freed / 1e6:.1f} MB freed in {folder}")
+    say(f"{clear_caches(folder) / 1e6:.1f} MB freed in {folder}")
 
 
 @backbones.command("graft")

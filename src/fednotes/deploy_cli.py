@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.cli_groups import console, say
+from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.kit_cli import site
 from fednotes.ledger_cli import ledger
@@ -73,7 +74,7 @@ def preflight(kit: Kit) -> None:
     marks = {True: ("ok", ""), False: ("wrong", "bold red"), None: ("look", "yellow")}
     for found in checks:
         mark, style = marks[found.ok]
-        table.add_row(found.what, mark, Text(found.told, overflow="fold"), style=style)
+        table.add_row(found.what, mark, Text(clean(found.told), overflow="fold"), style=style)
     console.print(table)
     wrong = [found for found in checks if found.ok is False]
     if wrong:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -149,7 +148,7 @@ def _run(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> None:
     }
     save_global_model(job, config, final, setup.folder / "model")
     write_json(setup.folder / "summary.json", summary)
-    shutil.copyfile(progress.path, setup.folder / "metrics.jsonl")
+    write_text(setup.folder / "metrics.jsonl", progress.path.read_text(encoding="utf-8"))
     engine.end()
     progress.end()
 
@@ -250,7 +249,7 @@ def _member(setup: Setup) -> Member:
     kit, site = setup.kit, setup.site
     file = of_kit(kit)
     table = whole_table(setup.job, setup.sites, setup.min_sites)
-    require_approved(kit, site, table)
+    require_approved(kit, site, table, file.policy)
     job = job_of_site(setup.job, site, file)
     secure, sites = job.federation.secure_sum, len(setup.sites)
     guard = SiteGuard(

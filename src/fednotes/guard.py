@@ -14,12 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.store import write_json
 from fednotes.core.update import Update
 from fednotes.engines.host import BEGIN, OURS
 from fednotes.engines.wire import Frame, Reply, Request, decode_reply
-from fednotes.privacy.approval import Approvals, fingerprint
+from fednotes.privacy.approval import Approvals, Signer, fingerprint
+from fednotes.privacy.approvers import Quorum
 from fednotes.privacy.ledger import (
     Entry,
     Ledger,
@@ -70,9 +72,9 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def approvals_of(kit: Path) -> Approvals:
-    """What was decided at this site."""
-    return Approvals(kit / RULES)
+def approvals_of(kit: Path, quorum: Quorum | None = None) -> Approvals:
+    """What was decided at this site. quorum: by whom it must be; by anyone if not given."""
+    return Approvals(kit / RULES, quorum)
 
 
 def ledger_of(kit: Path) -> Ledger:
@@ -80,12 +82,14 @@ def ledger_of(kit: Path) -> Ledger:
     return of_kit(kit)
 
 
-def require_approved(kit: Path, site: str, table: Mapping[str, Any]) -> None:
-    """Pass an approved job; keep any other where `fednotes site approve` finds it.
+def require_approved(kit: Path, site: str, table: Mapping[str, Any], policy: Policy) -> None:
+    """Pass a job that as many have approved as `policy` asks; keep any other where `fednotes site
+    approve` finds it.
 
     A rejected one is on file already. Raises NotApproved, which names no folder of the site's.
     """
-    status = approvals_of(kit).status(table)
+    approvals = approvals_of(kit, policy.quorum(site))
+    status = approvals.status(table)
     if status == "approved":
         return
     if status != "rejected":
@@ -98,9 +102,11 @@ def require_approved(kit: Path, site: str, table: Mapping[str, Any]) -> None:
             f"site {site!r} {REJECTED} ({key}); to take that back, there: "
             f"fednotes site approve KIT {key}"
         )
-    done = "approved another form of" if status == "changed" else "not approved"
+    done = {"changed": "approved another form of"}.get(status, "not approved")
+    some = f" ({len(approvals.standing(table).people)} of {policy.approvals} people have)"
     raise NotApproved(
-        f"site {site!r} has {done} this job ({key}); there: fednotes site approve KIT"
+        f"site {site!r} has {done} this job ({key}){some if status == 'waiting' else ''}; "
+        "there: fednotes site approve KIT"
     )
 
 
@@ -139,20 +145,37 @@ def job_by(kit: Path, beginning: str) -> tuple[str, dict[str, Any]]:
     if len(matching) == 1:
         return matching[0], known[matching[0]]
     what = "more than one fingerprint begins" if matching else "no fingerprint begins"
-    jobs = [f"{known[key].get('name')} ({key[:SHOWN]})" for key in matching or known]
+    jobs = [f"{named(known[key])} ({key[:SHOWN]})" for key in matching or known]
     raise ConfigError(
         f"{kit}: {what} with {beginning!r}; jobs that this site was asked about: "
         f"{', '.join(jobs) or 'none yet'}"
     )
 
 
-def settle(kit: Path, table: Mapping[str, Any], *, approve: bool, by: str) -> str:
-    """Decide on a job; returns its fingerprint."""
-    approvals = approvals_of(kit)
-    key = (approvals.approve if approve else approvals.reject)(table, by, now())
-    if (pending(kit) or {}).get("fingerprint") == key:
+def settle(
+    kit: Path,
+    table: Mapping[str, Any],
+    *,
+    approve: bool,
+    by: str,
+    quorum: Quorum | None = None,
+    signer: Signer | None = None,
+) -> str:
+    """Decide on a job; returns its fingerprint. It waits on while too few have approved it."""
+    approvals = approvals_of(kit, quorum)
+    if approve:
+        key = approvals.approve(table, by, now(), signer)
+    else:
+        key = approvals.reject(table, by, now())
+    settled = approvals.standing(table).made is not None
+    if settled and (pending(kit) or {}).get("fingerprint") == key:
         (kit / RULES / PENDING).unlink(missing_ok=True)
     return key
+
+
+def named(table: Mapping[str, Any]) -> str:
+    """A job's name, which whoever wrote the job chose."""
+    return clean(table.get("name", ""), NAME)
 
 
 @dataclass(frozen=True)
@@ -206,7 +229,8 @@ class SiteGuard:
 
     def request(self, request: Request) -> None:
         """Raises NotApproved, PolicyRefusal."""
-        require_approved(self._kit, self._site, self._table)
+        policy = self._rules()
+        require_approved(self._kit, self._site, self._table, policy)
         if request.task.startswith(OURS) and request.task != BEGIN:
             return  # of the engine: what they may hold was judged with the method's task
         named = set(request.counted) & self._sites if self._sites else request.counted
@@ -219,7 +243,7 @@ class SiteGuard:
             threshold=self._threshold,
             scores=not self._secure,
         )
-        check_request(self._rules(), facts)
+        check_request(policy, facts)
 
     def leaving(
         self, request: Request, reply: Frame, update: Update | None, reason: str = ""
@@ -279,19 +303,19 @@ class SiteGuard:
             patients=about.covered.get("patients"),
             batch=about.covered.get("batch"),
             bytes=size,
-            rounds=self._rounds(about) if policy.max_rounds and about.tensors else None,
+            rounds=self._rounds(about, policy) if policy.max_rounds and about.tensors else None,
             scores=not self._secure and bool(sent.metrics),
         )
         check_update(policy, facts)
 
-    def _rounds(self, behind: _Behind) -> int:
+    def _rounds(self, behind: _Behind, policy: Policy) -> int:
         """How many different updates of its task left under the newest approval, this one too.
 
         The server's word on rounds is not asked: an update that is made again of the same
         parameters is the same, and any other counts.
         """
         self._read_past()
-        approved = approvals_of(self._kit).approved_at(self._table)
+        approved = approvals_of(self._kit, policy.quorum(self._site)).approved_at(self._table)
         left = self._past.updates(behind.task, stamp(approved) if approved else "")
         trains = "steps" in behind.covered or behind.task == "train"
         return len(left | {hash_of(behind.tensors)}) - (0 if trains else SPARE)
@@ -359,8 +383,3 @@ def require_share(policy: Policy) -> None:
             f"this site's scores stay here; only the site can change this: share_scores in "
             f"{policy.source}",
         )
-
-
-def shown(error: FednotesError) -> str:
-    """An error on one line."""
-    return " ".join(str(error).split())

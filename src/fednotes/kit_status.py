@@ -107,7 +107,7 @@ def await_contact(kit: Path, pid: int | None, seconds: float) -> Known | None:
 
 def serving(kit: Path, found: Status) -> list[str]:
     """The runs whose processes are here, and how far the newest message was."""
-    runs = [_run_of(kit, job) for job in found.jobs]
+    runs = [run_of(kit, job) for job in found.jobs]
     lines = [f"run {run}: its process is here" for run in runs]
     last = next(filter(None, map(parsed, _ledger(kit))), None)
     if last is not None:
@@ -123,7 +123,8 @@ def _ledger(kit: Path) -> list[bytes]:
     return [line.encode() + b"\n" for line in reversed(_tail(kit / RULES / LEDGER))]
 
 
-def _run_of(kit: Path, job: str) -> str:
+def run_of(kit: Path, job: str) -> str:
+    """The run that a job of NVFlare's is a submission of, as far as its folder says."""
     try:
         path = next((kit / job).glob("app*/config/job.json"))
         return str(json.loads(path.read_text(encoding="utf-8"))["run"])

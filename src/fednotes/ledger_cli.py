@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 from rich.box import SIMPLE
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.cli_groups import console, say
+from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import FednotesError
 
 ledger = typer.Typer(help="What left a site.", no_args_is_help=True)
@@ -44,7 +45,8 @@ def ledger_verify(
     report = verify(_ledger(kit), noted_end(noted) if noted is not None else None)
     if not report.ok:
         raise FednotesError(f"{report}; keep both files as evidence".replace("\n", "; "))
-    say(str(report))
+    for line in str(report).splitlines():
+        say(line)
     if noted is not None:
         say("what was noted is in it")
     if report.head is not None and report.head.lines:
@@ -77,7 +79,12 @@ def ledger_show(
             print(json.dumps(line))
         return
     for name in dict.fromkeys(line["run"] for line in lines):
-        table = Table(title=f"run {name}", title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+        table = Table(
+            title=Text(f"run {clean(name, NAME)}"),
+            title_justify="left",
+            box=SIMPLE,
+            padding=(0, 1, 0, 0),
+        )
         for head in ("line", "time", "round", "task", "tensors", "bytes", "SHA-256", ""):
             right = head in ("line", "round", "tensors", "bytes")
             whole = head in ("time", "bytes", "SHA-256")
@@ -90,13 +97,21 @@ def ledger_show(
             behind = line.get("update") or line["tensors"]
             table.add_row(
                 *(f"{line['seq']}", line["time"][5:19].replace("T", " "), f"{line['round']}"),
-                *(Text(line["task"]), f"{len(behind)}", f"{line['bytes']:,}", line["sha256"][:8]),
-                line.get("reason") or "refusal"
-                if line.get("refusal")
-                else "masked"
-                if line["masked"]
-                else "",
+                *(
+                    Text(clean(line["task"], NAME)),
+                    f"{len(behind)}",
+                    f"{line['bytes']:,}",
+                    line["sha256"][:8],
+                ),
+                _kind(line),
             )
         console.print(table)
     say(f"{len(lines):,} of {len(every):,} lines; each tensor's name, shape and norm: --json")
     say(f"next: fednotes ledger verify {kit}")
+
+
+def _kind(line: dict[str, Any]) -> str:
+    """What a line is besides an update in the clear; of a refusal why, where that is known."""
+    if line.get("refusal"):
+        return clean(line.get("reason") or "refusal", NAME)
+    return "masked" if line["masked"] else ""

@@ -273,10 +273,6 @@ def _save(path: Path, values: np.ndarray) -> None:
     """Vectors as a file that only its owner can read, whole or not at all."""
 
     def fill(folder: Path) -> None:
-        folder.chmod(0o700)
         np.save(folder / "vectors.npy", values, allow_pickle=False)
-        (folder / "vectors.npy").chmod(0o600)
 
-    with suppress(OSError):  # what cannot be made is told by the writer
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_folder(path, fill)

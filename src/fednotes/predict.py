@@ -186,7 +186,7 @@ def predict_patients(
     else:
         written = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in results)
     if out is not None:
-        write_text(out, written)
+        write_text(out, written, private=False)
     else:
         sys.stdout.write(written)
 

@@ -15,7 +15,7 @@ import torch
 
 import fednotes
 from fednotes.core.errors import ConfigError
-from fednotes.core.store import write_json
+from fednotes.core.store import make_private, private_folder, write_json
 from fednotes.core.types import SiteData
 from fednotes.data.note_sites import fingerprint as note_fingerprint
 from fednotes.data.patient_sites import fingerprint as patient_fingerprint
@@ -96,8 +96,8 @@ def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:
         for site, digest in notes.items():
             if before.get(site) != digest:
                 raise ConfigError(f"the notes of site {site!r} changed since {out} began")
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    out.chmod(0o700)
+    private_folder(out)
+    make_private(out)
     record = {
         "fingerprint": job.fingerprint,
         "job": job.name,

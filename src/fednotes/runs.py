@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fednotes.core.errors import FednotesError, TrainingError
-from fednotes.core.store import write_json
+from fednotes.core.store import make_private, write_json
 from fednotes.deployment import PROBLEM
 from fednotes.engines.inprocess import RoundResult
 from fednotes.simulate import Display, Part
@@ -200,6 +200,7 @@ class Follower:
                 self.say(f"stopped: {problem['problem']}; the server hands it in again")
             summary = read_table(made / "summary.json")
             if summary:
+                make_private(made)
                 for path in sorted(made.iterdir()):
                     target = self.out / path.name
                     if target.is_dir():

@@ -153,7 +153,6 @@ def install(source: Path, kit: Path, name: str = SITE_FILE) -> SiteFile:
         note = f"# A copy of {source.resolve()}; paths below are relative to this folder.\n"
         text = f"{note}folder = {json.dumps(str(checked.folder))}\n{text}"
     write_text(target, text)
-    target.chmod(0o600)
     return read_site_file(target)
 
 
@@ -165,6 +164,11 @@ def of_kit(kit: Path) -> SiteFile:
             f"{path}: no such file: `fednotes site start {kit} --site FILE` puts one there"
         )
     return read_site_file(path)
+
+
+def policy_of(kit: Path) -> Policy:
+    """The rules of a site; those by default where it has no file yet."""
+    return of_kit(kit).policy if (kit / SITE_FILE).exists() else Policy()
 
 
 def own_data(file: SiteFile, declared: Mapping[str, Any], kind: str) -> dict[str, Any]:

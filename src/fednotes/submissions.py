@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.core.store import write_json
+from fednotes.core.store import owned, private_folder, write_json
 from fednotes.deployed_jobs import whole_table
 from fednotes.engines.kit_files import ADMIN, read_kit
 from fednotes.engines.provision import job_folder
@@ -98,8 +98,9 @@ def claim(run: Run, declared: Mapping[str, Any], out: Path) -> None:
     Raises ConfigError if another run has it, or it cannot be written.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with (out / "run.json").open("x", encoding="utf-8") as file:
+        private_folder(out)
+        out.chmod(0o700)
+        with open(out / "run.json", "x", encoding="utf-8", opener=owned) as file:
             json.dump(facts_of(run, submitting=True), file)
             file.flush()
             os.fsync(file.fileno())

@@ -65,3 +65,9 @@ def project(folder: Path, names: Iterable[str]) -> None:
     (folder / "project.toml").write_text(
         f'name = "ward"\nserver = "localhost"\nport = {port}\nsites = {list(names)}\n'
     )
+
+
+def opened(folder: Path) -> list[Path]:
+    """What below a folder, and the folder, somebody else than its owner may read or change."""
+    paths = [path for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
+    return [path for path in paths if path.stat().st_mode & 0o077]

@@ -266,7 +266,7 @@ def test_no_sum_that_a_server_tells_makes_a_batch_of_one(
     assert member.covered("gradients") == {"steps": 1, "batch": share}
     few = SizeOnly("b", 2, config)
     assert few.take_share({}, examples=2**50).metrics == {"share": min(share, 2)}
-    with pytest.raises(RefusedError, match="more sentences than the sum that"):
+    with pytest.raises(RefusedError, match="more sentences than the sum of all"):
         member.take_share({}, examples=99)
 
 

@@ -3,6 +3,9 @@
 A state folder holds `tensors.safetensors`, `facts.json` and `manifest.json` with the SHA-256
 of both. It is written beside its place and renamed into it, so a killed process or a full
 disk leaves the earlier one whole.
+
+What a run or a kit keeps derives from notes, so files and folders are for their owner alone
+unless whoever writes them says otherwise.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +30,7 @@ from fednotes.core.errors import FednotesError, ModelError
 FORMAT = 1
 
 
-def replace_file(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o666) -> None:
+def replace_file(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o600) -> None:
     """Put a file into its place atomically; it and its name are on disk when this returns.
 
     mode: its permissions, less the umask. Raises OSError: whoever calls has the words for it.
@@ -45,6 +49,28 @@ def replace_file(path: Path, data: bytes | bytearray | memoryview, *, mode: int 
             temporary.unlink(missing_ok=True)
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for their owner alone."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def owned(name: str, flags: int) -> int:
+    """The `opener` of `open` for a file that only its owner can read."""
+    return os.open(name, flags, 0o600)
+
+
+def make_private(folder: Path) -> None:
+    """Take a folder, and all that is in it, from everybody but its owner. No link is followed."""
+    for place, _, names in os.walk(folder):
+        for path in (Path(place), *(Path(place, name) for name in names)):
+            with suppress(FileNotFoundError):  # it went away meanwhile
+                mode = path.lstat().st_mode
+                if not stat.S_ISLNK(mode) and mode & 0o077:
+                    path.chmod(stat.S_IMODE(mode) & 0o700)
+
+
 def sync_folder(path: Path) -> None:
     """Names that were given and taken in a folder are so on disk when this returns."""
     number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -57,32 +83,39 @@ def sync_folder(path: Path) -> None:
         os.close(number)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, on disk when this returns."""
+def write_text(path: Path, text: str, *, private: bool = True) -> None:
+    """Write a text file atomically, on disk when this returns.
+
+    private: False for what a person asked for, whose permissions the umask says.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, text.encode())
+        _make_folder(path.parent, private)
+        replace_file(path, text.encode(), mode=0o600 if private else 0o666)
     except OSError as error:
         raise _disk_error(path, error) from error
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, private: bool = True) -> None:
     """Write a JSON file atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, sort_keys=False)
+    write_text(path, f"{text}\n", private=private)
 
 
-def write_folder(path: Path, fill: Callable[[Path], None]) -> None:
+def write_folder(path: Path, fill: Callable[[Path], None], *, private: bool = True) -> None:
     """Make a folder atomically: `fill` writes into a temporary sibling, then it is renamed.
 
-    A folder that was there before is replaced, and stays whole if `fill` fails.
+    A folder that was there before is replaced, and stays whole if `fill` fails. private: as in
+    `write_text`, whatever permissions `fill` gives.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
+        _make_folder(path.parent, private)
+        temporary.mkdir(mode=0o700 if private else 0o777)
         fill(temporary)
+        if private:
+            make_private(temporary)
         sync_folder(temporary)
         if path.exists():
             os.replace(path, old)
@@ -137,6 +170,13 @@ def load_state(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict
     except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ModelError(f"{path}: not a readable state folder ({error})") from error
     return tensors, facts
+
+
+def _make_folder(path: Path, private: bool) -> None:
+    if private:
+        private_folder(path)
+    else:
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def _digest(path: Path) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -55,16 +54,11 @@ def save(path: Path, made: Bags, kept: np.ndarray, counts: BagCounts) -> None:
     """A result as files that only their owner can read, whole or not at all."""
 
     def fill(folder: Path) -> None:
-        folder.chmod(0o700)
         arrays = {"concepts": made.concepts, "offsets": made.offsets, "kept": kept}
         for name, array_of in arrays.items():
             np.save(folder / f"{name}.npy", array_of, allow_pickle=False)
         (folder / "counts.json").write_text(json.dumps(asdict(counts)), encoding="utf-8")
-        for file in folder.iterdir():
-            file.chmod(0o600)
 
-    with suppress(OSError):  # what cannot be made is told by the writer
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_folder(path, fill)
 
 

@@ -59,6 +59,7 @@ def main(kit: Path, watch: bool = True) -> None:
     signal.signal(signal.SIGTERM, end)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, end)
+    os.umask(0o077)  # what NVFlare and torch write is for the kit's owner alone too
     facts = read_kit(kit)
     module, settings = _PROGRAMS[facts["role"]]
     options = ["secure_train=true", "config_folder=config", f"org={facts['org']}"]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.journal import Journal
@@ -371,21 +372,17 @@ def explained(error: Exception, site: str) -> str:
     type and place are told: its message may hold a token, as that of a KeyError does.
     """
     if isinstance(error, FednotesError) and (public := getattr(error, "public", "")):
-        return _one_line(public)
+        return one_line(public) or "refused"
     return whole_line(error, site)
 
 
 def whole_line(error: Exception, site: str) -> str:
     """One line for an error, for the site's own people; without note text too."""
     if isinstance(error, FednotesError):
-        return _one_line(str(error))
+        return one_line(error) or "refused"
     return f"site {site!r}: the task failed ({place_of(error)})"
 
 
 def placeless(text: str) -> str:
     """Text without the folders of absolute paths: where a site keeps its files is its business."""
     return _FOLDERS.sub("", text)
-
-
-def _one_line(text: str) -> str:
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())[:2000] or "refused"

@@ -19,7 +19,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
-from fednotes.core.store import load_state, replace_file, save_state, sync_folder, write_json
+from fednotes.core.store import (
+    load_state,
+    private_folder,
+    replace_file,
+    save_state,
+    sync_folder,
+    write_json,
+)
 from fednotes.engines.wire import HEAD, Frame, Request, WireError, decode_reply, decode_request
 from fednotes.federation import State
 
@@ -41,7 +48,7 @@ class Journal:
         self._run_file = directory / "run.json"
         try:
             for folder in (self._states, self._entries):
-                folder.mkdir(parents=True, exist_ok=True)
+                private_folder(folder)
                 for cut in folder.glob(".*"):  # a killed process's, half-written
                     shutil.rmtree(cut) if cut.is_dir() else cut.unlink()
         except OSError as error:

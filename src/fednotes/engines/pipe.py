@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.core.store import write_json
+from fednotes.core.store import owned, private_folder, write_json
 from fednotes.privacy.masks import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
@@ -70,7 +70,7 @@ def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
     if run != Path(run).name or run in ("", ".", ".."):
         raise ConfigError(f"{JOB_FILE} of job {job_id}: {run!r} cannot name a run")
     folder = app.parent / "fednotes"
-    folder.mkdir(exist_ok=True)
+    private_folder(folder)
     return Setup(kit, site, job, job_id, run, sites, least, folder, kit / "state" / run)
 
 
@@ -96,8 +96,8 @@ def only_one(state: Path) -> Iterator[None]:
     """
     import fcntl  # not on Windows, where NVFlare does not run either
 
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / "lock").open("w") as file:
+    private_folder(state)
+    with open(state / "lock", "w", opener=owned) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.core.store import write_json, write_text
+from fednotes.core.store import make_private, owned, write_json, write_text
 from fednotes.engines.certificates import check_kit
 from fednotes.engines.kit_files import COMM, COMM_FILE, LOG_FILE, SERVER, SITE, read_kit
 from fednotes.engines.seldom import ECHO_VARIABLE, KIT_VARIABLE
@@ -112,13 +112,14 @@ def _prepared(kit: Path) -> tuple[list[str], dict[str, str]]:
     (kit / "transfer").mkdir(exist_ok=True)
     _settle(kit)
     _prune(kit)
+    make_private(kit)  # also one that came out of an archive, or an earlier version's
     environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit)}
     return [sys.executable, "-m", MODULE, str(kit)], environment
 
 
 def _launch(command: list[str], kit: Path, environment: Mapping[str, str], output: str) -> int:
     try:
-        with (kit / output).open("wb") as printed:
+        with open(kit / output, "wb", opener=owned) as printed:
             process = subprocess.Popen(
                 command,
                 cwd=kit,
@@ -127,6 +128,7 @@ def _launch(command: list[str], kit: Path, environment: Mapping[str, str], outpu
                 stdout=printed,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,  # also for what NVFlare and torch write
             )
     except OSError as error:
         raise FednotesError(f"{kit}: cannot be started ({error.strerror})") from error
@@ -150,9 +152,14 @@ def _settle(kit: Path) -> None:
 
 def _prune(kit: Path) -> None:
     """Delete what NVFlare left of jobs that are over. Nothing runs here now."""
-    jobs = [path for path in kit.iterdir() if path.is_dir() and _JOB.fullmatch(path.name)]
-    for old in sorted(jobs, key=lambda path: path.stat().st_mtime)[:-KEPT_JOBS]:
+    for old in job_folders(kit)[:-KEPT_JOBS]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def job_folders(kit: Path) -> list[Path]:
+    """NVFlare's folders of jobs in a kit, oldest first."""
+    jobs = [path for path in kit.iterdir() if path.is_dir() and _JOB.fullmatch(path.name)]
+    return sorted(jobs, key=lambda path: path.stat().st_mtime)
 
 
 def status(kit: Path) -> Status:

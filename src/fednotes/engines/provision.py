@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, FednotesError, nearest
-from fednotes.core.store import write_folder, write_json
+from fednotes.core.store import make_private, private_folder, write_folder, write_json
 from fednotes.engines.kit_files import (
     ADMIN,
     CONTROLLER,
@@ -142,14 +142,15 @@ def provision(project: ProjectConfig, out: Path, again: Sequence[str] = ()) -> d
             raise ConfigError(f"{kits[name]}: is there; move it away to make it anew")
     there = {name for name, kit in kits.items() if (kit / KIT_FILE).exists()}
     new = [name for name in kits if name not in there and (name not in known or name in again)]
-    authority.mkdir(parents=True, exist_ok=True)
-    authority.chmod(0o700)  # it holds the key that signs new kits
+    private_folder(authority)
+    make_private(authority)  # it holds the key that signs new kits
     _keep(project, authority, {*known, *there})
     if new:
         made = _made(project, authority, new)
         for name in new:
             _hand_over(project, name, made, kits[name])
         shutil.rmtree(made)
+        make_private(authority)
     _keep(project, authority, {*known, *there, *new})
     return kits
 
@@ -179,7 +180,6 @@ def _forget_keys(authority: Path) -> None:
         own = {name: value for name, value in kept.items() if isinstance(value, str)}
         if own != kept:
             write_json(path, own)
-        path.chmod(0o600)
 
 
 def _keep(project: ProjectConfig, authority: Path, kits: set[str]) -> None:
@@ -310,9 +310,6 @@ def _hand_over(project: ProjectConfig, name: str, made: Path, kit: Path) -> None
         person = {ADMIN: project.admin, SERVER: project.watch}.get(role, "")
         facts |= {"port": project.port, "person": person, "org": project.organisation(name)}
         write_json(folder / KIT_FILE, facts)
-        for key in folder.rglob("*.key"):
-            key.chmod(0o600)
-        folder.chmod(0o700)
 
     write_folder(kit, fill)
 

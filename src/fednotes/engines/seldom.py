@@ -14,6 +14,8 @@ from itertools import pairwise
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 
+from fednotes.core.cleaning import one_line
+
 try:
     import fcntl
 except ImportError:  # not on Windows, where NVFlare does not run either
@@ -70,6 +72,8 @@ class KitLog(WatchedFileHandler):
 class Seldom(logging.Filter):
     """Lines of one kind pass once in `seconds`; the next that passes says how many were left out.
 
+    What passes is one line of plain characters: another party's words can forge no second one.
+
     A kind is equal but for numbers and ids (a site may be h1); under the logger `ours`, equal.
     NVFlare asks a dead server every 50 ms and writes two warnings each time: 13 KB a second.
     """
@@ -86,7 +90,7 @@ class Seldom(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is written; called under the handler's lock."""
-        text, ours = record.getMessage(), record.name.split(".", 1)[0] == self.ours
+        text, ours = one_line(record.getMessage(), 4000), record.name.split(".", 1)[0] == self.ours
         if record.name.startswith(_CELLS) and _AWAY.search(text):
             return False
         kind = (record.name, record.levelno, text if ours else _CHANGING.sub("#", text))
@@ -99,6 +103,6 @@ class Seldom(logging.Filter):
         self._kinds.move_to_end(kind)
         if len(self._kinds) > _KINDS:
             self._kinds.popitem(last=False)
-        if left_out:
-            record.msg, record.args = f"{text} ({left_out} more like this left out)", None
+        more = f" ({left_out} more like this left out)" if left_out else ""
+        record.msg, record.args = text + more, None
         return True

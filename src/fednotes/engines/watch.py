@@ -34,7 +34,7 @@ from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json
 from fednotes.engines.kit_files import LOG_BYTES, LOG_FILES, WATCH, read_kit
 from fednotes.engines.pipe import OUTCOME_FILE, read_outcome
-from fednotes.engines.seldom import ECHO_VARIABLE
+from fednotes.engines.seldom import ECHO_VARIABLE, Seldom
 
 LOOK_SECONDS = 5.0
 LONGEST_WAIT = 300.0  # seconds between two attempts; they begin at LOOK_SECONDS and double
@@ -234,6 +234,8 @@ def main(kit: Path) -> None:
     ]
     if os.environ.get(ECHO_VARIABLE):
         handlers.append(logging.StreamHandler())
+    for handler in handlers:
+        handler.addFilter(Seldom(0.0))  # for its plain lines
     shape = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.WARNING, handlers=handlers, format=shape)
     logger.setLevel(logging.INFO)

@@ -32,6 +32,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from fednotes.core.cleaning import LINE, clean
 from fednotes.core.errors import TrainingError
 from fednotes.core.update import Tensors, Update
 from fednotes.federation import Option
@@ -328,6 +329,7 @@ def _reply(header: dict[str, Any]) -> Reply:
     _fields(header, REPLY_FIELDS | {"update": (dict, type(None))})
     given = header["update"]
     _require((given is None) == bool(header["refusal"]), "neither an update nor a refusal")
+    _require(len(header["refusal"]) <= LINE, "a refusal that is no line")
     if given is None:
         return Reply(**header)
     _fields(given, {"weight": float, "metrics": dict})
@@ -365,7 +367,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
-    return isinstance(value, str) and value.isprintable()  # so no half of a surrogate pair
+    return isinstance(value, str) and clean(value, None) == value  # so no half of a surrogate pair
 
 
 def _is_name(value: Any) -> TypeGuard[str]:

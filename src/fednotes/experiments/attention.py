@@ -302,13 +302,13 @@ def run_attention(
     analysis = analyse(named, texts, length=length, seed=seed, device=device, progress=progress)
     facts = analysis.to_dict().items()  # a line for each: matrices of a line a number are long
     lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in facts)
-    write_text(out / "attention.json", f"{{\n{lines}\n}}\n")
+    write_text(out / "attention.json", f"{{\n{lines}\n}}\n", private=False)
     try:
         drawn = plots(analysis.heads, out)
         ending = f"Plots: {', '.join(path.name for path in drawn)}."
     except MissingExtra as missing:
         ending = f"No plots: {missing}."
-    write_text(out / "attention.md", f"{markdown(analysis)}\n{ending}\n")
+    write_text(out / "attention.md", f"{markdown(analysis)}\n{ending}\n", private=False)
     return analysis
 
 

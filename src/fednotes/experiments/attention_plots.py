@@ -40,7 +40,7 @@ def _save(figure: Any, path: Path) -> Path:
     picture = io.BytesIO()
     try:
         figure.savefig(picture, dpi=130, format="png")
-        replace_file(path, picture.getvalue())
+        replace_file(path, picture.getvalue(), mode=0o666)
     except OSError as error:
         raise FednotesError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:

@@ -172,8 +172,8 @@ def reproduce(
     else:
         table = gather(grid, rows, size, runs)
     table |= {"experiment": name, "full": full, "settings": list(settings)}
-    write_json(out / name / "results.json", table)
-    write_text(out / name / "results.md", markdown(table))
+    write_json(out / name / "results.json", table, private=False)
+    write_text(out / name / "results.md", markdown(table), private=False)
     return table
 
 

@@ -333,6 +333,7 @@ class _Store:
         """Write down, at once or not at all, how many sentences are safe on disk."""
         meta = {"version": VERSION, "shape": self.shape, "dtype": "float16", "done": done}
         temporary = self.meta.with_suffix(".json.tmp")
+        temporary.touch(mode=0o600)
         temporary.write_text(json.dumps(meta))
         os.replace(temporary, self.meta)
 

@@ -126,7 +126,7 @@ def graft(
         "before": asdict(before),
         "after": asdict(after),
     }
-    write_folder(out, lambda folder: _fill(folder, model, tokenizer, facts))
+    write_folder(out, lambda folder: _fill(folder, model, tokenizer, facts), private=False)
     return report
 
 

@@ -83,8 +83,6 @@ def write_pretrained(folder: Path, model: Any, tokenizer: Any) -> None:
     settings = json.loads(file.read_text("utf-8"))
     kept = {k: v for k, v in settings.items() if not re.search("path|_dir|name_or", k)}
     file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    for weights in folder.glob("*.safetensors"):  # written for the owner's eyes alone
-        weights.chmod(file.stat().st_mode)
 
 
 def require_fit(directory: Path, tokenizer: Any, model: Any) -> None:

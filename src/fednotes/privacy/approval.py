@@ -16,13 +16,15 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.store import replace_file
+from fednotes.privacy.approvers import Quorum
 
 try:
     import fcntl
@@ -30,7 +32,7 @@ except ImportError:  # not on Windows: there two people must not decide at once
     fcntl = None  # type: ignore[assignment]
 
 Decision = Literal["approved", "rejected"]
-Status = Literal["approved", "rejected", "unknown", "changed"]
+Status = Literal["approved", "rejected", "waiting", "unknown", "changed"]
 Table = Mapping[str, Any]
 
 FORMAT = 1
@@ -40,13 +42,33 @@ _WHOLE = 2**63  # whole numbers are those of TOML
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """One decision. when: UTC, as ISO text. table: the job that it was about."""
+    """One decision. by: the account it was made from. when: UTC, as ISO text. table: the job that
+    it was about. person, signature (hexadecimal): of who approved with a key of their own."""
 
     fingerprint: str
     decision: Decision
     by: str
     when: str
     table: Table
+    person: str = ""
+    signature: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What all decisions on one job come to. made: the one that settled it; None while too few
+    have approved. people: who have approved since, of those who must."""
+
+    made: Approval | None = None
+    people: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A person who approves with a key of their own (`approvers.read_key`)."""
+
+    person: str
+    key: Any = field(repr=False)
 
 
 def fingerprint(table: Table) -> str:
@@ -60,49 +82,82 @@ def fingerprint(table: Table) -> str:
 class Approvals:
     """The decisions of one site, kept in `folder` (made when the first one is written).
 
-    Raises ConfigError where the file cannot be read or was edited by hand: a site that does
-    not know what it approved approves nothing.
+    quorum: how many must approve, and by which keys. Who approves twice counts once; a no takes
+    every yes before it back.
+
+    Raises ConfigError where the file cannot be read or was edited by hand: a site that does not
+    know what it approved approves nothing.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "approvals.json"
+    def __init__(self, folder: Path, quorum: Quorum | None = None) -> None:
+        self.path, self.quorum = folder / "approvals.json", quorum or Quorum()
 
-    def approve(self, table: Table, by: str, when: datetime) -> str:
-        """Say yes to a job; returns its fingerprint. The newest decision on a table counts."""
-        return self._decide("approved", table, by, when)
+    def approve(self, table: Table, by: str, when: datetime, signer: Signer | None = None) -> str:
+        """Say yes to a job; returns its fingerprint."""
+        return self._decide("approved", table, by, when, signer)
 
     def reject(self, table: Table, by: str, when: datetime) -> str:
         """Say no to a job, or take an approval back; returns its fingerprint."""
         return self._decide("rejected", table, by, when)
 
     def status(self, table: Table) -> Status:
-        """What was decided on exactly this table. "changed": nothing, but another table of
-        the same `name` was approved; "unknown": nothing at all."""
-        wanted = fingerprint(table)
-        newest = {past.fingerprint: past for past in self.decisions()}
-        if wanted in newest:
-            return newest[wanted].decision
-        approved = [past for past in newest.values() if past.decision == "approved"]
-        same = "name" in table and any(past.table.get("name") == table["name"] for past in approved)
+        """What was decided on exactly this table. "waiting": some of those who must have
+        approved it. "changed": nothing, but another table of the same `name` was approved;
+        "unknown": nothing at all."""
+        found = self.standing(table)
+        if found.made is not None:
+            return found.made.decision
+        if found.people:
+            return "waiting"
+        same = "name" in table and self.last_approved(table["name"]) is not None
         return "changed" if same else "unknown"
 
+    def standing(self, table: Table) -> Standing:
+        """What the decisions on exactly this table come to."""
+        return self._standings().get(fingerprint(table), Standing())
+
     def approved_at(self, table: Table) -> datetime | None:
-        """When exactly this table was approved last; None if it never was."""
-        wanted = fingerprint(table)
-        for past in reversed(self.decisions()):
-            if past.fingerprint == wanted and past.decision == "approved":
-                return datetime.fromisoformat(past.when)
-        return None
+        """When exactly this table was approved last, by all who must; None if it is not."""
+        made = self.standing(table).made
+        approved = made is not None and made.decision == "approved"
+        return datetime.fromisoformat(made.when) if made is not None and approved else None
 
     def last_approved(self, name: str | None = None) -> Approval | None:
         """The newest approval that still holds; with `name`, of a job called so."""
-        decisions = self.decisions()
-        newest = {past.fingerprint: past for past in decisions}
-        for past in reversed(decisions):
-            holds = newest[past.fingerprint] is past and past.decision == "approved"
-            if holds and name in (None, past.table.get("name")):
-                return past
-        return None
+        found = (standing.made for standing in self._standings().values())
+        holding = [past for past in found if past is not None and past.decision == "approved"]
+        named = [past for past in holding if name in (None, past.table.get("name"))]
+        return named[-1] if named else None
+
+    def _standings(self) -> dict[str, Standing]:
+        """Fingerprint → standing, the one that changed last at the end."""
+        found: dict[str, Standing] = {}
+        for past in self.decisions():
+            before = found.get(past.fingerprint, Standing())
+            if (after := self._after(before, past)) != before:
+                found.pop(past.fingerprint, None)
+                found[past.fingerprint] = after
+        return found
+
+    def _after(self, before: Standing, past: Approval) -> Standing:
+        if past.decision == "rejected":
+            return Standing(past)
+        if not self._counts(past):
+            return before
+        rejected = before.made is not None and before.made.decision == "rejected"
+        people = before.people | {past.person}
+        if len(people) >= self.quorum.needed:
+            return Standing(past)
+        return Standing(None if rejected else before.made, people)
+
+    def _counts(self, past: Approval) -> bool:
+        if not self.quorum.people:
+            return True
+        try:
+            signature = bytes.fromhex(past.signature)
+        except (ValueError, TypeError):
+            return False
+        return self.quorum.signed(signature, past.person, *_about(past))
 
     def decisions(self) -> tuple[Approval, ...]:
         """Every decision, oldest first."""
@@ -119,10 +174,7 @@ class Approvals:
             if any(fingerprint(table) != key for key, table in jobs.items()):
                 raise self._unusable("was edited: a job does not have its fingerprint")
             found = tuple(
-                Approval(
-                    d["fingerprint"], d["decision"], d["by"], d["when"], jobs[d["fingerprint"]]
-                )
-                for d in kept["decisions"]
+                Approval(**(d | {"table": jobs[d["fingerprint"]]})) for d in kept["decisions"]
             )
         except (KeyError, TypeError, AttributeError, RefusedError) as error:
             raise self._unusable("is not a list of decisions") from error
@@ -130,11 +182,21 @@ class Approvals:
             raise self._unusable("was edited: a decision is neither approved nor rejected")
         return found
 
-    def _decide(self, decision: Decision, table: Table, by: str, when: datetime) -> str:
+    def _decide(
+        self,
+        decision: Decision,
+        table: Table,
+        by: str,
+        when: datetime,
+        signer: Signer | None = None,
+    ) -> str:
         if when.tzinfo is None:
             raise ValueError("the time of a decision needs a time zone")
         key = fingerprint(table)
         made = Approval(key, decision, by, when.astimezone(UTC).isoformat(), _checked(table))
+        if signer is not None:
+            signature = self.quorum.sign(signer.key, signer.person, *_about(made)).hex()
+            made = replace(made, person=signer.person, signature=signature)
         with self._locked():
             self._write((*self.decisions(), made))
         return key
@@ -142,7 +204,9 @@ class Approvals:
     def _write(self, decisions: tuple[Approval, ...]) -> None:
         jobs = {past.fingerprint: past.table for past in decisions}
         log = [
-            {k: getattr(d, k) for k in ("fingerprint", "decision", "by", "when")} for d in decisions
+            dict(zip(("fingerprint", "decision", "by", "when"), _about(d), strict=True))
+            | ({"person": d.person, "signature": d.signature} if d.signature else {})
+            for d in decisions
         ]
         text = json.dumps({"format": FORMAT, "decisions": log, "jobs": jobs}, indent=2) + "\n"
         try:
@@ -173,6 +237,11 @@ class Approvals:
     def _disk(self, error: OSError) -> FednotesError:
         reason = error.strerror or str(error)
         return FednotesError(f"{self.path}: cannot be written ({reason}); nothing was decided")
+
+
+def _about(made: Approval) -> tuple[str, ...]:
+    """What a person signs, besides their name."""
+    return made.fingerprint, made.decision, made.by, made.when
 
 
 def difference(old: Table, new: Table) -> tuple[str, ...]:
@@ -270,7 +339,7 @@ def _set(types: tuple[str, ...]) -> str:
 
 
 def _list(types: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(_shown(t) for t in types)
+    return ", ".join(clean(t, NAME) for t in types)
 
 
 def _canonical(value: Any) -> str:
@@ -327,9 +396,4 @@ def _join(where: str, key: str) -> str:
 
 
 def _text(value: Any) -> str:
-    return _shown(json.dumps(value, sort_keys=True, ensure_ascii=False))
-
-
-def _shown(text: str) -> str:
-    """Text without characters that move, hide or reverse others on a screen."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return clean(json.dumps(value, sort_keys=True, ensure_ascii=False), None)

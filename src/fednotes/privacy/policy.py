@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
+from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.settings import build, read_toml
+from fednotes.privacy.approvers import Quorum
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -49,7 +51,6 @@ _BEHIND = {
 }
 _HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
 _BY_THE_JOB = "; the job can sum securely: [federation] secure_sum = true, with three sites or more"
-_SHOWN = 80  # characters of a name that came from outside
 
 
 class PolicyRefusal(RefusedError):
@@ -87,6 +88,8 @@ class Policy:
     share_scores: the server may see this site's own scores, and the counts that scores are
         made of outside a secure sum.
     methods: those allowed; empty: all.
+    approvals: how many different people must approve a job. approvers: name → public key of
+        those who may (`privacy/approvers.py`); empty: whoever runs the command.
     source: how messages call the table; `read_policy` fills it in.
 
     Raises ConfigError for a value that is no rule.
@@ -107,6 +110,8 @@ class Policy:
     timezone: str = "local"
     share_scores: bool = False
     methods: tuple[str, ...] = ()
+    approvals: int = 1
+    approvers: Mapping[str, str] = field(default_factory=dict)
     source: str = "[policy] of the site's file"
 
     def __post_init__(self) -> None:
@@ -122,6 +127,11 @@ class Policy:
         if self.hours:
             self.window  # noqa: B018  (a wrong text raises here, not at the first request)
         self.zone  # noqa: B018
+        self.quorum("")
+
+    def quorum(self, site: str) -> Quorum:
+        """Who must approve a job at this site, and how many of them."""
+        return Quorum(site, self.approvals, self.approvers)
 
     @property
     def window(self) -> tuple[int, int]:
@@ -398,5 +408,5 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _name(name: str) -> str:
-    """A name from outside: without control characters, and no longer than a line bears."""
-    return repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…")
+    """A name from outside, in quotes."""
+    return f"'{clean(name, NAME)}'"

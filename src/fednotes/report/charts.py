@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from fednotes.report.run import escape
 
 Point = tuple[float, float]
 Range = tuple[float, float]

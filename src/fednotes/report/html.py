@@ -7,13 +7,12 @@ no note can get into it. What a file lacks is left out of the page.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from html import escape
 from pathlib import Path
 
 from fednotes.core.store import write_text
 from fednotes.report.curves import traffic, training_curves
 from fednotes.report.phenotypes import phenotype_scores
-from fednotes.report.run import Run, duration, finite, get, mapping, read, size
+from fednotes.report.run import Run, duration, escape, finite, get, mapping, read, size
 from fednotes.report.scores import site_scores, type_scores
 from fednotes.report.style import STYLE
 
@@ -35,7 +34,7 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
     directory = Path(run_directory)
     run = read(directory)
     target = Path(output) if output is not None else directory / "report.html"
-    write_text(target, _page(run))
+    write_text(target, _page(run), private=output is None)
     return target
 
 

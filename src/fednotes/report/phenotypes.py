@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from statistics import fmean
 
 from fednotes.report.charts import dot_chart, figure, legend
-from fednotes.report.run import Json, Run, get, mapping
+from fednotes.report.run import Json, Run, escape, get, mapping
 from fednotes.report.scores import cell, interval
 
 _OPEN = 3  # sites; of more, the tables are folded

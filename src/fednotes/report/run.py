@@ -6,10 +6,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as html_escape
 from pathlib import Path
 from typing import Any
 
+from fednotes.core.cleaning import one_line
 from fednotes.core.errors import DataError
 
 Json = Mapping[str, Any]
@@ -41,6 +42,11 @@ class Run:
         parts = [f"Seed {escape(str(seed))}" if seed is not None else "Seed not recorded"]
         parts.append(f"<code>{escape(str(command))}</code>" if command else "command not recorded")
         return " · ".join(parts)
+
+
+def escape(text: str) -> str:
+    """Text for HTML: result files hold names that other sites chose."""
+    return html_escape(one_line(text))
 
 
 def read(directory: Path) -> Run:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from fednotes.report.charts import dot_chart, figure, legend
-from fednotes.report.run import Json, Run, finite, get, mapping
+from fednotes.report.run import Json, Run, escape, finite, get, mapping
 
 _MEASURES = (
     ("strict", "Strict", ("precision", "recall", "f1")),

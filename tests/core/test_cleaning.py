@@ -1,0 +1,69 @@
+"""What others wrote, made plain: characters that a screen does not show, bounds, joiners."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+
+from fednotes.core.cleaning import LINE, NAME, clean, one_line
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("\x00\x07\b\t\n\v\f\r\x1b\x7f\x85\x9b", "\u2028\u2029", "\u200b\u200c\u2060\ufeff\xad"),
+        *("\u202a\u202b\u202c\u202d\u202e", "\u2066\u2067\u2068\u2069\u200e\u200f\u061c"),
+        *("\u034f\u115f\u1160\u3164\uffa0\u2800", "\xa0\u2003\u3000", "\U000e0041\U000e0101"),
+        *("\ue000\ud800\u0378",),
+    ],
+)
+def test_what_is_not_seen_is_escaped(kind: str) -> None:
+    for character in kind:
+        shown = clean(f"a{character}b")
+        assert shown.isascii(), ascii(character)
+        assert shown[:2] == "a\\"
+        assert shown[-1] == "b"
+
+
+def test_no_control_mark_or_blank_of_all_of_unicode_is_left() -> None:
+    """By the database of the standard library; the one joiner has its own test."""
+    every = [chr(n) for n in range(0x110000)]
+    for character in clean("a".join(every), None):
+        category = unicodedata.category(character)
+        assert category[0] != "C", ascii(character)
+        assert category[0] != "Z" or character == " ", ascii(character)
+
+
+def test_words_of_every_script_stay() -> None:
+    for text in (
+        "Charité, Straße",
+        "Ελλάδα",
+        "東京",
+        "שלום",
+        "हिन्दी",
+        "e\u0301",
+        "👍🏽 ♥\ufe0f",
+        "",
+    ):
+        assert clean(text) == text
+
+
+def test_a_joiner_stays_inside_an_emoji_alone() -> None:
+    nurse = "\U0001f469\u200d\u2695\ufe0f"
+    assert clean(nurse) == nurse
+    assert clean("pay\u200dpal") == "pay\\u200dpal"
+    assert clean(f"{nurse}\u200d") == f"{nurse}\\u200d"
+
+
+def test_it_is_bounded() -> None:
+    assert clean("x" * NAME, NAME) == "x" * NAME
+    assert clean("x" * 10**6, NAME) == "x" * (NAME - 1) + "…"
+    assert len(clean("\x1b" * 10**6)) == LINE
+    assert clean("x" * 10**4, None) == "x" * 10**4
+    assert clean(12) == "12"
+
+
+def test_one_line_of_several() -> None:
+    assert one_line(" a\n\tb\r\n\x1b[2J  c ") == "a b \\x1b[2J c"
+    assert one_line(ValueError("no\nway")) == "no way"

@@ -1,0 +1,214 @@
+"""Several people approve, each by a key of their own: what counts, and what does not."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cryptography")
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fednotes.core.errors import ConfigError
+from fednotes.privacy.approval import Approvals, Signer
+from fednotes.privacy.approvers import Quorum, make_key, public_of, read_key
+from fednotes.privacy.policy import Policy, policy_from
+
+JOB = {"name": "ner", "method": "fedner"}
+OTHER = {**JOB, "seed": 2}
+NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+LATER = NOON + dt.timedelta(hours=1)
+# Private keys of 32 equal bytes; the public parts are computed here by the library alone.
+KEYS = {name: Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n, name in enumerate("abc")}
+PUBLIC = {
+    name: base64.b64encode(key.public_key().public_bytes_raw()).decode()
+    for name, key in KEYS.items()
+}
+TWO = Quorum("h1", 2, {"alice": PUBLIC["a"], "bob": PUBLIC["b"]})
+ALICE, BOB = Signer("alice", KEYS["a"]), Signer("bob", KEYS["b"])
+
+
+def test_two_different_people_are_needed(tmp_path: Path) -> None:
+    site = Approvals(tmp_path, TWO)
+    site.approve(JOB, "x", NOON, ALICE)
+    assert (site.status(JOB), site.approved_at(JOB)) == ("waiting", None)
+    site.approve(JOB, "y", NOON, ALICE)  # the same person twice
+    assert site.status(JOB) == "waiting"
+    assert site.standing(JOB).people == {"alice"}
+    assert site.last_approved() is None
+    assert site.status(OTHER) == "unknown"
+    site.approve(JOB, "x", LATER, BOB)
+    assert (site.status(JOB), site.approved_at(JOB)) == ("approved", LATER)
+    assert site.status(OTHER) == "changed"
+
+
+def test_each_job_is_approved_by_itself(tmp_path: Path) -> None:
+    site = Approvals(tmp_path, TWO)
+    site.approve(JOB, "x", NOON, ALICE)
+    site.approve(OTHER, "x", NOON, BOB)
+    assert {site.status(JOB), site.status(OTHER)} == {"waiting"}
+
+
+def test_one_no_takes_every_yes_back(tmp_path: Path) -> None:
+    site = Approvals(tmp_path, TWO)
+    site.approve(JOB, "x", NOON, ALICE)
+    site.reject(JOB, "z", NOON)
+    assert site.status(JOB) == "rejected"
+    site.approve(JOB, "x", NOON, BOB)
+    assert site.status(JOB) == "waiting"
+    assert site.standing(JOB).people == {"bob"}
+    site.approve(JOB, "x", NOON, ALICE)
+    assert site.status(JOB) == "approved"
+    site.reject(JOB, "z", NOON)
+    assert site.status(JOB) == "rejected"
+
+
+def test_what_is_approved_is_approved_anew_by_both_alone(tmp_path: Path) -> None:
+    """`max_rounds` counts from the newest approval: one person cannot begin it anew."""
+    site = Approvals(tmp_path, TWO)
+    for signer in (ALICE, BOB):
+        site.approve(JOB, "x", NOON, signer)
+    site.approve(JOB, "x", LATER, ALICE)
+    assert (site.status(JOB), site.approved_at(JOB)) == ("approved", NOON)
+    site.approve(JOB, "x", LATER, BOB)
+    assert site.approved_at(JOB) == LATER
+
+
+def test_what_nobody_of_the_list_signed_does_not_count(tmp_path: Path) -> None:
+    site = Approvals(tmp_path, TWO)
+    site.approve(JOB, "x", NOON, ALICE)
+    site.approve(JOB, "x", NOON)  # without a key
+    site.approve(JOB, "x", NOON, Signer("carol", KEYS["c"]))
+    site.approve(JOB, "x", NOON, Signer("bob", KEYS["c"]))
+    site.approve(JOB, "x", NOON, Signer("bob", KEYS["a"]))
+    assert site.status(JOB) == "waiting"
+    assert site.standing(JOB).people == {"alice"}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"person": "bob"},
+        {"by": "y"},
+        {"when": LATER.isoformat()},
+        {"signature": "zz"},
+        {"signature": 7},
+        {"decision": "rejected"},
+    ],
+    ids=str,
+)
+def test_a_signature_is_of_what_it_stands_beside(tmp_path: Path, forged: dict[str, Any]) -> None:
+    one = Quorum("h1", 1, {"alice": PUBLIC["a"], "bob": PUBLIC["b"]})
+    site = Approvals(tmp_path, one)
+    site.approve(JOB, "x", NOON, ALICE)
+    assert site.status(JOB) == "approved"
+    kept = json.loads(site.path.read_text())
+    kept["decisions"][0] |= forged
+    site.path.write_text(json.dumps(kept))
+    assert site.status(JOB) != "approved"
+
+
+def test_a_signature_counts_at_one_site(tmp_path: Path) -> None:
+    one = replace(TWO, needed=1)
+    Approvals(tmp_path, one).approve(JOB, "x", NOON, ALICE)
+    assert Approvals(tmp_path, one).status(JOB) == "approved"
+    assert Approvals(tmp_path, replace(one, site="h2")).status(JOB) == "unknown"
+
+
+def test_rules_that_change_count_at_once(tmp_path: Path) -> None:
+    """A person who is listed no more has approved nothing; without rules anybody's yes counts."""
+    site = Approvals(tmp_path, TWO)
+    for signer in (ALICE, BOB):
+        site.approve(JOB, "x", NOON, signer)
+    people = {"alice": PUBLIC["a"], "carol": PUBLIC["c"]}
+    assert Approvals(tmp_path, Quorum("h1", 2, people)).status(JOB) == "waiting"
+    assert Approvals(tmp_path).status(JOB) == "approved"
+
+
+def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    site = Approvals(tmp_path)
+    key = site.approve(JOB, "x", NOON)
+    decision = {"fingerprint": key, "decision": "approved", "by": "x", "when": NOON.isoformat()}
+    assert json.loads(site.path.read_text())["decisions"] == [decision]
+    assert site.status(JOB) == "approved"
+
+
+# the rules
+
+
+@pytest.mark.parametrize(
+    ("table", "wrong"),
+    [
+        ({"approvals": 0}, "approvals = 0: at least 1 is needed"),
+        ({"approvals": 2}, "approvals = 2, and approvers lists 0"),
+        ({"approvals": 2, "approvers": {"alice": PUBLIC["a"]}}, "lists 1: list all who may"),
+        ({"approvers": {"alice": "YQ=="}}, "'alice' = 'YQ==': expected NAME"),
+        ({"approvers": {"alice": "é"}}, "expected NAME"),
+        ({"approvers": {"": PUBLIC["a"]}}, "expected NAME"),
+        ({"approvers": {"a": PUBLIC["a"], "b": PUBLIC["a"]}}, "two names have the same key"),
+        ({"approvers": {"a": 3}}, "expected text"),
+    ],
+)
+def test_rules_that_no_decision_could_fulfil(table: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"\[policy\]") as found:
+        policy_from(table, "[policy]")
+    assert wrong in str(found.value)
+
+
+def test_rules_as_they_are_written() -> None:
+    table = {"approvals": 2, "approvers": {"alice": PUBLIC["a"], "bob": PUBLIC["b"]}}
+    assert policy_from(table, "x").quorum("h1") == TWO
+    assert Policy().quorum("h1") == Quorum("h1")
+
+
+# keys
+
+
+def never() -> str:
+    raise AssertionError("asked for a passphrase")
+
+
+def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "alice.key"
+    public = make_key(path, "alice")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    key = read_key(path, never)
+    assert public_of(key) == public
+    assert Quorum("h1", 1, {"alice": public}).person_of(key, path) == "alice"
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="is there already"):
+        make_key(path, "alice")
+    assert path.read_bytes() == before
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="others can read it: chmod 600"):
+        read_key(path, never)
+
+
+def test_a_passphrase_locks_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "alice.key"
+    public = make_key(path, "alice", "s3cret")
+    assert b"ENCRYPTED" in path.read_bytes()
+    assert public_of(read_key(path, lambda: "s3cret")) == public
+    for wrong in ("S3cret", ""):
+        with pytest.raises(ConfigError, match="the passphrase is wrong"):
+            read_key(path, lambda wrong=wrong: wrong)
+
+
+def test_a_strangers_key_and_no_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not among the approvers .*\(alice, bob\)"):
+        TWO.person_of(KEYS["c"], tmp_path / "c.key")
+    with pytest.raises(ConfigError, match="No such file"):
+        read_key(tmp_path / "none", never)
+    (tmp_path / "text").write_text("no key")
+    (tmp_path / "text").chmod(0o600)
+    with pytest.raises(ConfigError, match="no private key is in it"):
+        read_key(tmp_path / "text", never)
+    with pytest.raises(ConfigError, match="letters, digits"):
+        make_key(tmp_path / "x", "../x")

@@ -1,0 +1,209 @@
+"""What a person sees before a yes, whose yes it was, and how several people say it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fednotes import cli_groups, kit_cli
+from fednotes.cli import app
+from fednotes.core.errors import FednotesError
+from fednotes.engines.kit_files import KIT_FILE
+from fednotes.guard import NotApproved, approvals_of, pending, require_approved
+from fednotes.privacy.approval import fingerprint
+from fednotes.privacy.policy import Policy
+from fednotes.site_file import SITE_FILE, policy_of
+
+SITES = ["h1", "h2", "h3"]
+JOB: dict[str, Any] = {"name": "ner", "method": "fedner", "sites": SITES, "training": {"epochs": 3}}
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    kit = tmp_path / "h1"
+    kit.mkdir()
+    facts = {"name": "h1", "role": "site", "project": "ward", "server": "localhost"}
+    (kit / KIT_FILE).write_text(json.dumps({**facts, "port": 1, "person": "", "org": "x"}))
+    return kit
+
+
+def asked(kit: Path, table: dict[str, Any], policy: Policy | None = None) -> str:
+    """The server asks for a job; what it is told."""
+    with pytest.raises(NotApproved) as found:
+        require_approved(kit, "h1", table, policy or Policy())
+    return str(found.value)
+
+
+def given(*words: object, code: int = 0, typed: str = "") -> str:
+    done = CliRunner().invoke(app, ["site", *map(str, words)], input=typed or None)
+    if code:
+        assert isinstance(done.exception, FednotesError), done.output
+        return str(done.exception)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+# the screen
+
+
+def test_the_hash_comes_first(kit: Path) -> None:
+    asked(kit, JOB)
+    lines = given("approve", kit, "--yes").splitlines()
+    assert lines[:2] == [f"fingerprint {fingerprint(JOB)}", "job ner"]
+    assert lines[2:7] == [
+        '  method = "fedner"',
+        '  name = "ner"',
+        '  sites = ["h1", "h2", "h3"]',
+        "  training.epochs = 3",
+        "no job was approved here before",
+    ]
+
+
+FORGED = (
+    f"ner, fingerprint {'0' * 64}\n  training.epochs = 3\n"
+    "changes since ner (000000000000), approved today:\n  none\x1b[0J\x1b[8m"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        FORGED,
+        FORGED.replace("\n", "\r"),
+        FORGED.replace("\n", "\x85"),
+        FORGED.replace("\n", "\u2028"),
+        "ner" + " " * 55 + "changes since ner, approved today:" + " " * 26 + "  none",
+        "ner\u202e:yadot devorppa ,ren ecnis segnahc",
+        "\u3164" * 60 + "changes since ner",
+        "漢" * 30 + "changes since ner",
+    ],
+    ids=range(8),
+)
+@pytest.mark.parametrize("where", ["name", "title", "key"])
+def test_a_job_s_words_cannot_show_another_job(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: str
+) -> None:
+    """On a terminal of 60 columns, only our own words begin a row, and every row has room."""
+    asked(kit, JOB)
+    given("approve", kit, "--yes")
+    forged = {**JOB, **({name: 1} if where == "key" else {where: name}), "training": {"epochs": 9}}
+    asked(kit, forged)
+    screen = io.StringIO()
+    console = Console(width=60, force_terminal=True, color_system=None, file=screen)
+    for module in (cli_groups, kit_cli):
+        monkeypatch.setattr(module, "console", console)
+    kit_cli._show_job(kit, forged, fingerprint(forged), policy_of(kit).quorum("h1"))
+    rows = screen.getvalue().split("\n")
+    assert rows[0] == f"fingerprint {fingerprint(forged)}"
+    begins = [row for row in rows[1:] if row and not row.startswith(" ")]
+    assert [row[:3] for row in begins] == ["job", "cha"]
+    assert "\n  ~ training.epochs: 3 → 9\n" in screen.getvalue()
+    assert "  none" not in rows
+    for row in rows[1:]:
+        assert cell_len(row) <= 60
+        assert row.isprintable()
+
+
+def test_the_same_words_in_lists(kit: Path) -> None:
+    """`status`, and the message that names the jobs, have a line a job."""
+    asked(kit, {**JOB, "name": FORGED})
+    told = given("approve", kit, "no such", code=2)
+    assert "\x1b" not in told
+    assert "\n" not in told
+    said = given("status", kit)
+    assert "\x1b" not in said
+    assert not any(line.startswith("changes since") for line in said.splitlines())
+    given("reject", kit)
+    said = given("status", kit)
+    assert not any(line.startswith("changes since") for line in said.splitlines())
+
+
+# whose yes
+
+
+@pytest.mark.parametrize("word", ["approve", "reject"])
+def test_the_account_of_the_system_decides(
+    kit: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.setenv(variable, "dr_no")
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    asked(kit, JOB)
+    given(word, kit, *["--yes"] * (word == "approve"))
+    (decision,) = approvals_of(kit).decisions()
+    assert decision.by == f"{pwd.getpwuid(os.getuid()).pw_name} (uid {os.getuid()})"
+    assert "dr_no" not in given("status", kit)
+
+
+def test_sudo_and_accounts_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_123)
+    monkeypatch.setenv("SUDO_UID", "0")
+    root = pwd.getpwuid(0).pw_name
+    assert kit_cli.account() == f"no name (uid 4000123); SUDO_UID is of {root} (uid 0)"
+    monkeypatch.setenv("SUDO_UID", "99999999999999999999")
+    assert kit_cli.account().endswith("SUDO_UID is of no name (uid 99999999999999999999)")
+    monkeypatch.setenv("SUDO_UID", "root")
+    assert kit_cli.account() == "no name (uid 4000123)"
+
+
+# two people
+
+
+def test_two_people_approve_by_their_keys(kit: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    lines = []
+    for person in ("alice", "bob", "carol"):
+        said = given("key", person, "--out", tmp_path / person).splitlines()
+        lines += [line for line in said if line.strip().startswith(f"approvers.{person} = ")]
+    assert len(lines) == 3
+    rules = "[policy]\napprovals = 2\n" + "\n".join(lines[:2])
+    (kit / SITE_FILE).write_text(rules)
+    policy = policy_of(kit)
+    told = asked(kit, JOB, policy)
+    assert "not approved this job" in told
+    with pytest.raises(NotApproved):
+        require_approved(kit, "h1", JOB, policy)
+    assert "2 of alice, bob to approve" in given("approve", kit, "--yes", code=2)
+    told = given("approve", kit, "--yes", "--key", tmp_path / "carol", code=2)
+    assert "not among the approvers of this site's rules (alice, bob)" in told
+    assert approvals_of(kit).decisions() == ()
+
+    said = given("approve", kit, "--yes", "--key", tmp_path / "alice")
+    assert "approved by alice; 1 more of bob must" in said
+    assert "joins" not in said
+    assert "(1 of 2 people have)" in asked(kit, JOB, policy)
+    said = given("approve", kit, "--yes", "--key", tmp_path / "alice")
+    assert "alice has approved this job before" in said
+    assert len(approvals_of(kit).decisions()) == 1
+    assert pending(kit) is not None
+    assert "waits for a decision: approved by alice; 1 more of bob must" in given("status", kit)
+
+    assert "joins within seconds" in given("approve", kit, "--yes", "--key", tmp_path / "bob")
+    require_approved(kit, "h1", JOB, policy)
+    assert pending(kit) is None
+    assert "with the key of bob" in given("status", kit)
+    other = {**JOB, "seed": 2}
+    assert "approved another form of this job" in asked(kit, other, policy)
+    given("reject", kit, fingerprint(JOB)[:12])  # one person's no, without a key
+    assert "has rejected this job" in asked(kit, JOB, policy)
+
+
+def test_a_key_is_asked_for_where_it_says_something(kit: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    typed = "pass word\npass word\n"
+    assert "approvers.alice" in given(
+        "key", "alice", "--out", tmp_path / "a", "--passphrase", typed=typed
+    )
+    asked(kit, JOB)
+    told = given("approve", kit, "--yes", "--key", tmp_path / "a", code=2)
+    assert "its rules list no approvers: approve without --key" in told
+    assert "is there already" in given("key", "alice", "--out", tmp_path / "a", code=2)

@@ -1,0 +1,102 @@
+"""A site forgets a run: what is deleted, what stays, and when it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hospitals import FEDNER, Hospitals
+from typer.testing import CliRunner
+
+from fednotes.cli import app
+from fednotes.core.errors import FednotesError
+from fednotes.engines import processes
+from fednotes.engines.kit_files import KIT_FILE
+from fednotes.engines.pipe import only_one
+from fednotes.guard import approvals_of, ledger_of
+from fednotes.privacy.ledger_check import verify
+from fednotes.site_file import SITE_FILE
+
+pytestmark = pytest.mark.usefixtures("one_process")
+JOB_ID = "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c"
+
+
+@pytest.fixture
+def kit(site_notes: Any, tmp_path: Path) -> Path:
+    """A site's, after a run, with another run beside it."""
+    hospitals = Hospitals(tmp_path, FEDNER.replace("epochs = 2", "epochs = 1"), site_notes)
+    hospitals.run()
+    kit = hospitals.setups["posts"].kit
+    facts = {"name": "posts", "role": "site", "project": "ward", "server": "localhost"}
+    (kit / KIT_FILE).write_text(json.dumps({**facts, "port": 1, "person": "", "org": "x"}))
+    (kit / "state" / "run2").mkdir()
+    (kit / "state" / "run2" / "kept").write_text("kept")
+    config = kit / JOB_ID / "app_posts" / "config"
+    config.mkdir(parents=True)
+    (config / "job.json").write_text(json.dumps({"run": "run1"}))
+    cache = tmp_path / "cache" / "features"
+    cache.mkdir(parents=True)
+    (cache / f"{'0' * 64}.npy").write_bytes(b"x" * 1000)
+    (cache / "mine.txt").write_text("mine")
+    text = (kit / SITE_FILE).read_text()
+    (kit / SITE_FILE).write_text(f"cache = {str(tmp_path / 'cache')!r}\n{text}")
+    return kit
+
+
+def given(*words: object, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["site", "forget", *map(str, words)])
+    if code:
+        assert isinstance(done.exception, FednotesError), done.output
+        return str(done.exception)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
+    before, lines = files(kit), ledger_of(kit).head().lines
+    gone = [kit / "state" / "run1", kit / "results" / "run1", kit / JOB_ID]
+    assert {"tagger.safetensors", "scores.json"} <= {p.name for p in files(gone[1])}
+    assert files(gone[0])
+    sizes = [sum(map(len, files(folder).values())) for folder in gone]
+    assert all(sizes)
+    said = given(kit, "run1").splitlines()
+    for folder, size in zip(gone, sizes, strict=True):
+        assert f"deleted: {folder}, {size:,} bytes" in said
+        assert not folder.exists()
+    assert f"deleted: {tmp_path / 'cache'}, 1,000 bytes" in said
+    assert any(line.startswith(f"{sum(sizes) + 1000:,} bytes in all") for line in said)
+    stays = {p: raw for p, raw in before.items() if not any(p.is_relative_to(g) for g in gone)}
+    assert files(kit) == stays
+    assert kit / "rules" / "ledger.jsonl" in stays
+    assert lines > 0
+    assert verify(ledger_of(kit).path).ok
+    assert len(approvals_of(kit).decisions()) == 1
+    assert list((tmp_path / "cache" / "features").iterdir()) == [
+        tmp_path / "cache" / "features" / "mine.txt"
+    ]
+
+
+@pytest.mark.parametrize("name", ["run7", "../rules", "", ".", "/", "run1/site"])
+def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
+    before = files(kit)
+    told = given("--", kit, name, code=2)
+    assert f"keeps nothing of a run {name!r}; it does of: run1, run2" in told
+    assert files(kit) == before
+
+
+def test_a_run_that_is_alive(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the lock that its process holds, and by the process, before it has the lock."""
+    with only_one(kit / "state" / "run1"):
+        before = files(kit)
+        assert "run run1 is alive, and nothing was deleted" in given(kit, "run1", code=2)
+    running = processes.Status("posts", "site", 7, (JOB_ID,), False, kit / "log")
+    monkeypatch.setattr(processes, "status", lambda kit: running)
+    assert "run run1 is alive, and nothing was deleted" in given(kit, "run1", code=2)
+    assert files(kit) == before
+    assert "deleted: " in given(kit, "run2")  # another run is no reason
