@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
 
-from fednotes.core.store import write_text
+from fednotes.core.output import write_out
 from fednotes.report.curves import traffic, training_curves
 from fednotes.report.phenotypes import phenotype_scores
 from fednotes.report.run import Run, duration, finite, get, mapping, read, size
@@ -35,7 +35,7 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
     directory = Path(run_directory)
     run = read(directory)
     target = Path(output) if output is not None else directory / "report.html"
-    write_text(target, _page(run))
+    write_out(target, _page(run))
     return target
 
 
