@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 
 from fednotes.core.output import write_out
+from fednotes.core.store import write_text
 from fednotes.report.curves import traffic, training_curves
 from fednotes.report.phenotypes import phenotype_scores
 from fednotes.report.run import Run, duration, finite, get, mapping, read, size
@@ -35,7 +36,7 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
     directory = Path(run_directory)
     run = read(directory)
     target = Path(output) if output is not None else directory / "report.html"
-    write_out(target, _page(run))
+    (write_text if output is None else write_out)(target, _page(run))
     return target
 
 
