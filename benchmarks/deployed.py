@@ -16,6 +16,8 @@ numbers as it is sent and computes nothing, so a row is what an exchange costs b
     wire        bytes that cross one site's connection, both ways, against its tensors' bytes;
                 counted by a relay in a run of its own, acknowledgements of TCP left out
 
+Its processes and its folder go with it, however it ends.
+
 On loopback every frame also passes between the two processes of each machine, which is no wire.
 
 The last line compares ten rounds of a method whose sites train 5 MB of parameters by --steps
@@ -52,6 +54,9 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.engines.pipe import Setup
 from fednotes.engines.wire import Frame
 from fednotes.federation import Federation, State
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+from scratch import scratch
 
 SITES = ("h1", "h2", "h3")
 METHOD_BYTES, ROUNDS, WIDTH = 5_000_000, 10, 250
@@ -318,7 +323,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     sizes = [int(megabytes * 1e6) for megabytes in options.megabytes]
-    with tempfile.TemporaryDirectory() as name, network(Path(name).resolve()) as (kits, port):
+    with scratch() as folder, network(folder) as (kits, port):
         table(kits, sizes, options.exchanges)
         far, *_ = run(kits, "method", METHOD_BYTES, ROUNDS, options.steps)
         near = clock(lambda: alone(METHOD_BYTES, ROUNDS, options.steps))

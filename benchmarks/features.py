@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -23,6 +23,9 @@ import numpy as np
 import torch
 
 from fednotes.models.features import cached_features, load_encoder
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+from scratch import scratch
 
 BATCH = 32
 STEMS = ("cardi", "metopr", "nephr", "hepat", "gastr", "neur", "ator", "lisin", "derm", "angi")
@@ -99,7 +102,8 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=None)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as path:
+        folder = str(path)
         spec, sentences = given.encoder, given.sentences or 512
         if given.elmo:
             write_elmo(Path(folder))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +29,9 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import buckets
 from fednotes.models.pointer_corpus import PointerCorpus
 from fednotes.models.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+from scratch import scratch
 
 BATCH, SENTENCES, BATCHES = 32, 512, 3
 TAGS = TagSet(("Drug", "ADE", "Disease", "Finding", "Symptom"))
@@ -138,11 +141,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     transformers.utils.logging.disable_progress_bar()
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         if arguments.base:
-            base = build(Path(folder) / "base", width=768, decoder=6, vocabulary=50265)
+            base = build(folder / "base", width=768, decoder=6, vocabulary=50265)
             compare("bart-base's size", base, min(arguments.repeats, 3))
-        small = build(Path(folder) / "small", width=384, decoder=2, vocabulary=30522)
+        small = build(folder / "small", width=384, decoder=2, vocabulary=30522)
         ratio = compare("6 + 2 layers of 384", small, arguments.repeats)
     print(f"per-sample gradients ratio={ratio:.1f} against the loop")
 

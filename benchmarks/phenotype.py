@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,6 +37,9 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.methods import phenotype
 from fednotes.models.dan import Dan, DanConfig
 from fednotes.models.phenotyper import PhenotypeConfig
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+from scratch import scratch
 
 RATE = 1e-3
 
@@ -165,7 +169,10 @@ def main() -> None:
     results = {}
     for name in ("flat", "padded"):
         command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        with scratch() as folder:
+            done = subprocess.run(
+                command, check=True, stdout=subprocess.PIPE, text=True, cwd=folder
+            )
         results[name] = json.loads(done.stdout.splitlines()[-1])
     flat, padded = results["flat"], results["padded"]
     if abs(flat["loss"] - padded["loss"]) > 1e-5:

@@ -10,12 +10,20 @@ from unittest import mock
 
 import pytest
 import torch
+from scratch import ended_with_us
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """The order of additions, and so the last bit, depends on the number of threads."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests start in their folders ends with them, also where they are killed."""
+    with ended_with_us(tmp_path_factory.getbasetemp()):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

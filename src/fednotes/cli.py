@@ -6,10 +6,10 @@ import os
 import shlex
 import sys
 
-from fednotes.stopping import until_it_begins
+from fednotes.stopping import Stopped, goes_on, stops, until_it_begins
 
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
-    until_it_begins("run", sys.argv)  # before what takes a second to import
+    until_it_begins(sys.argv)  # before what takes a second to import
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -296,7 +296,7 @@ def reproduce(
     from fednotes.experiments.reproduce import reproduce as run
 
     folder = out or Path("runs") / "reproduce"
-    with runs_bar(console, name) as tell:
+    with runs_bar(console, name) as tell, goes_on("the same command"):
         table = run(
             name,
             folder,
@@ -315,13 +315,14 @@ def reproduce(
 def main() -> None:
     """The console script."""
     try:
-        _run()
+        with stops():
+            _run()
+    except Stopped as stopped:
+        print(stopped.line, file=sys.stderr)
+        sys.exit(stopped.code)
     except FednotesError as error:
         fail(str(error))
     except typer.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("stopped; a simulate goes on with --resume, a reproduce as it is", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # whoever reads our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

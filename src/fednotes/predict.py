@@ -18,11 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
-from fednotes.core.store import write_text
+from fednotes.core.output import write_out
 from fednotes.core.types import Document
 from fednotes.data.cohort import PRESENT, UNLABELLED, Bags, Vectors
 from fednotes.data.concepts import by_patient
 from fednotes.data.formats import FORMATS, guess_format, read
+from fednotes.data.formats.files import open_file, visible
 from fednotes.data.labelled_patients import LABELS, read_beside, read_gold, renamed
 from fednotes.data.notes import read_notes
 from fednotes.data.obesity import read_texts
@@ -79,10 +80,10 @@ def documents_of(text: str) -> tuple[Document, ...]:
     try:
         format = guess_format(path)
     except DataError:
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        files = visible(path) if path.is_dir() else [path]
         if not files or (path.is_dir() and any(file.suffix != ".txt" for file in files)):
             raise
-        return tuple(Document(f.stem, _decoded(str(f), f.read_bytes())) for f in files)
+        return tuple(Document(f.stem, _decoded(str(f), _bytes(f))) for f in files)
     return read(path, format)
 
 
@@ -99,6 +100,11 @@ def _path(text: str) -> Path | None:
         name = text if len(text) <= _NAME else f"{text[:_NAME]}…"
         raise DataError(f"{name}: no such file; for text give more than one word or use -")
     return None
+
+
+def _bytes(path: Path) -> bytes:
+    with open_file(path) as file:
+        return file.read()
 
 
 def _decoded(source: str, data: bytes) -> str:
@@ -186,7 +192,7 @@ def predict_patients(
     else:
         written = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in results)
     if out is not None:
-        write_text(out, written, private=False)
+        write_out(out, written)
     else:
         sys.stdout.write(written)
 
@@ -201,7 +207,7 @@ def notes_of(text: str) -> dict[str, list[str]]:
         return {document.id: [document.text] for document in documents_of(text)}
     records = [path] if path.name.lower().endswith((".xml", ".xml.gz")) else []
     if path.is_dir():  # the obesity challenge's summaries, without its annotations
-        records = sorted(p for p in path.iterdir() if "patient_records" in p.name.lower())
+        records = [p for p in visible(path) if "patient_records" in p.name.lower()]
     notes = by_patient(read_texts(records) if records else read_notes(path))
     if not notes:
         raise DataError(f"{path}: no note here has any text")

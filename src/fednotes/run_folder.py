@@ -15,6 +15,7 @@ import torch
 
 import fednotes
 from fednotes.core.errors import ConfigError
+from fednotes.core.lock import LOCK
 from fednotes.core.store import make_private, private_folder, write_json
 from fednotes.core.types import SiteData
 from fednotes.data.note_sites import fingerprint as note_fingerprint
@@ -24,12 +25,16 @@ from fednotes.jobs import Job, Sites
 OUTCOME = {"scores", "rounds", "seconds", "bytes_up", "bytes_down"}  # of a finished part
 
 
+def require_place(out: Path) -> None:
+    """Raises ConfigError unless `out` is the folder of a run, or could become one."""
+    if (out / "job.json").exists() or not out.exists():
+        return
+    if not out.is_dir() or any(path.name != LOCK for path in out.iterdir()):
+        raise ConfigError(f"{out} is not the folder of a run, nor empty: give another --out")
+
+
 def refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
     """Raises ConfigError unless `out` is free for this job, or its own."""
-    if not (out / "job.json").exists():
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ConfigError(f"{out} is not the folder of a run, nor empty: give another --out")
-        return
     if overwrite or not begun(out):
         return
     if not resume:
@@ -56,18 +61,22 @@ def begun(out: Path) -> bool:
     return log.exists() and log.stat().st_size > 0
 
 
-def set_aside(out: Path) -> None:
-    """Move an earlier run to `OUT.previous`, where an unfinished one replaces no other."""
+def set_aside(out: Path) -> bool:
+    """Move an earlier run to `OUT.previous`, where an unfinished one replaces no other.
+
+    False if there is none.
+    """
     previous = out.with_name(out.name + ".previous")
     if not begun(out):
-        return
+        return False
     if previous.exists() and not (out / "summary.json").exists():
         shutil.rmtree(out)
-        return
+        return True
     if previous.exists():
         recorded(previous)  # the folder of a run, not somebody's own
         shutil.rmtree(previous)
     out.rename(previous)
+    return True
 
 
 def recorded(run: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from fednotes.core.errors import FednotesError
+from fednotes.core.lock import held
 from fednotes.core.store import write_json, write_text
 from fednotes.engines.inprocess import InProcess, RoundResult
 from fednotes.jobs import POOLED, Job
@@ -27,8 +29,9 @@ from fednotes.metrics.site_scores import summed_scores
 from fednotes.metrics.spans import SpanCounts
 from fednotes.models.features import default_cache
 from fednotes.report.html import write_report
-from fednotes.run_folder import OUTCOME, claim, finished, refuse, set_aside, versions
+from fednotes.run_folder import OUTCOME, claim, finished, refuse, require_place, set_aside, versions
 from fednotes.sites import Sites, load_sites
+from fednotes.stopping import goes_on
 
 
 def valid_f1(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -86,19 +89,41 @@ def simulate(
     overwrite: an earlier run there becomes `OUT.previous`, once the sites could be read.
     cache: folder of frozen features and concepts; the user's default one if None.
     command: how a person repeats this run, for the report.
-    Raises ConfigError if `out` holds another run.
+    Raises ConfigError if `out` holds another run, BusyError while a run goes on there.
     """
     replace_old = overwrite and not resume
-    refuse(job, out, resume, replace_old)
-    sites = load_sites(job, display.features if display else None, cache)
-    config = job.module.for_sites(job.config, sites.data)
-    for text in _warnings(job):
-        if display:
-            display.warn(text)
-    parts = _parts(job, sites, config)
-    if replace_old:
-        set_aside(out)
-    claim(job, out, sites, resume)
+    require_place(out)
+    with ExitStack() as mine:
+        mine.enter_context(held(out))
+        refuse(job, out, resume, replace_old)
+        sites = load_sites(job, display.features if display else None, cache)
+        config = job.module.for_sites(job.config, sites.data)
+        for text in _warnings(job):
+            if display:
+                display.warn(text)
+        parts = _parts(job, sites, config)
+        if replace_old and set_aside(out):
+            mine.enter_context(held(out))  # a new folder, for the other one went with its lock
+        claim(job, out, sites, resume)
+        with goes_on(f"{command} --resume"):
+            results = _train(job, sites, parts, out, resume, device, display, cache)
+            summary = _summary(job, sites, results) | {"command": command}
+            write_json(out / "summary.json", summary)
+            write_report(out)
+    return summary
+
+
+def _train(
+    job: Job,
+    sites: Sites,
+    parts: Sequence[Part],
+    out: Path,
+    resume: bool,
+    device: str,
+    display: Display | None,
+    cache: Path | None,
+) -> dict[str, dict[str, Any]]:
+    """The outcome of each part by its name, a finished one's as it is."""
     torch.set_num_threads(job.threads)
     torch.use_deterministic_algorithms(device == "cpu")
     log = _Log(out / "metrics.jsonl", resume)
@@ -111,10 +136,7 @@ def simulate(
             write_json(folder / "done.json", outcome)
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         results[part.name] = outcome
-    summary = _summary(job, sites, results) | {"command": command}
-    write_json(out / "summary.json", summary)
-    write_report(out)
-    return summary
+    return results
 
 
 def _parts(job: Job, sites: Sites, config: Any) -> list[Part]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import FORMATS, brat, jsonl, read
 
@@ -60,9 +60,9 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path) -> None:
     jsonl.write([Document("a", "b")], path)
     before = path.read_bytes()
     for bad in (Document("a", "\ud800"), Document("a", "b", meta={"x": object()})):
-        with pytest.raises(DataError, match=r"cannot be written|cannot write"):
+        with pytest.raises(FednotesError, match=r"cannot be written|cannot write"):
             jsonl.write([bad], path)
-    with pytest.raises(DataError, match="cannot write"):
+    with pytest.raises(FednotesError, match="cannot be written"):
         jsonl.write([Document("a", "b")], path / "below.jsonl")
     with pytest.raises(DataError, match="brat needs a folder"):
         brat.write([Document("a", "b")], path)

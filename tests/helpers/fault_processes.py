@@ -61,6 +61,7 @@ def site(name: str, folder: Path) -> None:
     """A site's process: one connection for each frame."""
     own = folder / name
     own.mkdir(exist_ok=True)
+    os.chdir(folder)  # by which it is found where nobody is left to end it
     socket = folder / f"{name}.sock"
     socket.unlink(missing_ok=True)
     with (
@@ -121,6 +122,7 @@ def server(folder: Path) -> None:
     """The server's process; its result is a file."""
     own = folder / "server"
     own.mkdir(exist_ok=True)
+    os.chdir(folder)
     with mock.patch.object(store.os, "replace", _replacing(own)):
         engine = Deployed(Sockets(folder), SITES, own, job=JOB, policy=POLICY)
         found = toy_job(engine, {})

@@ -5,6 +5,7 @@
     ├── ConfigError          a job, site or command-line setting is wrong
     ├── ModelError           a saved model, vector file or backbone is wrong
     ├── MissingExtra         an optional dependency is not installed
+    ├── BusyError            another process works in a folder
     ├── TrainingError        training cannot go on (a value is not finite, no site answers)
     └── RefusedError         a policy or a protocol forbids the request
 
@@ -38,6 +39,10 @@ class ConfigError(FednotesError):
 
 class ModelError(FednotesError):
     """A model directory, vector file or backbone cannot be used."""
+
+
+class BusyError(FednotesError):
+    """Another process works in a folder that takes one at a time."""
 
 
 class TrainingError(FednotesError):

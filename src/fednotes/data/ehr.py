@@ -138,7 +138,7 @@ def read_codiesp(path: str | os.PathLike[str], kinds: Collection[str] = "DP") ->
             raise ConfigError(f"CodiEsp has codes of kind D and P, not {kind!r}")
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    files = [path] if path.is_file() else visible(path, below=True)
+    files = [path] if not path.is_dir() else visible(path, below=True)
     tables = [(f, kind) for f in files for kind in kinds if _is_codiesp(f, kind)]
     if not tables:
         ends = " or ".join(f"{kind}.tsv" for kind in kinds)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from fednotes.core.errors import DataError
 from fednotes.data.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED
 from fednotes.data.concepts import by_patient
+from fednotes.data.formats.files import open_file
 from fednotes.data.label_table import read_labels
 from fednotes.data.obesity import read_obesity
 
@@ -53,7 +54,7 @@ def read_gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
         return by_patient(read.notes), gold
     notes: dict[str, list[str]] = {}
     gold = {}
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

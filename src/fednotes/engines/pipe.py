@@ -7,13 +7,14 @@ import json
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.core.store import owned, private_folder, write_json
+from fednotes.core.errors import BusyError, ConfigError, TrainingError
+from fednotes.core.lock import held
+from fednotes.core.store import private_folder, write_json
 from fednotes.privacy.masks import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
@@ -94,13 +95,10 @@ def only_one(state: Path) -> Iterator[None]:
 
     Raises TrainingError if another process holds it.
     """
-    import fcntl  # not on Windows, where NVFlare does not run either
-
-    private_folder(state)
-    with open(state / "lock", "w", opener=owned) as file:
+    with ExitStack() as mine:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            mine.enter_context(held(state))
+        except BusyError as error:
             raise TrainingError(f"{state.name}: an earlier submission is still ending") from error
         yield
 

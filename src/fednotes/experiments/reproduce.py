@@ -26,6 +26,7 @@ from fednotes.core.store import write_json, write_text
 from fednotes.experiments.tables import KINDS, MISSING, markdown
 from fednotes.jobs import expand, load_job
 from fednotes.metrics.compare import summarise
+from fednotes.stopping import call
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def _run(run: Run) -> str:
         resume = ["--resume"] if (run.folder / "job.json").exists() else []
         log = run.folder.with_suffix(".log")
         with log.open("a", encoding="utf-8") as file:
-            code = subprocess.call(
+            code = call(
                 [sys.executable, "-m", "fednotes.cli", *run.arguments, *resume],
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -88,7 +88,7 @@ def _read_one(path: Path) -> list[str]:
     try:
         return [document.text for document in read(path)]
     except DataError:
-        plain = [path] if path.is_file() else visible(path, True) if path.is_dir() else []
+        plain = visible(path, True) if path.is_dir() else [path]
         plain = [file for file in plain if file.suffix.lower() in (".txt", ".csv")]
         if not plain:
             raise  # says what is wrong with the corpus, or that nothing is there

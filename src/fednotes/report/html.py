@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from fednotes.core.output import write_out
 from fednotes.core.store import write_text
 from fednotes.report.curves import traffic, training_curves
 from fednotes.report.phenotypes import phenotype_scores
@@ -34,7 +35,7 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
     directory = Path(run_directory)
     run = read(directory)
     target = Path(output) if output is not None else directory / "report.html"
-    write_text(target, _page(run), private=output is None)
+    (write_text if output is None else write_out)(target, _page(run))
     return target
 
 

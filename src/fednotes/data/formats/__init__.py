@@ -49,7 +49,7 @@ def guess_format(path: str | os.PathLike[str]) -> str:
     path = Path(path)
     if not os.path.exists(path):
         raise DataError(f"{path}: no such file or folder")
-    if path.is_file():
+    if not path.is_dir():
         found = _guess_file(path)
         if found is None:
             read_text(path)  # an empty or wrongly encoded file says so itself

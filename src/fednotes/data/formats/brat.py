@@ -19,8 +19,16 @@ from sys import intern
 from urllib.parse import quote, unquote
 
 from fednotes.core.errors import DataError
+from fednotes.core.output import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats.files import head, listing, read_text, same_text, unique, write_text
+from fednotes.data.formats.files import (
+    head,
+    is_inside,
+    listing,
+    read_text,
+    same_text,
+    unique,
+)
 
 _PLACE = "[0-9]{1,9} [0-9]{1,9}"
 _MENTION = re.compile(rf"(T\S{{1,40}})\t(\S+) ({_PLACE}(?:;{_PLACE})*)\t(.*)", re.DOTALL)
@@ -88,8 +96,10 @@ def _read_pair(stem: Path, base: Path) -> Document:
 def _text_of(stem: Path) -> Path:
     """The text file of a pair: beside the annotations, or (CADEC) in a folder beside theirs."""
     beside = Path(f"{stem}.txt")
-    others = (stem.parent.parent / folder / beside.name for folder in ("text", "txt"))
-    return next((place for place in others if not beside.is_file() and place.is_file()), beside)
+    base = stem.parent.parent
+    others = (base / folder / beside.name for folder in ("text", "txt"))
+    found = (place for place in others if os.path.lexists(place) and is_inside(place, base))
+    return beside if beside.is_file() else next(found, beside)
 
 
 def _parse(path: Path | str, number: int, line: str) -> _Mention | None:
@@ -165,8 +175,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
         raise DataError(f"{folder}: brat needs a folder and this is a file")
     for document in documents:
         name = "/".join(_safe(part) for part in document.id.split("/"))
-        write_text(folder / f"{name}.txt", document.text)
-        write_text(folder / f"{name}.ann", "".join(f"{line}\n" for line in _lines(document)))
+        write_out(folder / f"{name}.txt", document.text)
+        write_out(folder / f"{name}.ann", "".join(f"{line}\n" for line in _lines(document)))
 
 
 def _safe(part: str) -> str:

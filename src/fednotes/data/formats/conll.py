@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from fednotes.core.errors import DataError
+from fednotes.core.output import write_out
 from fednotes.core.types import Document, Scheme, Span, TagSet
-from fednotes.data.formats.files import head, listing, read_text, unique, write_text
+from fednotes.data.formats.files import head, listing, read_text, unique
 from fednotes.data.tags import Alignment, FlattenCounts, decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
@@ -249,7 +250,7 @@ def write(
     single &= not any(" " in column for row in blocks if isinstance(row, list) for column in row)
     separator = " " if single else "\t"
     lines = [row if isinstance(row, str) else separator.join(row) for row in blocks]
-    write_text(Path(path), "".join(f"{line}\n" for line in lines))
+    write_out(Path(path), "".join(f"{line}\n" for line in lines))
     return alignment, flat
 
 

@@ -1,17 +1,49 @@
-"""What every reader and writer shares: text in and out of files, and ids."""
+"""What every reader shares: the files of a corpus, text out of them, and ids."""
 
 from __future__ import annotations
 
 import os
-import tempfile
+import stat
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document
 
 _HEAD = 1 << 16  # bytes that are enough to tell a format
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A file for reading; a FIFO, a socket or a device is not waited for.
+
+    Raises DataError for what is missing, no file, or may not be read.
+    """
+    try:
+        return open(path, "rb", opener=_opened)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot read: {error.strerror or error}") from None
+
+
+def _opened(name: str, flags: int) -> int:
+    """What was opened is asked what it is: nobody can put another in its place in between."""
+    number = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        _require_file(Path(name), os.fstat(number).st_mode)
+    except DataError:
+        os.close(number)
+        raise
+    return number
+
+
+def _require_file(path: Path, mode: int) -> None:
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # who opens a folder has the words for it
+        kind = _KINDS.get(stat.S_IFMT(mode), "a device")
+        raise DataError(f"{path}: {kind}, and only files are read: put one in its place")
 
 
 def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
@@ -21,9 +53,8 @@ def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
     Raises DataError for a file that is missing, empty or not UTF-8.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
+        with open_file(path) as file:
+            text = file.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: byte {error.start} is not UTF-8: convert the file, "
@@ -36,35 +67,12 @@ def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
     return text if exact else text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all. Raises DataError where the disk refuses."""
-    temporary: str | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(text.encode("utf-8"))
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except (OSError, UnicodeEncodeError) as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
-        reason = getattr(error, "strerror", None) or "the text cannot be written as UTF-8"
-        raise DataError(f"{path}: cannot write: {reason}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def head(path: Path) -> list[str]:
     """The first non-blank lines of a file, however it is encoded; none if unreadable."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(_HEAD)
-    except OSError:
+    except (DataError, OSError):
         return []
     lines = data.decode("utf-8", errors="replace").removeprefix("\ufeff").split("\n")
     if len(data) == _HEAD and len(lines) > 1:
@@ -83,7 +91,7 @@ def listing(
     """
     if not os.path.exists(path):
         raise DataError(f"{path}: no such file or folder")
-    if path.is_file():
+    if not path.is_dir():
         return [path]
     found = [] if below else [p for p in visible(path) if accepts(p)]
     found = found or [p for p in visible(path, True) if accepts(p)]
@@ -93,13 +101,35 @@ def listing(
 
 
 def visible(folder: Path, below: bool = False) -> list[Path]:
-    """Files of a folder in a fixed order, hidden ones left out."""
-    paths = folder.rglob("*") if below else folder.iterdir()
-    shown = (p for p in paths if not any(q.startswith(".") for q in p.relative_to(folder).parts))
+    """Files of a folder in a fixed order, hidden ones left out; links to folders are no folders.
+
+    Raises DataError for a link that leads out of the folder, and for what is no file.
+    """
     try:
-        return sorted(p for p in shown if p.is_file())
+        found = sorted(folder.rglob("*") if below else folder.iterdir())
+        shown = [p for p in found if not any(q[0] == "." for q in p.relative_to(folder).parts)]
+        return [path for path in shown if is_inside(path, folder)]
     except OSError as error:
-        raise DataError(f"{folder}: cannot read: {error.strerror}") from None
+        raise DataError(f"{error.filename or folder}: cannot read: {error.strerror}") from None
+
+
+def is_inside(path: Path, folder: Path) -> bool:
+    """Whether a path below a corpus's folder is a file of the corpus; False for a folder.
+
+    The folder itself may be a link: whoever named it knows where it leads.
+    Raises DataError for a link that leads out of the folder, and for what is no file, OSError.
+    """
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
+            raise DataError(
+                f"{path}: a link that leads out of {folder}: put a copy of what it leads to there"
+            )
+        if not path.exists():
+            return False  # it leads nowhere
+        mode = path.stat().st_mode
+    _require_file(path, mode)
+    return stat.S_ISREG(mode)
 
 
 def unique(documents: Iterable[Document]) -> tuple[Document, ...]:

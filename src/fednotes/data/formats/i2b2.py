@@ -16,7 +16,7 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, listing, read_text, unique
+from fednotes.data.formats.files import head, is_inside, listing, read_text, unique
 from fednotes.data.text import normalise
 
 _PLACE = r"([0-9]{1,9}):([0-9]{1,9})"  # line:token
@@ -51,8 +51,9 @@ def _text_of(con: Path) -> Path:
     places = [folder, folder.parent / "txt", folder.parent / "test_data", folder.parent]
     places.append(folder.parent.parent / "test_data")
     for place in places:
-        if (place / name).is_file():
-            return place / name
+        found = place / name
+        if os.path.lexists(found) and is_inside(found, place.parent):
+            return found
     raise DataError(f"{con}: its text {name} is neither beside it nor in a folder txt beside")
 
 

@@ -19,8 +19,9 @@ from sys import intern
 from typing import Any
 
 from fednotes.core.errors import DataError
+from fednotes.core.output import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats.files import head, listing, read_text, unique, write_text
+from fednotes.data.formats.files import head, listing, read_text, unique
 
 # Keys that hold spans; those of the second pair mean something else beside one of the first.
 _SPAN_KEYS = (("spans", "entities"), ("labels", "label"))
@@ -185,7 +186,7 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
             lines.append(json.dumps(_record(document), ensure_ascii=False) + "\n")
         except (TypeError, ValueError):
             raise DataError(f"document {document.id}: its meta cannot be written as JSON") from None
-    write_text(Path(path), "".join(lines))
+    write_out(Path(path), "".join(lines))
 
 
 def _record(document: Document) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def _files(path: Path, format: str | None, column: str | None) -> tuple[str, lis
     A folder may hold other files beside its notes (a licence, a table of contents): those of
     no known format are passed over, and text files too where there is a table of notes.
     """
-    if path.is_file():
+    if not path.is_dir():
         return format or guess_notes(path, column), [path]
     found: dict[str, list[Path]] = {}
     for file in visible(path, below=True):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from fednotes.core.errors import DataError
+from fednotes.data.formats.files import open_file
 
 LARGEST = 1 << 26  # characters of one note; more is a quote that was never closed
 
@@ -40,15 +41,13 @@ class Skipped(enum.Enum):
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """A file for reading, unpacked where its name ends in .gz."""
-    try:
-        if path.suffix.lower() == ".gz":
-            return cast(BinaryIO, gzip.open(path, "rb"))
-        return path.open("rb")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot read: {error.strerror or error}") from None
+    """A file for reading (`open_file`), unpacked where its name ends in .gz."""
+    file = open_file(path)
+    if path.suffix.lower() != ".gz":
+        return file
+    unpacked = gzip.GzipFile(fileobj=file)
+    unpacked.myfileobj = file  # type: ignore[assignment] # closed with it
+    return cast(BinaryIO, unpacked)
 
 
 # What a file that cannot be read to its end raises.

@@ -1,0 +1,176 @@
+"""Links that lead out, FIFOs, sockets, devices among notes: named, never followed or waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fednotes.core.errors import DataError
+from fednotes.data.ehr import read_codiesp, read_mimic
+from fednotes.data.formats import ctakes, read
+from fednotes.data.formats.files import open_file
+from fednotes.data.notes import read_notes
+from fednotes.data.obesity import read_obesity
+from fednotes.models.graft_tasks import read_texts
+from fednotes.predict import documents_of, notes_of
+
+SECRET = "Zyxwolan was given."
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "read": read,
+    **{form: partial(read, format=form) for form in ("brat", "i2b2", "conll", "jsonl", "pubtator")},
+    "notes": lambda path: list(read_notes(path)),
+    "predict": lambda path: documents_of(str(path)),
+    "predict patients": lambda path: notes_of(str(path)),
+    "ctakes": ctakes.read,
+    "codes": read_codiesp,
+    "mimic": read_mimic,
+    "obesity": read_obesity,
+    "graft": lambda path: read_texts([path], 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterator[None]:
+    """A reader that waits fails its test."""
+
+    def late(number: int, frame: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def corpus(folder: Path) -> Path:
+    """One brat pair."""
+    folder.mkdir(parents=True)
+    (folder / "a.txt").write_text("He has rash.")
+    (folder / "a.ann").write_text("T1\tADE 7 11\trash\n")
+    return folder
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    """As `mknod` would; a link into /dev is refused as a link, so this needs root."""
+    try:
+        os.mknod(path, 0o020666, os.makedev(1, 5))  # /dev/zero, without end
+    except PermissionError:
+        pytest.skip("needs the right to make devices")
+
+
+def outward(path: Path) -> None:
+    other = path.parent.parent / "other"
+    other.mkdir()
+    (other / "secret.txt").write_text(SECRET)
+    path.symlink_to(other / "secret.txt")
+
+
+def outward_folder(path: Path) -> None:
+    other = path.parent.parent / "other"
+    other.mkdir()
+    (other / "secret.txt").write_text(SECRET)
+    path.symlink_to(other)
+
+
+FOUND = {
+    pipe: "a FIFO, and only files are read",
+    device: "a device, and only files are read",
+    outward: "a link that leads out of",
+    outward_folder: "a link that leads out of",
+}
+
+
+@pytest.mark.parametrize("make", FOUND, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_names_it(tmp_path: Path, reader: str, make: Callable[[Path], None]) -> None:
+    folder = corpus(tmp_path / "corpus")
+    make(folder / "b.txt")
+    with pytest.raises(DataError, match=rf"^{folder}/b\.txt: {FOUND[make]}") as told:
+        READERS[reader](folder)
+    assert SECRET not in str(told.value)
+
+
+def test_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = corpus(tmp_path / "corpus")
+    monkeypatch.chdir(folder)  # a socket's path may have 108 characters
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("b.txt")
+        with pytest.raises(DataError, match=r"b\.txt: a socket, and only files are read"):
+            read(folder)
+
+
+@pytest.mark.parametrize("reader", ["read", "notes", "predict", "predict patients", "graft"])
+@pytest.mark.parametrize("name", ["a.txt", "a.ann", "a.csv", "a.jsonl"])
+def test_a_fifo_that_is_named_itself_is_not_waited_for(
+    tmp_path: Path, name: str, reader: str
+) -> None:
+    pipe(tmp_path / name)
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(DataError, match=rf"/{name}: a FIFO, and only files are read"):
+        READERS[reader](tmp_path / name)
+
+
+def test_a_fifo_beside_the_annotations_is_not_waited_for(tmp_path: Path) -> None:
+    """A pair is named by one of its files; its other file is looked at too."""
+    (tmp_path / "a.ann").write_text("T1\tADE 7 11\trash\n")
+    pipe(tmp_path / "a.txt")
+    with pytest.raises(DataError, match=r"a\.txt: a FIFO, .* put one in its place$"):
+        read(tmp_path / "a.ann")
+
+
+@pytest.mark.parametrize("form", ["brat", "i2b2"])
+def test_a_text_in_the_folder_beside_may_not_lead_out(tmp_path: Path, form: str) -> None:
+    """CADEC and i2b2 keep texts in a folder of their own."""
+    base = tmp_path / "corpus"
+    for name in ("ann", "txt"):
+        (base / name).mkdir(parents=True)
+    (tmp_path / "secret.txt").write_text(SECRET)
+    (base / "txt/a.txt").symlink_to(tmp_path / "secret.txt")
+    if form == "brat":
+        (base / "ann/a.ann").write_text("T1\tADE 0 8\tZyxwolan\n")
+    else:
+        (base / "ann/a.con").write_text('c="zyxwolan" 1:0 1:0||t="problem"\n')
+    with pytest.raises(DataError, match=r"txt/a\.txt: a link that leads out of"):
+        read(base / "ann", form)
+
+
+def test_what_a_person_names_may_be_a_link(tmp_path: Path) -> None:
+    folder = corpus(tmp_path / "elsewhere" / "corpus")
+    note = {"text": "He has rash.", "spans": [{"start": 7, "end": 11, "label": "ADE"}]}
+    (folder.parent / "one.jsonl").write_text(json.dumps(note) + "\n")
+    (tmp_path / "folder").symlink_to(folder)
+    (tmp_path / "file.jsonl").symlink_to(folder.parent / "one.jsonl")
+    assert [d.text for d in read(tmp_path / "folder")] == ["He has rash."]
+    assert [d.text for d in read(tmp_path / "file.jsonl")] == ["He has rash."]
+    assert [n.text for n in read_notes(tmp_path / "file.jsonl")] == ["He has rash."]
+
+
+def test_a_link_within_the_corpus_is_read(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("He has rash.")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "texts/a.txt")
+    assert sorted(n.id for n in read_notes(tmp_path)) == ["b", "texts/a"]
+    (tmp_path / "again").symlink_to(tmp_path)  # a folder in itself is not entered
+    assert len(list(read_notes(tmp_path))) == 2
+
+
+def test_a_file_that_becomes_a_fifo_after_the_listing_is_not_waited_for(tmp_path: Path) -> None:
+    """What is open is judged, not what lay there before: there is nothing in between to use."""
+    pipe(tmp_path / "a.txt")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(DataError, match="a FIFO"):
+        open_file(tmp_path / "a.txt")
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,85 @@
+"""A folder whose processes end with the process that used it, however that ends.
+
+A second process waits for the end of its standard input, which the system brings about after
+`kill -9` as well. Then it ends every process that works in the folder (its working directory, or
+a word of its command line, is the folder or lies in it). Linux alone: it reads /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A new folder, which goes as well."""
+    with _watched(Path(tempfile.mkdtemp(prefix="fednotes-")).resolve(), "delete") as folder:
+        yield folder
+
+
+@contextmanager
+def ended_with_us(folder: Path) -> Iterator[Path]:
+    """A folder that is there, and stays."""
+    with _watched(folder.resolve(), "keep") as folder:
+        yield folder
+
+
+@contextmanager
+def _watched(folder: Path, then: str) -> Iterator[Path]:
+    watch = subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, str(folder), then],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # what ends a group of processes leaves it alone
+    )
+    try:
+        yield folder
+    finally:
+        watch.communicate()
+
+
+def working_in(folder: Path) -> list[int]:
+    """The numbers of the processes that work in a folder, this one left out."""
+    own, inside = os.fsencode(folder), os.fsencode(folder) + b"/"
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            words.append(os.fsencode(os.readlink(process / "cwd")))
+            if any(word == own or inside in word for word in words):
+                found.append(int(process.name))
+    return [number for number in found if number != os.getpid()]
+
+
+def end_all(folder: Path) -> None:
+    """End the processes of a folder: asked first, then killed."""
+    for sign, seconds in ((signal.SIGTERM, 2), (signal.SIGKILL, 10)):
+        end, told = time.monotonic() + seconds, set[int]()
+        while (left := working_in(folder)) and time.monotonic() < end:
+            for number in set(left) - told:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(number, sign)
+            told |= set(left)
+            time.sleep(0.05)
+
+
+def main(folder: Path, then: str) -> None:
+    """Watch until standard input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end_all(folder)
+    if then == "delete":
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,160 @@
+"""A run that goes on: nobody else writes into its folder, and who stops it knows how to go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fednotes.core.errors import BusyError
+from fednotes.core.lock import LOCK
+from fednotes.jobs import load_job
+from fednotes.simulate import simulate
+
+JOB = """
+method = "fedner"
+conditions = ["federated"]
+[synthetic]
+sites = 2
+sentences = 30
+[training]
+epochs = 15
+batch_size = 24
+[model]
+tagger = "cnn-clstm-crf"
+hashed_words = 64
+word_dim = 4
+char_dim = 4
+char_filters = 6
+cnn_filters = 8
+lstm_units = 4
+"""
+# As a shell starts a command in the foreground, whatever this process ignores.
+START = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "import runpy; runpy.run_module('fednotes.cli', run_name='__main__', alter_sys=True)"
+)
+
+
+class Runs:
+    """Commands in one folder, which end with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.out = folder, folder / "run"
+        self.begun: list[subprocess.Popen[str]] = []
+        (folder / "job.toml").write_text(JOB)
+
+    def begin(self, *words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", START, "simulate", "job.toml", "--out", "run", *words],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.begun.append(process)
+        return process
+
+    def here(self, *settings: str, **options: bool) -> None:
+        """The same in this process."""
+        job = load_job(str(self.folder / "job.toml"), settings)
+        simulate(job, self.out, **options)
+
+    def training(self, *words: str) -> subprocess.Popen[str]:
+        """A command that has written a checkpoint."""
+        process = self.begin(*words)
+        end = time.monotonic() + 120
+        while not list(self.out.glob("federated/checkpoints/round-*")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.002)
+        return process
+
+    def rounds(self) -> list[int]:
+        """Of every line of the run's log."""
+        lines = (self.out / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["round"] for line in lines]
+
+    def files(self) -> dict[str, bytes]:
+        """Every file's bytes; a lock that nobody holds is none."""
+        found = [path for path in self.folder.rglob("*") if path.is_file() and path.name != LOCK]
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in found}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    made = Runs(tmp_path)
+    yield made
+    torch.use_deterministic_algorithms(False)  # a run chooses them for its process
+    for process in made.begun:
+        process.kill()
+        process.communicate()
+
+
+def test_a_live_run_is_left_alone_whatever_is_asked(runs: Runs) -> None:
+    live = runs.training()
+    live.send_signal(signal.SIGSTOP)  # alive, but not done before we have looked
+    before = runs.files()
+    who = rf"run: in use by process {live.pid} on .* simulate job.toml --out run\)"
+    for options in ({}, {"resume": True}, {"overwrite": True}):
+        with pytest.raises(BusyError, match=who):
+            runs.here(**options)
+    other = runs.begin("--overwrite", "--set", "seed=9")
+    _, told = other.communicate(timeout=120)
+    assert other.returncode == 2
+    assert re.fullmatch(rf"error: {who}: wait for its end, or end it\n", told)
+    assert runs.files() == before
+    live.send_signal(signal.SIGCONT)
+    _, told = live.communicate(timeout=120)
+    assert live.returncode == 0, told
+    assert runs.rounds() == sorted(set(runs.rounds()))
+    assert not (runs.out / LOCK).exists()
+    runs.here("training.epochs=1", overwrite=True)
+    assert (runs.folder / "run.previous" / "summary.json").exists()
+    assert not list(runs.folder.rglob(LOCK))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_stops_it_is_told_how_to_go_on(runs: Runs, number: signal.Signals) -> None:
+    live = runs.training("--overwrite")
+    live.send_signal(number)
+    _, told = live.communicate(timeout=60)
+    assert live.returncode == 128 + number
+    assert told == "stopped; to go on: fednotes simulate job.toml --out run --resume\n"
+    assert not list(runs.out.rglob(".*")), "half-written"
+    assert not (runs.out / LOCK).exists()
+    runs.here(resume=True)
+    assert runs.rounds() == sorted(set(runs.rounds()))
+    assert (runs.out / "summary.json").exists()
+
+
+def test_before_it_has_begun_there_is_nothing_to_go_on_with(runs: Runs) -> None:
+    """--resume would take up the run that --overwrite was to replace."""
+    runs.here("training.epochs=1")
+    before = runs.files()
+    live = runs.begin("--overwrite")
+    end = time.monotonic() + 60
+    while not (runs.out / LOCK).exists():  # it reads its notes next
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    live.send_signal(signal.SIGINT)
+    _, told = live.communicate(timeout=60)
+    assert live.returncode == 130
+    if (runs.folder / "run.previous").exists():
+        pytest.skip("it was faster than this test")
+    assert told == "stopped\n"
+    assert runs.files() == before
