@@ -51,6 +51,7 @@ from fednotes.engines.asking import Event, Policy, Transport
 from fednotes.engines.deployed import Deployed, Paused
 from fednotes.engines.host import Sealer, SiteHost
 from fednotes.engines.opened import OPENED
+from fednotes.engines.pace import Pace
 from fednotes.engines.pipe import Setup
 from fednotes.engines.summing import Summing
 from fednotes.engines.validation import limits_of
@@ -281,6 +282,7 @@ def _member(setup: Setup) -> Member:
         sealer=_sealer(job, setup, key),
         public={DESCRIBE: lambda made: as_tensors(own), SCORES: lambda made: _scores(kit, made)},
         limits=limits_of(job.federation.max_norm),
+        pace=Pace() if file.policy.steady_replies else None,
         tell=lambda line: logger.info("%s", line),
         outward=outward,
     )

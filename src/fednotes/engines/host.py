@@ -19,6 +19,7 @@ from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.journal import Journal
+from fednotes.engines.pace import Pace
 from fednotes.engines.pipe import place_of
 from fednotes.engines.question import Asked
 from fednotes.engines.validation import LIMITS, Limits, check_update
@@ -74,6 +75,9 @@ class Sealer(Protocol):
     def opened(self, question: bytes) -> bool:
         """Whether this site has helped to open a sum of this question."""
 
+    def pace(self, request: Request) -> int | None:
+        """The class of times that all sites answer this request in, where it is told."""
+
 
 @dataclass(frozen=True)
 class Keeping:
@@ -93,6 +97,7 @@ class SiteHost:
     this job alone. job: the fingerprint of the job that was approved here. name: the site's.
     public: further tasks "@…" that tell facts which are nobody's secret; no sum hides them.
     tell: is given one line for each thing that a person at the site may want to know.
+    pace: when tasks are answered under a secure sum; None is at once.
     outward: what the server is told of an error, given the site's name; all of it by default.
 
     Raises RefusedError if the directory holds another job, ModelError if it does not say which,
@@ -111,12 +116,14 @@ class SiteHost:
         public: Mapping[str, Callable[[SiteTasks], Tensors]] | None = None,
         limits: Limits = LIMITS,
         keeping: Keeping | None = None,
+        pace: Pace | None = None,
         tell: Callable[[str], None] = lambda line: None,
         outward: Callable[[Exception, str], str] | None = None,
     ) -> None:
         self._make, self._job, self._name = make, job, name
         self._guard, self._sealer, self._limits = guard, sealer, limits
         self._keeping, self._tell = keeping or Keeping(), tell
+        self._pace = pace if sealer is not None else None
         self._line_at = -ROUND_LINE_SECONDS  # when a round was told last
         self._outward = outward or explained
         self._public = dict(public or {})
@@ -132,13 +139,17 @@ class SiteHost:
 
     def handle(self, frame: Frame) -> bytes:
         """The reply to a request. Raises what the guard raises of a refusal that may not leave."""
+        begun = self._pace.clock() if self._pace else 0.0
         try:
             request = decode_request(frame)
         except WireError as error:
             blank = Request(self._job, 0, 0, "")
             return self._refusal(blank, error, later=True)
         try:
-            return self._answer(request, frame)
+            reply = self._answer(request, frame)
+            if self._pace and self._sealer and not request.task.startswith(OURS):
+                self._pace.wait(request.task, begun, self._sealer.pace(request))
+            return reply
         except Exception as error:
             return self._refusal(request, error, later=passing(error))
 
@@ -253,7 +264,11 @@ class SiteHost:
             check_update(update, self._name, limits=self._limits)
             done = replace(self._reply(request, update), has=request.number)
             if self._sealer is not None:
-                sealed = self._sealer.seal(request, update, self._asked.question)
+                given = update
+                if self._pace:
+                    spent = self._pace.counts(request.task, time.monotonic() - started)
+                    given = replace(update, metrics={**update.metrics, **spent})
+                sealed = self._sealer.seal(request, given, self._asked.question)
                 done = replace(done, update=Update(), attached=sealed)
             reply = encode(done)
             self._leaving(request, reply, update)

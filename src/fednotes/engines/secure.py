@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Tensors, Total
 from fednotes.engines import secure_wire as wire
+from fednotes.engines.pace import slowest, without
 from fednotes.engines.secure_site import SecureSeal, context_of
 from fednotes.engines.summing import Exchange
 from fednotes.engines.wire import Reply
@@ -54,10 +55,12 @@ class _Spoilt(TrainingError):
 
 @dataclass(frozen=True)
 class _Terms:
-    """How sites lay their updates out. limits: by tensor, the exponent of two."""
+    """How sites lay their updates out, and when they answer. limits: by tensor, the exponent
+    of two. pace: the class of the slowest site (`pace.Pace`); None if it is not known."""
 
     metrics: tuple[str, ...] | None
     limits: Mapping[str, int]
+    pace: int | None = None
 
     def suit(self, told: _Told) -> bool:
         """Whether all that answered can be added as they are."""
@@ -67,7 +70,7 @@ class _Terms:
     def for_all(self, told: _Told) -> _Terms:
         """Terms under which all that answered can be added."""
         union = sorted({name for names in told.names.values() for name in names})
-        return _Terms(tuple(union), {} if told.wide else self.limits)
+        return _Terms(tuple(union), {} if told.wide else self.limits, self.pace)
 
 
 @dataclass
@@ -119,6 +122,7 @@ class SecureSum:
         self._whole = False  # the last exchange came to its end, so the next may be prepared
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
         self._limits: dict[str, dict[str, int]] = {}  # by task and tensor
+        self._paces: dict[str, int | None] = {}  # by task
 
     def state(self) -> dict[str, Any]:
         """What later sums depend on: limits. JSON values."""
@@ -152,7 +156,7 @@ class SecureSum:
         self._whole = False
         if not set(sites) <= prepared:
             sites = self._begin(exchange, sites)
-        terms = _Terms(self._metrics.get(task), self._limits.get(task, {}))
+        terms = _Terms(self._metrics.get(task), self._limits.get(task, {}), self._paces.get(task))
         replies = exchange.task(self._asked(terms), sites=sites)
         self._enough(exchange, len(replies), TrainingError)
         told = self._take(exchange, replies, terms)
@@ -178,11 +182,11 @@ class SecureSum:
         self._whole = True
         told_of = (name for site in total.included for name in told.names[site])
         metrics = {name: total.metrics[name] for name in told_of if name in total.metrics}
-        self._metrics[task] = tuple(metrics)
+        self._metrics[task], self._paces[task] = tuple(metrics), slowest(metrics)
         self._limits[task] = {
             name: round(math.log2(limit)) for name, limit in Limits.after(total).tensors.items()
         }
-        return replace(total, metrics=metrics)
+        return replace(total, metrics=without(metrics))
 
     # the stages
 
@@ -208,6 +212,7 @@ class SecureSum:
             "roster": list(roster),
             "metrics": None if terms.metrics is None else list(terms.metrics),
             "limits": dict(terms.limits),
+            "pace": terms.pace,
         }
         return wire.packed(note, boxes=wire.packed_boxes(boxes, roster))
 

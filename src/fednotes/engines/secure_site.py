@@ -25,6 +25,7 @@ from fednotes.core.tensors import fingerprint
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import secure_wire as wire
 from fednotes.engines.opened import Opened
+from fednotes.engines.pace import CLASSES
 from fednotes.engines.wire import Request
 from fednotes.privacy.fixed_point import Layout
 from fednotes.privacy.masks import Identity, digest, joined, need_cryptography
@@ -113,6 +114,11 @@ class SecureSeal:
         server that the task counts (docs/privacy.md says what that is worth).
         """
         return self._threshold < len(self._sites) or question in self._opened
+
+    def pace(self, request: Request) -> int | None:
+        """The class of times that all sites answer in (`pace.Pace`), from the terms."""
+        told = wire.noted(request.attached).get("pace") if request.attached else None
+        return min(told, CLASSES - 1) if type(told) is int else None
 
     def stage(self, request: Request) -> Tensors:
         """Answer one of the protocol's own messages; a repeated one gets the same answer.

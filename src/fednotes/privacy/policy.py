@@ -85,6 +85,8 @@ class Policy:
     hours: when requests are served, such as "19:00-06:00" (over midnight), the end excluded;
         empty: always. An update of a request that was served may leave later.
     timezone: of `hours`: "local" (this machine's), "UTC" or a name such as "Europe/Berlin".
+    steady_replies: under a secure sum, answers leave at times that say little of how many notes
+        there are (`engines/pace.py`).
     share_scores: the server may see this site's own scores, and the counts that scores are
         made of outside a secure sum.
     methods: those allowed; empty: all.
@@ -108,6 +110,7 @@ class Policy:
     max_bytes: int = 0
     hours: str = ""
     timezone: str = "local"
+    steady_replies: bool = True
     share_scores: bool = False
     methods: tuple[str, ...] = ()
     approvals: int = 1

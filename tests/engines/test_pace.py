@@ -1,0 +1,146 @@
+"""Answers at times that do not tell how large a site is."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from math import comb
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fault_net import Net
+from fault_toy import JOB
+from secure_net import Giver
+
+from fednotes.core.update import Update
+from fednotes.engines.host import SiteHost
+from fednotes.engines.pace import CLASSES, NAME, Pace, class_of, seconds_of, slowest
+from fednotes.engines.secure import SecureSeal, SecureSum
+
+pytestmark = pytest.mark.usefixtures("instant_disk")
+
+# Seconds of the task "train" at sites of 20, 60 and 100 sentences, as an attacker measured them.
+TOOK = {"a": 0.094, "b": 0.140, "c": 0.163}
+SITES, ROUNDS = tuple(TOOK), 30
+
+
+class Clock:
+    """A site's own clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Worker(Giver):
+    """Takes its time by its own clock."""
+
+    def __init__(self, name: str, clock: Clock, rng: np.random.Generator, jitter: float) -> None:
+        super().__init__(name, [Update({"w": torch.ones(3)}, 1.0, {"n": 1.0})], {name: 0})  # type: ignore[arg-type]
+        self.clock, self.rng, self.jitter = clock, rng, jitter
+
+    def give(self, tensors: dict[str, torch.Tensor]) -> Update:
+        self.clock.now += TOOK[self._id] * float(np.exp(self.jitter * self.rng.standard_normal()))
+        return super().give(tensors)
+
+
+def seen_by_the_server(
+    folder: Path, seed: int, *, steady: bool, jitter: float = 0.04
+) -> dict[str, np.ndarray]:
+    """Site → seconds from each request to its answer, through hosts under the secure sum."""
+    net, rng = Net({}, folder), np.random.default_rng(seed)
+    clocks = {site: Clock() for site in SITES}
+    for site, clock in clocks.items():
+        worker = Worker(site, clock, rng, jitter)
+        net.hosts[site] = SiteHost(
+            lambda worker=worker: worker,
+            folder / site,
+            job=JOB,
+            name=site,
+            sealer=SecureSeal(site, SITES, job=JOB, threshold=3),
+            pace=Pace(lambda clock=clock: clock.now, clock.sleep) if steady else None,
+        )
+    engine = net.engine(SITES, summing=SecureSum(SITES, job=JOB, threshold=3))
+    found = {site: np.zeros(ROUNDS) for site in SITES}
+    for turn in range(ROUNDS):
+        next(engine.rounds(turn, ROUNDS))
+        before = {site: clock.now for site, clock in clocks.items()}
+        total = engine.sum("give")
+        assert total.metrics == {"n": 3.0}  # a method does not see the classes
+        for site in SITES:
+            found[site][turn] = clocks[site].now - before[site]
+    return found
+
+
+def right_guesses(found: dict[str, np.ndarray], rng: np.random.Generator) -> bool:
+    """Whether the order of the sizes is guessed by the mean time; of equal ones by a coin."""
+    means = {site: round(float(times.mean()), 9) for site, times in found.items()}
+    order = sorted(SITES, key=lambda site: (means[site], rng.random()))
+    return tuple(order) == SITES
+
+
+def test_thirty_rounds_do_not_rank_three_sites_better_than_chance(tmp_path: Path) -> None:
+    """One order of six is right. Of 12 runs a coin gives 8 or more right ones in 0.1 % of
+    all tests (the binomial tail below); without the pace every run is ranked right."""
+    rng, runs, most = np.random.default_rng(7), 12, 8
+    chance = 1 / len(list(permutations(SITES)))
+    tail = sum(
+        comb(runs, k) * chance**k * (1 - chance) ** (runs - k) for k in range(most, runs + 1)
+    )
+    assert tail < 1e-3
+    right = sum(
+        right_guesses(seen_by_the_server(tmp_path / f"{seed}", seed, steady=True), rng)
+        for seed in range(runs)
+    )
+    assert right < most
+    plain = [seen_by_the_server(tmp_path / f"plain{seed}", seed, steady=False) for seed in (1, 2)]
+    assert all(right_guesses(found, rng) for found in plain)
+
+
+def test_all_answer_in_the_class_of_the_slowest(tmp_path: Path) -> None:
+    """0.163 s and a quarter more is 0.204 s: the class that ends at 2^(4/2) / 16 = 0.25 s."""
+    found = seen_by_the_server(tmp_path, 1, steady=True, jitter=0.0)
+    assert class_of(0.163 * 1.25) == 4
+    for site in SITES:
+        np.testing.assert_allclose(found[site], 0.25, rtol=1e-9)
+
+
+def test_classes_are_powers_of_the_square_root_of_two() -> None:
+    assert [seconds_of(k) for k in (0, 2, 4, 8)] == [0.0625, 0.125, 0.25, 1.0]
+    assert [class_of(s) for s in (0.0, 0.0625, 0.0626, 0.25, 0.2501, 1e9)] == [
+        *(0, 0, 1),
+        *(4, 5, CLASSES - 1),
+    ]
+    assert all(class_of(seconds_of(k)) == k for k in range(CLASSES))
+
+
+def test_a_server_that_tells_too_low_a_class_sees_a_power_of_four_alone() -> None:
+    clock = Clock()
+    pace = Pace(lambda: clock.now, clock.sleep)
+    for took, answered in ((0.30, 1.0), (0.30, 1.0), (0.9, 1.0), (1.1, 4.0), (0.1, 4.0)):
+        begun = clock.now
+        clock.now += took
+        pace.wait("train", begun, 0)
+        assert clock.now - begun == pytest.approx(answered)
+
+
+def test_a_long_pause_is_forgotten_after_eight_answers() -> None:
+    clock = Clock()
+    pace, levels = Pace(lambda: clock.now, clock.sleep), []
+    for took in (9.0, *[0.1] * 9):
+        begun = clock.now
+        clock.now += took
+        pace.wait("train", begun, CLASSES - 1)
+        levels.append(slowest(pace.counts("train", 0.1)))
+    assert levels == [class_of(9 * 1.25)] * 8 + [class_of(0.125)] * 2
+
+
+def test_what_a_site_tells_is_one_under_its_class() -> None:
+    counts = Pace().counts("train", 0.2)
+    assert sum(counts.values()) == counts[f"{NAME}04"] == 1.0
+    assert len(counts) == CLASSES
+    assert slowest(counts | {"n": 3.0}) == 4
+    assert slowest({"n": 3.0}) is None
