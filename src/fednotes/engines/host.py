@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Protocol
 
@@ -297,9 +298,18 @@ class SiteHost:
             self._told, self._remembers = request.number, True
         elif request.first and request.told and not self._remembers:
             tensors = self._journal.request(request.told).tensors
+        task = getattr(site, request.task)
+        try:
+            signature(task).bind(tensors, **request.options)
+        except TypeError as error:
+            named = ", ".join(request.options) or "none"
+            raise RefusedError(
+                f"site {self._name!r}: task {request.task!r} of the approved job takes other "
+                f"options than {named}"
+            ) from error
         if self._sealer is not None:
             self._asked = self._asked.next(request, tensors)
-        update: Update = getattr(site, request.task)(tensors, **request.options)
+        update: Update = task(tensors, **request.options)
         return update
 
     # the site's state

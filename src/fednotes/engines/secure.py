@@ -273,7 +273,7 @@ class SecureSum:
         replies = exchange.stage(wire.UNMASK, asked, least=self.least)
         self._add(exchange, replies, UnmaskMessage, chain.add_unmask)
         now = chain.now
-        total = _closed(chain.total)
+        total = _closed(chain.total, exchange.reasons)
         for site, of in now.doubtful:
             logger.warning("site %r or %r: a wrong share of the secret of %r", site, of, of)
         return total
@@ -312,12 +312,12 @@ class SecureSum:
 R = TypeVar("R")
 
 
-def _closed(close: Callable[[], R]) -> R:
+def _closed(close: Callable[[], R], reasons: str = "") -> R:
     """The end of a stage. Too few messages of it are reason to begin afresh."""
     try:
         return close()
     except TrainingError as error:
-        raise _Spoilt(str(error)) from error
+        raise _Spoilt(f"{error} ({reasons})" if reasons else str(error)) from error
 
 
 def _require_own(site: str, named: str) -> None:

@@ -1,0 +1,302 @@
+"""A server that lies, through the path that every request takes: no sum of other questions.
+
+An honest engine stands behind a transport that rewrites what single sites are asked, and behind
+a server's side of the secure sum that adds whatever came. Before sites masked for the question,
+each of these lies gave the server the numbers of one site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from fault_net import STRICT, Net
+from fault_toy import JOB, SITES, Toy
+
+from fednotes.core.errors import FednotesError, TrainingError
+from fednotes.core.update import Update
+from fednotes.engines import secure_wire
+from fednotes.engines.asking import Policy
+from fednotes.engines.host import SiteHost
+from fednotes.engines.opened import OPENED
+from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.wire import Frame, Request, decode_reply, decode_request, encode
+from fednotes.guard import SiteGuard, ledger_of, settle
+from fednotes.privacy.ledger import show
+from fednotes.privacy.policy import Policy as Rules
+from fednotes.privacy.secagg_messages import MaskedMessage
+from fednotes.privacy.secagg_server import SecureServer
+
+pytestmark = pytest.mark.usefixtures("instant_disk")
+
+VICTIM = "a"
+X = {"x": torch.ones(4)}
+TABLE = {"name": "toy", "sites": list(SITES), "min_sites": 3}
+OPEN = Rules(min_sites=2, secure_sum="off", freeze_embeddings=False)
+Lie = Callable[[Request], Request]
+
+
+class Liar:
+    """A transport that changes the requests to all but the victim."""
+
+    def __init__(self, net: Net) -> None:
+        self.net, self.lies = net, dict[str, Lie]()  # by task
+
+    def exchange(self, frames: Mapping[str, Frame], **options: Any) -> Iterator[tuple[str, Frame]]:
+        told = {}
+        for site, frame in frames.items():
+            request = decode_request(frame)
+            lie = self.lies.get(request.task)
+            told[site] = encode(lie(request)) if lie and site != VICTIM else frame
+        yield from self.net.exchange(told, **options)
+
+
+@contextmanager
+def one_layout() -> Iterator[None]:
+    """A server's side that adds updates of any layout, and asks for all of them to be opened."""
+    add, seen = SecureServer.add_masked, dict[bytes, Any]()
+
+    def add_anyway(self: SecureServer, message: MaskedMessage) -> None:
+        layout = seen.setdefault(message.exchange, message.layout)
+        add(self, replace(message, layout=layout))
+
+    with mock.patch.object(SecureServer, "add_masked", add_anyway):
+        yield
+
+
+class Case:
+    """Three sites with rules and ledgers, all needed in each sum, and the server that lies."""
+
+    def __init__(self, folder: Path, threshold: int = 3) -> None:
+        self.folder, self.threshold = folder, threshold
+        self.net, self.told = Net({}, folder), {site: list[str]() for site in SITES}
+        for site in SITES:
+            self.begin(site)
+        self.liar = Liar(self.net)
+        self.engine = self.served()
+
+    def begin(self, site: str) -> None:
+        kit = self.folder / "kits" / site
+        settle(kit, TABLE, approve=True, by="a test")
+        guard = SiteGuard(
+            kit, site, "run", TABLE, lambda: OPEN, secure=True, threshold=self.threshold
+        )
+        kept = self.folder / site / OPENED
+        self.net.hosts[site] = SiteHost(
+            lambda: Toy(site),
+            self.folder / site,
+            job=JOB,
+            name=site,
+            guard=guard,
+            sealer=SecureSeal(site, SITES, job=JOB, threshold=self.threshold, kept=kept),
+            tell=self.told[site].append,
+        )
+
+    def served(self, **options: Any) -> Any:
+        summing = SecureSum(SITES, job=JOB, threshold=self.threshold)
+        policy = options.pop("policy", STRICT)
+        engine = self.net.engine(SITES, policy, summing=summing, **options)
+        engine._asker._transport = self.liar
+        return engine
+
+    def prepared(self) -> None:
+        """The toy job up to its first round."""
+        sizes = int(self.engine.sum("count").metrics["size"])
+        self.engine.sum("share", sizes=sizes)
+        next(self.engine.rounds(0, 9))
+
+    def opened(self) -> int:
+        """How many answers of any site opened a sum."""
+        tasks = {request.number: request.task for _, request, _ in self.net.sent}
+        replies = (decode_reply(frame) for _, frame in self.net.came)
+        return sum(tasks[r.number] == "@unmask" and r.update is not None for r in replies)
+
+    def raises_and_opens_nothing(self, act: Callable[[], Any]) -> str:
+        before = self.opened()
+        with one_layout(), pytest.raises(FednotesError) as caught:
+            act()
+        assert self.opened() == before
+        return str(caught.value)
+
+
+def dead(request: Request) -> Request:
+    """Parameters under which a site's numbers are nothing."""
+    return replace(request, tensors={name: value * 0 for name, value in request.tensors.items()})
+
+
+def other_round(request: Request) -> Request:
+    return replace(request, options={**request.options, "round": 10**6})
+
+
+def later(request: Request) -> Request:
+    return replace(request, round=request.round + 1)
+
+
+@pytest.mark.parametrize("lie", [dead, other_round, later])
+def test_other_questions_to_other_sites_give_no_sum(lie: Lie, tmp_path: Path) -> None:
+    """Sites that were asked otherwise say so in their logs and ledgers; so does the victim."""
+    case = Case(tmp_path)
+    case.prepared()
+    case.liar.lies = {"train": lie}
+    said = case.raises_and_opens_nothing(lambda: case.engine.sum("train", X, round=0))
+    assert "was asked something else than site" in said
+    for site in SITES:
+        assert any("was asked something else" in line for line in case.told[site]), site
+        ledger = list(show(ledger_of(tmp_path / "kits" / site).path))
+        assert "asked-otherwise" in {line["reason"] for line in ledger if line["refusal"]}, site
+    case.liar.lies = {}
+    assert case.served(resume=False).sum("count").metrics == {"size": 15.0}  # and honest ones do
+
+
+def test_an_honest_server_says_what_differs(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.prepared()
+    case.liar.lies = {"train": dead}
+    with pytest.raises(TrainingError, match="asked different things: task, round, options or"):
+        case.engine.sum("train", X, round=0)
+
+
+def test_what_was_told_before_is_part_of_the_question(tmp_path: Path) -> None:
+    """A round that begins without tensors means those that came last: an evaluation of others
+    does not count, for no sum of it was opened; and no request makes it count."""
+    case = Case(tmp_path)
+    case.prepared()
+    case.engine.sum("train", X, round=0)
+    case.engine.sum("send", {"scale": torch.ones(4)})
+    case.liar.lies = {"evaluate": dead}
+    case.raises_and_opens_nothing(lambda: case.engine.sum("evaluate", X))
+    case.liar.lies = {}
+    number = case.engine._members.number
+    counted = dict.fromkeys(SITES, number)
+    for site in SITES:
+        last = case.net.hosts[site]._journal.last
+        claims = Request(
+            JOB,
+            case.engine._members._run,
+            number + 1,
+            "train",
+            round=1,
+            first=True,
+            told=last,
+            counted={**counted, site: last},
+            options={"round": 1},
+        )
+        reply = decode_reply(case.net.hosts[site].handle(encode(claims)))
+        assert reply.update is None
+        assert "did not see the sum of request" in reply.refusal
+        assert reply.has < last
+        assert case.net.hosts[site]._journal.last == reply.has
+
+
+def test_other_tensors_of_a_step_before_give_no_sum(tmp_path: Path) -> None:
+    """The second task of a round computes with what the first one told."""
+    case = Case(tmp_path)
+    case.prepared()
+    case.liar.lies = {"train": dead}
+    case.raises_and_opens_nothing(lambda: case.engine.sum("train", X, round=0))
+    case.liar.lies = {}
+    said = case.raises_and_opens_nothing(lambda: case.engine.sum("send", {"scale": torch.ones(4)}))
+    assert "did not see the sum" in said or "sites can be added" in said
+
+
+def test_what_came_before_the_first_round_stays_part_of_every_question(tmp_path: Path) -> None:
+    """A site that makes up for a task of before the first round sends nothing of it, so that no
+    sum tells whether it was the others' task: every later sum does."""
+    case = Case(tmp_path)
+    case.engine.sum("count")
+    case.liar.lies = {"share": lambda r: replace(r, options={"sizes": 2**50})}
+    case.raises_and_opens_nothing(lambda: case.engine.sum("share", sizes=15))
+    members = case.engine._members
+    for site, sizes in zip(SITES, (15, 2**50, 2**50), strict=True):
+        request = members.request("share", preparing=True, options={"sizes": sizes})
+        reply = decode_reply(case.net.hosts[site].handle(encode(request)))
+        assert (reply.update, reply.attached, reply.refusal) == (Update(), {}, "")
+        members.counted[site] = request.number
+    case.liar.lies = {}
+    next(case.engine.rounds(0, 9))
+    said = case.raises_and_opens_nothing(lambda: case.engine.sum("train", X, round=0))
+    assert "was asked something else" in said
+
+
+def test_a_task_of_a_round_is_done_in_a_sum_or_not_at_all(tmp_path: Path) -> None:
+    """Or a site's private layers could be spoilt by a task that no other site sees."""
+    case = Case(tmp_path)
+    case.prepared()
+    members = case.engine._members
+    for changes in ({}, {"first": True}):
+        request = members.request("train", tensors=X, options={"round": 0}, **changes)
+        reply = decode_reply(case.net.hosts["a"].handle(encode(request)))
+        assert "asked for outside the secure sum" in reply.refusal
+
+
+def test_options_that_the_job_does_not_have_are_refused(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    with pytest.raises(TrainingError, match="'count' of the approved job takes other options"):
+        case.engine.sum("count", batch_size=1)
+
+
+LOOSE = Policy(min_sites=2, timeout=10, knock=1, knock_every=0, pause=1, give_up=30)
+
+
+def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
+    """With two of three: the sum of all, then the server "was restarted" and calls c dropped.
+    The difference of the two sums would be c's number."""
+    case = Case(tmp_path, threshold=2)
+    assert case.engine.sum("count").included == SITES
+    case.net.down = {"c"}
+    with pytest.raises(TrainingError, match="was opened with c before the fault"):
+        case.served(policy=LOOSE, resume=False).sum("count")
+
+    def nothing_before(self: SecureSeal, question: bytes) -> tuple[str, ...]:
+        return ()
+
+    before = case.opened()
+    with (  # a server that does not listen to it, and asks all the same
+        mock.patch("fednotes.engines.opened.Opened.survivors", nothing_before),
+        pytest.raises(TrainingError, match="a sum of this very task was opened before, over"),
+    ):
+        case.served(policy=LOOSE, resume=False).sum("count")
+    assert case.opened() == before
+    for site in ("a", "b"):  # nor after these sites were started again
+        case.begin(site)
+    with pytest.raises(TrainingError, match="was opened with c before the fault"):
+        case.served(policy=LOOSE, resume=False).sum("count")
+    case.net.down = set()
+    assert case.served(policy=LOOSE, resume=False).sum("count").metrics == {"size": 15.0}
+
+
+def test_after_a_fault_a_sum_is_made_again_without_who_was_not_in_it(tmp_path: Path) -> None:
+    """c was away, and is back when the server was restarted: it waits for the next sum."""
+    case = Case(tmp_path, threshold=2)
+    case.net.down = {"c"}
+    assert case.served(policy=LOOSE).sum("count").included == ("a", "b")
+    case.net.down = set()
+    again = case.served(policy=LOOSE, resume=False)
+    assert again.sum("count").included == ("a", "b")
+    assert again.sum("count").included in (("a", "b"), SITES)
+
+
+def test_an_older_exchange_is_not_opened_in_a_newer_tasks_name(tmp_path: Path) -> None:
+    """The server asks to open what was masked before, while a newer task waits: what is noted as
+    opened is what was masked in that exchange."""
+    case = Case(tmp_path)
+    seal = case.net.hosts["a"]._sealer
+    assert isinstance(seal, SecureSeal)
+    case.prepared()
+    case.engine.sum("train", X, round=0)
+    assert seal._masked_in[1] in seal._opened
+    questions = len(seal._opened._survivors)
+    seal._masked_in = (seal._masked_in[0] + 5, b"another")
+    number = case.engine._members.request("@unmask").number
+    note = {"number": seal._masked_in[0] - 5, "exchange": "", "survivors": [], "dropped": []}
+    attached = secure_wire.packed({**note, "receipts": {}, "confirmations": {}, "keys": {}})
+    request = replace(case.engine._members.request("@unmask", attached=attached), number=number + 1)
+    reply = decode_reply(case.net.hosts["a"].handle(encode(request)))
+    assert "masked nothing in it" in reply.refusal
+    assert len(seal._opened._survivors) == questions
