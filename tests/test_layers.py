@@ -54,6 +54,7 @@ TOP = frozenset(
         "cli_groups",
         "deploy_cli",
         "kit_cli",
+        "certificate_cli",
         "server_cli",
         "ledger_cli",
         "__main__",
@@ -74,7 +75,9 @@ NETWORK = (
     "http.client", "http.server", "ftplib", "smtplib", "xmlrpc",
 )  # fmt: skip
 # The ends of NVFlare, of the server, the admin and a site: nothing else may import it.
-NVFLARE = frozenset(f"fednotes.engines.{name}" for name in ("nvflare", "nvflare_site", "presence"))
+NVFLARE = frozenset(
+    f"fednotes.engines.{name}" for name in ("nvflare", "nvflare_site", "nvflare_trust", "presence")
+)
 PICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 CALLS = ("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load")
 

@@ -37,6 +37,13 @@ def _remedy(kit: Path, path: Path) -> str:
     return f"fednotes kit renew {kit}"
 
 
+def shown_problem(kit: Path, shown: bytes) -> str:
+    """Why a certificate (DER) that another showed by TLS counts no more; empty if it does."""
+    from cryptography.x509 import load_der_x509_certificate
+
+    return Trust.of(kit / "startup").ended(load_der_x509_certificate(shown))
+
+
 def stems(kit: Path) -> dict[Path, str]:
     """A kit's certificates, by their paths without a suffix, and whose each must be."""
     facts = read_kit(kit)

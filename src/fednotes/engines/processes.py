@@ -26,6 +26,7 @@ from fednotes.engines.certificates import check_kit
 from fednotes.engines.kit_files import LOG_FILE, SERVER, SITE, read_kit
 from fednotes.engines.provision import HEARTBEAT_SECONDS
 from fednotes.engines.seldom import KIT_VARIABLE
+from fednotes.engines.trust import settle
 
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job
 KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
@@ -92,6 +93,7 @@ def launch(kit: Path, variables: Mapping[str, str] | None = None, *, watch: bool
         options += [f"uid={facts['name']}", f"heart_beat_interval={HEARTBEAT_SECONDS}"]
     command = [sys.executable, "-m", module, "-m", str(kit), "-s", settings, "--set", *options]
     (kit / "transfer").mkdir(exist_ok=True)
+    settle(kit)
     _settle(kit)
     _prune(kit)
     environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit), **(variables or {})}

@@ -171,6 +171,18 @@ def _of(startup: Path, stamps: object) -> Trust:
     return Trust(tuple(roots), said.bridges, said.listed)
 
 
+def bytes_of(path: Path) -> bytes:
+    """A file that an authority or a kit wrote, no longer than such a file is.
+
+    Raises ConfigError if it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+
+
 def take(kit: Path, data: bytes) -> bool:
     """Take in what the project's authority says, whoever brings it; whether it was news.
 
