@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fednotes.certificate_cli import kit
+from fednotes.certificate_cli import kit as certificates
 from fednotes.cli_groups import console, say
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 from fednotes.kit_cli import site
@@ -35,7 +35,7 @@ Settings = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    groups = (("site", site), ("server", server), ("ledger", ledger), ("kit", kit))
+    groups = (("site", site), ("server", server), ("ledger", ledger), ("kit", certificates))
     for name, group in groups:
         app.add_typer(group, name=name)
     for command in (provision, preflight, run):
@@ -81,6 +81,7 @@ def provision(
     Also what its authority does later: revoke kits, renew them, replace the root.
     """
     from fednotes.core.settings import build, read_toml
+    from fednotes.core.store import write_text
     from fednotes.engines.provision import ProjectConfig, authority_of, folders
     from fednotes.engines.provision import provision as make
     from fednotes.engines.trust import TRUST
@@ -93,11 +94,12 @@ def provision(
             authority.replace(overlap)
         if protect:
             authority.protect()
-        if sign is not None:
-            answer = _answer(sign, authority, network.kit_of)
+        answer = _answer(sign, authority, network.kit_of) if sign is not None else b""
         authority.keep()
         if sign is not None:
-            say(f"next: give the kit's owner {answer}; there: fednotes kit renew KIT --take FILE")
+            path = sign.with_suffix(".signed.pem")
+            write_text(path, answer.decode())
+            say(f"next: give the kit's owner {path}; there: fednotes kit renew KIT --take FILE")
         if protect:
             say("the authority's key has a passphrase now; without it nobody can sign kits")
         if new_root:
@@ -124,6 +126,7 @@ def _passphrase(path: Path | None) -> Secret:
     """What asks for passphrases: a line of a file each, or the terminal."""
     lines = None if path is None else iter(_lines(path))
 
+    @cache
     def ask(what: str) -> bytes:
         if lines is not None:
             if not (line := next(lines, b"")):
@@ -147,16 +150,13 @@ def _lines(path: Path) -> list[bytes]:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _answer(request: Path, authority: Authority, kit_of: Callable[[str], str]) -> Path:
-    from fednotes.core.store import write_text
+def _answer(request: Path, authority: Authority, kit_of: Callable[[str], str]) -> bytes:
     from fednotes.engines.trust import bytes_of
 
-    path = request.with_suffix(".signed.pem")
     try:
-        write_text(path, authority.renew(bytes_of(request), kit_of).decode())
+        return authority.renew(bytes_of(request), kit_of)
     except RefusedError as error:
         raise ConfigError(f"{request}: {error}; nothing was signed") from error
-    return path
 
 
 def preflight(kit: Kit) -> None:

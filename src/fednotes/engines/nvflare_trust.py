@@ -16,7 +16,7 @@ from typing import Any
 
 from fednotes.core.errors import FednotesError, MissingExtra
 from fednotes.engines.certificates import names_of
-from fednotes.engines.trust import MOST_BYTES, Trust, settle, take
+from fednotes.engines.trust import Trust, settle, take
 
 try:
     from nvflare.fuel.f3.cellnet import defs as cells
@@ -140,12 +140,12 @@ class Carrier:
     def hear(self, message: Message, of: str) -> None:
         """Read it from a message that came. of: a participant, by its certificate."""
         number, said = message.get_header(NUMBER), message.get_header(SAID)
-        if isinstance(number, int):
-            self._theirs[of] = number
-        if not isinstance(said, bytes) or len(said) > MOST_BYTES:
+        if not isinstance(number, int):
             return
+        self._theirs[of] = number
         try:
-            if take(self._kit, said):
+            newer = number > Trust.of(self._kit / "startup").number
+            if newer and isinstance(said, bytes) and take(self._kit, said):
                 logger.info("what the authority says now was brought by %s", of)
         except Exception as error:
             logger.warning("what %s says of the authority was not taken: %s", of, error)
