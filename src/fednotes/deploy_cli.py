@@ -132,7 +132,7 @@ def _passphrase(path: Path | None) -> Secret:
             if not (line := next(lines, b"")):
                 raise ConfigError(f"{path}: has no line for {what}")
             return line
-        if not sys.stdin.isatty():
+        if not _is_terminal():
             raise ConfigError(
                 f"{what} is needed: run this in a terminal, or --passphrase-file FILE"
             )
@@ -141,6 +141,10 @@ def _passphrase(path: Path | None) -> Secret:
         return text.encode()
 
     return ask
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _lines(path: Path) -> list[bytes]:

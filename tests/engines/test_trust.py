@@ -20,6 +20,7 @@ import dishonest
 import intruders
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.connection import ConnState
 from nvflare.fuel.f3.message import Message
@@ -87,9 +88,7 @@ def test_the_list_is_one_that_openssl_verifies(out: Path) -> None:
     command = [openssl, "crl", "-in", "list.pem", "-CAfile", str(root), "-noout", "-text"]
     found = subprocess.run(command, cwd=out, capture_output=True, text=True)
     assert "verify OK" in found.stdout + found.stderr
-    assert f"Serial Number: {serial:X}" in found.stdout.replace(
-        "Serial Number: 0", "Serial Number: "
-    )
+    assert f"{serial:X}" in found.stdout
     for name, refused in (("h1", False), ("h2", True)):
         chain = ["-crl_check", "-CRLfile", "list.pem", "-CAfile", str(root)]
         path = kit(out, name) / "startup/client.crt"
@@ -132,7 +131,7 @@ def test_a_job_of_a_revoked_admin_is_refused(out: Path, tmp_path: Path) -> None:
 def test_a_revoked_server_is_seen_by_what_it_shows(out: Path) -> None:
     """As `preflight` does; both its certificates count no more."""
     h1, server = kit(out, "h1"), kit(out, "server")
-    shown = certificate_of(server / "startup/server").public_bytes(dishonest_der())
+    shown = certificate_of(server / "startup/server").public_bytes(Encoding.DER)
     assert shown_problem(h1, shown) == ""
     said = revoked(out, "server")
     take(h1, said)
@@ -141,12 +140,6 @@ def test_a_revoked_server_is_seen_by_what_it_shows(out: Path) -> None:
     assert "was revoked on" in Trust.of(h1 / "startup").problem(watch)
     assert take(server, said)
     assert Trust.of(server / "watch/startup").number == Trust.of(server / "startup").number == 2
-
-
-def dishonest_der() -> Any:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return Encoding.DER
 
 
 # which lists are taken
@@ -282,9 +275,9 @@ def test_clocks_may_differ_by_five_minutes(out: Path, begin: int, end: int, coun
     h2_signs = CertificateIdentity.of_kit(h2).sign(TEXT)
     assert CertificateIdentity.of_kit(h1).verify("h2", TEXT, h2_signs) is counts
     if counts:
-        assert len(check_kit(h2)) == 1 or end > 0
+        assert len(check_kit(h2)) == 1  # it ends soon
     else:
-        with pytest.raises(ConfigError, match="is valid from|expired on"):
+        with pytest.raises(ConfigError, match=r"is valid from|expired on"):
             check_kit(h2)
 
 
@@ -361,7 +354,7 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(out: Path) -> None:
 def test_server_and_site_give_each_other_what_they_lack(out: Path) -> None:
     server, site = (nvflare_trust.Carrier(kit(out, name)) for name in ("server", "h1"))
 
-    def passes(sender: Any, receiver: Any, name: str) -> bool:
+    def passed(sender: Any, receiver: Any, name: str) -> bool:
         message = Message({}, None)
         sender.give(message, "server" if name == "h1" else "h1")
         receiver.hear(message, name)
@@ -372,8 +365,9 @@ def test_server_and_site_give_each_other_what_they_lack(out: Path) -> None:
 
     for holder in ("h1", "server"):
         take(kit(out, holder), revoked(out, "h2"))
-        brought = [passes(site, server, "h1") or passes(server, site, "server") for _ in range(3)]
-        assert sum(brought) >= 1
+        heartbeats = [
+            (passed(site, server, "h1"), passed(server, site, "server")) for _ in range(3)
+        ]
         assert number("h1") == number("server")
-    assert not passes(site, server, "h1")
+        assert heartbeats[-1] == (False, False)  # it is sent no more than needed
     assert number("h1") == 3
