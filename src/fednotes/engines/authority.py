@@ -19,7 +19,7 @@ from typing import Any
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.store import write_json, write_text
-from fednotes.engines.certificates import names_of
+from fednotes.engines.certificates import certificate_of, names_of
 from fednotes.engines.identity import RENEWAL, signer
 from fednotes.engines.trust import MOST_BYTES, TOLERANCE, TRUST, Trust, issued
 
@@ -151,15 +151,16 @@ class Authority:
         """A certificate that another authority made, signed by this one."""
         return self.issue(kit, certificate.subject, certificate.public_key(), _names(certificate))
 
-    def revoke(self, kits: Mapping[str, Iterable[Any]]) -> None:
-        """Say that these kits count no more. kits: name → certificates of it that are at hand.
+    def revoke(self, kits: Mapping[str, Path]) -> None:
+        """Say that these kits count no more. kits: name → its folder, if that is still at hand.
 
         Raises ConfigError where a kit's certificate is not known.
         """
         serials: list[int] = []
-        for kit, certificates in kits.items():
+        for kit, folder in kits.items():
             known = {int(text, 16) for text in self.serials.get(kit, ())}
-            known |= {certificate.serial_number for certificate in certificates}
+            at_hand = (path.with_suffix("") for path in folder.rglob("*.crt"))
+            known |= {certificate_of(stem).serial_number for stem in at_hand}
             if not known:
                 raise ConfigError(
                     f"{kit}: its certificate is not on record, for an earlier version made it; "

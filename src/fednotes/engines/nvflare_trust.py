@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,8 @@ class Doors:
     def look(self) -> None:
         """Close the connections of certificates that counted when they came in."""
         for name in list(self._manager.sfm_endpoints):
-            self._shut(name)
+            with suppress(Exception):  # a connection that ends meanwhile; the looks go on
+                self._shut(name)
 
     def judge(self, message: Message) -> Message | None:
         """The reply that ends a message of a certificate that counts no more; None for others."""

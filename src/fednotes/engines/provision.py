@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import re
 import shutil
 import tempfile
@@ -44,6 +45,9 @@ _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}")
 _RESERVED = frozenset({"server", "admin", "watch", "authority"})
 _NVFLARE = "nvflare.lighter.impl"
 _RECORD = "project.json"  # in the authority's folder
+
+
+logger = logging.getLogger("fednotes.engines.provision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +166,11 @@ def provision(
     place.chmod(0o700)  # it holds the key that signs new kits
     authority = Authority.of(place, project.name, secret)
     lost = [name for name in again if authority.serials.get(name)]
+    for name in set(again) - set(lost):
+        logger.warning("%s: what was made before is not on record, and counts on: --new-root", name)
     if revoke or lost:
-        authority.revoke({name: _shown(out, name) for name in (*revoke, *lost)})
+        places = {name: kits.get(name, out / "sites" / name) for name in (*revoke, *lost)}
+        authority.revoke(places)
     authority.keep()  # what is revoked is so before a kit is made anew
     _keep(project, place, {*known, *there})
     if new:
@@ -183,14 +190,6 @@ def authority_of(project: ProjectConfig, out: Path, secret: Secret = no_secret) 
     """
     _require_same(project, out / "authority")
     return Authority.of(out / "authority", project.name, secret, make=False)
-
-
-def _shown(out: Path, name: str) -> list[Any]:
-    """The certificates of a kit that is still here."""
-    from cryptography.x509 import load_pem_x509_certificate
-
-    kit = out / name if name in (SERVER, ADMIN) else out / "sites" / name
-    return [load_pem_x509_certificate(path.read_bytes()) for path in kit.rglob("*.crt")]
 
 
 def _made(project: ProjectConfig, folder: Path, new: Sequence[str]) -> Path:

@@ -122,6 +122,7 @@ class Trust:
         return said
 
 
+@lru_cache(maxsize=1024)  # the server asks with each message
 def issued(certificate: Any, root: Any) -> bool:
     """Whether a root's key signed a certificate in the root's name."""
     try:
