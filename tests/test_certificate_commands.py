@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,20 @@ def test_the_authority_s_key_can_have_a_passphrase(
     ]
     assert "BEGIN PRIVATE KEY" not in state.read_text()
     assert provision.authority_of(intruders.project(18002, "h1", "h2"), kits).roots
+
+
+def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(
+    base: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its serial number was not kept; where its folder is at hand it need not be."""
+    state = base / "kits/authority/ward/state/cert.json"
+    kept = json.loads(state.read_text())
+    state.write_text(json.dumps({k: v for k, v in kept.items() if k.startswith("root")}))
+    provisioned(base, "--revoke", "h2")
+    assert len(list(Trust.parsed((base / "kits/trust.pem").read_bytes()).listed)) == 1
+    (base / "kits/sites/h1").rename(base / "h1")
+    said = provisioned(base, "--revoke", "h1")
+    assert said.startswith("error: h1: its certificate is not on record")
+    assert "replace the root instead (--new-root)" in said
+    provisioned(base, "--again", "h1")
+    assert "h1: what was made before is not on record, and counts on: --new-root" in caplog.text

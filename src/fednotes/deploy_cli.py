@@ -61,7 +61,7 @@ def provision(
         bool, typer.Option("--new-root", help="Replace the root that signs kits.")
     ] = False,
     overlap: Annotated[
-        int, typer.Option(metavar="DAYS", min=0, help="How long the replaced root counts.")
+        int, typer.Option(metavar="DAYS", min=1, help="How long the replaced root counts.")
     ] = 90,
     protect: Annotated[
         bool, typer.Option("--protect", help="Put a passphrase on the authority's key.")
