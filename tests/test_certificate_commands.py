@@ -54,7 +54,7 @@ def provisioned(base: Path, *words: object) -> str:
 def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
     kits, h1 = base / "kits", base / "kits/sites/h1"
     said = provisioned(base, "--revoke", "h2")
-    assert "h2: what was made before counts no more" in said
+    assert "h2: what is on record as made before counts no more" in said
     assert f"next: {kits / 'trust.pem'} to the server" in said
     first = (kits / "trust.pem").read_bytes()
     (base / "first.pem").write_bytes(first)

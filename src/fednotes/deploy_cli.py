@@ -104,7 +104,7 @@ def provision(
             say("the authority's key has a passphrase now; without it nobody can sign kits")
         if new_root:
             say(f"next: {out / TRUST} to the server first: fednotes kit trust KIT {TRUST}")
-            say("      sites that connect get it by themselves; then renew each kit within ")
+            say("      sites that connect get it by themselves; then renew each kit within")
             say(f"      {overlap} days: fednotes kit renew KIT")
         if not (revoke or again):
             return
@@ -114,7 +114,8 @@ def provision(
         kept = "kept" if folder.exists() else "handed over earlier; to replace it: --again " + name
         say(f"{name}: {folder} ({kept if name in there or not folder.exists() else 'new'})")
     if revoke or again:
-        say(f"{', '.join([*(revoke or ()), *(again or ())])}: what was made before counts no more")
+        names = ", ".join([*(revoke or ()), *(again or ())])
+        say(f"{names}: what is on record as made before counts no more")
         say(
             f"next: {out / TRUST} to the server, and to who is offline: fednotes kit trust KIT FILE"
         )

@@ -105,7 +105,7 @@ class Authority:
         return self._key
 
     def keep(self) -> None:
-        """Write what changed; what the authority says, first of all."""
+        """Write what changed, and what the authority says where it can be handed on."""
         from cryptography.hazmat.primitives.serialization import Encoding
 
         def pem(certificates: Iterable[Any]) -> str:
