@@ -55,6 +55,7 @@ TOP = frozenset(
         "cli_groups",
         "deploy_cli",
         "kit_cli",
+        "certificate_cli",
         "server_cli",
         "ledger_cli",
         "__main__",
@@ -75,7 +76,7 @@ NETWORK = (
     "http.client", "http.server", "ftplib", "smtplib", "xmlrpc",
 )  # fmt: skip
 # The ends of NVFlare, of the server, the admin and a site: nothing else may import it.
-_ENDS = ("nvflare", "nvflare_site", "presence", "inside", "foreground")
+_ENDS = ("nvflare", "nvflare_site", "nvflare_trust", "presence", "inside", "foreground")
 NVFLARE = frozenset(f"fednotes.engines.{name}" for name in _ENDS)
 LOCAL = ("socket", "socketserver")  # for a socket in a folder, which is no network
 PICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")

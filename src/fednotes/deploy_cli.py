@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -13,14 +15,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from fednotes.certificate_cli import kit as certificates
 from fednotes.cli_groups import console, say
 from fednotes.core.cleaning import clean
-from fednotes.core.errors import ConfigError, FednotesError, TrainingError
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 from fednotes.kit_cli import site
 from fednotes.ledger_cli import ledger
 from fednotes.server_cli import Kit, server
 
 if TYPE_CHECKING:
+    from fednotes.engines.authority import Authority, Secret
     from fednotes.stopping import Farewell
     from fednotes.submissions import Run
 
@@ -32,7 +36,8 @@ Settings = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    for name, group in (("site", site), ("server", server), ("ledger", ledger)):
+    groups = (("site", site), ("server", server), ("ledger", ledger), ("kit", certificates))
+    for name, group in groups:
         app.add_typer(group, name=name)
     for command in (provision, preflight, run):
         app.command()(command)
@@ -43,22 +48,121 @@ def provision(
     out: Annotated[Path, typer.Option(help="The folder of kits; it may have some already.")],
     again: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(metavar="NAME", help="Make a kit that was lost once more, with a new key."),
+        typer.Option(metavar="NAME", help="Revoke a kit that was lost, and make it once more."),
+    ] = None,
+    revoke: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="NAME", help="Say that a kit counts no more."),
+    ] = None,
+    sign: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="REQUEST", help="Answer the request of `fednotes kit renew`."),
+    ] = None,
+    new_root: Annotated[
+        bool, typer.Option("--new-root", help="Replace the root that signs kits.")
+    ] = False,
+    overlap: Annotated[
+        int, typer.Option(metavar="DAYS", min=1, help="How long the replaced root counts.")
+    ] = 90,
+    protect: Annotated[
+        bool, typer.Option("--protect", help="Put a passphrase on the authority's key.")
+    ] = False,
+    passphrase: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--passphrase-file",
+            metavar="FILE",
+            help="Read the passphrase from here, /dev/fd/3 too; with --protect a new one from the "
+            "next line. Without it the terminal asks.",
+        ),
     ] = None,
 ) -> None:
-    """Make one folder for the server, each site and the admin, to hand over."""
+    """Make one folder for the server, each site and the admin, to hand over.
+
+    Also what its authority does later: revoke kits, renew them, replace the root.
+    """
     from fednotes.core.settings import build, read_toml
-    from fednotes.engines.provision import ProjectConfig, folders
+    from fednotes.core.store import write_text
+    from fednotes.engines.provision import ProjectConfig, authority_of, folders
     from fednotes.engines.provision import provision as make
+    from fednotes.engines.trust import TRUST
 
     network = build(ProjectConfig, read_toml(project), str(project))
+    secret = _passphrase(passphrase)
+    if sign is not None or new_root or protect or revoke:
+        authority = authority_of(network, out, secret)
+        if new_root:
+            authority.replace(overlap)
+        if protect:
+            authority.protect()
+        answer = _answer(sign, authority, network.kit_of) if sign is not None else b""
+        authority.keep()
+        if sign is not None:
+            path = sign.with_suffix(".signed.pem")
+            write_text(path, answer.decode())
+            say(f"next: give the kit's owner {path}; there: fednotes kit renew KIT --take FILE")
+        if protect:
+            say("the authority's key has a passphrase now; without it nobody can sign kits")
+        if new_root:
+            say(f"next: {out / TRUST} to the server first: fednotes kit trust KIT {TRUST}")
+            say("      sites that connect get it by themselves; then renew each kit within")
+            say(f"      {overlap} days: fednotes kit renew KIT")
+        if not (revoke or again):
+            return
     there = {name for name, folder in folders(network, out).items() if folder.exists()}
-    kits = make(network, out, tuple(again or ()))
+    kits = make(network, out, tuple(again or ()), tuple(revoke or ()), secret)
     for name, folder in kits.items():
         kept = "kept" if folder.exists() else "handed over earlier; to replace it: --again " + name
         say(f"{name}: {folder} ({kept if name in there or not folder.exists() else 'new'})")
+    if revoke or again:
+        names = ", ".join([*(revoke or ()), *(again or ())])
+        say(f"{names}: what is on record as made before counts no more")
+        say(
+            f"next: {out / TRUST} to the server, and to who is offline: fednotes kit trust KIT FILE"
+        )
     say(f"{out / 'authority'} signs new kits: keep it offline, hand it to nobody")
     say("next: give each its folder over a channel you trust; there: fednotes preflight KIT")
+
+
+def _passphrase(path: Path | None) -> Secret:
+    """What asks for passphrases: a line of a file each, or the terminal."""
+    lines = None if path is None else iter(_lines(path))
+
+    @cache
+    def ask(what: str) -> bytes:
+        if lines is not None:
+            if not (line := next(lines, b"")):
+                raise ConfigError(f"{path}: has no line for {what}")
+            return line
+        if not _is_terminal():
+            raise ConfigError(
+                f"{what} is needed: run this in a terminal, or --passphrase-file FILE"
+            )
+        new = what.startswith("a new")
+        text: str = typer.prompt(what, hide_input=True, confirmation_prompt=new, err=True)
+        return text.encode()
+
+    return ask
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _answer(request: Path, authority: Authority, kit_of: Callable[[str], str]) -> bytes:
+    from fednotes.engines.trust import bytes_of
+
+    try:
+        return authority.renew(bytes_of(request), kit_of)
+    except RefusedError as error:
+        raise ConfigError(f"{request}: {error}; nothing was signed") from error
 
 
 def preflight(kit: Kit) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from fednotes.core.errors import FednotesError
 from fednotes.engines import kit_files
-from fednotes.engines.certificates import check_kit, valid_until
+from fednotes.engines.certificates import check_kit, shown_problem, valid_until
 from fednotes.guard import approvals_of
 from fednotes.jobs import expand
 from fednotes.site_file import SITE_FILE, of_kit, read_site_file
@@ -205,7 +205,7 @@ def reached(kit: Path) -> Check:
     through = f" through the proxy {proxy[0]}:{proxy[1]}" if proxy else ""
     try:
         shaken = _shake_hands(kit / "startup", (host, port), host, proxy)
-        asyncio.run(asyncio.wait_for(shaken, SECONDS))
+        shown = asyncio.run(asyncio.wait_for(shaken, SECONDS))
     except ssl.SSLCertVerificationError as error:
         told = f"{where}{through} is not this project's: {error.verify_message}"
         return Check("server", False, told)
@@ -221,6 +221,8 @@ def reached(kit: Path) -> Check:
             f"{where}{through} does not answer: is it started, and does a firewall let {port} out?"
         )
         return Check("server", False, told)
+    if problem := shown_problem(kit, shown):
+        return Check("server", False, f"{where}{through} shows a certificate that {problem}")
     return Check("server", True, f"{where} answers{through}, with this project's certificate")
 
 

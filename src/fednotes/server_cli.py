@@ -79,13 +79,20 @@ def end(kit: Path, role: str) -> None:
 
 
 def process_of(kit: Path, role: str) -> Any:
-    """Whether a kit's process runs (`engines.processes.Status`), said and returned."""
+    """Whether a kit's process runs (`engines.processes.Status`), said and returned, and what its
+    certificates need."""
     from fednotes.engines import processes
+    from fednotes.engines.certificates import check_kit
 
     of_role(kit, role)
     found = processes.status(kit)
     state = f"runs (process {found.pid})" if found.running else "does not run"
     say(f"{found.name} {state}; log: {found.log}")
+    try:
+        for warning in check_kit(kit):
+            say(warning)
+    except FednotesError as error:
+        say(f"this kit cannot work any more: {error}")
     return found
 
 

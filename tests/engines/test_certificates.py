@@ -62,7 +62,7 @@ def test_a_certificate_out_of_its_time_is_refused(
         check_kit(dated(kits, tmp_path / "kit", days, kit))
 
 
-@pytest.mark.parametrize(("left", "warned"), [(29, True), (31, False)])
+@pytest.mark.parametrize(("left", "warned"), [(59, True), (61, False)])
 def test_a_certificate_that_ends_soon_is_named(
     tmp_path: Path,
     kits: dict[str, Path],

@@ -90,4 +90,5 @@ def test_a_copy_of_a_kit_has_another_place(tmp_path: Path) -> None:
         (tmp_path / name / "startup" / "client.key").write_text(key)
     places = [place_of(tmp_path / name) for name in ("one", "copy", "other")]
     assert len(set(places)) == 3
+    (tmp_path / "one" / "startup" / "client.key").write_text("renewed")
     assert place_of(tmp_path / "copy" / ".." / "one") == places[0]

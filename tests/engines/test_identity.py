@@ -96,7 +96,7 @@ def test_what_else_the_authority_signed_is_no_site(kits: dict[str, Path]) -> Non
     for folder, stem in ((kits["server"], "server"), (kits["admin"], "client")):
         own = CertificateIdentity.of_kit(kits["b"])
         shown = x509.load_pem_x509_certificate((folder / f"startup/{stem}.crt").read_bytes())
-        signed = CertificateIdentity(shown, key_of(folder, stem), own.root).sign(TEXT)
+        signed = CertificateIdentity(shown, key_of(folder, stem), own.startup).sign(TEXT)
         assert not any(honest.verify(site, TEXT, signed) for site in SITES)
     for name in ("localhost", "ward"):  # of the server, and of the authority
         with pytest.raises(ConfigError, match=name):
@@ -114,7 +114,7 @@ def test_a_server_that_hands_out_keys_of_its_own_opens_nothing(
     plain = sum(u.weight * u.tensors["layer.weight"] for u in (updates[s][0] for s in SITES))
     assert (total.tensors["layer.weight"] - plain).abs().max() < 1e-4
     own = x509.load_pem_x509_certificate((kits["server"] / "startup/server.crt").read_bytes())
-    server = CertificateIdentity(own, key_of(kits["server"], "server"), identities["a"].root)
+    server = CertificateIdentity(own, key_of(kits["server"], "server"), identities["a"].startup)
     _, engine, events, _ = network(tmp_path / "2", updates, identities={**identities, "b": server})
     with pytest.raises(TrainingError, match="nothing was opened"):
         engine.sum("give")

@@ -76,10 +76,10 @@ def copied(kit: Path, to: Path) -> Path:
     return to
 
 
-def date(kit: Path, authority: Authority, days: tuple[int, int]) -> None:
+def date(kit: Path, authority: Authority, days: tuple[int, int], stem: str = "client") -> None:
     """Give a kit a certificate of the right authority for other days, counted from now."""
-    path = kit / "startup/client.crt"
-    key: Any = serialization.load_pem_private_key((kit / "startup/client.key").read_bytes(), None)
+    path = kit / f"startup/{stem}.crt"
+    key: Any = serialization.load_pem_private_key(path.with_suffix(".key").read_bytes(), None)
     old = x509.load_pem_x509_certificate(path.read_bytes())
     path.write_bytes(authority.sign(old, key, days))
 

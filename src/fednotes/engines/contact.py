@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -19,9 +20,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.store import write_json
+from fednotes.core.store import write_json, write_text
 
 CONTACT_FILE = Path("state") / "contact.json"
+SALT_FILE = Path("state") / "place"  # or a server could find out where the kit lies by trying
 LOST_SECONDS = 20.0  # a site asks the server every 5 s
 LOOK_SECONDS = 5.0
 _MACHINE = Path("/etc/machine-id")
@@ -111,12 +113,14 @@ def connected(known: Known | None, now: float) -> bool:
 def place_of(kit: Path) -> str:
     """Which folder of which machine a kit lies in, as a hash that says nothing else.
 
-    A copy of a kit has another place; the same kit, started again, has the same.
+    A copy of a kit has another place; the same kit, started again or renewed, has the same.
     """
     machine = _MACHINE.read_text(encoding="ascii") if _MACHINE.exists() else ""
-    key = (kit / "startup" / "client.key").read_bytes()
-    where = json.dumps([os.uname().nodename, machine, str(kit.resolve())])
-    return hashlib.sha256(key + where.encode()).hexdigest()[:32]
+    if not (kit / SALT_FILE).exists():
+        write_text(kit / SALT_FILE, secrets.token_hex(16))
+    salt = (kit / SALT_FILE).read_text(encoding="ascii")
+    where = json.dumps([salt, os.uname().nodename, machine, str(kit.resolve())])
+    return hashlib.sha256(where.encode()).hexdigest()[:32]
 
 
 @dataclass

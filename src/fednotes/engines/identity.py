@@ -8,74 +8,81 @@ place, and sites need nothing of each other beforehand.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError
+from fednotes.engines.certificates import names_of
+from fednotes.engines.trust import Trust
 from fednotes.privacy.masks import joined
 
 _PURPOSE = "fednotes keys of a site"  # TLS and NVFlare sign with this key too, never such a text
+RENEWAL = "fednotes request for a new certificate"
 _LENGTH = 4  # bytes that say how long the certificate is
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateIdentity:
-    """A site's certificate and key (`privacy.masks.Identity`). root: the authority's certificate.
+    """A site's certificate and key (`privacy.masks.Identity`). startup: where is what it trusts.
 
-    A site is known by the name in its certificate, so provisioning gives no name twice.
+    A site is known by the name in its certificate, so provisioning gives no name twice. What is
+    trusted is read anew with each signature: a kit that is revoked counts no more at once.
     """
 
     certificate: Any = field(repr=False)
     key: Any = field(repr=False)
-    root: Any = field(repr=False)
+    startup: Path
 
     @classmethod
-    def of_kit(cls, kit: Path) -> CertificateIdentity:
-        """That of a site's kit. Raises ConfigError if it cannot be read."""
+    def of_kit(cls, kit: Path, stem: str = "startup/client") -> CertificateIdentity:
+        """That of a kit. stem: of its files. Raises ConfigError if it cannot be read."""
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from cryptography.x509 import load_pem_x509_certificate
 
-        folder = kit / "startup"
+        path = kit / stem
         try:
-            own = load_pem_x509_certificate((folder / "client.crt").read_bytes())
-            root = load_pem_x509_certificate((folder / "rootCA.pem").read_bytes())
-            key = load_pem_private_key((folder / "client.key").read_bytes(), None)
+            own = load_pem_x509_certificate(path.with_suffix(".crt").read_bytes())
+            key = load_pem_private_key(path.with_suffix(".key").read_bytes(), None)
         except (OSError, ValueError, TypeError) as error:  # their messages may quote the key
-            said = f"{folder}: no certificate and key of a kit can be read"
+            said = f"{path.parent}: no certificate and key of a kit can be read"
             raise ConfigError(f"{said}: ask for a new kit") from error
-        return cls(own, key, root)
+        return cls(own, key, path.parent)
 
-    def sign(self, text: bytes) -> bytes:
+    def sign(self, text: bytes, purpose: str = _PURPOSE) -> bytes:
         """This site's certificate, and its signature (RSA-PSS, SHA-256)."""
         from cryptography.hazmat.primitives.serialization import Encoding
 
         own = self.certificate.public_bytes(Encoding.DER)
-        signature: bytes = self.key.sign(joined(_PURPOSE, text), *_scheme())
+        signature: bytes = self.key.sign(joined(purpose, text), *_scheme())
         return len(own).to_bytes(_LENGTH, "big") + own + signature
 
     def verify(self, site: str, text: bytes, signature: bytes) -> bool:
-        """Whether the holder of a valid certificate of the project in the name `site` signed."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-        from cryptography.x509 import load_der_x509_certificate
-        from cryptography.x509.oid import NameOID
+        """Whether the holder of a certificate of the project in the name `site` signed, and the
+        certificate counts now.
 
-        end = _LENGTH + int.from_bytes(signature[:_LENGTH], "big")
-        try:
-            shown = load_der_x509_certificate(signature[_LENGTH:end])
-            shown.verify_directly_issued_by(self.root)
-            names = [n.value for n in shown.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-            key = shown.public_key()
-            now = datetime.now(UTC)
-            if names != [site] or not isinstance(key, RSAPublicKey):
-                return False
-            if not shown.not_valid_before_utc <= now <= shown.not_valid_after_utc:
-                return False
-            key.verify(signature[end:], joined(_PURPOSE, text), *_scheme())
-        except (ValueError, TypeError, InvalidSignature):
-            return False
-        return True
+        Raises ConfigError where what is trusted cannot be read.
+        """
+        shown = signer(Trust.of(self.startup), text, signature, _PURPOSE)
+        return shown is not None and names_of(shown) == [site]
+
+
+def signer(trust: Trust, text: bytes, signature: bytes, purpose: str) -> Any:
+    """The certificate of who signed for a purpose; None unless it counts and the signature is
+    its key's."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+    from cryptography.x509 import load_der_x509_certificate
+
+    end = _LENGTH + int.from_bytes(signature[:_LENGTH], "big")
+    try:
+        shown = load_der_x509_certificate(signature[_LENGTH:end])
+        key = shown.public_key()
+        if trust.problem(shown) or not isinstance(key, RSAPublicKey):
+            return None
+        key.verify(signature[end:], joined(purpose, text), *_scheme())
+    except (ValueError, TypeError, InvalidSignature):
+        return None
+    return shown
 
 
 def _scheme() -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import FednotesError, MissingExtra, RefusedError, TrainingError
-from fednotes.engines import pipe
+from fednotes.engines import nvflare_trust, pipe
 from fednotes.engines.pipe import Setup
 
 try:
@@ -384,6 +384,7 @@ def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
     from nvflare.fuel.flare_api.api_spec import AuthenticationError, NoConnection
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
+    nvflare_trust.heed(kit / "startup")
     try:
         session = new_secure_session(
             person, str(kit.resolve()), timeout=timeout, command_timeout=COMMAND_SECONDS

@@ -22,6 +22,7 @@ from fednotes.engines import pipe
 from fednotes.engines.host import explained, placeless, whole_line
 from fednotes.engines.identity import CertificateIdentity
 from fednotes.engines.nvflare import FRAME, REASON, TASK
+from fednotes.engines.nvflare_trust import heed
 from fednotes.engines.pipe import Host
 from fednotes.privacy.ledger import Entry, of_kit, plain
 
@@ -82,6 +83,7 @@ def require_admins_signature(app: Path, root: Path) -> None:
     root: the certificate of the project's authority. A run that the watch hands in again keeps
     the signature of its first submission.
     """
+    heed(root.parent)
     verified, signers = verify_folder_signature_and_get_signers(str(app), str(root))
     if not verified or not signers:
         raise RefusedError("the job's signature is not valid: it must be handed in again")

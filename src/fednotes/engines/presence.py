@@ -16,6 +16,7 @@ from fednotes.core.errors import MissingExtra
 from fednotes.core.store import write_json
 from fednotes.engines import inside  # noqa: F401 - by which a kit's processes are connected
 from fednotes.engines.contact import Contact, Members, place_of, watch
+from fednotes.engines.nvflare_trust import Carrier, Doors, heed
 
 try:
     from nvflare.apis.event_type import EventType
@@ -67,6 +68,8 @@ class SitePresence(FLComponent):
             return
         kit = Path(fl_ctx.get_engine().args.workspace)
         self._contact, self._place = Contact(kit), place_of(kit)
+        self._carrier = Carrier(kit)
+        heed(kit / "startup")
         core = fl_ctx.get_engine().get_cell().core_cell
         # Of everything: a filter of one channel would stand in the place of NVFlare's own.
         core.add_outgoing_request_filter("*", "*", self.tell)
@@ -77,10 +80,13 @@ class SitePresence(FLComponent):
         """Say to the server where this process is."""
         if _topic(message):
             message.set_header(PLACE, self._place)
+            self._carrier.give(message, "server")
 
     def heard(self, message: Message) -> None:
         """A reply of the server to this process."""
         topic = _topic(message)
+        if topic:
+            self._carrier.hear(message, "server")
         code = message.get_header(cells.MessageHeaderKey.RETURN_CODE)
         if topic == _TOPICS.Register and code == cells.ReturnCode.UNAUTHENTICATED:
             self._contact.refused(str(message.get_header(cells.MessageHeaderKey.ERROR) or ""))
@@ -101,8 +107,12 @@ class ServerPresence(FLComponent):
         if event_type == EventType.SYSTEM_START:
             self._kit = Path(fl_ctx.get_engine().args.workspace)
             core = fl_ctx.get_engine().get_cell().core_cell
+            heed(self._kit / "startup")
+            self._carrier, doors = Carrier(self._kit), Doors(self._kit / "startup", core)
             core.add_incoming_request_filter("*", "*", self.judge)
+            core.add_outgoing_reply_filter("*", "*", self.tell)
             watch(self._members.look)
+            watch(doors.look)
             audit_no_looks()
 
     def judge(self, message: Message) -> Message | None:
@@ -112,6 +122,7 @@ class ServerPresence(FLComponent):
         topic = _topic(message)
         if not place:
             return None  # of this machine, or of another version
+        self._carrier.hear(message, site)
         if topic == _TOPICS.Register:
             if self._members.elsewhere(site, place):
                 self._refused(site)
@@ -122,6 +133,12 @@ class ServerPresence(FLComponent):
         elif topic == _TOPICS.Quit:
             self._members.left(site)
         return None
+
+    def tell(self, message: Message) -> None:
+        """Give a site with the reply what it lacks of the authority's words."""
+        if _topic(message) == _TOPICS.HEART_BEAT:
+            to = str(message.get_header(cells.MessageHeaderKey.DESTINATION) or "")
+            self._carrier.give(message, to.partition(".")[0])
 
     def _refused(self, site: str) -> None:
         logger.warning("a second process of site %r was refused: is there a copy of its kit?", site)

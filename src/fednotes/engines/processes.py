@@ -26,6 +26,7 @@ from fednotes.core.store import make_private, owned, write_json, write_text
 from fednotes.engines.certificates import check_kit
 from fednotes.engines.kit_files import COMM, COMM_FILE, LOG_FILE, SERVER, SITE, read_kit
 from fednotes.engines.seldom import ECHO_VARIABLE, KIT_VARIABLE
+from fednotes.engines.trust import settle
 
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job
 KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
@@ -110,6 +111,7 @@ def _prepared(kit: Path) -> tuple[list[str], dict[str, str]]:
     if any(letter.isspace() for letter in str(kit)):
         raise ConfigError(f"{kit}: NVFlare cannot run in a folder with a space in its path")
     (kit / "transfer").mkdir(exist_ok=True)
+    settle(kit)
     _settle(kit)
     _prune(kit)
     make_private(kit)  # also one that came out of an archive, or an earlier version's

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 
 from fednotes.core.errors import ConfigError, FednotesError, nearest
 from fednotes.core.store import make_private, private_folder, write_folder, write_json
+from fednotes.engines.authority import STATE, Authority, Secret, no_secret
 from fednotes.engines.kit_files import (
     ADMIN,
     CONTROLLER,
@@ -30,10 +33,10 @@ from fednotes.engines.kit_files import (
     WATCH,
     local_files,
 )
+from fednotes.engines.trust import ROOTS, TRUST, Trust
 
 HEARTBEAT_SECONDS = 5.0  # how often a site's job process tells that it lives
 POLL_SECONDS = 0.05  # how often an idle site asks for work
-DAYS = 360  # NVFlare's certificates live as long at most
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HOST = re.compile(
     r"([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -41,7 +44,10 @@ _HOST = re.compile(
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}")
 _RESERVED = frozenset({"server", "admin", "watch", "authority"})
 _NVFLARE = "nvflare.lighter.impl"
-_STATE, _RECORD = "cert.json", "project.json"  # NVFlare's and ours, in the authority's folder
+_RECORD = "project.json"  # in the authority's folder
+
+
+logger = logging.getLogger("fednotes.engines.provision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,11 @@ class ProjectConfig:
         """The identity by which the server's own watch resubmits jobs, and can do no more."""
         return "watch@" + self.admin.partition("@")[2]
 
+    def kit_of(self, person: str) -> str:
+        """The kit whose certificate bears a name."""
+        ours = {self.server: SERVER, self.watch: SERVER, self.admin: ADMIN}
+        return ours.get(person, person)
+
     def organisation(self, site: str) -> str:
         """Whose a site is; the server and the admin are one organisation's, the project's own."""
         place, own = (site, site) if site in self.sites else (SERVER, self.name)
@@ -123,63 +134,78 @@ def folders(project: ProjectConfig, out: Path) -> dict[str, Path]:
     return {SERVER: out / SERVER, ADMIN: out / ADMIN, **sites}
 
 
-def provision(project: ProjectConfig, out: Path, again: Sequence[str] = ()) -> dict[str, Path]:
+def provision(
+    project: ProjectConfig,
+    out: Path,
+    again: Sequence[str] = (),
+    revoke: Sequence[str] = (),
+    secret: Secret = no_secret,
+) -> dict[str, Path]:
     """Make the kits that `out` never had; kits that are there stay as they are.
 
-    again: kits that were lost; each gets a new key. Returns `folders`; the folder of a kit that
-    was handed over does not exist. `out/authority` keeps the key that signs, and no other.
+    again: kits that were lost; each is revoked and gets a new key. revoke: kits that count no
+    more; the list of them is `out/trust.pem`. secret: asked for the passphrase of the authority's
+    key, if it has one and signs something. Returns `folders`; the folder of a kit that was handed
+    over does not exist. `out/authority` keeps the key that signs, and no other.
     Raises ConfigError if `out` has kits that do not fit the project, or a site whose name a new
     one's could be taken for.
     """
-    kits, authority = folders(project, out), out / "authority"
-    _require_same(project, authority)
-    known = _known(project, authority)
+    kits, place = folders(project, out), out / "authority"
+    _require_same(project, place)
+    known = _known(project, place)
     _require_apart(sorted({*project.sites, *known} - {SERVER, ADMIN}))
-    for name in again:
-        if name not in kits:
-            raise ConfigError(f"{name!r} is no kit of this project; {nearest(name, kits)}")
-        if kits[name].exists():
+    for name in (*again, *revoke):
+        there = {*kits} if name in again else known
+        if name not in there:
+            raise ConfigError(f"{name!r} is no kit of this project; {nearest(name, there)}")
+        if name in again and kits[name].exists():
             raise ConfigError(f"{kits[name]}: is there; move it away to make it anew")
     there = {name for name, kit in kits.items() if (kit / KIT_FILE).exists()}
     new = [name for name in kits if name not in there and (name not in known or name in again)]
-    private_folder(authority)
-    make_private(authority)  # it holds the key that signs new kits
-    _keep(project, authority, {*known, *there})
+    private_folder(place)
+    make_private(place)  # it holds the key that signs new kits
+    authority = Authority.of(place, project.name, secret)
+    lost = [name for name in again if authority.serials.get(name)]
+    for name in set(again) - set(lost):
+        logger.warning("%s: what was made before is not on record, and counts on: --new-root", name)
+    if revoke or lost:
+        places = {name: kits.get(name, out / "sites" / name) for name in (*revoke, *lost)}
+        authority.revoke(places)
+    authority.keep()  # what is revoked is so before a kit is made anew
+    _keep(project, place, {*known, *there})
     if new:
-        made = _made(project, authority, new)
-        for name in new:
-            _hand_over(project, name, made, kits[name])
-        shutil.rmtree(made)
-        make_private(authority)
-    _keep(project, authority, {*known, *there, *new})
+        with tempfile.TemporaryDirectory(dir=place) as folder:
+            made = _made(project, Path(folder), new)
+            for name in new:
+                _hand_over(project, name, made, kits[name], authority)
+                authority.keep()
+    make_private(place)
+    _keep(project, place, {*known, *there, *new})
     return kits
 
 
-def _made(project: ProjectConfig, authority: Path, new: Sequence[str]) -> Path:
-    """NVFlare's folder of new kits. A server's is always among them; its key is of no use."""
+def authority_of(project: ProjectConfig, out: Path, secret: Secret = no_secret) -> Authority:
+    """What signs the kits of `out`: `renew`, `replace`, `protect`, and `keep` at the end.
+
+    Raises ConfigError if there is none, or it is another project's.
+    """
+    _require_same(project, out / "authority")
+    return Authority.of(out / "authority", project.name, secret, make=False)
+
+
+def _made(project: ProjectConfig, folder: Path, new: Sequence[str]) -> Path:
+    """NVFlare's folder of new kits, of an authority of its own, which is of no use."""
     from fednotes.engines.nvflare import make_kits
 
     noise = io.StringIO()
     try:
-        _forget_keys(authority)
         with contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
-            made = make_kits(_definition(project, new), authority)
+            made = make_kits(_definition(project, new), folder)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"NVFlare makes no kits of this project: {error}") from error
-    finally:
-        _forget_keys(authority)
     if made is None:
         raise ConfigError(f"NVFlare made no kits: {noise.getvalue().strip()[-300:]}")
     return made
-
-
-def _forget_keys(authority: Path) -> None:
-    """Leave the authority its own key and certificate: each other key is its owner's alone."""
-    for path in authority.rglob(_STATE):
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        own = {name: value for name, value in kept.items() if isinstance(value, str)}
-        if own != kept:
-            write_json(path, own)
 
 
 def _keep(project: ProjectConfig, authority: Path, kits: set[str]) -> None:
@@ -242,7 +268,7 @@ def _known(project: ProjectConfig, authority: Path) -> set[str]:
     names = set(record.get("kits", ()))
     if not names:  # as earlier versions kept it
         with contextlib.suppress(FileNotFoundError):
-            kept = json.loads((authority / project.name / "state" / _STATE).read_text("utf-8"))
+            kept = json.loads((authority / project.name / "state" / STATE).read_text("utf-8"))
             signed = {name for name, value in kept.items() if isinstance(value, dict)}
             names = {name for name in signed if "@" not in name and name != project.server}
             names |= {SERVER, ADMIN} if signed else set()
@@ -283,8 +309,13 @@ def _definition(project: ProjectConfig, new: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _hand_over(project: ProjectConfig, name: str, made: Path, kit: Path) -> None:
-    """Copy one kit out of NVFlare's folder, with our rules in its `local` folder."""
+def _hand_over(
+    project: ProjectConfig, name: str, made: Path, kit: Path, authority: Authority
+) -> None:
+    """Copy one kit out of NVFlare's folder, with our rules in its `local` folder, and certificates
+    of the project's own authority."""
+    from cryptography.x509 import load_pem_x509_certificate
+
     role = name if name in (SERVER, ADMIN) else SITE
     source = made / {SERVER: project.server, ADMIN: project.admin}.get(name, name)
     watch = made / project.watch if role == SERVER else None
@@ -301,12 +332,13 @@ def _hand_over(project: ProjectConfig, name: str, made: Path, kit: Path) -> None
             default.unlink()  # what is not said below is not allowed
         for file, table in local_files(role).items():
             write_json(folder / "local" / file, table)
-        facts: dict[str, Any] = {
-            "name": name,
-            "role": role,
-            "project": project.name,
-            "server": project.server,
-        }
+        for certificate in folder.rglob("*.crt"):
+            shown = load_pem_x509_certificate(certificate.read_bytes())
+            certificate.write_bytes(authority.reissue(name, shown))
+            certificate.with_name(ROOTS).write_bytes(Trust(authority.roots).pem())
+            certificate.with_name(TRUST).write_bytes(authority.said.pem())
+        facts: dict[str, Any] = {"name": name, "role": role, "project": project.name}
+        facts["server"] = project.server
         person = {ADMIN: project.admin, SERVER: project.watch}.get(role, "")
         facts |= {"port": project.port, "person": person, "org": project.organisation(name)}
         write_json(folder / KIT_FILE, facts)
