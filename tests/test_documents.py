@@ -1,0 +1,87 @@
+"""What the documents name exists: tests, commands of ours and their options, files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from fednotes.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHOWN = [ROOT / "docs" / name for name in ("privacy.md", "security.md")]  # by the tests they name
+each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+
+
+def code(text: str) -> list[str]:
+    """Code spans, and the lines of blocks without comments; a span may go on in a second line."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
+    rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return lines + [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", rest)]
+
+
+def unknown_commands(text: str) -> list[str]:
+    """Commands `fednotes …` that our program has not, and options that a command has not."""
+    wrong = []
+    for piece in code(text):
+        for words in re.findall(r"(?<![\w/=.-])fednotes +([a-z-][^|;&>]*)", piece):
+            found: Any = get_command(app)
+            given = words.split()
+            while given and (inside := getattr(found, "commands", {}).get(given[0])):
+                found = inside
+                given.pop(0)
+            options = {name for param in found.params for name in (*param.opts, "--help")}
+            if getattr(found, "commands", None) and not set(given[:1]) & options:
+                wrong.append(f"fednotes {words}")
+            named = {word.partition("=")[0].rstrip(")") for word in given if word[:2] == "--"}
+            wrong += [f"fednotes {words}: {name}" for name in sorted(named - options)]
+    return wrong
+
+
+def unknown_tests(text: str) -> list[str]:
+    """Tests that there are none of: by path, by `::name` of the path before, by a name alone."""
+    files = {path.name: path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    wrong, last = [], ""
+    for path, of, name in re.findall(r"((?:tests/[\w/]*)?\btest_\w+\.py)?(::)?\b(test_\w+)?", text):
+        if path:
+            last = Path(path).name
+            wrong += [] if (ROOT / path).is_file() or path in files else [path]
+        places = [files.get(last, "")] if of else files.values()
+        if name and not any(re.search(rf"^def {name}\(", p, re.MULTILINE) for p in places):
+            wrong.append(f"{last}::{name}" if of else name)
+    return wrong
+
+
+def test_the_checks_see() -> None:
+    """They would pass whatever they find nothing in."""
+    text = "`fednotes site fly KIT`, `fednotes site\nstop KIT --hard`, `fednotes site approve KIT`"
+    said = ["fednotes site fly KIT", "fednotes site stop KIT --hard: --hard"]
+    assert unknown_commands(text) == said
+    assert unknown_commands("```sh\nfednotes pay  # fednotes or not\n```") == ["fednotes pay"]
+    here = "tests/test_documents.py"
+    text = f"`{here}::test_the_checks_see`, `::test_no`, `tests/test_no.py`, `test_documents.py`"
+    assert unknown_tests(text) == ["test_documents.py::test_no", "tests/test_no.py"]
+    assert unknown_tests("`test_the_checks_see`, `test_nowhere`") == ["test_nowhere"]
+
+
+@each_page
+def test_commands_in_the_pages_exist(path: Path) -> None:
+    assert unknown_commands(path.read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("path", SHOWN, ids=lambda path: path.stem)
+def test_tests_that_a_page_names_exist(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert "tests/engines/" in text
+    assert unknown_tests(text) == []
+
+
+@each_page
+def test_pages_lead_to_files_that_exist(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", path.read_text("utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
