@@ -7,7 +7,6 @@ there. All is asked anew with each message, so a decision of a person counts at 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json
 from fednotes.core.update import Update
 from fednotes.engines.host import BEGIN, OURS
@@ -111,7 +111,7 @@ def pending(kit: Path) -> dict[str, Any] | None:
     """
     path = kit / RULES / PENDING
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         if fingerprint(found["table"]) != found["fingerprint"]:
             raise ValueError("not its fingerprint")
     except FileNotFoundError:

@@ -13,12 +13,12 @@ reply leaves for the very request that it answers alone.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import load_state, replace_file, save_state, sync_folder, write_json
 from fednotes.engines.wire import HEAD, Frame, Request, WireError, decode_reply, decode_request
 from fednotes.federation import State
@@ -61,7 +61,7 @@ class Journal:
             self.run = 0
             return
         try:
-            kept = json.loads(self._run_file.read_text(encoding="utf-8"))
+            kept = read_json(self._run_file)
             self._run, job = int(kept["run"]), str(kept["job"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(
@@ -233,9 +233,8 @@ class Journal:
     def _told(self, number: int) -> int:
         """Of a kept state, without its tensors."""
         try:
-            text = (self._states / _name(number) / "facts.json").read_text(encoding="utf-8")
-            return int(json.loads(text).get("told", 0))
-        except (OSError, ValueError):
+            return int(read_json(self._states / _name(number) / "facts.json", strict=False)["told"])
+        except (OSError, ValueError, KeyError, TypeError):
             return 0
 
     def _request(self, number: int) -> Path:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, FednotesError, nearest
+from fednotes.core.parsing import read_json
 from fednotes.core.store import write_folder, write_json
 from fednotes.engines.kit_files import (
     ADMIN,
@@ -175,7 +176,7 @@ def _made(project: ProjectConfig, authority: Path, new: Sequence[str]) -> Path:
 def _forget_keys(authority: Path) -> None:
     """Leave the authority its own key and certificate: each other key is its owner's alone."""
     for path in authority.rglob(_STATE):
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = read_json(path)
         own = {name: value for name, value in kept.items() if isinstance(value, str)}
         if own != kept:
             write_json(path, own)
@@ -201,7 +202,7 @@ def _facts(project: ProjectConfig) -> dict[str, Any]:
 
 def _record(authority: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((authority / _RECORD).read_text(encoding="utf-8")))
+        return dict(read_json(authority / _RECORD))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -242,7 +243,7 @@ def _known(project: ProjectConfig, authority: Path) -> set[str]:
     names = set(record.get("kits", ()))
     if not names:  # as earlier versions kept it
         with contextlib.suppress(FileNotFoundError):
-            kept = json.loads((authority / project.name / "state" / _STATE).read_text("utf-8"))
+            kept = read_json(authority / project.name / "state" / _STATE)
             signed = {name for name, value in kept.items() if isinstance(value, dict)}
             names = {name for name in signed if "@" not in name and name != project.server}
             names |= {SERVER, ADMIN} if signed else set()

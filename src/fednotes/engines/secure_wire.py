@@ -1,8 +1,13 @@
 """What the secure sum's messages look like in `attached`: a JSON note as bytes, and numbers.
 
-    note      uint8  JSON: a table of strings, numbers, lists and tables
-    boxes     uint8  (roster, roster, bytes of a box): from whom, for whom
-    words     int64  a masked update
+    note            uint8  JSON: a table of strings, numbers, lists and tables
+    boxes           uint8  (roster, roster, bytes of a box): from whom, for whom
+    receipts        uint8  (survivors, survivors, bytes of a receipt), likewise
+    confirmations   uint8  likewise; zeros where there is none
+    words           int64  a masked update
+
+What grows with the square of the sites is no JSON, so a note is small, and what it may hold is
+bounded before it is read: like a message's header it takes 32 MB of memory at most.
 
 One frame goes to all sites, so what is for one of them lies beside what is for the others; none
 of it is a secret (a box is sealed for its receiver).
@@ -32,13 +37,15 @@ from fednotes.privacy.secagg_messages import Message
 from fednotes.privacy.secagg_server import BOX_BYTES
 
 KEYS, SHARES, MASKED, CONFIRM, UNMASK = "@keys", "@shares", "@masked", "@confirm", "@unmask"
-MOST_NOTE = 2**24  # bytes; receipts of 250 sites for each other take 6 to 9 million
+MOST_NOTE = 2**21  # bytes; keys of 250 sites take 0.2 million, 8,000 counts 0.8
 T = TypeVar("T")
 
 
 def packed(note: Mapping[str, Any], **numbers: Tensor) -> dict[str, Tensor]:
     """A note and numbers beside it."""
     text = json.dumps(note, sort_keys=True, separators=(",", ":")).encode()
+    if len(text) > MOST_NOTE or values_in(text) > MAX_VALUES:
+        raise RefusedError("a message of the secure sum names too many things: send fewer counts")
     return {"note": torch.frombuffer(bytearray(text), dtype=torch.uint8), **numbers}
 
 
@@ -46,11 +53,14 @@ def noted(attached: Tensors) -> dict[str, Any]:
     """The note. Raises RefusedError for anything else."""
     value = attached.get("note")
     if value is None or value.dtype is not torch.uint8 or value.numel() > MOST_NOTE:
-        raise RefusedError("a message of the secure sum has no note")
+        raise RefusedError("a message of the secure sum has no note, or too long a one")
     try:
-        note = json.loads(value.numpy().tobytes())
-    except (ValueError, RecursionError) as error:
-        raise RefusedError("the note of a message of the secure sum is not JSON") from error
+        text = str(memoryview(value.contiguous().view(-1).numpy()), "ascii")
+        note = parse_json(text, most_values=MAX_VALUES)
+    except ValueError as error:
+        raise RefusedError(
+            f"the note of a message of the secure sum is not JSON that may be read ({error})"
+        ) from error
     if not isinstance(note, dict):
         raise RefusedError("the note of a message of the secure sum is no table")
     return note

@@ -6,7 +6,6 @@ round-00000012/      core/store.py: the method's state, and where every site sto
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from fednotes.core.errors import ModelError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import load_state, save_state, write_json
 from fednotes.core.update import Tensors
 from fednotes.engines.inprocess import KEPT_CHECKPOINTS
@@ -73,7 +73,7 @@ class ServerFiles:
         path, run = self._directory / "run.json", 0
         if path.exists():
             try:
-                kept = json.loads(path.read_text(encoding="utf-8"))
+                kept = read_json(path)
                 run, job = int(kept["run"]), str(kept["job"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise ModelError(
@@ -132,7 +132,7 @@ class ServerFiles:
         """The request numbers of the checkpoints."""
         for folder in reversed(self._folders()):
             try:
-                facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+                facts = read_json(folder / "facts.json", strict=False)
                 yield int(facts["progress"]["number"])
             except (OSError, ValueError, KeyError, TypeError):
                 continue

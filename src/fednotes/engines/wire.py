@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import TrainingError
+from fednotes.core.parsing import parse_json
 from fednotes.core.update import Tensors, Update
 from fednotes.federation import Option
 
@@ -46,7 +47,6 @@ MAX_VALUES = 2**16  # commas and brackets of a header: 5 or 6 a tensor, 1 a metr
 MAX_RANK = 16
 MAX_NAME = 1024  # characters of a name of a tensor, task, site or option
 MAX_INT = 2**53  # what JSON numbers hold exactly everywhere
-NAN_WORDS = "NaN or Infinity"
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -226,11 +226,10 @@ def _read(raw: memoryview) -> dict[str, Any]:
     try:
         text = str(raw, "ascii")
         _require(_values(text) <= MAX_VALUES, "the header names too many things")
-        header = json.loads(text, object_pairs_hook=_distinct, parse_constant=_constant)
+        header = parse_json(text)
         canonical = _canonical(header)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:80]
-        raise WireError(f"the header cannot be read ({reason})") from None
+    except ValueError as error:
+        raise WireError(f"the header cannot be read ({str(error)[:80]})") from None
     del text
     canonical += b" " * (-len(canonical) % ALIGN)
     if not isinstance(header, dict) or canonical != raw:
@@ -297,17 +296,6 @@ def _padded(size: int) -> int:
 
 def _canonical(header: Any) -> bytes:
     return json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name comes twice")
-    return found
-
-
-def _constant(text: str) -> Any:
-    raise ValueError(NAN_WORDS)
 
 
 # headers

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fednotes import __version__
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import write_folder
 from fednotes.core.types import TagSet
 from fednotes.models.build import ModelConfig, build_model, kind_of, model_config
@@ -192,14 +193,14 @@ def _read_facts(path: Path) -> tuple[Path, dict[str, Any]]:
     """The file that describes the model, and what it says."""
     file = next((f for s in STEMS if (f := path / f"{s}.json").is_file()), path / "model.json")
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
+        facts = read_json(file)
     except OSError as error:
         raise ModelError(
             f"{path}: no model here ({file.name}: {error.strerror}); name the folder that "
             "training wrote"
         ) from error
     except ValueError as error:
-        raise ModelError(f"{file}: damaged (not JSON)") from error
+        raise ModelError(f"{file}: damaged (not JSON: {error}); copy the folder again") from error
     if not isinstance(facts, dict) or "format" not in facts:
         raise ModelError(f"{file}: not a model's description (no 'format')")
     if facts["format"] != FORMAT:

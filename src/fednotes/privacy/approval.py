@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import replace_file
 
 try:
@@ -107,10 +108,10 @@ class Approvals:
     def decisions(self) -> tuple[Approval, ...]:
         """Every decision, oldest first."""
         try:
-            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            kept = read_json(self.path)
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise self._unusable("cannot be read as JSON") from error
         try:
             if kept["format"] != FORMAT:

@@ -19,6 +19,7 @@ from sys import intern
 from typing import Any
 
 from fednotes.core.errors import DataError
+from fednotes.core.parsing import JsonError, parse_json
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.formats.files import head, listing, read_text, unique, write_text
 
@@ -49,9 +50,10 @@ def _read_file(path: Path) -> list[Document]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            raise DataError.at(path, number, "no JSON: expected one whole object a line") from None
+            record = parse_json(line, strict=False)
+        except JsonError as error:
+            reason = f"no JSON ({error}): expected one whole object a line"
+            raise DataError.at(path, number, reason) from None
         try:
             document = _document(record, f"{path.stem}:{number}")
         except _RecordError as error:
