@@ -47,11 +47,10 @@ def parse_json(
         raise JsonError(f"over {MOST_BYTES:,} bytes")
     try:
         text = raw if isinstance(raw, str) else str(raw, "utf-8")
-        opened = sum(map(text.count, "[{"))
-        if opened + text.count(",") > most_values:
+        if count_values(text) > most_values:
             raise JsonError(f"more than {most_values:,} values")
         value = json.loads(text, **_STRICT) if strict else json.loads(text)
-        if opened > MOST_DEPTH and _deeper(value, MOST_DEPTH):
+        if sum(map(text.count, "[{")) > MOST_DEPTH and _deeper(value, MOST_DEPTH):
             raise RecursionError
     except JsonError:
         raise
@@ -66,6 +65,11 @@ def parse_json(
     except ValueError:  # an integer of thousands of digits
         raise JsonError("a number that is too long") from None
     return value
+
+
+def count_values(text: str) -> int:
+    """No less than there are values in this JSON: its commas and brackets."""
+    return sum(map(text.count, ",[{"))
 
 
 def _deeper(value: Any, most: int) -> bool:

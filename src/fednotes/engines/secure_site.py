@@ -149,13 +149,13 @@ class SecureSeal:
             return wire.packed({"names": [], "again": str(error), "wide": True})
 
     def _confirm(self, request: Request, note: Mapping[str, Any]) -> Tensors:
-        asked = wire.request_in(note, self._site)
+        asked = wire.request_in(note, request.attached, self._site)
         message = self._chain.confirm(wire.part(note, "number", int), asked)
         return wire.packed({"message": wire.header(message)})
 
     def _unmask(self, request: Request, note: Mapping[str, Any]) -> Tensors:
-        number, asked = wire.part(note, "number", int), wire.request_in(note, self._site)
-        message = self._chain.unmask(number, asked, wire.keys_in(note))
+        asked = wire.request_in(note, request.attached, self._site)
+        message = self._chain.unmask(wire.part(note, "number", int), asked, wire.keys_in(note))
         self._kept = None
         return wire.packed({"message": wire.header(message)})
 

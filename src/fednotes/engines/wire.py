@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import TrainingError
-from fednotes.core.parsing import parse_json
+from fednotes.core.parsing import count_values, parse_json
 from fednotes.core.update import Tensors, Update
 from fednotes.federation import Option
 
@@ -183,7 +183,7 @@ def _frame(kind: int, header: dict[str, Any], parts: Mapping[str, Tensors]) -> b
     except (TypeError, ValueError) as error:
         raise WireError(f"the message cannot be sent: {error}") from None
     text += b" " * (-len(text) % ALIGN)
-    if len(text) > MAX_HEADER or _values(text.decode()) > MAX_VALUES:
+    if len(text) > MAX_HEADER or count_values(text.decode()) > MAX_VALUES:
         raise WireError(f"the message names too many things ({len(values):,} tensors)")
     pieces: list[Any] = [text]
     for value in values:
@@ -225,7 +225,7 @@ def _read(raw: memoryview) -> dict[str, Any]:
     """The header. One value takes up to 100 times its bytes, so they are counted before."""
     try:
         text = str(raw, "ascii")
-        _require(_values(text) <= MAX_VALUES, "the header names too many things")
+        _require(count_values(text) <= MAX_VALUES, "the header names too many things")
         header = parse_json(text)
         canonical = _canonical(header)
     except ValueError as error:
@@ -235,11 +235,6 @@ def _read(raw: memoryview) -> dict[str, Any]:
     if not isinstance(header, dict) or canonical != raw:
         raise WireError("not a readable message: the header is not canonical JSON")
     return header
-
-
-def _values(text: str) -> int:
-    """No less than there are values in this JSON."""
-    return sum(map(text.count, ",[{"))
 
 
 def _tensors(parts: list[Any], frame: Frame, offset: int) -> list[dict[str, Tensor]]:
