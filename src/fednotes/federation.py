@@ -22,12 +22,17 @@ Option = str | int | float | bool
 class State:
     """All that one side must keep to go on after a restart.
 
-    tensors: by name. facts: JSON values (counters, histories, names).
+    tensors: by name. facts: JSON values (counters, histories, names). Raises TypeError for a
+    round that is no number or facts that are no table.
     """
 
     round: int
     tensors: Tensors = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.round) is not int or self.round < 0 or not isinstance(self.facts, Mapping):
+            raise TypeError("a state needs the number of a round and a table of facts")
 
 
 class Round(Protocol):

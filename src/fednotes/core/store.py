@@ -196,7 +196,9 @@ def restoring(path: Path | str) -> Iterator[None]:
         yield
     except (OSError, SafetensorError, TrainingError, RuntimeError, *_UNFIT) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ModelError(f"{path}: not a readable state folder ({reason})") from error
+        raise ModelError(
+            f"{path}: not a readable state folder ({reason}): begin anew without it"
+        ) from error
 
 
 _UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)

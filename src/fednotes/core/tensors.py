@@ -33,7 +33,17 @@ def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Copy values into tensors of the same names and shapes.
+    """Copy values into tensors of the same names, shapes and types.
+
+    Raises TrainingError naming the first tensor that does not fit; nothing is copied then.
+    """
+    require_like(targets, values)
+    for name, target in targets.items():
+        target.copy_(values[name])
+
+
+def require_like(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Values have the names, shapes and types of `targets`.
 
     Raises TrainingError naming the first tensor that does not fit.
     """
@@ -47,4 +57,5 @@ def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
             raise TrainingError(
                 f"tensor {name!r}: expected shape {tuple(target.shape)}, got {tuple(value.shape)}"
             )
-        target.copy_(value)
+        if target.dtype != value.dtype:
+            raise TrainingError(f"tensor {name!r}: expected {target.dtype}, got {value.dtype}")

@@ -19,7 +19,14 @@ from pathlib import Path
 
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.parsing import read_json
-from fednotes.core.store import load_state, replace_file, save_state, sync_folder, write_json
+from fednotes.core.store import (
+    load_state,
+    replace_file,
+    restoring,
+    save_state,
+    sync_folder,
+    write_json,
+)
 from fednotes.engines.wire import HEAD, Frame, Request, WireError, decode_reply, decode_request
 from fednotes.federation import State
 
@@ -168,10 +175,12 @@ class Journal:
 
         Raises ModelError if it is damaged.
         """
-        tensors, facts = load_state(self._states / _name(number))
-        if facts["new"]:
-            return None, 0
-        return State(facts["round"], tensors, facts["facts"]), int(facts["told"])
+        path = self._states / _name(number)
+        tensors, facts = load_state(path)
+        with restoring(path):
+            if facts["new"]:
+                return None, 0
+            return State(facts["round"], tensors, facts["facts"]), int(facts["told"])
 
     def path_to(self, target: int) -> tuple[int, list[int]] | None:
         """The state to start from and the requests to do again to be as after `target`."""

@@ -121,7 +121,10 @@ class SecureSum:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a kept state, so that the next sums are rounded as they were."""
-        self._limits = {task: dict(own) for task, own in state.get("limits", {}).items()}
+        self._limits = {
+            task: {name: int(limit) for name, limit in own.items()}
+            for task, own in state.get("limits", {}).items()
+        }
 
     def total(self, exchange: Exchange) -> Total:
         """Σ over the sites that took part.

@@ -32,6 +32,8 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.settings import build
+from fednotes.core.store import restoring
+from fednotes.core.tensors import require_like
 from fednotes.core.update import Tensors, Total
 from fednotes.data.codes import categories_of_job, choose, public_categories
 from fednotes.data.patient_sites import FeatureSpace, SitePatients, pooled_patients, require_alike
@@ -149,6 +151,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 def train(federation: Federation, config: Config) -> State:
     """Algorithm 1: a representation of patients, then a classifier for each disease."""
     resumed = federation.resume()
+    if resumed is not None:
+        with restoring("the newest checkpoint"):
+            outputs = resumed.facts["outputs"]
+            if resumed.facts["stage"] not in (1, 2) or outputs != [str(each) for each in outputs]:
+                raise ValueError("its stage or its outputs")
     first = _codes(federation, config, resumed) if config.learns else _prepared(config)
     if not config.phenotypes:
         return first
@@ -240,7 +247,10 @@ def _phenotypes(
     start = before
     if resumed is not None and resumed.facts["stage"] == 2:
         start = resumed.round
-        shared = {name: resumed.tensors[name] for name in shared}
+        with restoring("the newest checkpoint"):
+            kept = {name: resumed.tensors[name] for name in shared}
+            require_like(shared, kept)
+        shared = kept
     for cycle in federation.rounds(start, before + config.classifier_cycles):
         total = federation.sum("train", shared, cycle=cycle.number)  # W'_k
         shared = averaged(shared, total)
