@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ REJECTED = "has rejected this job"  # in what the server is told
 SHOWN = 12  # characters of a fingerprint, for people
 SERVER = "server"  # the only receiver
 WORDS = "words"  # in what is attached to a reply: a masked update
+CLOCK = timedelta(minutes=5)  # that a clock may be behind the ledger
 SPARE = 100  # more of a task that trains nothing: sums for a calibration come after the rounds
 Covered = Callable[[str], Mapping[str, int]]  # task → tokens, steps, patients behind an update
 
@@ -149,7 +150,10 @@ def job_by(kit: Path, beginning: str) -> tuple[str, dict[str, Any]]:
 def settle(kit: Path, table: Mapping[str, Any], *, approve: bool, by: str) -> str:
     """Decide on a job; returns its fingerprint."""
     approvals = approvals_of(kit)
-    key = (approvals.approve if approve else approvals.reject)(table, by, now())
+    if approve:
+        key = approvals.approve(table, by, now(), ledger_of(kit).head().hash)
+    else:
+        key = approvals.reject(table, by, now())
     if (pending(kit) or {}).get("fingerprint") == key:
         (kit / RULES / PENDING).unlink(missing_ok=True)
     return key
@@ -219,7 +223,10 @@ class SiteGuard:
             threshold=self._threshold,
             scores=not self._secure,
         )
-        check_request(self._rules(), facts)
+        policy = self._rules()
+        if policy.hours:
+            self._require_clock(facts.now)
+        check_request(policy, facts)
 
     def leaving(self, request: Request, reply: Frame, update: Update | None) -> None:
         """The reply by the policy, then the line in the ledger.
@@ -288,10 +295,21 @@ class SiteGuard:
         parameters is the same, and any other counts.
         """
         self._read_past()
-        approved = approvals_of(self._kit).approved_at(self._table)
-        left = self._past.updates(behind.task, stamp(approved) if approved else "")
+        left = self._past.updates(behind.task)
         trains = "steps" in behind.covered or behind.task == "train"
         return len(left | {hash_of(behind.tensors)}) - (0 if trains else SPARE)
+
+    def _require_clock(self, time: datetime) -> None:
+        """`hours` mean nothing by a clock that was set back. Raises Withheld."""
+        self._read_past()
+        if self._past.newest and stamp(time + CLOCK) < self._past.newest:
+            raise Withheld(
+                f"the clock of this machine says {stamp(time)}, and its ledger's newest line is of "
+                f"{self._past.newest}: set the clock; where the ledger is wrong, approve the job "
+                "again",
+                f"the clock of site {self._site!r} was set back",
+                later=True,
+            )
 
     def _note(
         self, request: Request, size: int, sha256: str, sent: Reply, behind: _Behind | None
@@ -327,7 +345,7 @@ class SiteGuard:
 
     def _read_past(self) -> None:
         try:
-            self._past.read()
+            self._past.read(approvals_of(self._kit).approved_after(self._table))
         except OSError as error:
             public = f"site {self._site!r} cannot read its ledger"
             raise Withheld(f"{self._ledger.path}: {error}", public, later=True) from error

@@ -269,6 +269,9 @@ def _parsed(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenot
         load_into(network.trainable(), given)
         network.train(False)
     idf, platt = (tensors[n].numpy() if n in tensors else None for n in ("idf", "platt"))
+    for name in ("idf", "platt"):
+        if name in tensors and not tensors[name].is_floating_point():
+            raise ModelError(f"not a whole model: {name!r} has type {tensors[name].dtype}")
     if idf is not None:
         _same("document frequencies", len(idf), "the dictionary has concepts", space.width)
     representation = Representation(network, idf, facts.scale)

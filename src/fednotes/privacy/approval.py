@@ -41,13 +41,15 @@ _WHOLE = 2**63  # whole numbers are those of TOML
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """One decision. when: UTC, as ISO text. table: the job that it was about."""
+    """One decision. when: UTC, as ISO text. table: the job that it was about. ledger: the hash of
+    the last line of the site's ledger then; "" if it had none, or is not known."""
 
     fingerprint: str
     decision: Decision
     by: str
     when: str
     table: Table
+    ledger: str = ""
 
 
 def fingerprint(table: Table) -> str:
@@ -68,9 +70,12 @@ class Approvals:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "approvals.json"
 
-    def approve(self, table: Table, by: str, when: datetime) -> str:
-        """Say yes to a job; returns its fingerprint. The newest decision on a table counts."""
-        return self._decide("approved", table, by, when)
+    def approve(self, table: Table, by: str, when: datetime, ledger: str = "") -> str:
+        """Say yes to a job; returns its fingerprint. The newest decision on a table counts.
+
+        ledger: see `Approval`.
+        """
+        return self._decide("approved", table, by, when, ledger)
 
     def reject(self, table: Table, by: str, when: datetime) -> str:
         """Say no to a job, or take an approval back; returns its fingerprint."""
@@ -87,13 +92,14 @@ class Approvals:
         same = "name" in table and any(past.table.get("name") == table["name"] for past in approved)
         return "changed" if same else "unknown"
 
-    def approved_at(self, table: Table) -> datetime | None:
-        """When exactly this table was approved last; None if it never was."""
+    def approved_after(self, table: Table) -> str:
+        """After which line of the ledger exactly this table was approved last: its hash, which no
+        clock moves; "" for none."""
         wanted = fingerprint(table)
         for past in reversed(self.decisions()):
             if past.fingerprint == wanted and past.decision == "approved":
-                return datetime.fromisoformat(past.when)
-        return None
+                return past.ledger
+        return ""
 
     def last_approved(self, name: str | None = None) -> Approval | None:
         """The newest approval that still holds; with `name`, of a job called so."""
@@ -121,7 +127,9 @@ class Approvals:
                 raise self._unusable("was edited: a job does not have its fingerprint")
             found = tuple(
                 Approval(
-                    d["fingerprint"], d["decision"], d["by"], d["when"], jobs[d["fingerprint"]]
+                    **{k: d[k] for k in ("fingerprint", "decision", "by", "when")},
+                    table=jobs[d["fingerprint"]],
+                    ledger=str(d.get("ledger", "")),
                 )
                 for d in kept["decisions"]
             )
@@ -131,11 +139,15 @@ class Approvals:
             raise self._unusable("was edited: a decision is neither approved nor rejected")
         return found
 
-    def _decide(self, decision: Decision, table: Table, by: str, when: datetime) -> str:
+    def _decide(
+        self, decision: Decision, table: Table, by: str, when: datetime, ledger: str = ""
+    ) -> str:
         if when.tzinfo is None:
             raise ValueError("the time of a decision needs a time zone")
         key = fingerprint(table)
-        made = Approval(key, decision, by, when.astimezone(UTC).isoformat(), _checked(table))
+        made = Approval(
+            key, decision, by, when.astimezone(UTC).isoformat(), _checked(table), ledger
+        )
         with self._locked():
             self._write((*self.decisions(), made))
         return key
@@ -143,7 +155,8 @@ class Approvals:
     def _write(self, decisions: tuple[Approval, ...]) -> None:
         jobs = {past.fingerprint: past.table for past in decisions}
         log = [
-            {k: getattr(d, k) for k in ("fingerprint", "decision", "by", "when")} for d in decisions
+            {k: getattr(d, k) for k in ("fingerprint", "decision", "by", "when", "ledger")}
+            for d in decisions
         ]
         text = json.dumps({"format": FORMAT, "decisions": log, "jobs": jobs}, indent=2) + "\n"
         try:
