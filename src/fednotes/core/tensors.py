@@ -42,6 +42,13 @@ def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
         target.copy_(values[name])
 
 
+def taken(values: Mapping[str, Tensor], name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    """One of several tensors. Raises TrainingError where it is missing or does not fit."""
+    like = {name: torch.empty(shape, dtype=dtype, device="meta")}
+    require_like(like, {name: values[name]} if name in values else {})
+    return values[name]
+
+
 def require_like(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Values have the names, shapes and types of `targets`.
 

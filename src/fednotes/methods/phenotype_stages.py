@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.seeds import rng_of
-from fednotes.core.tensors import load_into
+from fednotes.core.tensors import load_into, taken
 from fednotes.core.update import Tensors, Update
 from fednotes.data.codes import output_matrix
 from fednotes.data.cohort import ABSENT, PRESENT, QUESTIONABLE, Bags, Cohort, Vectors
@@ -199,15 +199,16 @@ class Classifiers:
         """What Platt scaling needs of the held-out patients."""
         load_into(self.machines.trainable(), {n: tensors[n] for n in self.machines.trainable()})
         scores = self.machines.scores(self._held_out)
-        sums = platt_sums(
-            tensors["platt"].numpy(), scores, self.machines.targets(self._valid.labels)
-        )
+        sums = platt_sums(self._platt(tensors), scores, self.machines.targets(self._valid.labels))
         return Update({"sums": torch.from_numpy(sums)}, 1.0)
 
     def finish(self, tensors: Tensors) -> None:
         """Take the final machines."""
         load_into(self.machines.trainable(), {n: tensors[n] for n in self.machines.trainable()})
-        self.model.platt = tensors["platt"].numpy() if "platt" in tensors else None
+        self.model.platt = self._platt(tensors) if "platt" in tensors else None
+
+    def _platt(self, tensors: Tensors) -> np.ndarray:
+        return taken(tensors, "platt", torch.float64, len(self.machines.machines), 2).numpy()
 
     def scores_on(self, site: SitePatients) -> dict[str, Any]:
         """Scores on a site's test patients; empty without labelled ones.
