@@ -243,7 +243,7 @@ class AveragingSite:
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
-        self.taken, self._taken_before = state.round, state.facts["before"]
+        self.taken, self._taken_before = state.round, int(state.facts["before"])
         self._adam.restore(state.tensors)
         self._restore_first(state.tensors)
         load_into(self.private, _below(state.tensors, "private."))
