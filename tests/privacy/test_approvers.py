@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import stat
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 

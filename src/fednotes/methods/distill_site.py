@@ -295,7 +295,12 @@ class Site:
         return Update(metrics=counts.to_metrics())
 
     def trace(self, tensors: Tensors) -> Update:
-        """Counts of the model just evaluated on the test data; no choice depends on them."""
+        """Counts of the model just evaluated on the test data; no choice depends on them.
+
+        Raises RefusedError where the job does not trace.
+        """
+        if not self.config.trace:
+            raise RefusedError(f"site {self.id!r}: the job does not trace the scores of test data")
         counts = self._counts(self.data.test, self.test_set, self.data.scored_types)
         return Update(metrics=counts.to_metrics())
 
