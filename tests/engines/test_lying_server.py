@@ -32,7 +32,7 @@ from fednotes.federation import State
 from fednotes.guard import SiteGuard, ledger_of, settle
 from fednotes.privacy.ledger import show
 from fednotes.privacy.policy import Policy as Rules
-from fednotes.privacy.secagg_messages import MaskedMessage
+from fednotes.privacy.secagg_messages import MaskedMessage, UnmaskRequest
 from fednotes.privacy.secagg_server import SecureServer
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
@@ -353,7 +353,8 @@ def test_an_older_exchange_is_not_opened_in_a_newer_tasks_name(tmp_path: Path) -
     seal._masked_in = (seal._masked_in[0] + 5, b"another")
     number = case.engine._members.request("@unmask").number
     note = {"number": seal._masked_in[0] - 5, "exchange": "", "survivors": [], "dropped": []}
-    attached = secure_wire.packed({**note, "receipts": {}, "confirmations": {}, "keys": {}})
+    blank = UnmaskRequest(bytes(32), SITES, (), {})
+    attached = secure_wire.packed_requests({**note, "keys": {}}, dict.fromkeys(SITES, blank))
     request = replace(case.engine._members.request("@unmask", attached=attached), number=number + 1)
     reply = decode_reply(case.net.hosts["a"].handle(encode(request)))
     assert "masked nothing in it" in reply.refusal

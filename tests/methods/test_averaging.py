@@ -321,14 +321,16 @@ def test_parameters_travel_down_once_a_cycle() -> None:
 
 
 def test_what_was_not_sent_goes_with_the_next_change() -> None:
-    """By hand: the second change told is the training's own and what the first left."""
-    config = replace(CONFIG, compression="top-k")
+    """By hand: the second change told is the training's own and what the first left. Each tensor
+    is one block; the share of one of the four goes to the last bias."""
+    config = replace(CONFIG, compression="top-k", top_share=0.25)
     site = Fit(1, config)
     start = {n: p.detach().clone() for n, p in net().named_parameters()}
     site.train(start, cycle=0)
     first = {n: v.clone() for n, v in site._change.items()}
-    code = {name: torch.zeros(0, dtype=torch.int32) for name in start}  # nothing is sent
-    site.send(code)
+    code = {name: torch.zeros(0, dtype=torch.int32) for name in start}
+    site.send(code | {"2.bias": torch.zeros(1, dtype=torch.int32)})
+    first["2.bias"].zero_()
     site.train(start, cycle=1)
     for name, value in site._change.items():
         own = site.shared[name].detach() - start[name]

@@ -128,6 +128,8 @@ class AveragingSite:
         """The change of the last "train" in the agreed code."""
         if not self._change:
             raise TrainingError(f"site {self.id!r} was asked to send a change before it trained")
+        config = self._averaging
+        codes.require_code(tensors, self._change, config.compression, config.top_share)
         sent, left = codes.encode(self._change, tensors, self._averaging.compression)
         self._left |= left
         self._change = {}

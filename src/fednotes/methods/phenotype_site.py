@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.tensors import load_into, taken
 from fednotes.core.update import Tensors, Update
 from fednotes.data.codes import category_counts, count_vector
@@ -111,7 +111,14 @@ class Site:
     def begin_codes(self, tensors: Tensors) -> Update:
         """The outputs are agreed: indices into the public list."""
         candidates = self.config.candidates
-        outputs = [candidates[at] for at in tensors["chosen"].tolist()]
+        given = tensors.get("chosen")
+        chosen = given.tolist() if given is not None and given.dim() == 1 else [-1]
+        if len(set(chosen) & set(range(len(candidates)))) < len(chosen):
+            raise RefusedError(
+                f"site {self.id!r}: the codes to predict are not places in the job's list of "
+                f"{len(candidates)}, each at most once"
+            )
+        outputs = [candidates[at] for at in chosen]
         self._codes = CodeLearner(self.data, self.config, outputs, self._device)
         return Update()
 
