@@ -13,6 +13,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # More arguments for pytest: make test ARGS="-k crf".
 ARGS ?=
+# A process a core; none for tests that start processes of their own: make test WORKERS=
+WORKERS ?= -n auto --dist worksteal
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,7 +32,7 @@ demo: $(VENV)/.base
 	$(BIN)/fednotes simulate demo --out runs/demo --overwrite
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

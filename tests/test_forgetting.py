@@ -92,8 +92,8 @@ def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
 
 def test_a_run_that_is_alive(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the lock that its process holds, and by the process, before it has the lock."""
+    before = files(kit)
     with only_one(kit / "state" / "run1"):
-        before = files(kit)
         assert "run run1 is alive, and nothing was deleted" in given(kit, "run1", code=2)
     running = processes.Status("posts", "site", 7, (JOB_ID,), False, kit / "log")
     monkeypatch.setattr(processes, "status", lambda kit: running)

@@ -21,6 +21,7 @@ import torch
 import fednotes
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.parsing import parse_json
 from fednotes.core.settings import build
 from fednotes.core.store import write_json
 from fednotes.core.types import Scheme, SiteData, TagSet
@@ -102,9 +103,9 @@ def agreement_of(job: Job, descriptions: Descriptions) -> str:
 def from_text(text: str) -> dict[str, Description]:
     """Raises ConfigError for anything that `as_text` does not write."""
     try:
-        tables = json.loads(text)
+        tables = parse_json(text)
         found = {site: build(Description, own, f"site {site!r}") for site, own in tables.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError("the sites' descriptions are not readable") from error
     for site, own in found.items():
         if own.scheme not in get_args(Scheme) or len(set(own.types)) < len(own.types):

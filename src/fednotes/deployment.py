@@ -44,6 +44,7 @@ from fednotes.core.errors import (
     RefusedError,
     TrainingError,
 )
+from fednotes.core.parsing import parse_json
 from fednotes.core.store import write_json, write_text
 from fednotes.core.update import Tensors
 from fednotes.deployed_jobs import job_of_site, load_own, whole_table
@@ -69,6 +70,7 @@ from fednotes.site_file import SiteFile, of_kit
 from fednotes.site_words import discreet, outward, unplaced
 
 RESULTS = "results"
+MOST_SCORES = 2**17  # numbers of a site's scores
 PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed
 logger = logging.getLogger("fednotes.deployment")
 
@@ -208,8 +210,9 @@ def _shared_scores(engine: Deployed) -> dict[str, Any]:
     found = {}
     for site, tensors in engine.public(SCORES, all_sites=False).items():
         try:
-            found[site] = json.loads(tensors["scores"].numpy().tobytes().decode("utf-8"))
-        except (KeyError, ValueError, AttributeError):
+            raw = tensors["scores"].numpy().tobytes()
+            found[site] = dict(parse_json(raw, most_values=MOST_SCORES, strict=False))
+        except (KeyError, ValueError, TypeError):
             logger.warning("site %r: its scores are not readable", site)
     return found
 

@@ -11,23 +11,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from fednotes.core.errors import ModelError
 from fednotes.core.update import Tensors, Total, Update
 
 Option = str | int | float | bool
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """All that one side must keep to go on after a restart.
 
-    tensors: by name. facts: JSON values (counters, histories, names).
+    tensors: by name. facts: JSON values (counters, histories, names). Raises TypeError for a
+    round that is no number or facts that are no table.
     """
 
     round: int
     tensors: Tensors = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.round) is not int or self.round < 0 or not isinstance(self.facts, Mapping):
+            raise TypeError("a state needs the number of a round and a table of facts")
+
+    def fact(self, name: str, kind: type[T]) -> T:
+        """One of the facts. Raises ModelError where it is missing or of another type."""
+        value = self.facts.get(name)
+        if type(value) is not kind:
+            raise ModelError(f"the newest checkpoint has no {name!r} that can be: begin anew")
+        return value
 
 
 class Round(Protocol):

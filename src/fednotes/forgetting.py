@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
+from fednotes.core.lock import LOCK
 from fednotes.data.token_cache import clear_tokens
 from fednotes.deployment import RESULTS
 from fednotes.engines import processes
@@ -64,7 +65,8 @@ def _folders(kit: Path) -> dict[str, list[Path]]:
 
 
 def _delete(folder: Path) -> int:
-    size = sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+    files = (path for path in folder.rglob("*") if not path.is_dir() and path.name != LOCK)
+    size = sum(path.lstat().st_size for path in files)
     try:
         shutil.rmtree(folder)
     except OSError as error:

@@ -7,15 +7,15 @@ there. All is asked anew with each message, so a decision of a person counts at 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json
 from fednotes.core.update import Update
 from fednotes.engines.host import BEGIN, OURS
@@ -49,6 +49,7 @@ REJECTED = "has rejected this job"  # in what the server is told
 SHOWN = 12  # characters of a fingerprint, for people
 SERVER = "server"  # the only receiver
 WORDS = "words"  # in what is attached to a reply: a masked update
+CLOCK = timedelta(minutes=5)  # that a clock may be behind the ledger
 SPARE = 100  # more of a task that trains nothing: sums for a calibration come after the rounds
 Covered = Callable[[str], Mapping[str, int]]  # task → tokens, steps, patients behind an update
 
@@ -117,7 +118,7 @@ def pending(kit: Path) -> dict[str, Any] | None:
     """
     path = kit / RULES / PENDING
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         if fingerprint(found["table"]) != found["fingerprint"]:
             raise ValueError("not its fingerprint")
     except FileNotFoundError:
@@ -164,7 +165,7 @@ def settle(
     """Decide on a job; returns its fingerprint. It waits on while too few have approved it."""
     approvals = approvals_of(kit, quorum)
     if approve:
-        key = approvals.approve(table, by, now(), signer)
+        key = approvals.approve(table, by, now(), signer, ledger_of(kit).head().hash)
     else:
         key = approvals.reject(table, by, now())
     settled = approvals.standing(table).made is not None
@@ -243,6 +244,8 @@ class SiteGuard:
             threshold=self._threshold,
             scores=not self._secure,
         )
+        if policy.hours:
+            self._require_clock(facts.now)
         check_request(policy, facts)
 
     def leaving(
@@ -315,10 +318,21 @@ class SiteGuard:
         parameters is the same, and any other counts.
         """
         self._read_past()
-        approved = approvals_of(self._kit, policy.quorum(self._site)).approved_at(self._table)
-        left = self._past.updates(behind.task, stamp(approved) if approved else "")
+        left = self._past.updates(behind.task)
         trains = "steps" in behind.covered or behind.task == "train"
         return len(left | {hash_of(behind.tensors)}) - (0 if trains else SPARE)
+
+    def _require_clock(self, time: datetime) -> None:
+        """`hours` mean nothing by a clock that was set back. Raises Withheld."""
+        self._read_past()
+        if self._past.newest and stamp(time + CLOCK) < self._past.newest:
+            raise Withheld(
+                f"the clock of this machine says {stamp(time)}, and its ledger's newest line is of "
+                f"{self._past.newest}: set the clock; where the ledger is wrong, approve the job "
+                "again",
+                f"the clock of site {self._site!r} was set back",
+                later=True,
+            )
 
     def _note(
         self,
@@ -360,8 +374,9 @@ class SiteGuard:
             raise Withheld(str(error), public, later=later) from error
 
     def _read_past(self) -> None:
+        approvals = approvals_of(self._kit, self._rules().quorum(self._site))
         try:
-            self._past.read()
+            self._past.read(approvals.approved_after(self._table))
         except OSError as error:
             public = f"site {self._site!r} cannot read its ledger"
             raise Withheld(f"{self._ledger.path}: {error}", public, later=True) from error

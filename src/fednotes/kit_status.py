@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import os
 import re
@@ -19,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from fednotes.core.parsing import read_json
 from fednotes.engines.contact import Known, connected, contact_of
 from fednotes.engines.kit_files import WATCH, read_kit
 from fednotes.engines.pipe import read_outcome
@@ -127,7 +127,7 @@ def run_of(kit: Path, job: str) -> str:
     """The run that a job of NVFlare's is a submission of, as far as its folder says."""
     try:
         path = next((kit / job).glob("app*/config/job.json"))
-        return str(json.loads(path.read_text(encoding="utf-8"))["run"])
+        return str(read_json(path)["run"])
     except (OSError, ValueError, KeyError, TypeError, StopIteration):
         return f"of job {job}"
 
@@ -141,7 +141,7 @@ def _clock(when: float) -> str:
 def headline(path: Path) -> str:
     """A site's scores in a few words."""
     try:
-        scores = json.loads(path.read_text(encoding="utf-8"))
+        scores = read_json(path, strict=False)
     except (OSError, ValueError):
         return f"{path} is not readable"
     parts = []
@@ -236,7 +236,7 @@ def from_files(kit: Path) -> list[str]:
     paths = sorted((kit / "state").glob("*/outcome.json"), key=lambda path: path.stat().st_mtime)
     for path in paths[-SHOWN_RUNS:]:
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            outcome = json.loads(path.read_text(encoding="utf-8"))
+            outcome = read_json(path)
             problem = f": {outcome['problem']}" if outcome.get("problem") else ""
             status = str(outcome.get("status"))
             again = ", goes on when the server is started" if status == "running" else ""
@@ -247,7 +247,7 @@ def from_files(kit: Path) -> list[str]:
 def seconds(kit: Path) -> list[str]:
     """Sites of which a second process was turned away today or lately."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        found = json.loads((kit / "state" / "second.json").read_text(encoding="utf-8"))
+        found = read_json(kit / "state" / "second.json")
         day = datetime.now(UTC).timestamp() - 86_400
         return [
             f"site {site!r}: a second process in its name was refused at {_clock(when)}: is there "

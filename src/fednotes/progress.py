@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fednotes.core.errors import ConfigError
+from fednotes.core.parsing import parse_json
 from fednotes.core.store import write_text
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.asking import Event
@@ -160,7 +161,7 @@ class Progress:
         with suppress(OSError):
             for line in self.path.read_text(encoding="utf-8").splitlines():
                 with suppress(ValueError, KeyError, TypeError):
-                    entry = json.loads(line)
+                    entry = parse_json(line, strict=False)
                     int(entry["round"])
                     yield entry
 

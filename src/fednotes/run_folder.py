@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import shutil
@@ -16,6 +15,7 @@ import torch
 import fednotes
 from fednotes.core.errors import ConfigError
 from fednotes.core.lock import LOCK
+from fednotes.core.parsing import read_json
 from fednotes.core.store import make_private, private_folder, write_json
 from fednotes.core.types import SiteData
 from fednotes.data.note_sites import fingerprint as note_fingerprint
@@ -49,7 +49,7 @@ def refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
 def finished(done: Path) -> dict[str, Any] | None:
     """What a part that ran to its end left; None, to run it again, where that is damaged."""
     try:
-        outcome = json.loads(done.read_text(encoding="utf-8"))
+        outcome = read_json(done, strict=False)
         return outcome if outcome.keys() >= OUTCOME else None
     except (OSError, ValueError, AttributeError):
         return None
@@ -82,7 +82,7 @@ def set_aside(out: Path) -> bool:
 def recorded(run: Path) -> dict[str, Any]:
     """A run's job.json. Raises ConfigError if it is missing or damaged."""
     try:
-        record = json.loads((run / "job.json").read_text(encoding="utf-8"))
+        record = read_json(run / "job.json")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{run} is not the folder of a run (no whole job.json)") from error
     if not isinstance(record, dict):

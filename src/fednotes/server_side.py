@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, ModelError, TrainingError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json
 from fednotes.deployed_jobs import parsed
 from fednotes.engines.asking import Transport
@@ -75,7 +75,7 @@ def is_last(state: Path, rounds: int, error: FednotesError) -> bool:
     path, here = state / "failure.json", {"rounds": rounds, "problem": str(error)}
     times = 1
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept = read_json(path)
         if {k: kept[k] for k in here} == here:
             times += int(kept["times"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -21,6 +21,7 @@ import torch
 
 from fednotes.core.errors import FednotesError
 from fednotes.core.lock import held
+from fednotes.core.parsing import parse_json
 from fednotes.core.store import write_json, write_text
 from fednotes.engines.inprocess import InProcess, RoundResult
 from fednotes.jobs import POOLED, Job
@@ -243,7 +244,7 @@ class _Log:
         kept = []
         for line in self.path.read_text(encoding="utf-8").splitlines():
             try:
-                entry = json.loads(line)
+                entry = parse_json(line, strict=False)
                 if entry["part"] != part.name or entry["round"] < round:
                     kept.append(line)
             except (ValueError, KeyError, TypeError):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import owned, private_folder, write_json
 from fednotes.deployed_jobs import whole_table
 from fednotes.engines.kit_files import ADMIN, read_kit
@@ -231,7 +232,7 @@ def unknown(run: Run, out: Path) -> NoReturn:
 def read_run(out: Path) -> Run:
     """The run that a folder is of. Raises ConfigError if it is of none."""
     try:
-        kept = json.loads((out / "run.json").read_text(encoding="utf-8"))
+        kept = read_json(out / "run.json")
         return Run(
             str(kept["run"]),
             Path(kept["kit"]),
@@ -246,7 +247,7 @@ def read_run(out: Path) -> Run:
 def read_table(path: Path) -> dict[str, Any]:
     """A file's table; empty if it has none."""
     with suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path, strict=False)
         if isinstance(found, dict):
             return found
     return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -53,11 +54,10 @@ def test_text_is_replaced_or_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("mode", [0o600, 0o400])
 def test_a_file_is_replaced_with_its_mode(tmp_path: Path, mode: int) -> None:
-    """Whatever the mode of the one before it, or of what a killed process left of the same id."""
-    path, left = tmp_path / "a", tmp_path / f".a.{os.getpid()}.tmp"
-    for file in (path, left):
-        file.write_bytes(b"longer than the new one")
-        file.chmod(0o666)
+    """Whatever the mode of the one before it."""
+    path = tmp_path / "a"
+    path.write_bytes(b"longer than the new one")
+    path.chmod(0o666)
     store.replace_file(path, memoryview(b"one\r\n\x00"), mode=mode)
     assert everything(tmp_path) == {"a": b"one\r\n\x00"}
     assert stat.S_IMODE(path.stat().st_mode) == mode
@@ -170,12 +170,52 @@ def test_damage_is_found_by_its_checksum(tmp_path: Path, name: str) -> None:
         store.load_state(tmp_path / "s")
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "3", '{"format": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "{}", "[]", "3", '{"format": 1}', "[" * 100_000, "\xff", '{"format": {}}'),
+        *(
+            f'{{"format": 1, "sha256": {sums}}}'
+            for sums in ("{}", "[]", "null", '{"facts.json": ""}')
+        ),
+    ],
+)
 def test_a_damaged_manifest_is_an_error_not_a_crash(tmp_path: Path, text: str) -> None:
     store.save_state(tmp_path / "s", TENSORS, FACTS)
-    (tmp_path / "s" / "manifest.json").write_text(text)
-    with pytest.raises(ModelError, match="not a readable state folder"):
+    (tmp_path / "s" / "manifest.json").write_text(text, "latin-1")
+    with pytest.raises(ModelError, match=r"not a readable|format|not a checksum"):
         store.load_state(tmp_path / "s")
+
+
+def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
+    """As of containers on one volume: another one writes the same while this one is at it."""
+    path = tmp_path / "model"
+
+    def fill(folder: Path) -> None:
+        store.write_folder(path, put("inner"))
+        put("outer")(folder)
+
+    store.write_folder(path, fill)
+    assert everything(tmp_path) == {"model/a": b"outer"}
+
+
+def test_a_folder_that_comes_in_between_is_replaced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = tmp_path / "model", os.replace
+    store.write_folder(path, put("one"))
+    others = [put("two"), put("three")]
+
+    def replace(source: Path, target: Path) -> None:
+        if target == path and others:  # the place is free for a moment, and another one takes it
+            path.mkdir()
+            others.pop()(path)
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    store.write_folder(path, put("last"))
+    assert not others
+    assert everything(tmp_path) == {"model/a": b"last"}
 
 
 def synced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -187,7 +227,7 @@ def synced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def name(path: object) -> str:
         parts = Path(str(path)).relative_to(folder).parts
         return "/".join(
-            p[1:].partition(f".{os.getpid()}")[0] + "~" if p[0] == "." else p for p in parts
+            re.sub(r"\.[0-9a-f]{16}\.(tmp|old)$", "~", p[1:]) if p[0] == "." else p for p in parts
         )
 
     def sync(number: int) -> None:

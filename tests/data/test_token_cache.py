@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace
 
 from fednotes.core.errors import DataError, ModelError
+from fednotes.core.store import holding
 from fednotes.data.notes import Note, read_notes
 from fednotes.data.packing import plan_full
 from fednotes.data.token_cache import (
@@ -138,13 +140,31 @@ def test_clearing_removes_corpora_alone(tmp_path: Path) -> None:
     assert clear_tokens(tmp_path / "tokens") == 0
     _cached(tmp_path / "tokens")
     size = sum(f.stat().st_size for f in (tmp_path / "tokens").rglob("*") if f.is_file())
-    kept = [tmp_path / "tokens" / f".{'a' * 32}.{os.getpid()}.tmp", tmp_path / "tokens" / "mine"]
+    kept = [tmp_path / "tokens" / f".{'a' * 32}.{'0' * 16}.tmp", tmp_path / "tokens" / "mine"]
     for folder in kept:
         folder.mkdir()
-    left = tmp_path / "tokens" / f".{'b' * 32}.999999999.tmp"
+    left = tmp_path / "tokens" / f".{'b' * 32}.{'0' * 16}.tmp"
     left.mkdir()
-    assert clear_tokens(tmp_path / "tokens") == size > 0
+    with holding(kept[0]) as ours:
+        assert ours
+        assert clear_tokens(tmp_path / "tokens") == size > 0
     assert sorted((tmp_path / "tokens").iterdir()) == sorted(kept)
+
+
+def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
+    """As of two containers on one volume: the second begins while the first is at work."""
+    second: list[list[int]] = []
+
+    def tokenize(texts: list[str]) -> list[list[int]]:
+        if not second:
+            second.append([])
+            second[0] = _cached(tmp_path).ids.tolist()
+        return _characters()(texts)
+
+    first = cached_tokens(_notes, tokenize, "f", 1 << 16, tmp_path)
+    assert first.ids.tolist() == second[0]
+    (folder,) = tmp_path.iterdir()
+    assert re.fullmatch("[0-9a-f]{32}", folder.name)
 
 
 def test_failures_leave_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -193,7 +194,7 @@ def calls(root: Path) -> Iterator[list[tuple[str, str]]]:
     def name(path: Any) -> str:
         parts = Path(path).relative_to(root).parts
         return "/".join(
-            p[1:].split(f".{os.getpid()}")[0] + "~" if p[0] == "." else p for p in parts
+            re.sub(r"\.[0-9a-f]{16}\.(tmp|old)$", "~", p[1:]) if p[0] == "." else p for p in parts
         )
 
     def noting(kind: str, real: Callable[..., Any], of: Callable[..., str]) -> Any:

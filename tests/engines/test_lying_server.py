@@ -25,12 +25,14 @@ from fednotes.engines import secure_wire
 from fednotes.engines.asking import Policy
 from fednotes.engines.host import SiteHost
 from fednotes.engines.opened import OPENED
+from fednotes.engines.question import Asked
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.engines.wire import Frame, Request, decode_reply, decode_request, encode
+from fednotes.federation import State
 from fednotes.guard import SiteGuard, ledger_of, settle
 from fednotes.privacy.ledger import show
 from fednotes.privacy.policy import Policy as Rules
-from fednotes.privacy.secagg_messages import MaskedMessage
+from fednotes.privacy.secagg_messages import MaskedMessage, UnmaskRequest
 from fednotes.privacy.secagg_server import SecureServer
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
@@ -224,6 +226,62 @@ def test_what_came_before_the_first_round_stays_part_of_every_question(tmp_path:
     assert "was asked something else" in said
 
 
+def test_a_site_that_was_started_again_knows_what_it_was_asked_before(tmp_path: Path) -> None:
+    """From the state that it kept at the end of a round, and from its journal after that."""
+    case = Case(tmp_path)
+    case.prepared()
+    turns = case.engine.rounds(0, 3)
+    for turn in turns:
+        tensors = {} if turn.number == 2 else X
+        case.engine.sum("train", tensors, round=turn.number)
+        if turn.number == 0:
+            case.begin("a")  # in the middle of a round
+        case.engine.sum("send", {"scale": torch.ones(4)})
+        case.engine.sum("evaluate", X)
+        turn.commit(State(turn.number + 1, X, {}), {}, evaluated=True)
+        case.begin("b")
+        assert case.net.hosts["b"]._asked == Asked()
+    assert case.engine.sum("finish", X).included == SITES
+
+
+def test_each_part_of_a_question_counts() -> None:
+    """Two questions are equal only if all is: by changing one thing after the other."""
+    request = Request(JOB, 1, 1, "train", round=3, first=True, told=7, options={"round": 3})
+    asked = Asked(prepared=b"p", told=b"t")
+
+    def question(now: Asked, tensors: Any = None, **changes: Any) -> bytes:
+        return now.next(replace(request, **changes), tensors or {}).question
+
+    different = [
+        question(asked),
+        question(Asked(prepared=b"q", told=b"t")),
+        question(Asked(prepared=b"p", told=b"u")),
+        question(asked, X),
+        question(asked, {"y": X["x"]}),
+        question(asked, {"x": X["x"].double()}),
+        question(asked, {"x": X["x"].reshape(2, 2)}),
+        question(asked, {"x": X["x"] + 2.0**-20}),
+        question(asked, task="send"),
+        question(asked, round=4),
+        question(asked, options={"round": 4}),
+        question(asked, options={}),
+        question(asked, told=0),
+        question(asked, preparing=True),
+    ]
+    assert len(set(different)) == len(different)
+    same = question(asked), question(asked, number=9, run=2, counted={"a": 3}, marks=(2,))
+    assert len(set(same)) == 1
+    begun = asked.next(request, X)
+    goes_on = replace(request, first=False, told=0)
+    assert begun.next(goes_on, {}).given == begun.given != b""
+    assert begun.next(replace(goes_on, first=True), {}).given == b""
+    early = replace(request, preparing=True, round=0)
+    assert question(asked, preparing=True, round=0) == question(asked, preparing=True, round=5)
+    assert asked.next(early, {}).waits == b""
+    assert asked.next(request, {}).waits == question(asked)
+    assert asked.next(early, {}).prepared not in (b"p", b"")
+
+
 def test_a_task_of_a_round_is_done_in_a_sum_or_not_at_all(tmp_path: Path) -> None:
     """Or a site's private layers could be spoilt by a task that no other site sees."""
     case = Case(tmp_path)
@@ -295,7 +353,8 @@ def test_an_older_exchange_is_not_opened_in_a_newer_tasks_name(tmp_path: Path) -
     seal._masked_in = (seal._masked_in[0] + 5, b"another")
     number = case.engine._members.request("@unmask").number
     note = {"number": seal._masked_in[0] - 5, "exchange": "", "survivors": [], "dropped": []}
-    attached = secure_wire.packed({**note, "receipts": {}, "confirmations": {}, "keys": {}})
+    blank = UnmaskRequest(bytes(32), SITES, (), {})
+    attached = secure_wire.packed_requests({**note, "keys": {}}, dict.fromkeys(SITES, blank))
     request = replace(case.engine._members.request("@unmask", attached=attached), number=number + 1)
     reply = decode_reply(case.net.hosts["a"].handle(encode(request)))
     assert "masked nothing in it" in reply.refusal

@@ -125,6 +125,9 @@ def test_a_server_that_tells_too_low_a_class_sees_a_power_of_four_alone() -> Non
         clock.now += took
         pace.wait("train", begun, 0)
         assert clock.now - begun == pytest.approx(answered)
+    begun = clock.now
+    pace.wait("train", begun, 2)  # 0.125 seconds, though it has taken longer before
+    assert clock.now - begun == pytest.approx(4.0)
 
 
 def test_a_long_pause_is_forgotten_after_eight_answers() -> None:

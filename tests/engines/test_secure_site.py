@@ -46,20 +46,20 @@ def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
         reply = seal.seal(request("give", 9, attached=attached), update, QUESTION)
         chain.add_masked(wire.masked_in(wire.noted(reply), reply))
     requests, following = chain.requests()
-    note = {**number, **wire.requests_note(requests), "keys": wire.keys_note(following)}
-    return seals, attached, note
+    opening = wire.packed_requests({**number, "keys": wire.keys_note(following)}, requests)
+    return seals, attached, opening
 
 
 def test_a_repeated_message_gets_the_same_answer_and_an_update_is_opened_once() -> None:
-    seals, attached, note = exchanged(Update({"w": torch.ones(3)}))
+    seals, attached, opening = exchanged(Update({"w": torch.ones(3)}))
     seal = seals["a"]
     assert "again" in wire.noted(
         seal.seal(request("give", 9, attached=attached), Update(), QUESTION)
     )
-    one = seal.stage(request("@unmask", 10, note))
-    assert seal.stage(request("@unmask", 10, note)) is one
+    one = seal.stage(request("@unmask", 10, attached=opening))
+    assert seal.stage(request("@unmask", 10, attached=opening)) is one
     assert wire.noted(one)["message"]["next_shares"] is not None
-    two = wire.noted(seal.stage(request("@unmask", 11, note)))["message"]
+    two = wire.noted(seal.stage(request("@unmask", 11, attached=opening)))["message"]
     assert two["next_shares"] is None
     assert two["masks"] == wire.noted(one)["message"]["masks"]
     with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
@@ -67,26 +67,26 @@ def test_a_repeated_message_gets_the_same_answer_and_an_update_is_opened_once() 
 
 
 def test_after_a_fresh_start_the_older_exchange_is_never_opened() -> None:
-    seals, attached, note = exchanged(Update({"w": torch.ones(3)}))
+    seals, attached, opening = exchanged(Update({"w": torch.ones(3)}))
     seals["a"].stage(request("@keys", 10, {"number": 7}))
     with pytest.raises(RefusedError, match="no keys for exchange"):
-        seals["a"].stage(request("@unmask", 11, note))
+        seals["a"].stage(request("@unmask", 11, attached=opening))
     with pytest.raises(RefusedError, match="was used before"):
         seals["b"].stage(request("@keys", 10, {"number": 1}))
     later = replace(request("@keys", 10, {"number": 1}), run=2)
     seals["b"].stage(later)  # a new run counts anew, with new keys
     with pytest.raises(RefusedError, match="run 1 of the secure sum is over"):
-        seals["b"].stage(request("@unmask", 11, note))
+        seals["b"].stage(request("@unmask", 11, attached=opening))
     undone = replace(request("@masked", 12, attached=attached), counted={"c": 8})
     with pytest.raises(RefusedError, match="has no update"):
         seals["c"].stage(undone)
 
 
 def test_what_is_no_message_of_the_secure_sum_is_refused() -> None:
-    seals, attached, note = exchanged(Update())
+    seals, attached, opening = exchanged(Update())
     seal = seals["c"]
     with pytest.raises(RefusedError, match="has no task '@open'"):
-        seal.stage(request("@open", 20, note))
+        seal.stage(request("@open", 20, attached=opening))
     for wrong in (None, {"number": "1"}, {"number": 1, "keys": {"a": {}}}, {"number": True}):
         with pytest.raises(RefusedError, match=r"secure sum|KeysMessage"):
             seal.stage(request("@shares", 20, wrong))

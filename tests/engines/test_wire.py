@@ -210,7 +210,7 @@ def listed(*entry: Any) -> dict[str, Any]:
         (forged(GOOD | {"refusal": "," * 100_000}), "names too many things"),
         (forged(b'{"a":1,"a":1}'), "a name comes twice"),
         (forged(canonical(GOOD).replace(b"1.0", b"NaN")), "NaN or Infinity"),
-        (forged(canonical(GOOD).replace(b"1.0", b"1e999")), "JSON compliant"),
+        (forged(canonical(GOOD).replace(b"1.0", b"1e999")), "NaN or Infinity"),
         (forged(canonical(GOOD).replace(b"1.0", b"1.00")), "not canonical"),
         (forged(b"\xff\xfe"), "cannot be read"),
         (forged(b"[]"), "not canonical JSON"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods.averaging import Averaging, Server, run_cycles
@@ -33,6 +33,9 @@ class Squares(Step):
     def loss(self, batch: Sequence[Any]) -> torch.Tensor:
         loss: torch.Tensor = (self.model(self.x) - self.y).square().mean()
         return loss * (len(self.x) / sum(part.examples for part in batch))
+
+
+HEAD = ("2.weight", "2.bias")
 
 
 class Fit(AveragingSite):
@@ -234,12 +237,12 @@ def test_private_parameters_stay_and_train() -> None:
 
 def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate() -> None:
     config = replace(CONFIG, cycles=1, weight_decay=0.0)
-    site = Fit(1, config, before=2, first_rate=0.01)
+    site = Fit(1, config, before=2, warm_up=HEAD, first_rate=0.01)
     initial = {n: p.detach().clone() for n, p in net().named_parameters()}
     server = Server(config, initial, judged, None, before=2)
     seen: list[dict[str, torch.Tensor]] = []
     engine = InProcess([site], observer=lambda result: seen.append(dict(server.shared)))
-    run_cycles(engine, config, server, warm_up=["2.weight", "2.bias"])
+    run_cycles(engine, config, server, warm_up=HEAD)
     assert len(seen) == 3
     for name in ("0.weight", "0.bias"):
         assert torch.equal(seen[1][name], initial[name])
@@ -252,6 +255,19 @@ def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate() -> None:
         torch.nn.utils.clip_grad_norm_(model[2].parameters(), 1.0)
         optimizer.step()
     assert torch.equal(seen[1]["2.weight"], model[2].weight.detach())
+
+
+def test_a_site_trains_the_parameters_of_the_job_alone() -> None:
+    """All of them, or in the cycles of the warm-up its own: no request narrows them down."""
+    site = Fit(1, CONFIG, before=1, warm_up=HEAD, first_rate=0.01)
+    whole = {n: p.detach().clone() for n, p in net().named_parameters()}
+    head = {name: whole[name] for name in HEAD}
+    for cycle, wrong in ((0, whole), (0, {"2.weight": whole["2.weight"]}), (1, head)):
+        with pytest.raises(RefusedError, match=f"cycle {cycle} of the job trains other param"):
+            site.train(wrong, cycle=cycle)
+    assert site.taken == 0
+    assert site.train(head, cycle=0).tensors.keys() == set(HEAD)
+    assert site.train(whole, cycle=1).tensors.keys() == whole.keys()
 
 
 def test_the_asked_cycle_is_kept() -> None:
@@ -305,14 +321,16 @@ def test_parameters_travel_down_once_a_cycle() -> None:
 
 
 def test_what_was_not_sent_goes_with_the_next_change() -> None:
-    """By hand: the second change told is the training's own and what the first left."""
-    config = replace(CONFIG, compression="top-k")
+    """By hand: the second change told is the training's own and what the first left. Each tensor
+    is one block; the share of one of the four goes to the last bias."""
+    config = replace(CONFIG, compression="top-k", top_share=0.25)
     site = Fit(1, config)
     start = {n: p.detach().clone() for n, p in net().named_parameters()}
     site.train(start, cycle=0)
     first = {n: v.clone() for n, v in site._change.items()}
-    code = {name: torch.zeros(0, dtype=torch.int32) for name in start}  # nothing is sent
-    site.send(code)
+    code = {name: torch.zeros(0, dtype=torch.int32) for name in start}
+    site.send(code | {"2.bias": torch.zeros(1, dtype=torch.int32)})
+    first["2.bias"].zero_()
     site.train(start, cycle=1)
     for name, value in site._change.items():
         own = site.shared[name].detach() - start[name]
@@ -334,11 +352,11 @@ def test_cycles_are_judged_by_their_own_numbers() -> None:
     judged_cycles = {}
     for kept in (0, 3):
         config = replace(CONFIG, cycles=5, evaluate_every=2, keep_cycle=kept)
-        site = Fit(1, config, before=1, first_rate=0.01)
+        site = Fit(1, config, before=1, warm_up=HEAD, first_rate=0.01)
         server = Server(config, dict(net().named_parameters()), judged, None, before=1)
         results: list[Any] = []
         engine = InProcess([site], observer=results.append)
-        run_cycles(engine, config, server, warm_up=["2.weight", "2.bias"])
+        run_cycles(engine, config, server, warm_up=HEAD)
         # counted from 0, the warm-up's first
         judged_cycles[kept] = [result.round for result in results if result.evaluated]
         assert bool(server.kept) == (kept == 3)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fednotes.methods.compression import BLOCK, agreed, decode, encode, told
+from fednotes.core.errors import RefusedError
+from fednotes.methods.compression import BLOCK, agreed, decode, encode, require_code, told
 
 
 def change(seed: int) -> dict[str, torch.Tensor]:
@@ -67,3 +68,33 @@ def test_error_feedback_sends_everything_in_time(compression: Any) -> None:
     for name, value in constant.items():
         torch.testing.assert_close(total[name] / 60, value, rtol=0, atol=0.4)
         torch.testing.assert_close(total[name] + left[name], 60 * value, rtol=1e-4, atol=1e-3)
+
+
+def int32(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def test_a_code_that_narrows_an_update_down_is_refused() -> None:
+    """Of 5 blocks and 1, a third is two; a step size for each tensor."""
+    one = change(1)
+    for right in ({"a": int32(0, 4), "b": int32()}, {"a": int32(3), "b": int32(0)}):
+        require_code(right, one, "top-k", 1 / 3)
+    for wrong in (
+        {"a": int32(0), "b": int32()},  # one block alone
+        {"a": int32(0, 0), "b": int32()},
+        {"a": int32(4, 0), "b": int32()},
+        {"a": int32(-1, 0), "b": int32()},
+        {"a": int32(0), "b": int32(1)},
+        {"a": int32(0, 1).long(), "b": int32()},
+        {"a": int32(0, 1).reshape(1, 2), "b": int32()},
+        {"a": int32(0, 1)},
+    ):
+        with pytest.raises(RefusedError, match="the code for the changes is none of this job"):
+            require_code(wrong, one, "top-k", 1 / 3)
+    steps = {"a": torch.tensor([0.1]), "b": torch.tensor([0.0])}
+    require_code(steps, one, "int8", 1.0)
+    for step in (torch.tensor([-0.1]), torch.tensor([torch.inf]), torch.tensor([torch.nan])):
+        with pytest.raises(RefusedError, match="none of this job"):
+            require_code(steps | {"b": step}, one, "int8", 1.0)
+    with pytest.raises(RefusedError, match="none of this job"):
+        require_code(steps | {"b": torch.tensor([0.1, 0.2])}, one, "int8", 1.0)

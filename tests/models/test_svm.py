@@ -12,7 +12,6 @@ from sklearn.linear_model import SGDClassifier
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.settings import build
-from fednotes.core.tensors import load_into
 from fednotes.core.update import Total, Update
 from fednotes.models.platt import fit_platt, platt_sums
 from fednotes.models.svm import (
@@ -175,11 +174,11 @@ def test_one_site_is_central_training_to_the_bit() -> None:
     shared = site.sent()
     for _ in range(4):
         central.epoch(x, labels)
-        load_into(central.trainable(), central.sent())
-        load_into(site.trainable(), shared)
+        central.take(central.sent())
+        site.take(shared)
         site.epoch(x, labels)
         shared = Total.of([Update(site.sent(), weight=41.0)]).mean()
-    load_into(site.trainable(), shared)
+    site.take(shared)
     np.testing.assert_array_equal(site.weight, central.weight)
     np.testing.assert_array_equal(site.intercept, central.intercept)
     assert central.weight.any()

@@ -14,10 +14,11 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fednotes.core.errors import FednotesError, ModelError
+from fednotes.core.errors import FednotesError, ModelError, TrainingError
+from fednotes.core.parsing import read_json
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there nobody knows what a killed process left
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
+ATTEMPTS = 5  # at putting a folder into its place while others do the same
+TENSORS, FACTS, MANIFEST = "tensors.safetensors", "facts.json", "manifest.json"
 
 
 def replace_file(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o600) -> None:
@@ -35,9 +44,8 @@ def replace_file(path: Path, data: bytes | bytearray | memoryview, *, mode: int 
 
     mode: its permissions, less the umask. Raises OSError: whoever calls has the words for it.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = beside(path)
     try:
-        temporary.unlink(missing_ok=True)  # a killed process's, perhaps of another mode
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
@@ -69,6 +77,40 @@ def make_private(folder: Path) -> None:
                 mode = path.lstat().st_mode
                 if not stat.S_ISLNK(mode) and mode & 0o077:
                     path.chmod(stat.S_IMODE(mode) & 0o700)
+
+
+def beside(path: Path, ending: str = "tmp") -> Path:
+    """A hidden name in the same folder that nobody else takes: process numbers are not unique
+    where containers share a volume."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.{ending}")
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[bool]:
+    """Whether surely nobody else is writing a folder, in whatever container; it is ours for the
+    while then."""
+    number, ours = -1, False
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        if fcntl is not None:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = os.path.samestat(os.fstat(number), folder.stat())
+    try:
+        yield ours
+    finally:
+        if number >= 0:
+            os.close(number)
+
+
+@contextmanager
+def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[None]:
+    """Make a folder that others leave in peace for the while; mode: less the umask."""
+    for last in (False, False, True):  # somebody's cleaning may come between the next two lines
+        path.mkdir(mode=mode, exist_ok=True)
+        with holding(path) as ours:
+            if ours or last:  # else there are no locks here
+                yield
+                return
 
 
 def sync_folder(path: Path) -> None:
@@ -107,19 +149,25 @@ def write_folder(path: Path, fill: Callable[[Path], None], *, private: bool = Tr
     A folder that was there before is replaced, and stays whole if `fill` fails. private: as in
     `write_text`, whatever permissions `fill` gives.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    old = path.with_name(f".{path.name}.{os.getpid()}.old")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary, old = beside(path), beside(path, "old")
     try:
         _make_folder(path.parent, private)
-        temporary.mkdir(mode=0o700 if private else 0o777)
-        fill(temporary)
-        if private:
-            make_private(temporary)
-        sync_folder(temporary)
-        if path.exists():
-            os.replace(path, old)
-        os.replace(temporary, path)
+        with new_folder(temporary, mode=0o700 if private else 0o777):
+            fill(temporary)
+            if private:
+                make_private(temporary)
+            sync_folder(temporary)
+        for left in reversed(range(ATTEMPTS)):
+            if path.exists():
+                with suppress(FileNotFoundError):
+                    os.replace(path, old)
+            try:
+                os.replace(temporary, path)
+                break
+            except OSError as error:  # another process was here in between: the last one stays
+                if not left or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            shutil.rmtree(old, ignore_errors=True)
         sync_folder(path.parent)
     except OSError as error:
         raise _disk_error(path, error) from error
@@ -138,12 +186,12 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, An
 
     def fill(folder: Path) -> None:
         contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
-        save_file(contiguous, folder / "tensors.safetensors")
-        (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-        sums = {name: _digest(folder / name) for name in ("tensors.safetensors", "facts.json")}
+        save_file(contiguous, folder / TENSORS)
+        (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+        sums = {name: _digest(folder / name) for name in (TENSORS, FACTS)}
         manifest = {"format": FORMAT, "sha256": sums}
-        (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-        for name in (*sums, "manifest.json"):
+        (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        for name in (*sums, MANIFEST):
             with (folder / name).open("rb") as file:
                 os.fsync(file.fileno())
 
@@ -153,23 +201,40 @@ def save_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, An
 def load_state(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a state folder.
 
-    Raises ModelError if a file is missing, damaged or of a later format.
+    Raises ModelError if a file is missing, damaged, without its checksum or of a later format.
     """
-    try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    with restoring(path):
+        manifest = read_json(path / MANIFEST)
         if manifest["format"] != FORMAT:
             raise ModelError(
-                f"{path}: format {manifest['format']}, this version reads {FORMAT}: "
+                f"{path}: format {str(manifest['format'])[:20]}, this version reads {FORMAT}: "
                 "use the version of fednotes that wrote it"
             )
+        if manifest["sha256"].keys() != {TENSORS, FACTS}:
+            raise ModelError(f"{path / MANIFEST}: damaged (not a checksum for each file)")
         for name, digest in manifest["sha256"].items():
             if _digest(path / name) != digest:
                 raise ModelError(f"{path / name}: damaged (its checksum does not match)")
-        tensors = load_file(path / "tensors.safetensors", device=device)
-        facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise ModelError(f"{path}: not a readable state folder ({error})") from error
-    return tensors, facts
+        tensors = load_file(path / TENSORS, device=device)
+        facts = read_json(path / FACTS, strict=False)
+        if not isinstance(facts, dict):
+            raise TypeError("its facts are no table")
+        return tensors, facts
+
+
+@contextmanager
+def restoring(path: Path | str) -> Iterator[None]:
+    """What is kept at a place is other than what was written there: a ModelError says so."""
+    try:
+        yield
+    except (OSError, SafetensorError, TrainingError, RuntimeError, *_UNFIT) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ModelError(
+            f"{path}: not a readable state folder ({reason}): begin anew without it"
+        ) from error
+
+
+_UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 def _make_folder(path: Path, private: bool) -> None:

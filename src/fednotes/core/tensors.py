@@ -46,7 +46,24 @@ def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-    """Copy values into tensors of the same names and shapes.
+    """Copy values into tensors of the same names, shapes and types.
+
+    Raises TrainingError naming the first tensor that does not fit; nothing is copied then.
+    """
+    require_like(targets, values)
+    for name, target in targets.items():
+        target.copy_(values[name])
+
+
+def taken(values: Mapping[str, Tensor], name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    """One of several tensors. Raises TrainingError where it is missing or does not fit."""
+    like = {name: torch.empty(shape, dtype=dtype, device="meta")}
+    require_like(like, {name: values[name]} if name in values else {})
+    return values[name]
+
+
+def require_like(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Values have the names, shapes and types of `targets`.
 
     Raises TrainingError naming the first tensor that does not fit.
     """
@@ -60,4 +77,5 @@ def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
             raise TrainingError(
                 f"tensor {name!r}: expected shape {tuple(target.shape)}, got {tuple(value.shape)}"
             )
-        target.copy_(value)
+        if target.dtype != value.dtype:
+            raise TrainingError(f"tensor {name!r}: expected {target.dtype}, got {value.dtype}")

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from fednotes.core.errors import DataError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import write_folder
 from fednotes.data.cohort import Bags
 
@@ -67,7 +68,7 @@ def load(path: Path, patients: int, vocabulary: int) -> Found | None:
     try:
         names = ("concepts", "offsets", "kept")
         concepts, offsets, kept = (np.load(path / f"{n}.npy", allow_pickle=False) for n in names)
-        counts = BagCounts(**json.loads((path / "counts.json").read_text(encoding="utf-8")))
+        counts = BagCounts(**read_json(path / "counts.json"))
         made = Bags(concepts, offsets, vocabulary)
     except (OSError, ValueError, TypeError, EOFError, DataError):
         return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from fednotes.core.errors import DataError
+from fednotes.core.parsing import JsonError, parse_json
 from fednotes.data.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED
 from fednotes.data.concepts import by_patient
 from fednotes.data.formats.files import open_file
@@ -90,9 +90,9 @@ def read_beside(
 
 def _line(path: Path, number: int, line: bytes) -> tuple[str, str, dict[str, Any]]:
     try:
-        record = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        raise DataError.at(path, number, _NO_GOLD) from None
+        record = parse_json(line, strict=False)
+    except JsonError as error:
+        raise DataError.at(path, number, f"{_NO_GOLD} ({error})") from None
     values = [record.get(k) for k in ("patient", "text", "labels")] if type(record) is dict else []
     if not values or not isinstance(values[1], str) or not isinstance(values[2] or {}, dict):
         raise DataError.at(path, number, 'expected the keys "patient", "text" and "labels"')

@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -28,6 +29,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from fednotes.core.errors import DataError, ModelError
+from fednotes.core.parsing import read_json
+from fednotes.core.store import beside, holding, new_folder
 from fednotes.data.clinical import RECIPE, sentences
 from fednotes.data.notes import Note
 from fednotes.data.silos import Key, patient_of
@@ -125,15 +128,18 @@ def clear_tokens(folder: Path) -> int:
     """
     freed = 0
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        name = re.fullmatch(r"\.?[0-9a-f]{32}(\.([0-9]+)\.(tmp|old))?", path.name)
-        if name is None or not path.is_dir() or (name[2] and _alive(name[2])):
+        name = re.fullmatch(r"\.?[0-9a-f]{32}(\.[0-9a-f]+\.(tmp|old))?", path.name)
+        if name is None or not path.is_dir():
             continue
-        size = sum(file.stat().st_size for file in path.iterdir())
-        try:
-            shutil.rmtree(path)
-        except OSError as error:
-            raise DataError(f"cannot remove {path}: {error.strerror}") from error
-        freed += size
+        with holding(path) as ours:
+            if name[1] and not ours:
+                continue
+            size = sum(file.stat().st_size for file in path.iterdir())
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                raise DataError(f"cannot remove {path}: {error.strerror}") from error
+            freed += size
     return freed
 
 
@@ -234,16 +240,18 @@ class _NewFolder:
 
     def __init__(self, path: Path) -> None:
         self._target = path
-        self.path = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self.path = beside(path)
+        self._held = ExitStack()
 
     def __enter__(self) -> _NewFolder:
         parent = self._target.parent
         try:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             for left in parent.glob(f".{self._target.name}.*.tmp"):
-                if not _alive(left.name.split(".")[-2]) or left == self.path:
-                    shutil.rmtree(left, ignore_errors=True)
-            self.path.mkdir(mode=0o700)
+                with holding(left) as ours:
+                    if ours:  # a killed process's
+                        shutil.rmtree(left, ignore_errors=True)
+            self._held.enter_context(new_folder(self.path, mode=0o700))
         except OSError as error:
             raise DataError(f"{parent}: cannot write the cache ({error.strerror})") from None
         return self
@@ -261,26 +269,16 @@ class _NewFolder:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        self._held.close()
         if isinstance(error, OSError):
             reason = error.strerror or str(error)
             raise DataError(f"{self._target}: cannot write the cache ({reason})") from error
 
 
-def _alive(pid: str) -> bool:
-    """Whether a process of this number runs."""
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _load(path: Path) -> Tokens | None:
     """The corpus in a cache folder; None where it is missing, damaged or of another format."""
     try:
-        facts = json.loads((path / "facts.json").read_text(encoding="utf-8"))
+        facts = read_json(path / "facts.json")
         if facts["format"] != _FORMAT:
             return None
         kinds = {"ids": facts["dtype"], "sentences": "int64", "documents": "int64"}

@@ -9,7 +9,6 @@ The key may lie there under a passphrase; it is asked for where something is to 
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json, write_text
 from fednotes.engines.certificates import certificate_of, names_of
 from fednotes.engines.identity import RENEWAL, signer
@@ -65,7 +65,7 @@ class Authority:
             own._begin()
             return own
         try:
-            kept = json.loads(own._path.read_text(encoding="utf-8"))
+            kept = read_json(own._path)
             own.root = x509.load_pem_x509_certificate(kept["root_cert"].encode())
             own.stored = str(kept["root_pri_key"])
             own.serials = {str(k): list(v) for k, v in kept.get("serials", {}).items()}

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json, write_text
 
 CONTACT_FILE = Path("state") / "contact.json"
@@ -96,7 +97,7 @@ def watch(look: Callable[[], None]) -> None:
 def contact_of(kit: Path, pid: int | None) -> Known | None:
     """What a running process keeps of itself; None if that is nothing yet."""
     try:
-        found: dict[str, Any] = json.loads((kit / CONTACT_FILE).read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(kit / CONTACT_FILE)
         known = Known(
             int(found["pid"]), float(found["since"]), float(found["last"]), str(found["refused"])
         )

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
+from fednotes.core.store import restoring
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.journal import Journal
 from fednotes.engines.pace import Pace
@@ -343,7 +344,8 @@ class SiteHost:
         self._spent = 0.0
         site = self._make()
         if state is not None:
-            site.restore(state)
+            with restoring(f"the state of site {self._name!r} after request {start}"):
+                site.restore(state)
         began = time.monotonic()
         for number in steps:
             self._run_task(site, self._journal.request(number))

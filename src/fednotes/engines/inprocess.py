@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from fednotes.core.errors import ModelError, RefusedError, TrainingError
-from fednotes.core.store import load_state, save_state
+from fednotes.core.store import load_state, restoring, save_state
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.secure_calls import SecureCalls
@@ -206,34 +206,46 @@ class InProcess:
         for cut in self._directory.glob(".round-*"):  # a killed run's, half-written
             shutil.rmtree(cut, ignore_errors=True)
         folders = sorted(self._directory.glob("round-*"), reverse=True)
+        why = ""
         for folder in folders:
             try:
                 tensors, facts = load_state(folder)
-            except ModelError:
+                with restoring(folder):
+                    names = list(dict(facts["sites"]))
+                    if names == [site.id for site in self._sites]:
+                        return self._take(tensors, facts)
+            except ModelError as error:
+                why = why or str(error)
                 continue
-            return self._take(tensors, facts)
+            raise ModelError(
+                f"{self._directory}: the checkpoint is of sites {', '.join(names)}, "
+                f"the job has {', '.join(site.id for site in self._sites)}: start again without "
+                "--resume, or name those sites"
+            )
         if folders:
             raise ModelError(
-                f"{self._directory}: every checkpoint is damaged: start again without --resume"
+                f"{self._directory}: every checkpoint is damaged: start again without --resume "
+                f"(the newest: {why})"
             )
         return None
 
     def _take(self, tensors: Tensors, facts: Mapping[str, Any]) -> State:
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            owner, _, rest = name.partition("/")
-            parts.setdefault(owner, {})[rest] = value
-        kept = facts["sites"]
-        if list(kept) != [site.id for site in self._sites]:
-            raise ModelError(
-                f"{self._directory}: the checkpoint is of sites {', '.join(kept)}, "
-                f"the job has {', '.join(site.id for site in self._sites)}"
-            )
+        parts = parted(tensors)
+        state = State(facts["round"], parts.get("server", {}), facts["server"])
+        sizes = int(facts["bytes_up"]), int(facts["bytes_down"])
         for index, site in enumerate(self._sites):
-            own = kept[site.id]
+            own = facts["sites"][site.id]
             site.restore(State(own["round"], parts.get(f"site{index}", {}), own["facts"]))
-        self.bytes_up, self.bytes_down = facts["bytes_up"], facts["bytes_down"]
-        self._before = facts["seconds"]
         if self._secure is not None:
             self._secure.summing.restore(facts.get("summing", {}))
-        return State(facts["round"], parts.get("server", {}), facts["server"])
+        (self.bytes_up, self.bytes_down), self._before = sizes, float(facts["seconds"])
+        return state
+
+
+def parted(tensors: Tensors) -> dict[str, dict[str, Tensor]]:
+    """A checkpoint's tensors by whose they are: `server/w` → server → w."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        owner, _, rest = name.partition("/")
+        parts.setdefault(owner, {})[rest] = value
+    return parts

@@ -13,16 +13,17 @@ reply leaves for the very request that it answers alone.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import (
     load_state,
     private_folder,
     replace_file,
+    restoring,
     save_state,
     sync_folder,
     write_json,
@@ -68,7 +69,7 @@ class Journal:
             self.run = 0
             return
         try:
-            kept = json.loads(self._run_file.read_text(encoding="utf-8"))
+            kept = read_json(self._run_file)
             self._run, job = int(kept["run"]), str(kept["job"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(
@@ -177,11 +178,13 @@ class Journal:
 
         Raises ModelError if it is damaged.
         """
-        tensors, facts = load_state(self._states / _name(number))
-        if facts["new"]:
-            return None, 0, b""
-        state = State(facts["round"], tensors, facts["facts"])
-        return state, int(facts["told"]), bytes.fromhex(facts.get("prepared", ""))
+        path = self._states / _name(number)
+        tensors, facts = load_state(path)
+        with restoring(path):
+            if facts["new"]:
+                return None, 0, b""
+            state = State(facts["round"], tensors, facts["facts"])
+            return state, int(facts["told"]), bytes.fromhex(facts.get("prepared", ""))
 
     def path_to(self, target: int) -> tuple[int, list[int]] | None:
         """The state to start from and the requests to do again to be as after `target`."""
@@ -243,9 +246,8 @@ class Journal:
     def _told(self, number: int) -> int:
         """Of a kept state, without its tensors."""
         try:
-            text = (self._states / _name(number) / "facts.json").read_text(encoding="utf-8")
-            return int(json.loads(text).get("told", 0))
-        except (OSError, ValueError):
+            return int(read_json(self._states / _name(number) / "facts.json", strict=False)["told"])
+        except (OSError, ValueError, KeyError, TypeError):
             return 0
 
     def _request(self, number: int) -> Path:

@@ -6,12 +6,12 @@ hospital should.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError
+from fednotes.core.parsing import read_json
 
 SERVER, SITE, ADMIN, WATCH = "server", "site", "admin", "watch"
 CONTROLLER = "fednotes.engines.nvflare.FednotesController"
@@ -158,7 +158,7 @@ def read_kit(kit: Path) -> dict[str, Any]:
     Raises ConfigError if the folder is no kit.
     """
     try:
-        facts = json.loads((kit / KIT_FILE).read_text(encoding="utf-8"))
+        facts = read_json(kit / KIT_FILE)
         return {k: facts[k] for k in ("name", "role", "project", "server", "port", "person", "org")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{kit}: not a kit (`fednotes provision` makes kits)") from error

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fednotes.core.errors import FednotesError, RefusedError
+from fednotes.core.parsing import parse_json
 
 OPENED = "opened"  # in a site's folder of a job
 
@@ -32,7 +33,7 @@ class Opened:
         for line in text.splitlines(keepends=True):
             question, _, names = line.partition(" ")
             try:
-                self._survivors[bytes.fromhex(question)] = tuple(json.loads(names))
+                self._survivors[bytes.fromhex(question)] = tuple(parse_json(names))
             except (ValueError, TypeError):
                 continue  # cut by a kill: its answer did not leave
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 
 from fednotes.core.errors import BusyError, ConfigError, TrainingError
 from fednotes.core.lock import held
+from fednotes.core.parsing import read_json
 from fednotes.core.store import private_folder, write_json
 from fednotes.privacy.masks import Identity
 
@@ -63,7 +63,7 @@ def read_setup(app: Path, kit: Path, site: str, job_id: str) -> Setup:
     Raises ConfigError if its declaration is not one.
     """
     try:
-        table = json.loads((app / "config" / JOB_FILE).read_text(encoding="utf-8"))
+        table = read_json(app / "config" / JOB_FILE)
         run, least, job = str(table["run"]), int(table["min_sites"]), dict(table["job"])
         sites = tuple(str(name) for name in table["sites"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -117,7 +117,7 @@ def keep_outcome(
 def read_outcome(state: Path, job_id: str) -> dict[str, Any]:
     """What a submission kept of itself last; empty if it never began."""
     try:
-        outcome = json.loads((state / OUTCOME_FILE).read_text(encoding="utf-8"))
+        outcome = read_json(state / OUTCOME_FILE)
     except (OSError, ValueError):
         return {}
     ours = isinstance(outcome, dict) and outcome.get("job_id") == job_id

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, FednotesError, nearest
+from fednotes.core.parsing import read_json
 from fednotes.core.store import make_private, private_folder, write_folder, write_json
 from fednotes.engines.authority import STATE, Authority, Secret, no_secret
 from fednotes.engines.kit_files import (
@@ -227,7 +228,7 @@ def _facts(project: ProjectConfig) -> dict[str, Any]:
 
 def _record(authority: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((authority / _RECORD).read_text(encoding="utf-8")))
+        return dict(read_json(authority / _RECORD))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -268,7 +269,7 @@ def _known(project: ProjectConfig, authority: Path) -> set[str]:
     names = set(record.get("kits", ()))
     if not names:  # as earlier versions kept it
         with contextlib.suppress(FileNotFoundError):
-            kept = json.loads((authority / project.name / "state" / STATE).read_text("utf-8"))
+            kept = read_json(authority / project.name / "state" / STATE)
             signed = {name for name, value in kept.items() if isinstance(value, dict)}
             names = {name for name in signed if "@" not in name and name != project.server}
             names |= {SERVER, ADMIN} if signed else set()

@@ -130,7 +130,10 @@ class SecureSum:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a kept state, so that the next sums are rounded as they were."""
-        self._limits = {task: dict(own) for task, own in state.get("limits", {}).items()}
+        self._limits = {
+            task: {name: int(limit) for name, limit in own.items()}
+            for task, own in state.get("limits", {}).items()
+        }
 
     def total(self, exchange: Exchange) -> Total:
         """Σ over the sites that took part.
@@ -261,15 +264,16 @@ class SecureSum:
             if site not in survivors:
                 exchange.refuse(site, f"site {site!r} laid its update out as the others did not")
         self._enough(exchange, len(survivors), TrainingError)
-        note: dict[str, Any] = {"number": chain.number, **wire.requests_note(requests)}
+        note: dict[str, Any] = {"number": chain.number}
         opening = survivors
         if self._confirmed:
-            asked = dict.fromkeys(survivors, wire.packed(note))
+            asked = dict.fromkeys(survivors, wire.packed_requests(note, requests))
             replies = exchange.stage(wire.CONFIRM, asked, least=self.least)
             self._add(exchange, replies, ConfirmMessage, chain.now.add_confirm)
             opening = tuple(filter(replies.__contains__, survivors))  # nobody waits for the others
-            note |= wire.requests_note(chain.requests()[0])
-        asked = dict.fromkeys(opening, wire.packed({**note, "keys": wire.keys_note(keys)}))
+            requests = chain.requests()[0]
+        note["keys"] = wire.keys_note(keys)
+        asked = dict.fromkeys(opening, wire.packed_requests(note, requests))
         replies = exchange.stage(wire.UNMASK, asked, least=self.least)
         self._add(exchange, replies, UnmaskMessage, chain.add_unmask)
         now = chain.now

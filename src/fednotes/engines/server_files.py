@@ -6,19 +6,18 @@ round-00000012/      core/store.py: the method's state, and where every site sto
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from fednotes.core.errors import ModelError
-from fednotes.core.store import load_state, save_state, write_json
+from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.parsing import read_json
+from fednotes.core.settings import build
+from fednotes.core.store import load_state, restoring, save_state, write_json
 from fednotes.core.update import Tensors
-from fednotes.engines.inprocess import KEPT_CHECKPOINTS
+from fednotes.engines.inprocess import KEPT_CHECKPOINTS, parted
 from fednotes.federation import Option, State
 
 
@@ -73,7 +72,7 @@ class ServerFiles:
         path, run = self._directory / "run.json", 0
         if path.exists():
             try:
-                kept = json.loads(path.read_text(encoding="utf-8"))
+                kept = read_json(path)
                 run, job = int(kept["run"]), str(kept["job"])
             except (OSError, ValueError, KeyError, TypeError) as error:
                 raise ModelError(
@@ -115,24 +114,30 @@ class ServerFiles:
         """
         for cut in self._directory.glob(".round-*"):  # a killed run's, half-written
             shutil.rmtree(cut, ignore_errors=True)
-        folders = self._folders()
+        folders, why = self._folders(), ""
         for folder in folders:
             try:
-                kept = _kept(*load_state(folder))
-            except ModelError:
+                tensors, facts = load_state(folder)
+                with restoring(folder):
+                    kept = _kept(tensors, facts)
+            except ModelError as error:
+                why = why or str(error)
                 continue
             for damaged in folders[: folders.index(folder)]:
                 shutil.rmtree(damaged)
             return kept
         if folders:
-            raise ModelError(f"{self._directory}: every checkpoint is damaged: start a new run")
+            raise ModelError(
+                f"{self._directory}: every checkpoint is damaged: start a new run "
+                f"(the newest: {why})"
+            )
         return None
 
     def marks(self) -> Iterator[int]:
         """The request numbers of the checkpoints."""
         for folder in reversed(self._folders()):
             try:
-                facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+                facts = read_json(folder / "facts.json", strict=False)
                 yield int(facts["progress"]["number"])
             except (OSError, ValueError, KeyError, TypeError):
                 continue
@@ -143,13 +148,13 @@ class ServerFiles:
 
 
 def _kept(tensors: Tensors, facts: Mapping[str, Any]) -> Kept:
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        owner, _, rest = name.partition("/")
-        parts.setdefault(owner, {})[rest] = value
+    parts = parted(tensors)
     prologue = tuple(
-        Asked(task, parts.get(f"asked{index}", {}), options)
+        Asked(str(task), parts.get(f"asked{index}", {}), dict(options))
         for index, (task, options) in enumerate(facts["prologue"])
     )
     state = State(facts["round"], parts.get("server", {}), facts["server"])
-    return Kept(state, Progress(**facts["progress"]), prologue)
+    try:
+        return Kept(state, build(Progress, facts["progress"], "progress"), prologue)
+    except ConfigError as error:
+        raise ModelError(str(error)) from error

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from fednotes.core.cleaning import LINE, clean
 from fednotes.core.errors import TrainingError
+from fednotes.core.parsing import count_values, parse_json
 from fednotes.core.update import Tensors, Update
 from fednotes.federation import Option
 
@@ -47,7 +48,6 @@ MAX_VALUES = 2**16  # commas and brackets of a header: 5 or 6 a tensor, 1 a metr
 MAX_RANK = 16
 MAX_NAME = 1024  # characters of a name of a tensor, task, site or option
 MAX_INT = 2**53  # what JSON numbers hold exactly everywhere
-NAN_WORDS = "NaN or Infinity"
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -186,7 +186,7 @@ def _frame(kind: int, header: dict[str, Any], parts: Mapping[str, Tensors]) -> b
     except (TypeError, ValueError) as error:
         raise WireError(f"the message cannot be sent: {error}") from None
     text += b" " * (-len(text) % ALIGN)
-    if len(text) > MAX_HEADER or _values(text.decode()) > MAX_VALUES:
+    if len(text) > MAX_HEADER or count_values(text.decode()) > MAX_VALUES:
         raise WireError(f"the message names too many things ({len(values):,} tensors)")
     pieces: list[Any] = [text]
     for value in values:
@@ -228,22 +228,16 @@ def _read(raw: memoryview) -> dict[str, Any]:
     """The header. One value takes up to 100 times its bytes, so they are counted before."""
     try:
         text = str(raw, "ascii")
-        _require(_values(text) <= MAX_VALUES, "the header names too many things")
-        header = json.loads(text, object_pairs_hook=_distinct, parse_constant=_constant)
+        _require(count_values(text) <= MAX_VALUES, "the header names too many things")
+        header = parse_json(text)
         canonical = _canonical(header)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:80]
-        raise WireError(f"the header cannot be read ({reason})") from None
+    except ValueError as error:
+        raise WireError(f"the header cannot be read ({str(error)[:80]})") from None
     del text
     canonical += b" " * (-len(canonical) % ALIGN)
     if not isinstance(header, dict) or canonical != raw:
         raise WireError("not a readable message: the header is not canonical JSON")
     return header
-
-
-def _values(text: str) -> int:
-    """No less than there are values in this JSON."""
-    return sum(map(text.count, ",[{"))
 
 
 def _tensors(parts: list[Any], frame: Frame, offset: int) -> list[dict[str, Tensor]]:
@@ -300,17 +294,6 @@ def _padded(size: int) -> int:
 
 def _canonical(header: Any) -> bytes:
     return json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name comes twice")
-    return found
-
-
-def _constant(text: str) -> Any:
-    raise ValueError(NAN_WORDS)
 
 
 # headers

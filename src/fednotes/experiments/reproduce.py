@@ -8,7 +8,6 @@ models rows start from: `{name}` in a row's settings is the folder of that model
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, FednotesError, nearest
+from fednotes.core.parsing import parse_json, read_json
 from fednotes.core.settings import build, read_toml
 from fednotes.core.store import write_json, write_text
 from fednotes.experiments.tables import KINDS, MISSING, markdown
@@ -259,7 +259,7 @@ def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[s
     for row in chosen:
         for condition in row.conditions:
             own = [r for r in runs if r.row is row and r.condition == condition]
-            read = [json.loads((r.folder / "summary.json").read_text("utf-8")) for r in own]
+            read = [read_json(r.folder / "summary.json", strict=False) for r in own]
             rows.append(
                 {
                     "label": row.label,
@@ -383,7 +383,7 @@ def _within(folder: Path, condition: str, grid: Grid) -> dict[str, float]:
         return {}
     found = dict.fromkeys((name for name, limit in limits.items() if limit), 0.0)
     for text in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
-        line = json.loads(text)
+        line = parse_json(text, strict=False)
         spent = {
             "megabytes": (line["bytes_up"] + line["bytes_down"]) / 1e6,
             "seconds": line["seconds"],

@@ -26,7 +26,8 @@ from typing import Literal
 import torch
 
 from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.core.tensors import snapshot
+from fednotes.core.store import restoring
+from fednotes.core.tensors import require_like, snapshot
 from fednotes.core.update import Tensors, Total
 from fednotes.federation import Federation, State
 from fednotes.methods import compression as codes
@@ -171,7 +172,8 @@ class Server:
         self.metrics: dict[str, float] = {}
         self._moments: dict[str, torch.Tensor] = {}
         if resumed is not None:
-            self._restore(resumed)
+            with restoring("the newest checkpoint"):
+                self._restore(resumed)
 
     @property
     def cycles(self) -> int:
@@ -261,9 +263,14 @@ class Server:
         return State(self.cycle, tensors, facts)
 
     def _restore(self, state: State) -> None:
+        found: dict[str, dict[str, torch.Tensor]] = {"shared": {}, "kept": {}, "moment": {}}
         for name, value in state.tensors.items():
             kind, _, rest = name.partition(".")
-            {"shared": self.shared, "kept": self.kept, "moment": self._moments}[kind][rest] = value
+            found[kind][rest] = value
+            like = rest.partition(".")[2] if kind == "moment" else rest  # first.NAME, second.NAME
+            require_like({name: self.shared[like]}, {name: value})
+        self.shared = {name: found["shared"][name] for name in self.shared}
+        self.kept, self._moments = found["kept"], found["moment"]
         self.cycle = state.round
         best = state.facts["best"]
-        self.best = -math.inf if best is None else best
+        self.best = -math.inf if best is None else float(best)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import seed_of
 from fednotes.core.tensors import load_into, snapshot
 from fednotes.core.update import Tensors, Update
@@ -36,8 +36,8 @@ class AveragingSite:
 
     A subclass gives `steps` (an epoch's mini-batches) and the tasks "evaluate" and "finish".
     id: the site's name in the job. weight: n_k. parameters: all that is trained; of these,
-    `private` stay here. per_epoch: mini-batches, about, of one epoch. optimizer: of all
-    parameters, in place of AdamW.
+    `private` stay here. before: cycles of a warm-up, which trains `warm_up` alone. per_epoch:
+    mini-batches, about, of one epoch. optimizer: of all parameters, in place of AdamW.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset({"train", "send", "evaluate", "keep", "finish"})
@@ -52,6 +52,7 @@ class AveragingSite:
         per_epoch: int,
         private: Collection[str] = (),
         before: int = 0,
+        warm_up: Collection[str] = (),
         first_rate: float = 0.0,
         device: torch.device | str = "cpu",
         optimizer: Optimizer | None = None,
@@ -61,7 +62,7 @@ class AveragingSite:
         self.shared = {n: p for n, p in self.parameters.items() if n not in private}
         self.private = {n: p for n, p in self.parameters.items() if n in private}
         self.device = torch.device(device)
-        self._before = before  # cycles of a warm-up
+        self._before, self._warm_up = before, tuple(warm_up)
         self._per_update = config.local_epochs * per_epoch  # steps
         self._planned = config.cycles * self._per_update
         adam = Adam(self.parameters, config.learning_rate, config.weight_decay)
@@ -95,6 +96,11 @@ class AveragingSite:
         were just evaluated.
         """
         tensors = self._known(tensors)
+        if tensors.keys() != set(self._warm_up if cycle < self._before else self.shared):
+            raise RefusedError(
+                f"site {self.id!r}: cycle {cycle} of the job trains other parameters than the "
+                f"{len(tensors)} that came"
+            )
         names = tensors.keys() if tensors.keys() < self.shared.keys() else None
         if names is not None:
             self.begin_warm_up()
@@ -122,6 +128,8 @@ class AveragingSite:
         """The change of the last "train" in the agreed code."""
         if not self._change:
             raise TrainingError(f"site {self.id!r} was asked to send a change before it trained")
+        config = self._averaging
+        codes.require_code(tensors, self._change, config.compression, config.top_share)
         sent, left = codes.encode(self._change, tensors, self._averaging.compression)
         self._left |= left
         self._change = {}
@@ -243,7 +251,7 @@ class AveragingSite:
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
-        self.taken, self._taken_before = state.round, state.facts["before"]
+        self.taken, self._taken_before = state.round, int(state.facts["before"])
         self._adam.restore(state.tensors)
         self._restore_first(state.tensors)
         load_into(self.private, _below(state.tensors, "private."))

@@ -13,12 +13,14 @@ the sum and not by each site: no indices travel upwards, and the values add unde
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fednotes.core.errors import RefusedError
 from fednotes.core.update import Tensors
 
 Compression = Literal["none", "int8", "top-k"]
@@ -52,6 +54,37 @@ def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, 
         name: part.nonzero().flatten().to(torch.int32)
         for name, part in zip(names, parts, strict=True)
     }
+
+
+def require_code(code: Tensors, change: Tensors, compression: Compression, share: float) -> None:
+    """Pass a code that `agreed` can have given for this change. Raises RefusedError."""
+    parts = {name: _parts(value, compression) for name, value in change.items()}
+    dtype = torch.float32 if compression == "int8" else torch.int32
+    right = code.keys() == parts.keys() and all(
+        value.dtype is dtype and value.dim() == 1 for value in code.values()
+    )
+    if right and compression == "int8":
+        right = all(len(step) == 1 and 0 <= float(step) < math.inf for step in code.values())
+    elif right:
+        wanted = max(1, round(share * sum(parts.values())))
+        right = sum(map(len, code.values())) == wanted and all(
+            len(chosen) == 0
+            or (
+                int(chosen[0]) >= 0
+                and int(chosen[-1]) < parts[name]
+                and bool((chosen[1:] > chosen[:-1]).all())
+            )
+            for name, chosen in code.items()
+        )
+    if not right:
+        raise RefusedError(
+            "the code for the changes is none of this job: a step size for each tensor, or the "
+            "job's share of all blocks, each once and in order"
+        )
+
+
+def _parts(value: Tensor, compression: Compression) -> int:
+    return 1 if compression == "int8" else -(-value.numel() // BLOCK)
 
 
 def encode(

@@ -28,7 +28,8 @@ from functools import reduce
 from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.core.tensors import snapshot
+from fednotes.core.store import restoring
+from fednotes.core.tensors import require_like, snapshot
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total
 from fednotes.data.split import pool
@@ -208,7 +209,8 @@ class Server:
         self.round = 0
         self.metrics: dict[str, float] = {}
         if resumed is not None:
-            self._restore(resumed)
+            with restoring("the newest checkpoint"):
+                self._restore(resumed)
 
     @property
     def chosen(self) -> Tensors:
@@ -243,11 +245,13 @@ class Server:
         return State(self.round, tensors, {"best_f1": self.best_f1})
 
     def _restore(self, state: State) -> None:
-        for name in self.shared:
-            self.shared[name] = state.tensors[f"shared.{name}"]
-        if f"best.{next(iter(self.shared))}" in state.tensors:
-            self.best = {name: state.tensors[f"best.{name}"] for name in self.shared}
-        self.round, self.best_f1 = state.round, state.facts["best_f1"]
+        shared = {name: state.tensors[f"shared.{name}"] for name in self.shared}
+        require_like(self.shared, shared)
+        if f"best.{next(iter(shared))}" in state.tensors:
+            self.best = {name: state.tensors[f"best.{name}"] for name in shared}
+            require_like(shared, self.best)
+        self.shared = shared
+        self.round, self.best_f1 = state.round, float(state.facts["best_f1"])
 
 
 def initial(config: Config) -> dict[str, Any]:

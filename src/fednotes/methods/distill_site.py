@@ -17,7 +17,7 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.store import write_json, write_text
-from fednotes.core.tensors import load_into, snapshot
+from fednotes.core.tensors import load_into, require_like, snapshot
 from fednotes.core.types import Document, SiteData, Span
 from fednotes.core.update import Tensors, Update, contribution
 from fednotes.data.batches import buckets
@@ -194,9 +194,11 @@ class Site:
         self._begun_in(round)
         if self._sent is None or self._source is None:
             raise TrainingError(f"site {self.id!r} sent no target gradient in this round")
-        others = tensors["target_gradient"].double()
+        own = contribution(self._sent)
+        require_like(own, tensors)
+        others = tensors["target_gradient"]
         if self.id in names:
-            others = others - contribution(self._sent)["target_gradient"]
+            others = others - own["target_gradient"]
         cosines = self._source.double() @ torch.nn.functional.normalize(others, dim=0)
         if float(others.norm()) > 0:
             # A sentence whose own gradient is zero says nothing; its weight stays.
@@ -293,7 +295,12 @@ class Site:
         return Update(metrics=counts.to_metrics())
 
     def trace(self, tensors: Tensors) -> Update:
-        """Counts of the model just evaluated on the test data; no choice depends on them."""
+        """Counts of the model just evaluated on the test data; no choice depends on them.
+
+        Raises RefusedError where the job does not trace.
+        """
+        if not self.config.trace:
+            raise RefusedError(f"site {self.id!r}: the job does not trace the scores of test data")
         counts = self._counts(self.data.test, self.test_set, self.data.scored_types)
         return Update(metrics=counts.to_metrics())
 

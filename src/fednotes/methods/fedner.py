@@ -26,6 +26,8 @@ from functools import reduce
 from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError
+from fednotes.core.store import restoring
+from fednotes.core.tensors import load_into
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Total
 from fednotes.data.split import pool
@@ -152,7 +154,8 @@ class Server:
         self.waited = 0  # evaluations since the best one
         self.metrics: dict[str, float] = {}
         if resumed is not None:
-            self._restore(resumed)
+            with restoring("the newest checkpoint"):
+                self._restore(resumed)
 
     @property
     def converged(self) -> bool:
@@ -190,12 +193,11 @@ class Server:
         return State(self.round, tensors | self._adam.state(), facts)
 
     def _restore(self, state: State) -> None:
-        for name, value in self.shared.items():
-            value.copy_(state.tensors[f"shared.{name}"])
+        load_into(self.shared, {n: state.tensors[f"shared.{n}"] for n in self.shared})
         self._adam.restore(state.tensors)
         self.round = state.round
-        self.best, self.waited = state.facts["best"], state.facts["waited"]
-        self.examples, self.batch = state.facts["examples"], state.facts["batch"]
+        self.best, self.waited = float(state.facts["best"]), int(state.facts["waited"])
+        self.examples, self.batch = int(state.facts["examples"]), int(state.facts["batch"])
 
 
 def agree_on_shares(federation: Federation) -> tuple[int, int]:

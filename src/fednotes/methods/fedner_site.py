@@ -244,8 +244,8 @@ class Site:
         load_into(own, dict(_without_prefix(state.tensors, "private.")))
         self.adam.restore(state.tensors)
         self.best = dict(_without_prefix(state.tensors, "best."))
-        self.steps, self.best_f1 = state.round, state.facts["best_f1"]
-        self.share = state.facts["share"]
+        self.steps, self.best_f1 = state.round, float(state.facts["best_f1"])
+        self.share = int(state.facts["share"])
 
 
 def batch_share(size: int, examples: int, config: Config) -> int:

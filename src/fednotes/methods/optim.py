@@ -8,7 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fednotes.core.tensors import require_like
 from fednotes.core.update import Tensors
+
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Optimizer(Protocol):
@@ -78,7 +81,10 @@ class Adam:
         }
 
     def restore(self, tensors: Tensors, prefix: str = "adam") -> None:
-        """Take the moments from what `state` gave; parameters without any start afresh."""
+        """Take the moments from what `state` gave; parameters without any start afresh.
+
+        Raises TrainingError for moments that do not fit their parameter.
+        """
         if self._optimizer is None:
             return
         self._optimizer.state.clear()
@@ -87,8 +93,10 @@ class Adam:
                 key: tensors[f"{prefix}.{key}.{name}"].to(
                     "cpu" if key == "step" else parameter.device
                 )
-                for key in ("step", "exp_avg", "exp_avg_sq")
+                for key in _MOMENTS
                 if f"{prefix}.{key}.{name}" in tensors
             }
             if found:
+                like = (torch.zeros(()), parameter, parameter)
+                require_like(dict(zip(_MOMENTS, like, strict=True)), found)
                 self._optimizer.state[parameter] = found

@@ -32,6 +32,8 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.settings import build
+from fednotes.core.store import restoring
+from fednotes.core.tensors import taken
 from fednotes.core.update import Tensors, Total
 from fednotes.data.codes import categories_of_job, choose, public_categories
 from fednotes.data.patient_sites import FeatureSpace, SitePatients, pooled_patients, require_alike
@@ -152,7 +154,7 @@ def train(federation: Federation, config: Config) -> State:
     first = _codes(federation, config, resumed) if config.learns else _prepared(config)
     if not config.phenotypes:
         return first
-    known = config.learns and (resumed is None or resumed.facts["stage"] == 1)
+    known = config.learns and (resumed is None or resumed.fact("stage", int) == 1)
     return _phenotypes(federation, config, {} if known else first.tensors, first, resumed)
 
 
@@ -181,16 +183,16 @@ class _CodeServer(Server):
 
 def _codes(federation: Federation, config: Config, resumed: State | None) -> State:
     """Stage 1 to its end; network and outputs, ready for stage 2."""
-    if resumed is not None and resumed.facts["stage"] == 2:
+    if resumed is not None and resumed.fact("stage", int) == 2:
         tensors = {n: v for n, v in resumed.tensors.items() if n.startswith("network.")}
-        return State(config.cycles, tensors, {"outputs": resumed.facts["outputs"]})
+        return State(config.cycles, tensors, {"outputs": resumed.fact("outputs", list)})
     if resumed is None:
         outputs = agreed_outputs(federation, config)
         position = {name: at for at, name in enumerate(config.candidates)}
         chosen = torch.tensor([position[name] for name in outputs])
         federation.sum("begin_codes", {"chosen": chosen})
     else:
-        outputs = tuple(resumed.facts["outputs"])
+        outputs = tuple(resumed.fact("outputs", list))
     server = _CodeServer(config, initial(config, len(outputs)), judged, resumed)
     server.outputs = outputs
     run_cycles(federation, config, server)  # [phenotype algorithm 1]
@@ -238,9 +240,10 @@ def _phenotypes(
     shared = machines.sent()
     before = first.round
     start = before
-    if resumed is not None and resumed.facts["stage"] == 2:
+    if resumed is not None and resumed.fact("stage", int) == 2:
         start = resumed.round
-        shared = {name: resumed.tensors[name] for name in shared}
+        with restoring("the newest checkpoint"):
+            shared = {n: taken(resumed.tensors, n, v.dtype, *v.shape) for n, v in shared.items()}
     for cycle in federation.rounds(start, before + config.classifier_cycles):
         total = federation.sum("train", shared, cycle=cycle.number)  # W'_k
         shared = averaged(shared, total)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.core.tensors import load_into
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.tensors import load_into, taken
 from fednotes.core.update import Tensors, Update
 from fednotes.data.codes import category_counts, count_vector
 from fednotes.data.cohort import Bags
@@ -111,7 +111,14 @@ class Site:
     def begin_codes(self, tensors: Tensors) -> Update:
         """The outputs are agreed: indices into the public list."""
         candidates = self.config.candidates
-        outputs = [candidates[at] for at in tensors["chosen"].tolist()]
+        given = tensors.get("chosen")
+        chosen = given.tolist() if given is not None and given.dim() == 1 else [-1]
+        if len(set(chosen) & set(range(len(candidates)))) < len(chosen):
+            raise RefusedError(
+                f"site {self.id!r}: the codes to predict are not places in the job's list of "
+                f"{len(candidates)}, each at most once"
+            )
+        outputs = [candidates[at] for at in chosen]
         self._codes = CodeLearner(self.data, self.config, outputs, self._device)
         return Update()
 
@@ -168,15 +175,16 @@ class Site:
         given = {n.removeprefix("network."): v for n, v in tensors.items() if n[:8] == "network."}
         self._network = given or self._network
         representation = self._representation(tensors)
+        agreed = taken(tensors, "classes", torch.float32, len(self.config.phenotypes), len(CLASSES))
         code_names = () if self._codes is None else self._codes.outputs
-        classes = [
-            [c for c in CLASSES if row[c]] for row in tensors["classes"].to(torch.bool).tolist()
-        ]
+        classes = [[c for c in CLASSES if row[c]] for row in agreed.to(torch.bool).tolist()]
         width = representation.width(self.data.space)
         machines = LinearSVMs(classes, width, self.config.model.classifier)
         if len(self._steps) == len(machines.steps):
             machines.steps[:] = self._steps
-        weights = tensors["weights"].numpy() if "weights" in tensors else None
+        weights = None
+        if "weights" in tensors:
+            weights = taken(tensors, "weights", torch.float64, len(machines.machines), 2).numpy()
         self._classifiers = Classifiers(
             self.data, self.config, representation, machines, weights, code_names
         )
@@ -195,7 +203,9 @@ class Site:
             network = shared_network(settings, space.width, outputs, space.dense, self._device)
             load_into(network.trainable(), self._network)
             return Representation(network, scale=config.scale)
-        return Representation(idf=tensors["idf"].numpy() if "idf" in tensors else None)
+        if "idf" not in tensors:
+            return Representation()
+        return Representation(idf=taken(tensors, "idf", torch.float64, space.width).numpy())
 
     def _now(self) -> CodeLearner | Classifiers:
         return self._learner() if self._classifiers is None else self._classifiers

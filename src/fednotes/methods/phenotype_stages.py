@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.seeds import rng_of
-from fednotes.core.tensors import load_into
+from fednotes.core.tensors import taken
 from fednotes.core.update import Tensors, Update
 from fednotes.data.codes import output_matrix
 from fednotes.data.cohort import ABSENT, PRESENT, QUESTIONABLE, Bags, Cohort, Vectors
@@ -175,7 +175,7 @@ class Classifiers:
         Returns each machine times the number of patients it was trained on here, and that
         number: patients without a label of a disease say nothing of its classifier.
         """
-        load_into(self.machines.trainable(), tensors)
+        self.machines.take(tensors)
         config, loss, pairs = self.config, 0.0, 0
         for local in range(config.classifier_epochs):
             epoch = cycle * config.classifier_epochs + local
@@ -191,23 +191,24 @@ class Classifiers:
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """How held-out patients of each class are predicted, as counts."""
-        load_into(self.machines.trainable(), tensors)
+        self.machines.take(tensors)
         predicted = self.machines.predict(self._held_out)
         return Update(metrics=self._counts(self._valid, predicted).to_metrics())
 
     def calibrate(self, tensors: Tensors) -> Update:
         """What Platt scaling needs of the held-out patients."""
-        load_into(self.machines.trainable(), {n: tensors[n] for n in self.machines.trainable()})
+        self.machines.take(tensors)
         scores = self.machines.scores(self._held_out)
-        sums = platt_sums(
-            tensors["platt"].numpy(), scores, self.machines.targets(self._valid.labels)
-        )
+        sums = platt_sums(self._platt(tensors), scores, self.machines.targets(self._valid.labels))
         return Update({"sums": torch.from_numpy(sums)}, 1.0)
 
     def finish(self, tensors: Tensors) -> None:
         """Take the final machines."""
-        load_into(self.machines.trainable(), {n: tensors[n] for n in self.machines.trainable()})
-        self.model.platt = tensors["platt"].numpy() if "platt" in tensors else None
+        self.machines.take(tensors)
+        self.model.platt = self._platt(tensors) if "platt" in tensors else None
+
+    def _platt(self, tensors: Tensors) -> np.ndarray:
+        return taken(tensors, "platt", torch.float64, len(self.machines.machines), 2).numpy()
 
     def scores_on(self, site: SitePatients) -> dict[str, Any]:
         """Scores on a site's test patients; empty without labelled ones.

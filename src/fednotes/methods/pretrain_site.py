@@ -124,6 +124,7 @@ class Site(AveragingSite):
             weight=max(1, self.train_set.patients),  # n_k, the number of patients
             per_epoch=self._per_epoch(),
             before=config.warm_up_cycles(self.model.new_head),
+            warm_up=shared.head,
             first_rate=config.head_learning_rate,
             device=device,
         )

@@ -22,7 +22,6 @@ forget, output, and the forget gate has 1 added to its bias at run time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fednotes.core.errors import MissingExtra, ModelError
+from fednotes.core.parsing import read_json
 from fednotes.models.frozen import fingerprint, length_batches, to_half
 
 # Byte values take 0-255. In memory every id is one higher, and 0 is "no word at all".
@@ -93,7 +93,7 @@ class _Config:
     @classmethod
     def read(cls, path: Path) -> _Config:
         try:
-            options = json.loads(path.read_text(encoding="utf-8"))
+            options = read_json(path, strict=False)
             cnn, lstm = options["char_cnn"], options["lstm"]
             config = cls(
                 filters=tuple((int(width), int(n)) for width, n in cnn["filters"]),

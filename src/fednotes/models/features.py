@@ -31,6 +31,7 @@ from typing import IO
 import numpy as np
 
 from fednotes.core.errors import FednotesError
+from fednotes.core.parsing import read_json
 from fednotes.models.frozen import FrozenEncoder, load_encoder
 
 try:
@@ -313,7 +314,7 @@ class _Store:
         """Sentences done already; 0 after laying out a new file of full size."""
         if self._whole(file):
             with suppress(OSError, ValueError, KeyError, TypeError):
-                return int(json.loads(self.meta.read_text())["done"])
+                return int(read_json(self.meta)["done"])
         self.mark(0)
         file.truncate(0)
         file.seek(0)

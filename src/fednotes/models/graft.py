@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import nbytes
 from fednotes.models.bart_backbone import set_layer_norm_eps as set_layer_norm_eps
@@ -265,7 +266,7 @@ def _fill(folder: Path, model: Any, tokenizer: Any, facts: dict[str, Any]) -> No
         tokenizer.save_pretrained(folder)
     # The library writes the place that the tokenizer came from; a folder says nothing of it.
     file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text("utf-8"))
+    settings = read_json(file, strict=False)
     kept = {k: v for k, v in settings.items() if not re.search("path|_dir|name_or", k)}
     file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", "utf-8")
     (folder / FACTS).write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")

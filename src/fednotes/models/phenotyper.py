@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fednotes import __version__
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
+from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import load_into
@@ -217,7 +218,7 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
         raise ModelError(f"{path}: not a readable phenotyping model ({error})") from error
 
 
-_UNREADABLE = (OSError, KeyError, TypeError, ValueError, RecursionError)
+_UNREADABLE = (OSError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,7 @@ def _checksum(facts: Mapping[str, Any]) -> str:
 
 def _read_facts(path: Path) -> _Facts:
     """Raises ModelError for facts of another format, or changed ones; ConfigError for odd ones."""
-    facts = json.loads((path / f"{_STEM}.json").read_text(encoding="utf-8"))
+    facts = read_json(path / f"{_STEM}.json")
     if facts["format"] != FORMAT:
         raise ModelError(
             f"format {facts['format']}, this version reads {FORMAT}: use the version of fednotes "
@@ -268,6 +269,9 @@ def _parsed(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenot
         load_into(network.trainable(), given)
         network.train(False)
     idf, platt = (tensors[n].numpy() if n in tensors else None for n in ("idf", "platt"))
+    for name in ("idf", "platt"):
+        if name in tensors and not tensors[name].is_floating_point():
+            raise ModelError(f"not a whole model: {name!r} has type {tensors[name].dtype}")
     if idf is not None:
         _same("document frequencies", len(idf), "the dictionary has concepts", space.width)
     representation = Representation(network, idf, facts.scale)

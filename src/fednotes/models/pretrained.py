@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fednotes.core.errors import MissingExtra, ModelError
+from fednotes.core.parsing import read_json
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -80,7 +81,7 @@ def write_pretrained(folder: Path, model: Any, tokenizer: Any) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     file = folder / "tokenizer_config.json"  # the library writes the tokenizer's place into it
-    settings = json.loads(file.read_text("utf-8"))
+    settings = read_json(file, strict=False)
     kept = {k: v for k, v in settings.items() if not re.search("path|_dir|name_or", k)}
     file.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", "utf-8")
 

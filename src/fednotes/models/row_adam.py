@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.compiled import kernel
+from fednotes.core.tensors import require_like
 
 
 class RowAdam:
@@ -101,6 +102,7 @@ class RowAdam:
         for name, parameter in self.parameters.items():
             if f"{prefix}.exp_avg.{name}" in tensors:
                 keys = (f"{prefix}.exp_avg.{name}", f"{prefix}.exp_avg_sq.{name}")
+                require_like(dict.fromkeys(keys, parameter), {k: tensors[k] for k in keys})
                 first, second = (tensors[k].to(parameter.device, copy=True) for k in keys)
                 self._moments[name] = (first, second)
                 self._steps[name] = int(tensors[f"{prefix}.step.{name}"])

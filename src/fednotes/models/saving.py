@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fednotes import __version__
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import write_folder
 from fednotes.core.types import TagSet
 from fednotes.models.build import ModelConfig, build_model, kind_of, model_config
@@ -124,9 +125,13 @@ def load_model(
             f"{path}: {error} (if it is elsewhere on this machine, name it as backbone or "
             "word_vectors; in a command with --backbone)"
         ) from error
+    except (TypeError, ValueError, RuntimeError, MemoryError, OverflowError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise ModelError(f"{file}: describes no model that can be made ({reason})") from error
     _require_same_tables(path, facts, model)
     parameters = model.trainable()
     _require_same_shapes(file, tensors, parameters)
+    _require_finite(path, tensors)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
@@ -192,14 +197,14 @@ def _read_facts(path: Path) -> tuple[Path, dict[str, Any]]:
     """The file that describes the model, and what it says."""
     file = next((f for s in STEMS if (f := path / f"{s}.json").is_file()), path / "model.json")
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
+        facts = read_json(file)
     except OSError as error:
         raise ModelError(
             f"{path}: no model here ({file.name}: {error.strerror}); name the folder that "
             "training wrote"
         ) from error
     except ValueError as error:
-        raise ModelError(f"{file}: damaged (not JSON)") from error
+        raise ModelError(f"{file}: damaged (not JSON: {error}); copy the folder again") from error
     if not isinstance(facts, dict) or "format" not in facts:
         raise ModelError(f"{file}: not a model's description (no 'format')")
     if facts["format"] != FORMAT:
@@ -237,9 +242,8 @@ def _read_tensors(description: Path, facts: dict[str, Any]) -> dict[str, Tensor]
         )
     try:
         tensors = parse_tensors(data)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, KeyError) as error:
         raise ModelError(f"{file}: damaged ({error})") from error
-    _require_finite(file.parent, tensors)
     return tensors
 
 
@@ -254,7 +258,7 @@ def _require_finite(path: Path, tensors: dict[str, Tensor]) -> None:
 def _require_same_tables(path: Path, facts: dict[str, Any], model: Any) -> None:
     """The vector file and the frozen encoder are those that the model was trained with."""
     if getattr(model, "vectors", None) is not None:
-        known = facts.get("word_vectors") or {}
+        known = _table(facts, "word_vectors")
         if model.vectors.sha256 != known.get("sha256"):
             raise ModelError(
                 f"{path}: trained with word vectors {known.get('name')!r} (SHA-256 "
@@ -262,7 +266,7 @@ def _require_same_tables(path: Path, facts: dict[str, Any], model: Any) -> None:
                 "name the right file as word_vectors"
             )
     kind = kind_of(model.config)
-    known = facts.get(_table_key(kind)) or {}
+    known = _table(facts, _table_key(kind))
     if (found := _fingerprint(model)) and found != known.get("fingerprint"):
         place = getattr(model.config, BACKBONE[kind])
         raise ModelError(
@@ -270,6 +274,11 @@ def _require_same_tables(path: Path, facts: dict[str, Any], model: Any) -> None:
             f"{str(known.get('fingerprint'))[:12]}…), but {place!r} is another one: name the "
             "right folder as backbone (in a command with --backbone)"
         )
+
+
+def _table(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    found = facts.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _require_same_shapes(
@@ -285,4 +294,9 @@ def _require_same_shapes(
             raise ModelError(
                 f"{file}: parameter {name!r} has shape {list(value.shape)}, "
                 f"{description.name} asks for {list(wanted[name].shape)}"
+            )
+        if value.dtype != wanted[name].dtype:
+            raise ModelError(
+                f"{file}: parameter {name!r} has type {value.dtype}, {wanted[name].dtype} is "
+                "needed: copy the folder again or train again"
             )

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fednotes.core.compiled import kernel
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.tensors import require_like
 from fednotes.data.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED
 
 CLASSES = (ABSENT, PRESENT, QUESTIONABLE)  # columns of scores, in the order of their labels
@@ -163,6 +164,16 @@ class LinearSVMs:
         one place gives the same bits where it too goes on, cycle by cycle, from these.
         """
         return {name: value.float() for name, value in self.trainable().items()}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `sent` gave, which may lie among others.
+
+        Raises TrainingError where it is missing or does not fit.
+        """
+        given = {name: value for name, value in tensors.items() if name in self.trainable()}
+        require_like(self.sent(), given)
+        for name, value in self.trainable().items():
+            value.copy_(given[name])
 
     def targets(self, labels: np.ndarray) -> np.ndarray:
         """(patients, machines) int8: 1 the machine's class, -1 another one, 0 unlabelled."""

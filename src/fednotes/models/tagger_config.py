@@ -62,6 +62,8 @@ class TaggerConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it must be at least 1")
         if not 3 <= self.char_max <= 255:
             raise ConfigError(f"char_max = {self.char_max}: it must be from 3 to 255")
+        if self.lstm_layers > 100:
+            raise ConfigError(f"lstm_layers = {self.lstm_layers}: it must be at most 100")
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"dropout = {self.dropout}: it must be at least 0 and below 1")
         widths = self.cnn_widths

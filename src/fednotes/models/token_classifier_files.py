@@ -7,7 +7,6 @@ the tag set, so the same labels get the same scores as there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.parsing import read_json
 from fednotes.core.types import Scheme, TagSet
 from fednotes.models.pretrained import open_config, open_pretrained, require_complete
 
@@ -85,7 +85,7 @@ def require_classifier(where: str | Path, model: Any) -> None:
 def saved_by_us(directory: Path) -> bool:
     """Whether `save_model` wrote this Hugging Face directory."""
     try:
-        facts = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        facts = read_json(directory / "config.json", strict=False)
     except (OSError, ValueError):
         return False
     return isinstance(facts, dict) and "fednotes" in facts
@@ -167,11 +167,11 @@ def _order(model: Any, tagset: TagSet, rows: tuple[int, ...]) -> None:
 def _facts(directory: Path) -> dict[str, Any]:
     file = directory / "config.json"
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
+        facts = read_json(file, strict=False)
     except OSError as error:
         raise ModelError(f"{file}: cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise ModelError(f"{file}: damaged (not JSON)") from error
+        raise ModelError(f"{file}: damaged (not JSON: {error}); copy the folder again") from error
     if not isinstance(facts, dict):
         raise ModelError(f"{file}: not a model's configuration")
     return facts

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.core.parsing import read_json
 from fednotes.core.store import replace_file
 from fednotes.privacy.approvers import Quorum
 
@@ -43,7 +44,9 @@ _WHOLE = 2**63  # whole numbers are those of TOML
 @dataclass(frozen=True, slots=True)
 class Approval:
     """One decision. by: the account it was made from. when: UTC, as ISO text. table: the job that
-    it was about. person, signature (hexadecimal): of who approved with a key of their own."""
+    it was about. person, signature (hexadecimal): of who approved with a key of their own.
+    ledger: the hash of the last line of the site's ledger then; "" if it had none, or is not
+    known."""
 
     fingerprint: str
     decision: Decision
@@ -52,6 +55,7 @@ class Approval:
     table: Table
     person: str = ""
     signature: str = ""
+    ledger: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +96,16 @@ class Approvals:
     def __init__(self, folder: Path, quorum: Quorum | None = None) -> None:
         self.path, self.quorum = folder / "approvals.json", quorum or Quorum()
 
-    def approve(self, table: Table, by: str, when: datetime, signer: Signer | None = None) -> str:
-        """Say yes to a job; returns its fingerprint."""
-        return self._decide("approved", table, by, when, signer)
+    def approve(
+        self,
+        table: Table,
+        by: str,
+        when: datetime,
+        signer: Signer | None = None,
+        ledger: str = "",
+    ) -> str:
+        """Say yes to a job; returns its fingerprint. ledger: see `Approval`."""
+        return self._decide("approved", table, by, when, signer, ledger)
 
     def reject(self, table: Table, by: str, when: datetime) -> str:
         """Say no to a job, or take an approval back; returns its fingerprint."""
@@ -116,11 +127,11 @@ class Approvals:
         """What the decisions on exactly this table come to."""
         return self._standings().get(fingerprint(table), Standing())
 
-    def approved_at(self, table: Table) -> datetime | None:
-        """When exactly this table was approved last, by all who must; None if it is not."""
+    def approved_after(self, table: Table) -> str:
+        """After which line of the ledger exactly this table was approved last, by all who must:
+        its hash, which no clock moves; "" for none."""
         made = self.standing(table).made
-        approved = made is not None and made.decision == "approved"
-        return datetime.fromisoformat(made.when) if made is not None and approved else None
+        return made.ledger if made is not None and made.decision == "approved" else ""
 
     def last_approved(self, name: str | None = None) -> Approval | None:
         """The newest approval that still holds; with `name`, of a job called so."""
@@ -162,10 +173,10 @@ class Approvals:
     def decisions(self) -> tuple[Approval, ...]:
         """Every decision, oldest first."""
         try:
-            kept = json.loads(self.path.read_text(encoding="utf-8"))
+            kept = read_json(self.path)
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise self._unusable("cannot be read as JSON") from error
         try:
             if kept["format"] != FORMAT:
@@ -189,11 +200,13 @@ class Approvals:
         by: str,
         when: datetime,
         signer: Signer | None = None,
+        ledger: str = "",
     ) -> str:
         if when.tzinfo is None:
             raise ValueError("the time of a decision needs a time zone")
         key = fingerprint(table)
-        made = Approval(key, decision, by, when.astimezone(UTC).isoformat(), _checked(table))
+        moment = when.astimezone(UTC).isoformat()
+        made = Approval(key, decision, by, moment, _checked(table), ledger=ledger)
         if signer is not None:
             signature = self.quorum.sign(signer.key, signer.person, *_about(made)).hex()
             made = replace(made, person=signer.person, signature=signature)
@@ -205,6 +218,7 @@ class Approvals:
         jobs = {past.fingerprint: past.table for past in decisions}
         log = [
             dict(zip(("fingerprint", "decision", "by", "when"), _about(d), strict=True))
+            | {"ledger": d.ledger}
             | ({"person": d.person, "signature": d.signature} if d.signature else {})
             for d in decisions
         ]

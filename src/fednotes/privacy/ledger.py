@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import DataError, FednotesError, RefusedError
+from fednotes.core.parsing import JsonError, parse_json
 from fednotes.core.store import sync_folder
 
 try:
@@ -238,11 +239,11 @@ def encode_head(head: Head) -> bytes:
 def decode_head(raw: bytes) -> Head | None:
     """The head in a file's bytes; None if they are no head, to the last byte."""
     try:
-        head = Head(**json.loads(raw))
+        head = Head(**parse_json(raw))
         numbers = type(head.lines) is int and type(head.bytes) is int
         hashes = _DIGEST.fullmatch(head.hash) and _DIGEST.fullmatch(head.next or FIRST)
         return head if numbers and hashes and encode_head(head) == raw else None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         return None
 
 
@@ -273,8 +274,8 @@ def show(
 def parsed(raw: bytes) -> dict[str, Any] | None:
     """A line as a table, or None if it is none."""
     try:
-        found = json.loads(raw) if _LINE.fullmatch(raw) else None
-    except (ValueError, RecursionError):
+        found = parse_json(raw) if _LINE.fullmatch(raw) else None
+    except JsonError:
         return None
     return found if isinstance(found, dict) else None
 

@@ -196,7 +196,9 @@ class SecureServer(Party):
         """A survivor's receipts of the list of survivors; then ask for `requests` again."""
         survivors = set(self._survivors)
         self._expect("unmask", message.site, message.exchange, survivors, self._confirmations)
-        if message.confirmations.keys() != survivors - {message.site}:
+        if message.confirmations.keys() != survivors - {message.site} or any(
+            len(receipt) != RECEIPT_BYTES for receipt in message.confirmations.values()
+        ):
             raise RefusedError(f"the confirmations of site {message.site!r} are not for all")
         self._confirmations[message.site] = dict(message.confirmations)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import DataError
+from fednotes.core.parsing import JsonError, parse_json
 
 Json = Mapping[str, Any]
 
@@ -96,9 +96,9 @@ def _text_of(path: Path) -> str:
 
 def _object(path: Path, line: int, text: str) -> Json:
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError.at(path, line + error.lineno - 1, f"not JSON ({error.msg})") from error
+        value = parse_json(text, strict=False)
+    except JsonError as error:
+        raise DataError.at(path, line + error.line - 1, f"not JSON ({error})") from error
     if not isinstance(value, dict):
         raise DataError.at(path, line, "expected a JSON object")
     return value

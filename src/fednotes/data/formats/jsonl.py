@@ -20,6 +20,7 @@ from typing import Any
 
 from fednotes.core.errors import DataError
 from fednotes.core.output import write_out
+from fednotes.core.parsing import JsonError, parse_json
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.formats.files import head, listing, read_text, unique
 
@@ -50,9 +51,10 @@ def _read_file(path: Path) -> list[Document]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            raise DataError.at(path, number, "no JSON: expected one whole object a line") from None
+            record = parse_json(line, strict=False)
+        except JsonError as error:
+            reason = f"no JSON ({error}): expected one whole object a line"
+            raise DataError.at(path, number, reason) from None
         try:
             document = _document(record, f"{path.stem}:{number}")
         except _RecordError as error:

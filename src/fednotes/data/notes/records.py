@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from fednotes.core.errors import DataError
+from fednotes.core.parsing import JsonError, parse_json
 from fednotes.data.formats.files import open_file
 
 LARGEST = 1 << 26  # characters of one note; more is a quote that was never closed
@@ -112,9 +112,10 @@ def json_records(path: Path, column: str | None) -> Iterator[Record | Skipped]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            raise DataError.at(path, number, "no JSON: expected one whole object a line") from None
+            record = parse_json(line, strict=False)
+        except JsonError as error:
+            reason = f"no JSON ({error}): expected one whole object a line"
+            raise DataError.at(path, number, reason) from None
         if not isinstance(record, dict):
             raise DataError.at(path, number, "the line is no JSON object")
         if record.get("answer", "accept") != "accept":
@@ -128,8 +129,8 @@ def holds_json(line: str, column: str | None) -> bool:
     if not line.startswith("{"):
         return False
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        record = parse_json(line, strict=False)
+    except JsonError:
         return False
     return any(key in record for key in ((column,) if column else TEXT))
 

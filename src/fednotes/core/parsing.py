@@ -1,0 +1,103 @@
+"""JSON that a file or another party holds, read within bounds.
+
+A value in memory takes up to a hundred times its bytes of text, and a nested one the
+interpreter's stack; so size and number of values are bounded before anything is parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 2**26
+MOST_VALUES = 2**21  # about 400 MB of memory at worst
+MOST_DEPTH = 64  # tables and lists in each other
+
+
+class JsonError(ValueError):
+    """Text that is not JSON or beyond the bounds; says why, and nothing of the text.
+
+    line: where, counted from 1.
+    """
+
+    def __init__(self, reason: str, line: int = 1) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+def read_json(path: Path, *, strict: bool = True) -> Any:
+    """The value in a file. Raises OSError, and JsonError as `parse_json` does."""
+    with path.open("rb") as file:
+        return parse_json(file.read(MOST_BYTES + 1), strict=strict)
+
+
+def parse_json(
+    raw: str | bytes | memoryview, *, most_values: int = MOST_VALUES, strict: bool = True
+) -> Any:
+    """The value of a JSON text (bytes: UTF-8).
+
+    most_values: more commas and brackets than this are not read. strict: refuse what JSON
+    leaves open: a name that comes twice in a table, and numbers that are not finite; off
+    for what other programs, and this one for people, write so.
+    Raises JsonError, and nothing else.
+    """
+    if len(raw) > MOST_BYTES:
+        raise JsonError(f"over {MOST_BYTES:,} bytes")
+    try:
+        text = raw if isinstance(raw, str) else str(raw, "utf-8")
+        if count_values(text) > most_values:
+            raise JsonError(f"more than {most_values:,} values")
+        value = json.loads(text, **_STRICT) if strict else json.loads(text)
+        if sum(map(text.count, "[{")) > MOST_DEPTH and _deeper(value, MOST_DEPTH):
+            raise RecursionError
+    except JsonError:
+        raise
+    except json.JSONDecodeError as error:
+        raise JsonError(error.msg, error.lineno) from None
+    except UnicodeDecodeError:
+        raise JsonError("not UTF-8 text") from None
+    except RecursionError:
+        raise JsonError(f"nested too deep: over {MOST_DEPTH} levels") from None
+    except MemoryError:
+        raise JsonError("more than there is memory for") from None
+    except ValueError:  # an integer of thousands of digits
+        raise JsonError("a number that is too long") from None
+    return value
+
+
+def count_values(text: str) -> int:
+    """No less than there are values in this JSON: its commas and brackets."""
+    return sum(map(text.count, ",[{"))
+
+
+def _deeper(value: Any, most: int) -> bool:
+    level = [value]
+    for _ in range(most):
+        inside = (own.values() if isinstance(own, dict) else own for own in level)
+        level = [value for own in inside for value in own if isinstance(value, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise JsonError("a name comes twice in a table")
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise JsonError("NaN or Infinity, which is no number of JSON")
+    return number
+
+
+_STRICT: dict[str, Any] = {
+    "object_pairs_hook": _distinct,
+    "parse_float": _finite,
+    "parse_constant": _finite,
+}

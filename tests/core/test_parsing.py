@@ -1,0 +1,105 @@
+"""JSON of others: a value or one reason, whatever the text, within bounds of memory and depth."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fednotes.core.parsing import MOST_DEPTH, JsonError, parse_json, read_json
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+
+
+@given(VALUES, st.booleans())
+def test_what_is_json_comes_back(value: Any, strict: bool) -> None:
+    text = json.dumps(value, ensure_ascii=False)
+    assert parse_json(text, strict=strict) == value
+    assert parse_json(text.encode(), strict=strict) == value
+
+
+@given(st.binary() | st.text(alphabet='[]{}",:0e-u\\dNaInfity ', max_size=60), st.booleans())
+def test_any_bytes_are_a_value_or_a_reason(raw: str | bytes, strict: bool) -> None:
+    with suppress(JsonError):
+        value = parse_json(raw, strict=strict)
+        assert not strict or value == json.loads(raw)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "Expecting value"),
+        (b"\xff", "not UTF-8"),
+        ("[" * 1_000_000, "nested too deep: over 64"),
+        ("[" * 65 + "]" * 65, "nested too deep: over 64"),
+        ('{"a":' * 3000 + "1" + "}" * 3000, "nested too deep: over 64"),
+        ("[" + "1," * 2**21 + "1]", "more than 2,097,152 values"),
+        (b" " * (2**26 + 1), "over 67,108,864 bytes"),
+        ("1" * 5000, "too long"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_bounds(text: str | bytes, reason: str, strict: bool) -> None:
+    with pytest.raises(JsonError, match=reason):
+        parse_json(text, strict=strict)
+
+
+def test_the_deepest_that_is_read() -> None:
+    deep = "[" * MOST_DEPTH + "]" * MOST_DEPTH
+    assert json.dumps(parse_json(deep)) == deep
+    assert len(parse_json(f"[{'[],' * 999}[]]")) == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": 1, "a": 2}', "a name comes twice"),
+        ('[{"a": {"b": 1, "b": 1}}]', "a name comes twice"),
+        ("[NaN]", "NaN or Infinity"),
+        ("-Infinity", "NaN or Infinity"),
+        ("1e999", "NaN or Infinity"),
+    ],
+)
+def test_what_json_leaves_open_is_refused_where_we_write_it_ourselves(
+    text: str, reason: str
+) -> None:
+    with pytest.raises(JsonError, match=reason):
+        parse_json(text)
+    parse_json(text, strict=False)
+
+
+def test_a_refusal_costs_no_more_than_the_text() -> None:
+    text = "[" + "[]," * 2**20 + "[]]"
+    tracemalloc.start()
+    with pytest.raises(JsonError, match="more than 65,536 values"):
+        parse_json(text, most_values=2**16)
+    assert tracemalloc.get_traced_memory()[1] < 1e5
+    tracemalloc.stop()
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('\n{"a": \n}')
+    with pytest.raises(JsonError) as caught:
+        read_json(path)
+    assert caught.value.line == 3
+    with path.open("wb") as file:
+        file.truncate(2**33)  # a hole of 8 GB: no more is read than may be
+    with pytest.raises(JsonError, match="over 67,108,864 bytes"):
+        read_json(path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        read_json(path)

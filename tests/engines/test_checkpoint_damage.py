@@ -1,0 +1,176 @@
+"""However a checkpoint is damaged: the one before it, or one error that says what to do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fault_net import Net
+from fault_toy import SITES, Toy, toy_job
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from fednotes.core.errors import ModelError
+from fednotes.core.store import load_state, save_state
+from fednotes.engines.deployed import Deployed
+from fednotes.engines.inprocess import InProcess
+from fednotes.federation import State
+
+NAMES = ("tensors.safetensors", "facts.json", "manifest.json")
+JUNK = st.one_of(
+    st.binary(max_size=80),
+    st.sampled_from([b"", b"{}", b"[]", b"null", b"[" * 100_000, b'{"a":' * 5_000, b"\xff\xfe"]),
+    st.sampled_from([b'{"format":1}', b'{"format":1,"sha256":{}}', b'{"format":1,"sha256":null}']),
+)
+VALUES: Any = st.sampled_from([None, True, -1, 1.5, "x", [], {}, [1], {"a": None}, "9" * 30, [[]]])
+DTYPES = (torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float64)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places in a JSON value, the tables among them too."""
+    if path:
+        yield path
+    inside = dict(enumerate(value)) if isinstance(value, list) else value
+    for key, inner in inside.items() if isinstance(inside, dict) else ():
+        yield from leaves(inner, (*path, key))
+
+
+def sealed(folder: Path, facts: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """Other content under right checksums."""
+    (folder / "facts.json").write_text(json.dumps(facts))
+    save_file(tensors, folder / "tensors.safetensors")
+    sums = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in NAMES[:2]}
+    (folder / "manifest.json").write_text(json.dumps({"format": 1, "sha256": sums}))
+
+
+@st.composite
+def damages(draw: Any) -> Callable[[Path], str]:
+    """Something that may happen to a folder. "" if it may still be whole then."""
+    kind = draw(st.sampled_from(["cut", "junk", "gone", "flip", "facts", "key", "dtype", "shape"]))
+    name, number = draw(st.sampled_from(NAMES)), draw(st.integers(0))
+    junk, value = draw(JUNK), draw(VALUES)
+
+    def damage(folder: Path) -> str:
+        file, raw = folder / name, (folder / name).read_bytes()
+        tensors = load_file(folder / NAMES[0])
+        facts = json.loads((folder / NAMES[1]).read_text())
+        if kind == "cut":
+            file.write_bytes(raw[: number % len(raw)])
+        elif kind == "junk":
+            file.write_bytes(junk)
+        elif kind == "gone":
+            file.unlink()
+        elif kind == "flip":
+            at = number % len(raw)
+            file.write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        elif kind in ("facts", "key"):
+            places = list(leaves(facts))
+            *outer, last = places[number % len(places)]
+            inside: Any = facts
+            for key in outer:
+                inside = inside[key]
+            if kind == "facts":
+                inside[last] = value
+            else:
+                del inside[last]
+            sealed(folder, facts, tensors)
+            return ""
+        else:
+            odd = sorted(tensors)[number % len(tensors)]
+            changed = tensors[odd].to(DTYPES[number % len(DTYPES)])
+            tensors[odd] = changed if kind == "dtype" else tensors[odd].reshape(1, -1)
+            sealed(folder, facts, tensors)
+            return ""
+        return kind
+
+    return damage
+
+
+def embedded(folder: Path, *, resume: bool = False) -> InProcess:
+    return InProcess([Toy(site) for site in SITES], directory=folder, resume=resume)
+
+
+def deployed(folder: Path) -> Deployed:
+    return Net({site: lambda site=site: Toy(site) for site in SITES}, folder).engine(SITES)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("embedded")
+    toy_job(embedded(folder), {})
+    return folder
+
+
+LONG = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def outcome(resume: Callable[[], State | None]) -> tuple[int, str]:
+    """The round that a run goes on from, or why it does not."""
+    try:
+        state = resume()
+    except ModelError as error:
+        return -1, str(error)
+    return (state.round if state else 0), ""
+
+
+@LONG
+@given(damages())
+def test_the_embedded_engine_falls_back_or_says_so(
+    whole: Path, tmp_path: Path, damage: Callable[[Path], str]
+) -> None:
+    shutil.rmtree(tmp_path / "c", ignore_errors=True)
+    shutil.copytree(whole, tmp_path / "c")
+    surely = damage(tmp_path / "c" / "round-00000004")
+    round, why = outcome(lambda: embedded(tmp_path / "c", resume=True).resume())
+    if surely:
+        assert (round, why) == (2, "")
+    assert round in (2, 4) or "is of sites" in why
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deployed")
+    toy_job(deployed(folder), {})
+    return folder
+
+
+@settings(LONG, max_examples=60)
+@given(damages())
+def test_the_deployed_engine_falls_back_or_says_so(
+    served: Path, tmp_path: Path, damage: Callable[[Path], str]
+) -> None:
+    shutil.rmtree(tmp_path / "c", ignore_errors=True)
+    shutil.copytree(served, tmp_path / "c")
+    newest = max((tmp_path / "c" / "server").glob("round-*"))
+    surely = damage(newest)
+    round, why = outcome(lambda: deployed(tmp_path / "c").resume())
+    if surely:
+        assert (round, why) == (2, "")
+    assert round >= 0 or "is of sites" in why or "start a new run" in why
+
+
+def test_all_damaged_names_the_reason(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "c")
+    for folder in (tmp_path / "c").glob("round-*"):
+        (folder / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(
+        ModelError, match=r"start again without --resume \(the newest: .*nested too deep"
+    ):
+        embedded(tmp_path / "c", resume=True)
+
+
+@pytest.mark.parametrize("sums", ["{}", "null", '{"facts.json": ""}', '{"facts.json": "", "x": 1}'])
+def test_a_file_without_its_checksum_is_refused(tmp_path: Path, sums: str) -> None:
+    save_state(tmp_path / "s", {"w": torch.ones(2)}, {})
+    (tmp_path / "s" / "manifest.json").write_text(f'{{"format": 1, "sha256": {sums}}}')
+    with pytest.raises(ModelError, match=r"not a checksum for each file|not a readable"):
+        load_state(tmp_path / "s")
