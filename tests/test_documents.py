@@ -14,15 +14,18 @@ from fednotes.cli import app
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHOWN = [ROOT / "docs" / name for name in ("privacy.md", "security.md")]  # by the tests they name
+BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)  # also in a list
 each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 
 
 def code(text: str) -> list[str]:
     """Code spans, and the lines of blocks without comments; a span may go on in a second line."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
-    rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    return lines + [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", rest)]
+    lines = [
+        line.split(" #")[0].strip() for block in BLOCK.findall(text) for line in block.splitlines()
+    ]
+    return lines + [
+        " ".join(span.split()) for span in re.findall(r"`([^`]+)`", BLOCK.sub("", text))
+    ]
 
 
 def unknown_commands(text: str) -> list[str]:
