@@ -20,6 +20,8 @@ from intruders import SUBMIT, UNTIL_FINISHED, as_admin, free_port, project
 from fednotes.core.errors import ConfigError
 from fednotes.engines import pipe, processes, provision
 
+pytestmark = pytest.mark.network
+
 MAINS = """
 import json, os, time
 
