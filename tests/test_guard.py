@@ -250,8 +250,10 @@ def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> 
         ) -> dict[str, torch.Tensor]:
             return {}
 
-        def opened(self, question: bytes) -> bool:
-            return True
+        strict = True
+
+        def adopted(self, request: Request, asked: Any) -> None:
+            return None
 
     site = Guarded(tmp_path, MASKED, updates(1), secure=True)
     site.host._sealer = Words()

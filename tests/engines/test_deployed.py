@@ -305,8 +305,10 @@ class Masker:
     def stage(self, request: Request) -> Tensors:
         return {"key": torch.tensor(self.key)} if request.task == "@keys" else {}
 
-    def opened(self, question: bytes) -> bool:
-        return True
+    strict = True
+
+    def adopted(self, request: Request, asked: Any) -> None:
+        return None
 
     def seal(self, request: Request, update: Update, question: bytes) -> Tensors:
         keys = request.attached["keys"]

@@ -343,8 +343,10 @@ class Mask:
     def stage(self, request: Request) -> Mapping[str, torch.Tensor]:
         return {"key": request.attached["key"] + 1}
 
-    def opened(self, question: bytes) -> bool:
-        return True
+    strict = True
+
+    def adopted(self, request: Request, asked: Any) -> None:
+        return None
 
     def seal(self, request: Request, update: Update, question: bytes) -> Mapping[str, torch.Tensor]:
         return {name: value + 1 for name, value in update.tensors.items()}

@@ -7,6 +7,7 @@ each of these lies gave the server the numbers of one site.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -164,9 +165,15 @@ def test_an_honest_server_says_what_differs(tmp_path: Path) -> None:
         case.engine.sum("train", X, round=0)
 
 
+def counted(case: Case) -> None:
+    """The server claims that what each site did last was in a sum."""
+    for site in SITES:
+        case.engine._members.counted[site] = case.net.hosts[site]._journal.last
+
+
 def test_what_was_told_before_is_part_of_the_question(tmp_path: Path) -> None:
-    """A round that begins without tensors means those that came last: an evaluation of others
-    does not count, for no sum of it was opened; and no request makes it count."""
+    """A round that begins without tensors means those that came last. No sum of an evaluation of
+    other parameters is opened; where the server counts it all the same, no later one is."""
     case = Case(tmp_path)
     case.prepared()
     case.engine.sum("train", X, round=0)
@@ -174,26 +181,75 @@ def test_what_was_told_before_is_part_of_the_question(tmp_path: Path) -> None:
     case.liar.lies = {"evaluate": dead}
     case.raises_and_opens_nothing(lambda: case.engine.sum("evaluate", X))
     case.liar.lies = {}
-    number = case.engine._members.number
-    counted = dict.fromkeys(SITES, number)
-    for site in SITES:
-        last = case.net.hosts[site]._journal.last
-        claims = Request(
-            JOB,
-            case.engine._members._run,
-            number + 1,
-            "train",
-            round=1,
-            first=True,
-            told=last,
-            counted={**counted, site: last},
-            options={"round": 1},
-        )
-        reply = decode_reply(case.net.hosts[site].handle(encode(claims)))
-        assert reply.update is None
-        assert "did not see the sum of request" in reply.refusal
-        assert reply.has < last
-        assert case.net.hosts[site]._journal.last == reply.has
+    counted(case)
+    case.engine._step = None
+    last = {site: case.net.hosts[site]._journal.last for site in SITES}
+    case.engine._told, case.engine._members.knows = last["a"], dict(last)
+    said = case.raises_and_opens_nothing(lambda: case.engine.sum("train", round=1))
+    assert "was asked something else" in said
+
+
+def by_hand(case: Case, state: dict[str, int]) -> None:
+    """Have sites stand where the server likes; it claims that so much of theirs counts."""
+    case.engine._members.counted.update(state)
+    case.engine._step = None
+
+
+def test_one_site_alone_is_not_sent_back(tmp_path: Path) -> None:
+    """Two sums of one task, between which one site's private state alone was moved, would differ by
+    that site's numbers: as it was after its round, after the round before, or new."""
+    case = Case(tmp_path)
+    case.prepared()
+    stood = []
+    for turn in case.engine.rounds(0, 3):
+        stood.append(dict(case.engine._members.counted))
+        case.engine.sum("train", X, round=turn.number)
+        case.engine.sum("send", {"scale": torch.ones(4)})
+        turn.commit(State(turn.number + 1, X, {}), {}, evaluated=True)
+    for moved in (stood[1][VICTIM], case.engine._members.counted[VICTIM], 0):
+        by_hand(case, {**stood[2], VICTIM: moved})
+        case.engine._members.prepared[VICTIM] = 2
+        case.engine._members.round = 2
+        before = case.opened()
+        with one_layout(), pytest.raises(FednotesError):
+            case.engine.sum("train", X, round=2)
+        assert case.opened() == before
+    by_hand(case, stood[2])  # all of them together: as after a fault
+    case.engine._members.round = 2
+    case.engine._summing._history = ""
+    if case.net.hosts[VICTIM]._journal.last == stood[2][VICTIM]:
+        assert case.engine.sum("train", X, round=2).included == SITES
+
+
+@pytest.mark.parametrize("how", ["sent back", "new disk", "damaged"])
+def test_who_may_go_on_with_the_others_history(how: str, tmp_path: Path) -> None:
+    """A site that lost its own, by what happened at its own disk; never one that the server sent
+    back to where it was new."""
+    case = Case(tmp_path)
+    case.prepared()
+    turns = case.engine.rounds(0, 3)
+    turn = next(turns)
+    case.engine.sum("train", X, round=0)
+    case.engine.sum("send", {"scale": torch.ones(4)})
+    turn.commit(State(1, X, {}), {}, evaluated=True)
+    next(turns)
+    if how == "sent back":
+        case.engine._members.counted["b"] = case.engine._members.prepared["b"] = 0
+    elif how == "new disk":
+        del case.net.hosts["b"]
+        shutil.rmtree(tmp_path / "b")
+        case.begin("b")
+    else:
+        for state in (tmp_path / "b" / "states").iterdir():
+            (state / "facts.json").write_text("{}")
+        case.begin("b")
+    if how == "sent back":
+        case.raises_and_opens_nothing(lambda: case.engine.sum("train", X, round=1))
+        return
+    assert case.engine.sum("train", X, round=1).included == SITES
+    case.engine.sum("send", {"scale": torch.ones(4)})
+    case.begin("b")  # what it adopted is kept
+    assert case.engine.sum("evaluate", X).included == SITES
 
 
 def test_other_tensors_of_a_step_before_give_no_sum(tmp_path: Path) -> None:
@@ -204,7 +260,7 @@ def test_other_tensors_of_a_step_before_give_no_sum(tmp_path: Path) -> None:
     case.raises_and_opens_nothing(lambda: case.engine.sum("train", X, round=0))
     case.liar.lies = {}
     said = case.raises_and_opens_nothing(lambda: case.engine.sum("send", {"scale": torch.ones(4)}))
-    assert "did not see the sum" in said or "sites can be added" in said
+    assert "sites can be added" in said or "was asked something else" in said
 
 
 def test_what_came_before_the_first_round_stays_part_of_every_question(tmp_path: Path) -> None:
@@ -247,15 +303,16 @@ def test_a_site_that_was_started_again_knows_what_it_was_asked_before(tmp_path: 
 def test_each_part_of_a_question_counts() -> None:
     """Two questions are equal only if all is: by changing one thing after the other."""
     request = Request(JOB, 1, 1, "train", round=3, first=True, told=7, options={"round": 3})
-    asked = Asked(prepared=b"p", told=b"t")
+    asked = Asked(prepared=b"p", history=b"h", told=b"t")
 
     def question(now: Asked, tensors: Any = None, **changes: Any) -> bytes:
-        return now.next(replace(request, **changes), tensors or {}).question
+        return now.next(replace(request, **changes), tensors or {}, strict=True).question
 
     different = [
         question(asked),
-        question(Asked(prepared=b"q", told=b"t")),
-        question(Asked(prepared=b"p", told=b"u")),
+        question(Asked(prepared=b"q", history=b"h", told=b"t")),
+        question(Asked(prepared=b"p", history=b"i", told=b"t")),
+        question(Asked(prepared=b"p", history=b"h", told=b"u")),
         question(asked, X),
         question(asked, {"y": X["x"]}),
         question(asked, {"x": X["x"].double()}),
@@ -271,15 +328,21 @@ def test_each_part_of_a_question_counts() -> None:
     assert len(set(different)) == len(different)
     same = question(asked), question(asked, number=9, run=2, counted={"a": 3}, marks=(2,))
     assert len(set(same)) == 1
-    begun = asked.next(request, X)
+    loose = {
+        now.next(request, {}, strict=False).question
+        for now in (asked, Asked(prepared=b"p", history=b"i", told=b"t"))
+    }
+    assert len(loose) == 1  # where sums leave sites out, histories differ
+    begun = asked.next(request, X, strict=True)
     goes_on = replace(request, first=False, told=0)
-    assert begun.next(goes_on, {}).given == begun.given != b""
-    assert begun.next(replace(goes_on, first=True), {}).given == b""
-    early = replace(request, preparing=True, round=0)
+    assert begun.next(goes_on, {}, strict=True).given == begun.given != b""
+    assert begun.next(replace(goes_on, first=True), {}, strict=True).given == b""
     assert question(asked, preparing=True, round=0) == question(asked, preparing=True, round=5)
-    assert asked.next(early, {}).waits == b""
-    assert asked.next(request, {}).waits == question(asked)
-    assert asked.next(early, {}).prepared not in (b"p", b"")
+    early = asked.next(replace(request, preparing=True), {}, strict=True)
+    assert early.prepared not in (b"p", b"")
+    assert (early.trained, begun.trained, begun.prepared) == (False, True, b"p")
+    assert len({early.history, begun.history, b"h"}) == 3
+    assert Asked.of(begun.kept()) == Asked(begun.prepared, begun.history, True)
 
 
 def test_a_task_of_a_round_is_done_in_a_sum_or_not_at_all(tmp_path: Path) -> None:

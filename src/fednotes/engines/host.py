@@ -64,6 +64,10 @@ class Guard(Protocol):
 class Sealer(Protocol):
     """The site's part of a secure sum."""
 
+    @property
+    def strict(self) -> bool:
+        """Whether every sum is over all sites."""
+
     def stage(self, request: Request) -> Tensors:
         """Answer one of the protocol's own messages, whose task begins with "@"."""
 
@@ -74,8 +78,11 @@ class Sealer(Protocol):
         added.
         """
 
-    def opened(self, question: bytes) -> bool:
-        """Whether this site has helped to open a sum of this question."""
+    def adopted(self, request: Request, asked: Asked) -> bytes | None:
+        """The history that a site which has lost its own goes on with, where it may."""
+
+    def lost(self) -> None:
+        """What this site kept of the job on its disk was damaged."""
 
     def pace(self, request: Request) -> int | None:
         """The class of times that all sites answer this request in, where it is told."""
@@ -194,7 +201,6 @@ class SiteHost:
         self._newest = request.number
         last = self._journal.last
         if last == target:
-            self._require_opened(request)
             return
         reached = target
         if last < target or self._journal.path_to(target) is None:
@@ -208,31 +214,6 @@ class SiteHost:
                 f"site {self._name!r} has no state after request {target}: "
                 f"it has the one after request {reached}"
             )
-
-    def _require_opened(self, request: Request) -> None:
-        """Under a secure sum a task counts if this site helped to open the sum that it is in.
-
-        So nothing stays of what a lying server asked of this site alone. Raises RefusedError for
-        any other that the server counts; the site then stands where it was before.
-        """
-        task, mine = request.task, (BEGIN, CHECKPOINT, END, *self._public)
-        opening = task.startswith(OURS) and task not in mine
-        if self._sealer is None or opening or not self._journal.last:
-            return
-        self._ready()
-        waits = self._asked.waits
-        if not waits or self._sealer.opened(waits):
-            return
-        last = self._journal.last
-        before = self._journal.request(last).counted[self._name]
-        self._tell(f"back to the state after request {before}: no sum with {last} was opened here")
-        self._site = None
-        whole = self._journal.path_to(before) is not None
-        self._journal.undo_to(before if whole else self._journal.state_before(before))
-        raise RefusedError(
-            f"site {self._name!r} did not see the sum of request {last} opened, so that request "
-            "does not count here"
-        )
 
     def _own(self, request: Request) -> bytes:
         """The engine's tasks: answered anew each time, for they change nothing twice."""
@@ -258,6 +239,8 @@ class SiteHost:
         site = self._ready()
         if request.task not in site.tasks:
             raise RefusedError(f"site {self._name!r} has no task {request.task!r}")
+        if request.first and not request.preparing:
+            self._adopt(site, request)
         if request.first and self._due():
             self._save(site, request)
         try:
@@ -281,6 +264,13 @@ class SiteHost:
             self._site = None  # it may have changed; build it from what is kept
             raise
         return reply
+
+    def _adopt(self, site: SiteTasks, request: Request) -> None:
+        """Go on with the others' history in place of one that this site has lost."""
+        adopted = self._sealer.adopted(request, self._asked) if self._sealer else None
+        if adopted is not None:
+            self._asked = replace(self._asked, history=adopted)
+            self._journal.save(self._journal.last, site.state(), self._told, self._asked.kept())
 
     def _tell_round(self, request: Request) -> None:
         """Once a minute, for people."""
@@ -309,7 +299,7 @@ class SiteHost:
                 f"options than {named}"
             ) from error
         if self._sealer is not None:
-            self._asked = self._asked.next(request, tensors)
+            self._asked = self._asked.next(request, tensors, strict=self._sealer.strict)
         update: Update = task(tensors, **request.options)
         return update
 
@@ -332,6 +322,8 @@ class SiteHost:
                 self._journal.damaged(path[0])
                 raise
         except ModelError as error:
+            if self._sealer is not None:
+                self._sealer.lost()
             self._tell(f"damaged, going back further: {error}")
             raise RefusedError(
                 f"site {self._name!r} has lost its state after request {last}"
@@ -339,8 +331,10 @@ class SiteHost:
         return self._site
 
     def _rebuilt(self, start: int, steps: list[int]) -> SiteTasks:
-        state, self._told, prepared = self._journal.load(start)
-        self._remembers, self._asked = False, Asked(prepared)
+        state, self._told, asked = self._journal.load(start)
+        self._remembers = False
+        with restoring(f"what led to the state of site {self._name!r} after request {start}"):
+            self._asked = Asked.of(asked) if asked else Asked()
         self._spent = 0.0
         site = self._make()
         if state is not None:
@@ -360,7 +354,7 @@ class SiteHost:
         """Keep the state before this request, which the server counts."""
         last = self._journal.last
         if last not in self._journal.states:
-            self._journal.save(last, site.state(), self._told, self._asked.prepared)
+            self._journal.save(last, site.state(), self._told, self._asked.kept())
         self._spent = 0.0
         self._journal.forget((*request.marks, *([request.number] * (request.task == CHECKPOINT))))
 

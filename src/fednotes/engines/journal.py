@@ -14,8 +14,9 @@ reply leaves for the very request that it answers alone.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.parsing import read_json
@@ -166,15 +167,17 @@ class Journal:
         except (OSError, WireError) as error:
             raise ModelError(f"{path}: not a readable request ({error})") from error
 
-    def save(self, number: int, state: State, told: int, prepared: bytes = b"") -> None:
+    def save(
+        self, number: int, state: State, told: int, asked: Mapping[str, Any] | None = None
+    ) -> None:
         """Keep the site's state after a request. told: the last request that had tensors.
-        prepared: what it was asked before the first round (`question.Asked`)."""
+        asked: what led to this state (`question.Asked.kept`)."""
         facts = {"new": False, "round": state.round, "told": told, "facts": dict(state.facts)}
-        facts["prepared"] = prepared.hex()
+        facts["asked"] = dict(asked or {})
         save_state(self._states / _name(number), state.tensors, facts)
 
-    def load(self, number: int) -> tuple[State | None, int, bytes]:
-        """A kept state (None is a new site's), and `told` and `prepared` as they were saved.
+    def load(self, number: int) -> tuple[State | None, int, Mapping[str, Any]]:
+        """A kept state (None is a new site's), and `told` and `asked` as they were saved.
 
         Raises ModelError if it is damaged.
         """
@@ -182,9 +185,9 @@ class Journal:
         tensors, facts = load_state(path)
         with restoring(path):
             if facts["new"]:
-                return None, 0, b""
+                return None, 0, {}
             state = State(facts["round"], tensors, facts["facts"])
-            return state, int(facts["told"]), bytes.fromhex(facts.get("prepared", ""))
+            return state, int(facts["told"]), facts.get("asked", {})
 
     def path_to(self, target: int) -> tuple[int, list[int]] | None:
         """The state to start from and the requests to do again to be as after `target`."""

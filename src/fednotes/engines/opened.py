@@ -1,7 +1,8 @@
 """Which questions a site has helped to open a sum of, and over which sites.
 
-One line a question, `digest of the question` `digest of the survivors` and their names, in a
-file that is only appended to; on disk before the answer that opens a sum leaves.
+One line a question, its digest in hexadecimal and the survivors' names as JSON, in a file that is
+only appended to; on disk before the answer that opens a sum leaves. A line "lost" says that the
+site's own files were damaged: what stands before it is forgotten.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fednotes.core.errors import FednotesError, RefusedError
 from fednotes.core.parsing import parse_json
 
 OPENED = "opened"  # in a site's folder of a job
+LOST = "lost\n"
 
 
 class Opened:
@@ -26,14 +28,19 @@ class Opened:
     def __init__(self, site: str, path: Path | None) -> None:
         self._site, self._path = site, path
         self._survivors: dict[bytes, tuple[str, ...]] = {}
+        self.lost = False  # since then nothing was opened
         try:
             text = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
         except (OSError, ValueError) as error:
             raise self._unusable(error) from error
         for line in text.splitlines(keepends=True):
             question, _, names = line.partition(" ")
+            if line == LOST:
+                self._survivors, self.lost = {}, True
+                continue
             try:
                 self._survivors[bytes.fromhex(question)] = tuple(parse_json(names))
+                self.lost = False
             except (ValueError, TypeError):
                 continue  # cut by a kill: its answer did not leave
 
@@ -59,19 +66,30 @@ class Opened:
         self.require(question, survivors)
         if question in self._survivors:
             return
-        if self._path is not None:
-            line = f"{question.hex()} {json.dumps(list(survivors), separators=(',', ':'))}\n"
-            try:
-                made = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-                with os.fdopen(made, "wb") as file:
-                    if file.tell():
-                        line = "\n" + line  # never behind the cut end of another
-                    file.write(line.encode())
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise self._unusable(error) from error
-        self._survivors[question] = tuple(survivors)
+        names = json.dumps(list(survivors), separators=(",", ":"))
+        self._append(f"{question.hex()} {names}\n")
+        self._survivors[question], self.lost = tuple(survivors), False
+
+    def lose(self) -> None:
+        """Forget all: the site's own files were damaged. Raises FednotesError of a disk."""
+        self._append(LOST)
+        self._survivors, self.lost = {}, True
+
+    def __len__(self) -> int:
+        return len(self._survivors)
+
+    def _append(self, line: str) -> None:
+        if self._path is None:
+            return
+        try:
+            made = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(made, "wb") as file:
+                # Never behind the cut end of another line.
+                file.write(("\n" * bool(file.tell()) + line).encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> FednotesError:
         reason = getattr(error, "strerror", None) or str(error)

@@ -76,12 +76,14 @@ class _Terms:
 @dataclass
 class _Told:
     """What came with the masked updates. names: of each site's counts. again: who could not
-    mask, and why; wide: for whom a limit was too narrow. before: the sites over which a sum of
+    mask, and why; wide: for whom a limit was too narrow. history: what the updates lead to
+    (`question.Asked`). before: the sites over which a sum of
     this very task was opened, before a fault: it can be opened for these alone."""
 
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     again: dict[str, str] = field(default_factory=dict)
     wide: set[str] = field(default_factory=set)
+    history: str = ""
     before: set[str] = field(default_factory=set)
 
     @property
@@ -122,11 +124,13 @@ class SecureSum:
         self._whole = False  # the last exchange came to its end, so the next may be prepared
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
         self._limits: dict[str, dict[str, int]] = {}  # by task and tensor
+        self._history = ""  # that all sites have (`question.Asked`), where all are in each sum
         self._paces: dict[str, int | None] = {}  # by task
 
     def state(self) -> dict[str, Any]:
-        """What later sums depend on: limits. JSON values."""
-        return {"limits": {task: dict(own) for task, own in self._limits.items()}}
+        """What later sums depend on: limits, the sites' history. JSON values."""
+        limits = {task: dict(own) for task, own in self._limits.items()}
+        return {"limits": limits, "history": self._history}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a kept state, so that the next sums are rounded as they were."""
@@ -134,6 +138,7 @@ class SecureSum:
             task: {name: int(limit) for name, limit in own.items()}
             for task, own in state.get("limits", {}).items()
         }
+        self._history = str(state.get("history", ""))
 
     def total(self, exchange: Exchange) -> Total:
         """Σ over the sites that took part.
@@ -186,6 +191,8 @@ class SecureSum:
         told_of = (name for site in total.included for name in told.names[site])
         metrics = {name: total.metrics[name] for name in told_of if name in total.metrics}
         self._metrics[task], self._paces[task] = tuple(metrics), slowest(metrics)
+        if self.least == len(self._sites):
+            self._history = told.history
         self._limits[task] = {
             name: round(math.log2(limit)) for name, limit in Limits.after(total).tensors.items()
         }
@@ -216,6 +223,7 @@ class SecureSum:
             "metrics": None if terms.metrics is None else list(terms.metrics),
             "limits": dict(terms.limits),
             "pace": terms.pace,
+            "history": self._history,
         }
         return wire.packed(note, boxes=wire.packed_boxes(boxes, roster))
 
@@ -236,6 +244,7 @@ class SecureSum:
                     message = wire.masked_in(note, attached)
                     _require_own(site, message.site)
                     self._chain.add_masked(message)
+                told.history = wire.part(note, "history", str) or told.history
                 if "before" in note:
                     told.before |= set(wire.names_in(note, "before"))
                 told.names[site] = names

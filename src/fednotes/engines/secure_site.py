@@ -26,6 +26,7 @@ from fednotes.core.update import Tensors, Update
 from fednotes.engines import secure_wire as wire
 from fednotes.engines.opened import Opened
 from fednotes.engines.pace import CLASSES
+from fednotes.engines.question import Asked, after
 from fednotes.engines.wire import Request
 from fednotes.privacy.fixed_point import Layout
 from fednotes.privacy.masks import Identity, digest, joined, need_cryptography
@@ -107,13 +108,33 @@ class SecureSeal:
         self._tried: dict[tuple[int, str], _Tried] = {}  # by round and task, whatever was sent
         self._answered: tuple[int, Tensors] = (-1, {})  # the last stage's number and reply
 
-    def opened(self, question: bytes) -> bool:
-        """Whether this site has helped to open a sum of this question.
+    @property
+    def strict(self) -> bool:
+        """Whether every sum is over all sites. Else their histories differ, and each trusts the
+        server which of its tasks count (docs/privacy.md says what that is worth)."""
+        return self._threshold == len(self._sites)
 
-        Where a sum may leave sites out, one that missed the opening cannot know: it trusts the
-        server that the task counts (docs/privacy.md says what that is worth).
+    def adopted(self, request: Request, asked: Asked) -> bytes | None:
+        """The history that this site goes on with in place of its own, which it has lost: that of
+        the others, from the terms. None where it has its own.
+
+        Only what happened at this site makes it so: nothing was ever opened here and it has
+        trained nothing (a new disk), or its own files were damaged. A server that sends it back
+        changes neither.
         """
-        return self._threshold < len(self._sites) or question in self._opened
+        told = wire.noted(request.attached).get("history") if request.attached else None
+        if not self.strict or not isinstance(told, str) or told == asked.history.hex():
+            return None
+        if not self._opened.lost and (asked.trained or len(self._opened)):
+            return None
+        try:
+            return bytes.fromhex(told) or None
+        except ValueError as error:
+            raise RefusedError("a request of the secure sum has a history that is none") from error
+
+    def lost(self) -> None:
+        """What this site kept of the job on its disk was damaged."""
+        self._opened.lose()
 
     def pace(self, request: Request) -> int | None:
         """The class of times that all sites answer in (`pace.Pace`), from the terms."""
@@ -180,7 +201,7 @@ class SecureSeal:
         try:
             return self._sealed(kept, note, request.attached)
         except TrainingError as error:  # no limit is wide enough; an answer, for it is final
-            return wire.packed({"names": [], "again": str(error), "wide": True})
+            return wire.packed({"names": [], "history": "", "again": str(error), "wide": True})
 
     def _confirm(self, request: Request, note: Mapping[str, Any]) -> Tensors:
         number = wire.part(note, "number", int)
@@ -212,6 +233,7 @@ class SecureSeal:
         number, names = wire.part(note, "number", int), list(kept.update.metrics)
         metrics = None if note.get("metrics") is None else wire.names_in(note, "metrics")
         told: dict[str, Any] = {"names": None if names == list(metrics or ()) else names}
+        told["history"] = after(kept.question).hex()
         if before := self._opened.survivors(kept.question):
             told["before"] = list(before)  # it can be opened for these alone
         if metrics is not None and not set(names) <= set(metrics):
