@@ -227,26 +227,31 @@ def test_who_may_go_on_with_the_others_history(how: str, tmp_path: Path) -> None
     back to where it was new."""
     case = Case(tmp_path)
     case.prepared()
-    turns = case.engine.rounds(0, 3)
-    turn = next(turns)
-    case.engine.sum("train", X, round=0)
-    case.engine.sum("send", {"scale": torch.ones(4)})
-    turn.commit(State(1, X, {}), {}, evaluated=True)
+    turns = case.engine.rounds(0, 9)
+    for turn in turns:
+        case.engine.sum("train", X, round=turn.number)
+        case.engine.sum("send", {"scale": torch.ones(4)})
+        turn.commit(State(turn.number + 1, X, {}), {}, evaluated=True)
+        if turn.number == 1:
+            break
     next(turns)
+    members, states = case.engine._members, tmp_path / "b" / "states"
     if how == "sent back":
-        case.engine._members.counted["b"] = case.engine._members.prepared["b"] = 0
-    elif how == "new disk":
+        members.counted["b"] = members.prepared["b"] = 0
+        case.raises_and_opens_nothing(lambda: case.engine.sum("train", X, round=2))
+        return
+    if how == "new disk":
         del case.net.hosts["b"]
         shutil.rmtree(tmp_path / "b")
+    else:  # the newest state; the one before it has trained too
+        *_, before, newest = sorted(states.iterdir())
+        (newest / "facts.json").write_text("{}")
         case.begin("b")
-    else:
-        for state in (tmp_path / "b" / "states").iterdir():
-            (state / "facts.json").write_text("{}")
-        case.begin("b")
-    if how == "sent back":
-        case.raises_and_opens_nothing(lambda: case.engine.sum("train", X, round=1))
-        return
-    assert case.engine.sum("train", X, round=1).included == SITES
+        reply = case.net.hosts["b"].handle(encode(members.request("@begin")))
+        assert "has lost its state" in decode_reply(reply).refusal
+        assert decode_reply(reply).has == int(before.name) > 0
+    case.begin("b")
+    assert case.engine.sum("train", X, round=2).included == SITES
     case.engine.sum("send", {"scale": torch.ones(4)})
     case.begin("b")  # what it adopted is kept
     assert case.engine.sum("evaluate", X).included == SITES
