@@ -28,7 +28,7 @@ from fednotes.engines.kit_files import COMM, COMM_FILE, LOG_FILE, SERVER, SITE, 
 from fednotes.engines.seldom import ECHO_VARIABLE, KIT_VARIABLE
 from fednotes.engines.trust import settle
 
-_JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job
+JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job
 KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
 OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
 PACKAGE = "nvflare.private.fed.app."  # of the processes of jobs
@@ -160,7 +160,7 @@ def _prune(kit: Path) -> None:
 
 def job_folders(kit: Path) -> list[Path]:
     """NVFlare's folders of jobs in a kit, oldest first."""
-    jobs = [path for path in kit.iterdir() if path.is_dir() and _JOB.fullmatch(path.name)]
+    jobs = [path for path in kit.iterdir() if path.is_dir() and JOB_ID.fullmatch(path.name)]
     return sorted(jobs, key=lambda path: path.stat().st_mtime)
 
 
