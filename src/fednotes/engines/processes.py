@@ -202,16 +202,23 @@ def stop(kit: Path, patience: float = 10.0) -> Status:
 
 
 def of_kit(kit: Path) -> list[tuple[int, list[str]]]:
-    """A kit's processes: number and words of the command line. kit: absolute."""
+    """A kit's processes: number and words of the command line. kit: absolute.
+
+    Those of its owner and of this account alone: anybody can give a process any words.
+    """
     _started[:] = [process for process in _started if process.poll() is None]
     listing = subprocess.run(
-        ["ps", "-A", "-ww", "-o", "pid=,stat=,command="], capture_output=True, text=True, check=True
+        ["ps", "-A", "-ww", "-o", "pid=,ruid=,stat=,command="],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=True,
     )
-    found = []
+    found, owners = [], {os.getuid(), kit.stat().st_uid}
     for line in listing.stdout.splitlines():
-        number, state, *words = line.split()
+        number, owner, state, *words = line.split()
         modules = (PACKAGE, MODULE, WATCH_MODULE)
         ours = str(kit) in words and any(w.startswith(modules) for w in words)
-        if ours and not state.startswith("Z"):
+        if ours and int(owner) in owners and not state.startswith("Z"):
             found.append((int(number), words))
     return found
