@@ -1,13 +1,15 @@
-"""What a site's process does when the server itself gives orders that no run needs.
+"""What a site does when the server gives orders that no run needs, and a server with strangers.
 
-The server here is the true one, with its true key, and its program was changed by its owner.
+The server that gives orders is the true one, with its true key, and its owner changed its program.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,3 +83,27 @@ def test_a_server_reads_no_file_of_a_site_and_deletes_none(tmp_path: Path, net: 
     assert json.loads(status)["running_jobs"] == []
     assert own_run in REFUSALS
     assert all(path.exists() for path in kept)
+
+
+def test_strangers_at_the_port_fill_no_file(net: Network) -> None:
+    """Who has no certificate leaves nothing behind, however often they come."""
+    net.start(net.server)
+    facts = json.loads((net.server / "kit.json").read_text())
+    address = ("127.0.0.1", facts["port"])
+
+    def stranger() -> bool:
+        try:
+            with socket.create_connection(address, 5) as plain:
+                plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                while plain.recv(100):
+                    pass
+        except ConnectionResetError:
+            pass
+        except OSError:
+            return False
+        return True
+
+    assert until(stranger, 60)
+    assert all(stranger() for _ in range(50))
+    time.sleep(1)  # for what is written afterwards
+    assert sum(path.stat().st_size for path in net.server.glob("*.log*")) < 1000

@@ -36,6 +36,7 @@ MODULE = "fednotes.engines.foreground"
 NO_WATCH = "--no-watch"  # its option
 WATCH_MODULE = "fednotes.engines.watch"
 _ENVIRONMENT = {
+    "GRPC_VERBOSITY": "ERROR",  # a line for each stranger at the port, into a file without an end
     "MALLOC_ARENA_MAX": "4",  # less memory is lost to fragments of large frames
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",  # it waits 900 s at the end for a site it lost
 }
