@@ -35,8 +35,8 @@ PACKAGE = "nvflare.private.fed.app."  # of the processes of jobs
 MODULE = "fednotes.engines.foreground"
 NO_WATCH = "--no-watch"  # its option
 WATCH_MODULE = "fednotes.engines.watch"
+_OF_A_SERVER = {"GRPC_VERBOSITY": "ERROR"}  # or each stranger at its port lengthens OUTPUT_FILE
 _ENVIRONMENT = {
-    "GRPC_VERBOSITY": "ERROR",  # a line for each stranger at the port, into a file without an end
     "MALLOC_ARENA_MAX": "4",  # less memory is lost to fragments of large frames
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",  # it waits 900 s at the end for a site it lost
 }
@@ -116,7 +116,8 @@ def _prepared(kit: Path) -> tuple[list[str], dict[str, str]]:
     _settle(kit)
     _prune(kit)
     make_private(kit)  # also one that came out of an archive, or an earlier version's
-    environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit)}
+    own = _OF_A_SERVER if facts["role"] == SERVER else {}
+    environment = {**_ENVIRONMENT, **own, **os.environ, KIT_VARIABLE: str(kit)}
     return [sys.executable, "-m", MODULE, str(kit)], environment
 
 
