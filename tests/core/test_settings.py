@@ -129,3 +129,14 @@ def test_files_that_are_no_toml(tmp_path: Path) -> None:
         read_toml(tmp_path / "d.toml")
     with pytest.raises(ConfigError, match="is a folder"):
         read_toml(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 5000, "a = " + "{b=" * 3000, "a = 1" + "0" * 5000], ids=len
+)
+def test_a_file_made_to_break_the_parser_is_no_toml(tmp_path: Path, text: str) -> None:
+    """Nested without end, and a number of thousands of digits: one line, no traceback."""
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="not a TOML file"):
+        read_toml(path)

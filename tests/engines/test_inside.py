@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import stat
 import struct
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +128,21 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
     assert [row["included"] for row in rows] == [["h1", "h2"]] * ROUNDS
     expected = refusal_mains.total(["h1", "h2"], ROUNDS)
     assert [row["x"][0] for row in rows] == pytest.approx(expected, rel=1e-5)
+
+
+@needs_root
+def test_another_users_process_is_no_process_of_a_kit(tmp_path: Path) -> None:
+    """Whatever words it gives itself: the kit would not start, nor end, by them."""
+    kits = provision.provision(intruders.project(intruders.free_port(), "h1"), tmp_path / "kits")
+    kit = kits["h1"].resolve()
+    words = ["sh", "-c", "while :; do sleep 1; done", f"{processes.PACKAGE}x", str(kit)]
+    for user, found in ((NOBODY, False), (os.getuid(), True)):
+        false = subprocess.Popen(words, user=user, start_new_session=True)
+        try:
+            assert [pid for pid, _ in processes.of_kit(kit)] == [false.pid] * found
+        finally:
+            os.killpg(false.pid, signal.SIGKILL)
+            false.wait()
 
 
 @pytest.mark.parametrize("depth", [1, 12])

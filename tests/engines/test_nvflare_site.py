@@ -1,4 +1,4 @@
-"""A site's executor: its own refusals are in the ledger before they leave."""
+"""A site's executor, whose refusals are in the ledger before they leave, and the server's gate."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 pytest.importorskip("nvflare")
 
 from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.cellnet import defs as cells
+from nvflare.fuel.f3.message import Message
 
 from fednotes.core.errors import ConfigError
 from fednotes.engines import nvflare as flare
@@ -80,3 +82,22 @@ def test_what_the_ledger_does_not_take_does_not_leave(
     assert asked(executor, tmp_path) is None
     ledger.write_bytes(good)
     assert asked(executor, tmp_path) == "site.toml: no such file"
+
+
+@pytest.mark.parametrize(
+    ("certified", "origin", "channel", "passes"),
+    [
+        ("h1", "h1", "server_command", True),
+        ("h1", "h1.job-id", "server_command", True),
+        ("h1", "h2", "server_command", False),
+        ("h1", "h1", "_net_manager", False),  # `bulk_test` of 10^9: as many messages in memory
+        (None, "server.job-id", "_net_manager", True),  # by the kit's own socket
+    ],
+)
+def test_a_member_speaks_for_itself_and_tests_no_network(
+    certified: str | None, origin: str, channel: str, passes: bool
+) -> None:
+    headers = {cells.MessageHeaderKey.ORIGIN: origin, cells.MessageHeaderKey.CHANNEL: channel}
+    message = Message(headers, 10**9)
+    message.set_prop(cells.MessagePropKey.COMMON_NAME, certified)
+    assert (flare.Gate().judge(message) is None) == passes

@@ -27,7 +27,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is a folder, a TOML file is needed") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
 

@@ -2,9 +2,11 @@
 
 NVFlare itself is content with less than a site should be. Its server hands on what one member
 sends another, and its client obeys whoever asks: `Gate` and the executor refuse every request
-that comes from neither the server nor the site's own processes. And to it the signature of any
-certificate of the project is a submitter's, the server's and each site's too: the executor starts
-no host for a job that anyone but the project's admin signed.
+that comes from neither the server nor the site's own processes. The server itself may read any
+file of a site, delete folders of its kit and silence its log, for NVFlare's site checks rights
+only where the server asks it to: `take_few_orders` leaves what a run needs. And to it the
+signature of any certificate of the project is a submitter's, the server's and each site's too: the
+executor starts no host for a job that anyone but the project's admin signed.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fednotes.core.errors import FednotesError, MissingExtra, RefusedError
 from fednotes.engines import pipe
@@ -24,6 +27,7 @@ from fednotes.engines.identity import CertificateIdentity
 from fednotes.engines.nvflare import FRAME, REASON, TASK
 from fednotes.engines.nvflare_trust import heed
 from fednotes.engines.pipe import Host
+from fednotes.engines.processes import JOB_ID
 from fednotes.privacy.ledger import Entry, of_kit, plain
 
 try:
@@ -39,12 +43,26 @@ try:
     from nvflare.fuel.f3.message import Message
     from nvflare.fuel.sec.audit import AuditService
     from nvflare.lighter.utils import verify_folder_signature_and_get_signers
+    from nvflare.private.admin_defs import Message as Order
+    from nvflare.private.admin_defs import error_reply
+    from nvflare.private.defs import RequestHeader, TrainingTopic
+    from nvflare.private.fed.client.admin import RequestProcessor
+    from nvflare.private.fed.client.admin_commands import AdminCommands
+    from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 except ImportError as error:
     raise MissingExtra("nvflare", "deploy") from error
 
 RETRY_SECONDS = 10.0  # a site that refused a job is asked again: it may have been approved since
 ROOT = Path("startup") / "rootCA.pem"
 SUBMITTER = "project_admin"  # the role in a certificate whose signature a job needs
+ORDERS = frozenset(  # of the server to a site's main process
+    {
+        *(TrainingTopic.CHECK_STATUS, TrainingTopic.CHECK_RESOURCE, TrainingTopic.CANCEL_RESOURCE),
+        *(TrainingTopic.DEPLOY, TrainingTopic.START_JOB, TrainingTopic.ABORT),
+        TrainingTopic.NOTIFY_JOB_STATUS,
+    }
+)
+JOB_ORDERS = frozenset({"check_status", "abort", "abort_task", "shutdown"})  # to a job's process
 NAMED = 100  # at most as many strangers are named in the log, each once
 logger = logging.getLogger("fednotes.engines.nvflare_site")
 
@@ -69,8 +87,42 @@ def obey_the_server_only(fl_ctx: FLContext) -> None:
     fl_ctx.get_engine().get_cell().core_cell.add_incoming_request_filter("*", "*", judge)
 
 
+class _OfAJob(RequestProcessor):
+    """NVFlare's answer to an order, where that names a job as NVFlare does: its folder in the kit
+    is deleted before a job comes, and so would be `rules`, `state` or `startup` by their names."""
+
+    def __init__(self, inner: RequestProcessor) -> None:
+        self._inner = inner
+
+    def get_topics(self) -> list[str]:
+        """Of what it is the answer to."""
+        return list(self._inner.get_topics())
+
+    def process(self, req: Order, app_ctx: Any) -> Order:
+        """What is done, or why nothing is."""
+        job = req.get_header(RequestHeader.JOB_ID)
+        if job is not None and not JOB_ID.fullmatch(str(job)):
+            logger.error("an order of the server for %.80r was refused: no job's name", str(job))
+            return error_reply("no job's name")
+        return self._inner.process(req, app_ctx)
+
+
+def take_few_orders() -> None:
+    """Let this process obey orders that a run needs, and no other, whoever gives them."""
+    known = ClientRequestProcessors.request_processors
+    kept = [each for each in known if ORDERS.issuperset(each.get_topics())]
+    known[:] = [each if isinstance(each, _OfAJob) else _OfAJob(each) for each in kept]
+    commands = AdminCommands.commands
+    commands[:] = [each for each in commands if each.get_command_name() in JOB_ORDERS]
+
+
 class Gate(FLComponent):
-    """Makes a site's main process refuse other members' requests; of its local resources."""
+    """Makes a site's main process refuse other members' requests, and of the server's those that
+    no run needs; of its local resources."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        take_few_orders()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_START:
@@ -97,6 +149,7 @@ class FednotesExecutor(Executor):
 
     def __init__(self) -> None:
         super().__init__()
+        take_few_orders()
         self._host: Host | None = None
         self._held = ExitStack()
         self._refused, self._again = "", 0.0  # why the host did not start; when to try again

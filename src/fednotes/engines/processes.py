@@ -28,13 +28,14 @@ from fednotes.engines.kit_files import COMM, COMM_FILE, LOG_FILE, SERVER, SITE, 
 from fednotes.engines.seldom import ECHO_VARIABLE, KIT_VARIABLE
 from fednotes.engines.trust import settle
 
-_JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job
+JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job
 KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
 OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
 PACKAGE = "nvflare.private.fed.app."  # of the processes of jobs
 MODULE = "fednotes.engines.foreground"
 NO_WATCH = "--no-watch"  # its option
 WATCH_MODULE = "fednotes.engines.watch"
+_OF_A_SERVER = {"GRPC_VERBOSITY": "ERROR"}  # or each stranger at its port lengthens OUTPUT_FILE
 _ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "4",  # less memory is lost to fragments of large frames
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",  # it waits 900 s at the end for a site it lost
@@ -115,7 +116,8 @@ def _prepared(kit: Path) -> tuple[list[str], dict[str, str]]:
     _settle(kit)
     _prune(kit)
     make_private(kit)  # also one that came out of an archive, or an earlier version's
-    environment = {**_ENVIRONMENT, **os.environ, KIT_VARIABLE: str(kit)}
+    own = _OF_A_SERVER if facts["role"] == SERVER else {}
+    environment = {**_ENVIRONMENT, **own, **os.environ, KIT_VARIABLE: str(kit)}
     return [sys.executable, "-m", MODULE, str(kit)], environment
 
 
@@ -160,7 +162,7 @@ def _prune(kit: Path) -> None:
 
 def job_folders(kit: Path) -> list[Path]:
     """NVFlare's folders of jobs in a kit, oldest first."""
-    jobs = [path for path in kit.iterdir() if path.is_dir() and _JOB.fullmatch(path.name)]
+    jobs = [path for path in kit.iterdir() if path.is_dir() and JOB_ID.fullmatch(path.name)]
     return sorted(jobs, key=lambda path: path.stat().st_mtime)
 
 
@@ -202,16 +204,23 @@ def stop(kit: Path, patience: float = 10.0) -> Status:
 
 
 def of_kit(kit: Path) -> list[tuple[int, list[str]]]:
-    """A kit's processes: number and words of the command line. kit: absolute."""
+    """A kit's processes: number and words of the command line. kit: absolute.
+
+    Those of its owner and of this account alone: anybody can give a process any words.
+    """
     _started[:] = [process for process in _started if process.poll() is None]
     listing = subprocess.run(
-        ["ps", "-A", "-ww", "-o", "pid=,stat=,command="], capture_output=True, text=True, check=True
+        ["ps", "-A", "-ww", "-o", "pid=,ruid=,stat=,command="],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=True,
     )
-    found = []
+    found, owners = [], {os.getuid(), kit.stat().st_uid}
     for line in listing.stdout.splitlines():
-        number, state, *words = line.split()
+        number, owner, state, *words = line.split()
         modules = (PACKAGE, MODULE, WATCH_MODULE)
         ours = str(kit) in words and any(w.startswith(modules) for w in words)
-        if ours and not state.startswith("Z"):
+        if ours and int(owner) in owners and not state.startswith("Z"):
             found.append((int(number), words))
     return found
