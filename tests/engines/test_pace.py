@@ -17,6 +17,7 @@ from fednotes.core.update import Update
 from fednotes.engines.host import SiteHost
 from fednotes.engines.pace import CLASSES, NAME, Pace, class_of, seconds_of, slowest
 from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.wire import Request, decode_reply, encode
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
@@ -65,6 +66,7 @@ def seen_by_the_server(
         )
     engine = net.engine(SITES, summing=SecureSum(SITES, job=JOB, threshold=3))
     found = {site: np.zeros(ROUNDS) for site in SITES}
+    engine._members.gather(len(SITES), prepare=False)
     for turn in range(ROUNDS):
         next(engine.rounds(turn, ROUNDS))
         before = {site: clock.now for site, clock in clocks.items()}
@@ -106,6 +108,36 @@ def test_all_answer_in_the_class_of_the_slowest(tmp_path: Path) -> None:
     assert class_of(0.163 * 1.25) == 4
     for site in SITES:
         np.testing.assert_allclose(found[site], 0.25, rtol=1e-9)
+
+
+@pytest.mark.parametrize("task", ["give", "@begin"])
+def test_a_refusal_and_a_state_made_anew_take_a_power_of_four_too(
+    task: str, tmp_path: Path
+) -> None:
+    """A task without the terms of a sum is refused after it was done, and "@begin" makes the site
+    anew where it was just undone: the time of either goes by the site's size."""
+    took = {}
+    for site, number in (("a", 1), ("b", 2), ("c", 3)):
+        clock = Clock()
+        worker = Worker(site, clock, np.random.default_rng(1), 0.0)
+
+        def made(worker: Worker = worker, clock: Clock = clock, site: str = site) -> Worker:
+            clock.now += TOOK[site]
+            return worker
+
+        host = SiteHost(
+            made,
+            tmp_path / site,
+            job=JOB,
+            name=site,
+            sealer=SecureSeal(site, SITES, job=JOB, threshold=3),
+            pace=Pace(lambda clock=clock: clock.now, clock.sleep),
+        )
+        asked = Request(JOB, 1, number, task, first=True, counted={site: 0})
+        reply = decode_reply(host.handle(encode(asked)))
+        assert ("outside the secure sum" in reply.refusal) == (task == "give")
+        took[site] = clock.now
+    assert set(took.values()) <= {4.0**k / 16 for k in range(4)}
 
 
 def test_classes_are_powers_of_the_square_root_of_two() -> None:

@@ -140,6 +140,7 @@ class SiteHost:
         self._run = self._journal.run
         self._newest = self._journal.last  # of the requests seen in this run
         self._site: SiteTasks | None = None
+        self._worked = False  # whether the present answer took time that goes by its data
         self._told = 0  # the last request with tensors
         self._remembers = False  # whether this site object was given them
         self._asked = Asked()
@@ -154,13 +155,14 @@ class SiteHost:
         except WireError as error:
             blank = Request(self._job, 0, 0, "")
             return self._refusal(blank, error, later=True)
+        self._worked = False
         try:
-            reply = self._answer(request, frame)
-            if self._pace and self._sealer and not request.task.startswith(OURS):
-                self._pace.wait(request.task, begun, self._sealer.pace(request))
-            return reply
+            return self._answer(request, frame)
         except Exception as error:
             return self._refusal(request, error, later=passing(error))
+        finally:
+            if self._pace and self._sealer and self._worked:  # refused after it was done, too
+                self._pace.wait(request.task, begun, self._sealer.pace(request))
 
     def _answer(self, request: Request, frame: Frame) -> bytes:
         self._require_current(request)
@@ -300,6 +302,7 @@ class SiteHost:
             ) from error
         if self._sealer is not None:
             self._asked = self._asked.next(request, tensors, strict=self._sealer.strict)
+        self._worked = True
         update: Update = task(tensors, **request.options)
         return update
 
@@ -335,7 +338,7 @@ class SiteHost:
         self._remembers = False
         with restoring(f"what led to the state of site {self._name!r} after request {start}"):
             self._asked = Asked.of(asked) if asked else Asked()
-        self._spent = 0.0
+        self._spent, self._worked = 0.0, True
         site = self._make()
         if state is not None:
             with restoring(f"the state of site {self._name!r} after request {start}"):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,9 @@ class SecureSeal:
 
     def pace(self, request: Request) -> int | None:
         """The class of times that all sites answer in (`pace.Pace`), from the terms."""
-        told = wire.noted(request.attached).get("pace") if request.attached else None
+        told = None
+        with suppress(RefusedError):  # terms that are none
+            told = wire.noted(request.attached).get("pace")
         return min(told, CLASSES - 1) if type(told) is int else None
 
     def stage(self, request: Request) -> Tensors:
