@@ -26,6 +26,7 @@ from hospitals import (
     weights,
 )
 
+from fednotes.agreement import agreement_of, as_text
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.deployed_jobs import load_deployed
 from fednotes.engines.wire import decode_reply
@@ -306,6 +307,21 @@ def test_a_server_that_agrees_on_something_else_is_refused(site_notes: Any, tmp_
     with (
         mock.patch("fednotes.deployment.agreement_of", return_value="0" * 64),
         pytest.raises(ConfigError, match="another configuration of this job than the server"),
+    ):
+        hospitals.run()
+
+
+def test_a_server_that_tells_of_more_sites_is_refused(site_notes: Any, tmp_path: Path) -> None:
+    """With 50 sites that are none, FedNER's least part of a mini-batch would be one sentence."""
+    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
+
+    def more(found: Any) -> Any:
+        return found | {f"none-{n}": next(iter(found.values())) for n in range(50)}
+
+    with (
+        mock.patch("fednotes.deployment.as_text", lambda found: as_text(more(found))),
+        mock.patch("fednotes.deployment.agreement_of", lambda j, f: agreement_of(j, more(f))),
+        pytest.raises(ConfigError, match=r"is told of 5\d sites that agree; the approved job"),
     ):
         hospitals.run()
 

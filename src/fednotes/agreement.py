@@ -201,7 +201,8 @@ def require_as_declared(job: Job, descriptions: Descriptions) -> None:
 class AgreedSite:
     """A site that has a method's tasks once all have agreed.
 
-    make: builds the method's site of its configuration. own: what it said of itself.
+    sites: all of the job's, in its order. make: builds the method's site of its configuration.
+    own: what it said of itself.
     results: the folder that its own scores are written to.
     """
 
@@ -209,11 +210,13 @@ class AgreedSite:
         self,
         id: str,
         job: Job,
+        sites: tuple[str, ...],
         own: Description,
         make: Callable[[Any], SiteTasks],
         results: Path,
     ) -> None:
         self.id, self._job, self._own, self._make = id, job, own, make
+        self._sites = sites
         self._results = results
         self.tasks: frozenset[str] = frozenset({AGREE}) | job.module.Site.tasks
         self._text = ""
@@ -229,8 +232,11 @@ class AgreedSite:
 
     def _become(self, text: str, agreed: str) -> None:
         all_sites = from_text(text)
-        if self.id not in all_sites:
-            raise RefusedError(f"site {self.id!r} is not among the sites that agree")
+        if tuple(all_sites) != self._sites:  # how many there are bounds a part of a batch
+            raise RefusedError(
+                f"site {self.id!r} is told of {len(all_sites)} sites that agree; the approved job "
+                f"is of {', '.join(self._sites)}, in this order"
+            )
         theirs = all_sites[self.id]
         if theirs != self._own:
             here, there = {self.id: self._own.labels}, {self.id: theirs.labels}

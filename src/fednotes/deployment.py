@@ -274,7 +274,7 @@ def _member(setup: Setup) -> Member:
     data = loaded.data[0]
     own = describe(job, data)
     results = kit / RESULTS / setup.run
-    make = _maker(job, data, own, file, results, guard)
+    make = _maker(job, setup.sites, data, own, file, results, guard)
     key = fingerprint(table)
     host = SiteHost(
         make,
@@ -293,7 +293,13 @@ def _member(setup: Setup) -> Member:
 
 
 def _maker(
-    job: Job, data: Any, own: Description, file: SiteFile, results: Path, guard: SiteGuard
+    job: Job,
+    sites: tuple[str, ...],
+    data: Any,
+    own: Description,
+    file: SiteFile,
+    results: Path,
+    guard: SiteGuard,
 ) -> Callable[[], Any]:
     """How the site is built anew: on its notes, which are read once."""
 
@@ -307,7 +313,7 @@ def _maker(
         )
 
     def make() -> AgreedSite:
-        made = AgreedSite(data.id, job, own, member, results)
+        made = AgreedSite(data.id, job, sites, own, member, results)
         guard.covered = made.covered
         return made
 
