@@ -270,6 +270,20 @@ def test_no_sum_that_a_server_tells_makes_a_batch_of_one(
         member.take_share({}, examples=99)
 
 
+@pytest.mark.parametrize("size", [2, 5, 6, 7, 13, 97, 100, 385])
+def test_nor_does_the_end_of_an_epoch(size: int) -> None:
+    """A server does not know how many sentences are left over: it tries every sum."""
+    config = fedner.Config(batch_size=64, sites=3)
+    for examples in range(size, 8 * size):
+        member = SizeOnly("a", size, config)
+        share = int(member.take_share({}, examples=examples).metrics["share"])
+        lengths = np.arange(size) % 30 + 1
+        batches = buckets(lengths, share, np.random.default_rng(1), least=6)
+        assert sorted(np.concatenate(batches).tolist()) == list(range(size))
+        assert min(map(len, batches)) >= min(6, size)
+        assert len(batches) == member._batches_per_epoch()
+
+
 class Killed(Exception):
     pass
 

@@ -148,7 +148,11 @@ def with_spans(encoded: Encoded, ids: np.ndarray) -> tuple[Document, ...]:
 
 
 def buckets(
-    lengths: np.ndarray, batch_size: int, rng: np.random.Generator, window: int = 50
+    lengths: np.ndarray,
+    batch_size: int,
+    rng: np.random.Generator,
+    window: int = 50,
+    least: int = 1,
 ) -> list[np.ndarray]:
     """One epoch of mini-batches: every sentence exactly once, all batches full but at most one.
 
@@ -156,8 +160,8 @@ def buckets(
     batches, and the batches shuffled; so a batch holds sentences of like length while its
     make-up still changes from epoch to epoch.
 
-    lengths: (sentences,). Returns arrays of sentence indices. Raises ConfigError for sizes
-    below 1.
+    lengths: (sentences,). least: a batch of fewer goes with another one. Returns arrays of
+    sentence indices. Raises ConfigError for sizes below 1.
     """
     if batch_size < 1 or window < 1:
         raise ConfigError(f"batch_size = {batch_size}, window = {window}: at least 1 each")
@@ -175,6 +179,10 @@ def buckets(
             batches.append(part[where : where + short])
             part = np.concatenate([part[:where], part[where + short :]])
         batches += [part[i : i + batch_size] for i in range(0, len(part), batch_size)]
+    if least > 1 and len(batches) > 1 and 0 < len(order) % batch_size < least:
+        odd = min(range(len(batches)), key=lambda i: len(batches[i]))
+        left = batches.pop(odd)
+        batches[odd - 1] = np.concatenate([batches[odd - 1], left])
     return [batches[i] for i in rng.permutation(len(batches))]
 
 

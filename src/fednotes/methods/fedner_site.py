@@ -165,14 +165,16 @@ class Site:
         return value
 
     def _batches_per_epoch(self) -> int:
-        return math.ceil(self.num_examples / self.share)
+        whole, short = divmod(self.num_examples, self.share)
+        return whole + (short >= least_share(self.num_examples, self.config) or not whole)
 
     def _batch(self, step: int) -> np.ndarray:
         """The mini-batch of a step: an epoch's order depends on seed, site and epoch alone."""
         epoch, position = divmod(step, self._batches_per_epoch())
         if self._ordered != (epoch, self.share):
             rng = rng_of(self.config.seed, "order", self.id, epoch)
-            self._order = buckets(self.train_set.lengths, self.share, rng)
+            least = least_share(self.num_examples, self.config)  # of the epoch's odd one too
+            self._order = buckets(self.train_set.lengths, self.share, rng, least=least)
             self._ordered = (epoch, self.share)
         return self._order[position]
 
@@ -257,8 +259,13 @@ def batch_share(size: int, examples: int, config: Config) -> int:
     """
     # [fedner batch]
     nearest = (2 * size * config.batch_size + examples) // (2 * examples)
+    return max(nearest, least_share(size, config))
+
+
+def least_share(size: int, config: Config) -> int:
+    """The fewest sentences of a site of this size in a mini-batch of the job."""
     quarter = -(-config.batch_size // (4 * config.sites)) if config.sites else 1
-    return max(1, nearest, min(config.least_share or quarter, size))
+    return max(1, min(config.least_share or quarter, size))
 
 
 def _layer(name: str) -> str:
