@@ -21,6 +21,7 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.methods import fedner
 from fednotes.models.tagger import build_tagger
 from fednotes.models.tagger_config import TaggerConfig
+from fednotes.site_words import outward
 
 MODEL = TaggerConfig(
     char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4
@@ -364,5 +365,7 @@ def test_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
     member = fedner.Site(sites[0], settings)
     with torch.no_grad():
         member.tagger.crf.project.weight.fill_(float("nan"))
-    with pytest.raises(TrainingError, match="the loss is nan at mini-batch 0"):
+    with pytest.raises(TrainingError, match="the loss is nan at mini-batch 0") as caught:
         fedner.train(InProcess([member]), settings)
+    told = outward(caught.value, member.id)  # a server could make one word fail
+    assert told.startswith(f"site {member.id!r}: the loss is not finite: lower learning_rate")

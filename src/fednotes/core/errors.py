@@ -49,6 +49,18 @@ class TrainingError(FednotesError):
     """Training cannot go on."""
 
 
+class LossError(TrainingError):
+    """A site's loss is not finite. where: at which step; for the site's own people alone.
+
+    public: all that the server may know, which could choose parameters that fail on one word: at
+    which mini-batch would tell where that word is.
+    """
+
+    def __init__(self, site: str, value: float, where: str, remedy: str) -> None:
+        super().__init__(f"site {site!r}: the loss is {value} {where}: {remedy}")
+        self.public = f"site {site!r}: the loss is not finite: {remedy}"
+
+
 class RefusedError(FednotesError):
     """A site's policy or the protocol forbids what was asked."""
 

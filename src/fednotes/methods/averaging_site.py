@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.errors import ConfigError, LossError, RefusedError, TrainingError
 from fednotes.core.seeds import seed_of
 from fednotes.core.tensors import load_into, snapshot
 from fednotes.core.update import Tensors, Update
@@ -197,10 +197,7 @@ class AveragingSite:
                 loss = part.loss(parts)
             value = float(loss.detach())
             if not math.isfinite(value):
-                raise TrainingError(
-                    f"site {self.id!r}: the loss is {value} at step {self.taken}: "
-                    "lower learning_rate"
-                )
+                raise LossError(self.id, value, f"at step {self.taken}", "lower learning_rate")
             loss.backward()
             total += value
         self._pull(start)

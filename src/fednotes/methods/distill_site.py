@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.errors import ConfigError, LossError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.store import write_json, write_text
 from fednotes.core.tensors import load_into, require_like, snapshot
@@ -225,9 +225,7 @@ class Site:
             loss, source, target = self._objective(corpus, indices, weights, how, round)
             value = float(loss.detach())
             if not math.isfinite(value):
-                raise TrainingError(
-                    f"site {self.id!r}: the loss is {value} in round {round}: lower learning_rate"
-                )
+                raise LossError(self.id, value, f"in round {round}", "lower learning_rate")
             loss.backward()
             adam.step()
             sums += np.array([value, source, target]) * len(indices)

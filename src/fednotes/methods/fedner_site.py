@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.errors import ConfigError, LossError, RefusedError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.store import write_json
 from fednotes.core.tensors import load_into, snapshot
@@ -156,10 +156,8 @@ class Site:
         loss = self.tagger.loss(self.train_set, batch)  # L^i
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise TrainingError(
-                f"site {self.id!r}: the loss is {value} at mini-batch {self.steps}: "
-                "lower learning_rate, or check the word vectors and features for NaN"
-            )
+            remedy = "lower learning_rate, or check the word vectors and features for NaN"
+            raise LossError(self.id, value, f"at mini-batch {self.steps}", remedy)
         loss.backward()
         self.steps += 1
         return value
