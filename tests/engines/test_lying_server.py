@@ -221,6 +221,30 @@ def test_one_site_alone_is_not_sent_back(tmp_path: Path) -> None:
         assert case.engine.sum("train", X, round=2).included == SITES
 
 
+@pytest.mark.parametrize("first_state", ["later", "earlier"])
+def test_sites_that_did_other_tasks_before_give_no_sum(first_state: str, tmp_path: Path) -> None:
+    """The server asks a alone to do an opened task once more, or to go back to before it, and
+    then all for the same: two sums over all sites would differ by what a's state changed."""
+    case = Case(tmp_path)
+    case.prepared()
+    members = case.engine._members
+    before = dict(members.counted)
+    case.engine.sum("train", X, round=0)
+    if first_state == "earlier":
+        by_hand(case, {"a": before["a"]})
+        said = case.raises_and_opens_nothing(lambda: case.engine.sum("train", X, round=1))
+        assert "was asked something else" in said
+        return
+    done = [request for site, request, _ in case.net.sent if (site, request.task) == ("a", "train")]
+    again = replace(done[-1], number=members.next_number(), counted=dict(members.counted))
+    assert decode_reply(case.net.hosts["a"].handle(encode(again))).update is not None
+    by_hand(case, {**before, "a": again.number})  # b and c as before it, a as after two of it
+    said = case.raises_and_opens_nothing(lambda: case.engine.sum("train", X, round=0))
+    assert "was asked something else" in said
+    by_hand(case, before)  # and all of them from the same place give the same sum again
+    assert case.engine.sum("train", X, round=0).metrics == {"steps": 3.0}
+
+
 @pytest.mark.parametrize("how", ["sent back", "new disk", "damaged"])
 def test_who_may_go_on_with_the_others_history(how: str, tmp_path: Path) -> None:
     """A site that lost its own, by what happened at its own disk; never one that the server sent

@@ -44,8 +44,8 @@ class Killed(BaseException):
 class Line:
     """A transport of hosts in this process, with one fault at one place.
 
-    now: the simulated clock, in seconds. secure: under the secure sum. task, round: where the
-    phases in the middle of a round are.
+    now: the simulated clock, in seconds. secure: under the secure sum, of `threshold`. task,
+    round: where the phases in the middle of a round are.
     """
 
     folder: Path
@@ -59,6 +59,7 @@ class Line:
     seen: list[tuple[str, Frame, Frame]] = field(default_factory=list)
     dying: bool = False
     secure: bool = False
+    threshold: int = 3
     task: str = "train"
     round: int = STRUCK
 
@@ -136,12 +137,14 @@ class Line:
                 self.folder / site,
                 job=JOB,
                 name=site,
-                sealer=SecureSeal(site, SITES, job=JOB, kept=self.folder / site / OPENED)
-                if self.secure
-                else None,
+                sealer=self._sealer(site) if self.secure else None,
                 keeping=Keeping(seconds=0.0 if site == "a" else 1e9),
             )
         return self.hosts[site]
+
+    def _sealer(self, site: str) -> SecureSeal:
+        kept = self.folder / site / OPENED
+        return SecureSeal(site, SITES, job=JOB, threshold=self.threshold, kept=kept)
 
     def _inside(self) -> None:
         if self.dying:
@@ -291,7 +294,7 @@ def run(
 
     took: of an earlier run in the same folder, which this one goes on from. options: of `Line`.
     """
-    line, events = Line(folder, fault, phase, **options), list[Event]()
+    line, events = Line(folder, fault, phase, threshold=min_sites, **options), list[Event]()
     took = {} if took is None else took
     policy = Policy(min_sites, timeout=10, knock=1, knock_every=0, pause=1, give_up=1000)
     for starts in itertools.count(1):
@@ -302,7 +305,7 @@ def run(
                 folder / "server",
                 job=JOB,
                 policy=policy,
-                summing=SecureSum(SITES, job=JOB) if line.secure else None,
+                summing=SecureSum(SITES, job=JOB, threshold=min_sites) if line.secure else None,
                 notify=events.append,
                 clock=line.clock,
                 sleep=line.sleep,
