@@ -265,16 +265,17 @@ def test_only_the_old_root_brings_a_new_one(out: Path, tmp_path: Path) -> None:
         take(h1, late)
 
 
-def test_a_site_s_certificate_is_no_bridge(out: Path) -> None:
-    """What its key signs counts for nobody, whatever it says of itself."""
-    own = certificate_of(kit(out, "h2") / "startup/client")
-    site = intruders.Authority(own, certificates.key_of(kit(out, "h2") / "startup/client"))
+def test_neither_a_site_nor_a_stranger_is_a_bridge(out: Path, tmp_path: Path) -> None:
+    """What their keys sign counts for nobody, whatever they show beside it."""
+    provision.provision(PROJECT, tmp_path / "other")
+    own = kit(out, "h2") / "startup/client"
+    site = intruders.Authority(certificate_of(own), certificates.key_of(own))
     victim = certificate_of(kit(out, "server") / "startup/server")
-    builder = intruders.Authority(own, site.key).sign(victim, site.key, (-1, 9))
-    false = x509.load_pem_x509_certificate(builder)
-    assert (
-        Trust.of(kit(out, "h1") / "startup").problem(false, (own,)) == "is not signed by rootCA.pem"
-    )
+    for liar in (site, intruders.Authority.of(tmp_path / "other")):
+        false = x509.load_pem_x509_certificate(liar.sign(victim, site.key, (-1, 9)))
+        assert trust.issued(false, liar.certificate)
+        problem = Trust.of(kit(out, "h1") / "startup").problem(false, (liar.certificate,))
+        assert problem == "is not signed by rootCA.pem"
 
 
 # clocks
