@@ -128,6 +128,22 @@ def test_a_job_of_a_revoked_admin_is_refused(out: Path, tmp_path: Path) -> None:
         require_admins_signature(app, h1 / "startup/rootCA.pem")
 
 
+def test_who_handed_in_a_job_is_not_revoked_with_a_kit_that_served_it(
+    out: Path, tmp_path: Path
+) -> None:
+    """NVFlare's folder of a job, in a kit that is still at hand, holds the admin's certificate."""
+    h1, app = kit(out, "h1"), signed_job(out, tmp_path, "r1")
+    for name in ("h2", "server"):
+        shutil.copytree(app, kit(out, name) / "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c" / "app")
+        assert len(list(kit(out, name).rglob("*.crt"))) > len(certificates.stems(kit(out, name)))
+    take(h1, revoked(out, "h2", "server"))
+    listed = {entry.serial_number for entry in Trust.of(h1 / "startup").listed}
+    ours = [stem for name in ("h2", "server") for stem in certificates.stems(kit(out, name))]
+    assert {certificate_of(stem).serial_number for stem in ours} <= listed
+    assert certificate_of(kit(out, "admin") / "startup/client").serial_number not in listed
+    require_admins_signature(app, h1 / "startup/rootCA.pem")
+
+
 def test_a_revoked_server_is_seen_by_what_it_shows(out: Path) -> None:
     """As `preflight` does; both its certificates count no more."""
     h1, server = kit(out, "h1"), kit(out, "server")
@@ -249,16 +265,17 @@ def test_only_the_old_root_brings_a_new_one(out: Path, tmp_path: Path) -> None:
         take(h1, late)
 
 
-def test_a_site_s_certificate_is_no_bridge(out: Path) -> None:
-    """What its key signs counts for nobody, whatever it says of itself."""
-    own = certificate_of(kit(out, "h2") / "startup/client")
-    site = intruders.Authority(own, certificates.key_of(kit(out, "h2") / "startup/client"))
+def test_neither_a_site_nor_a_stranger_is_a_bridge(out: Path, tmp_path: Path) -> None:
+    """What their keys sign counts for nobody, whatever they show beside it."""
+    provision.provision(PROJECT, tmp_path / "other")
+    own = kit(out, "h2") / "startup/client"
+    site = intruders.Authority(certificate_of(own), certificates.key_of(own))
     victim = certificate_of(kit(out, "server") / "startup/server")
-    builder = intruders.Authority(own, site.key).sign(victim, site.key, (-1, 9))
-    false = x509.load_pem_x509_certificate(builder)
-    assert (
-        Trust.of(kit(out, "h1") / "startup").problem(false, (own,)) == "is not signed by rootCA.pem"
-    )
+    for liar in (site, intruders.Authority.of(tmp_path / "other")):
+        false = x509.load_pem_x509_certificate(liar.sign(victim, site.key, (-1, 9)))
+        assert trust.issued(false, liar.certificate)
+        problem = Trust.of(kit(out, "h1") / "startup").problem(false, (liar.certificate,))
+        assert problem == "is not signed by rootCA.pem"
 
 
 # clocks

@@ -60,7 +60,7 @@ class Authority:
         """The old certificate for another key and time. days: from and to, counted from now."""
         now = datetime.datetime.now(datetime.UTC)
         builder = (
-            x509.CertificateBuilder(old.issuer, old.subject, key.public_key())
+            x509.CertificateBuilder(self.certificate.subject, old.subject, key.public_key())
             .serial_number(x509.random_serial_number())
             .not_valid_before(now + datetime.timedelta(days[0]))
             .not_valid_after(now + datetime.timedelta(days[1]))

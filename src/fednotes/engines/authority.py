@@ -21,6 +21,7 @@ from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json, write_text
 from fednotes.engines.certificates import certificate_of, names_of
 from fednotes.engines.identity import RENEWAL, signer
+from fednotes.engines.kit_files import WATCH
 from fednotes.engines.trust import MOST_BYTES, TOLERANCE, TRUST, Trust, issued
 
 STATE = "cert.json"
@@ -159,8 +160,9 @@ class Authority:
         serials: list[int] = []
         for kit, folder in kits.items():
             known = {int(text, 16) for text in self.serials.get(kit, ())}
-            at_hand = (path.with_suffix("") for path in folder.rglob("*.crt"))
-            known |= {certificate_of(stem).serial_number for stem in at_hand}
+            # not all below: a job's folder has the certificate of the admin who handed it in
+            at_hand = (*folder.glob("startup/*.crt"), *folder.glob(f"{WATCH}/startup/*.crt"))
+            known |= {certificate_of(path.with_suffix("")).serial_number for path in at_hand}
             if not known:
                 raise ConfigError(
                     f"{kit}: its certificate is not on record, for an earlier version made it; "
