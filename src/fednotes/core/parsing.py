@@ -11,6 +11,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from fednotes.core.inputs import regular
+
 MOST_BYTES = 2**26
 MOST_VALUES = 2**21  # about 400 MB of memory at worst
 MOST_DEPTH = 64  # tables and lists in each other
@@ -29,7 +31,7 @@ class JsonError(ValueError):
 
 def read_json(path: Path, *, strict: bool = True) -> Any:
     """The value in a file. Raises OSError, and JsonError as `parse_json` does."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         return parse_json(file.read(MOST_BYTES + 1), strict=strict)
 
 

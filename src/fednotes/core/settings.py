@@ -10,8 +10,12 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.inputs import regular
 
 T = TypeVar("T")
+
+
+MOST_BYTES, MOST_DOTS = 2**20, 10_000  # of a TOML file: a dotted key takes time by their square
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -20,7 +24,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises ConfigError with the line for a file that is missing or not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with open(path, "rb", opener=regular) as file:
+            raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES or raw.count(b".") > MOST_DOTS:
+            raise ConfigError(f"{path}: too large for a file that a person wrote")
+        return tomllib.loads(raw.decode("utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file") from error
     except IsADirectoryError as error:

@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fednotes.core.errors import FednotesError, ModelError, TrainingError
+from fednotes.core.inputs import regular
 from fednotes.core.parsing import read_json
 
 try:
@@ -245,7 +246,7 @@ def _make_folder(path: Path, private: bool) -> None:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

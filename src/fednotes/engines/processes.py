@@ -37,6 +37,7 @@ NO_WATCH = "--no-watch"  # its option
 WATCH_MODULE = "fednotes.engines.watch"
 _OF_A_SERVER = {"GRPC_VERBOSITY": "ERROR"}  # or each stranger at its port lengthens OUTPUT_FILE
 _ENVIRONMENT = {
+    "PYTHONSAFEPATH": "1",  # no module is taken from the kit's own folder
     "MALLOC_ARENA_MAX": "4",  # less memory is lost to fragments of large frames
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",  # it waits 900 s at the end for a site it lost
 }

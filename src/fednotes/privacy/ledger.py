@@ -258,7 +258,7 @@ def show(
         with path.open("rb") as file:
             for number, raw in enumerate(file, start=1):
                 found = parsed(raw)
-                if found is None:
+                if found is None or type(found.get("round")) is not int:
                     raise DataError.at(path, number, "not a line of a ledger; verify the ledger")
                 of_run = run in (None, found.get("run"))
                 if of_run and first <= found.get("round", 0) <= (

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fednotes.core.errors import DataError
+from fednotes.core.inputs import NotAFile, regular, require_file
 from fednotes.core.types import Document
 
 _HEAD = 1 << 16  # bytes that are enough to tell a format
-_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -22,28 +22,13 @@ def open_file(path: Path) -> BinaryIO:
     Raises DataError for what is missing, no file, or may not be read.
     """
     try:
-        return open(path, "rb", opener=_opened)
+        return open(path, "rb", opener=regular)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
+    except NotAFile as error:
+        raise DataError(f"{path}: {error.strerror}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot read: {error.strerror or error}") from None
-
-
-def _opened(name: str, flags: int) -> int:
-    """What was opened is asked what it is: nobody can put another in its place in between."""
-    number = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
-    try:
-        _require_file(Path(name), os.fstat(number).st_mode)
-    except DataError:
-        os.close(number)
-        raise
-    return number
-
-
-def _require_file(path: Path, mode: int) -> None:
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # who opens a folder has the words for it
-        kind = _KINDS.get(stat.S_IFMT(mode), "a device")
-        raise DataError(f"{path}: {kind}, and only files are read: put one in its place")
 
 
 def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
@@ -128,7 +113,10 @@ def is_inside(path: Path, folder: Path) -> bool:
         if not path.exists():
             return False  # it leads nowhere
         mode = path.stat().st_mode
-    _require_file(path, mode)
+    try:
+        require_file(mode)
+    except NotAFile as error:
+        raise DataError(f"{path}: {error.strerror}") from None
     return stat.S_ISREG(mode)
 
 
