@@ -57,5 +57,5 @@ def test_records_that_were_edited_by_hand(tmp_path: Path) -> None:
         site.decisions()
     ledger = tmp_path / "ledger.jsonl"
     ledger.write_text('{"seq":1,"round":"x","hash":"' + "0" * 64 + '"}\n')
-    with pytest.raises(DataError, match="line 1|not a line of a ledger"):
+    with pytest.raises(DataError, match="not a line of a ledger"):
         list(show(ledger))

@@ -162,6 +162,20 @@ def test_a_server_that_tells_too_low_a_class_sees_a_power_of_four_alone() -> Non
     assert clock.now - begun == pytest.approx(4.0)
 
 
+def test_a_server_that_tries_one_class_after_the_other_finds_a_power_of_four() -> None:
+    """The site takes 0.3 seconds, its own class ends at 0.5: from below, no answer ends there."""
+    clock = Clock()
+    pace, answered = Pace(lambda: clock.now, clock.sleep), []
+    for told in (*([6] * 3), *range(12)):
+        begun = clock.now
+        clock.now += 0.3
+        pace.wait("train", begun, told)
+        answered.append(clock.now - begun)
+    assert answered[:3] == [pytest.approx(0.5)] * 3
+    assert answered[3:] == [pytest.approx(max(1.0, seconds_of(told))) for told in range(12)]
+    assert slowest(pace.counts("train", 0.3)) == 8
+
+
 def test_a_long_pause_is_forgotten_after_eight_answers() -> None:
     clock = Clock()
     pace, levels = Pace(lambda: clock.now, clock.sleep), []

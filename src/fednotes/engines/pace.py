@@ -7,6 +7,7 @@ a 1 under its class to that sum; nobody learns which site it was.
 
 Where no class is told (the first time), one below its own (a server that lies), or the answer
 is late for it, a site waits for the next 4^k / 16 seconds: what is seen then is no more than that.
+A server that tries one class after the other to find a site's own gets that for long after the first.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ NAME = "@time "  # begins the names of the counts that tell classes
 CLASSES = 36  # the last one ends after three hours
 WINDOW = 8  # answers of a task by which its class goes: an odd pause is forgotten after these
 MARGIN = 1.25  # for the next answer, which may take a little longer
+SETTLED = 3  # answers after which an honest server's class is never below a site's own
+WARY = 64  # answers for which one that is below is not forgotten
 
 
 def seconds_of(level: int) -> float:
@@ -58,6 +61,7 @@ class Pace:
     ) -> None:
         self.clock, self._sleep = clock, sleep
         self._lasted: dict[str, deque[float]] = {}  # by task
+        self._wary: dict[str, int] = {}  # by task: answers that keep to powers of four
 
     def counts(self, task: str, seconds: float) -> dict[str, float]:
         """What the site tells in the sum: 1 under its class, 0 under the others.
@@ -65,16 +69,22 @@ class Pace:
         seconds: that the task has taken so far.
         """
         own = self._class(task, seconds)
+        if self._wary.get(task):
+            own = _coarse(own)
         return {f"{NAME}{level:02}": float(level == own) for level in range(CLASSES)}
 
     def wait(self, task: str, begun: float, told: int | None) -> None:
         """Hold the answer to a task back. begun: when its request came, by `clock`. told: the
         class of the slowest site."""
         lasted, own = self.clock() - begun, self._class(task)
-        self._lasted.setdefault(task, deque(maxlen=WINDOW)).append(lasted)
-        level = -1 if told is None else told
-        if level < own or lasted > seconds_of(level):
-            level = _coarse(max(own, class_of(lasted)))
+        before = self._lasted.setdefault(task, deque(maxlen=WINDOW))
+        if told is not None and told < own and len(before) >= SETTLED:
+            self._wary[task] = WARY
+        before.append(lasted)
+        level, wary = -1 if told is None else told, self._wary.get(task, 0)
+        if level < own or lasted > seconds_of(level) or wary:
+            level = max(level, _coarse(max(own, class_of(lasted))))
+        self._wary[task] = max(0, wary - 1)
         while (left := begun + seconds_of(level) - self.clock()) > 0:
             self._sleep(left)
 
