@@ -6,8 +6,8 @@ keep to: the class of the slowest, which is known from the last sum of the task.
 a 1 under its class to that sum; nobody learns which site it was.
 
 Where no class is told (the first time), one below its own (a server that lies), or the answer
-is late for it, a site waits for the next 4^k / 16 seconds: what is seen then is no more than that.
-A server that tries one class after the other to find a site's own gets that for long after the first.
+is late for it, a site waits for the next 4^k / 16 seconds: what is seen then is no more than
+that. A server that tries one class after the other gets such answers for long after the first.
 """
 
 from __future__ import annotations
