@@ -40,6 +40,9 @@ def kit(site_notes: Any, tmp_path: Path) -> Path:
     cache.mkdir(parents=True)
     (cache / f"{'0' * 64}.npy").write_bytes(b"x" * 1000)
     (cache / "mine.txt").write_text("mine")
+    for name in ("tokens", "concepts"):
+        (cache.parent / name / ("0" * 32)).mkdir(parents=True)
+        (cache.parent / name / ("0" * 32) / "notes").write_bytes(b"x" * 100)
     text = (kit / SITE_FILE).read_text()
     (kit / SITE_FILE).write_text(f"cache = {str(tmp_path / 'cache')!r}\n{text}")
     return kit
@@ -69,8 +72,8 @@ def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
     for folder, size in zip(gone, sizes, strict=True):
         assert f"deleted: {folder}, {size:,} bytes" in said
         assert not folder.exists()
-    assert f"deleted: {tmp_path / 'cache'}, 1,000 bytes" in said
-    assert any(line.startswith(f"{sum(sizes) + 1000:,} bytes in all") for line in said)
+    assert f"deleted: {tmp_path / 'cache'}, 1,200 bytes" in said
+    assert any(line.startswith(f"{sum(sizes) + 1200:,} bytes in all") for line in said)
     stays = {p: raw for p, raw in before.items() if not any(p.is_relative_to(g) for g in gone)}
     assert files(kit) == stays
     assert kit / "rules" / "ledger.jsonl" in stays
@@ -82,8 +85,9 @@ def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["run7", "../rules", "", ".", "/", "run1/site"])
+@pytest.mark.parametrize("name", ["run7", "../rules", "", ".", "/", "run1/site", "link"])
 def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
+    (kit / "state" / "link").symlink_to(kit / "rules")
     before = files(kit)
     told = given("--", kit, name, code=2)
     assert f"keeps nothing of a run {name!r}; it does of: run1, run2" in told

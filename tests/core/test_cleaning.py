@@ -53,6 +53,7 @@ def test_a_joiner_stays_inside_an_emoji_alone() -> None:
     nurse = "\U0001f469\u200d\u2695\ufe0f"
     assert clean(nurse) == nurse
     assert clean("pay\u200dpal") == "pay\\u200dpal"
+    assert clean("pay\u200d\u2695") == "pay\\u200d\u2695"
     assert clean(f"{nurse}\u200d") == f"{nurse}\\u200d"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -46,9 +47,11 @@ def test_the_second_is_told_who_holds_it_and_a_dead_one_s_is_taken_over(tmp_path
         with pytest.raises(BusyError, match=pattern), held(folder):
             pytest.fail("two at once")
         process.kill()
-    assert (folder / lock.LOCK).exists()  # nobody could tidy up
+    with (folder / lock.LOCK).open("a") as left:  # nobody could tidy up
+        left.write("of one with a longer command" * 100)
     with held(folder):
-        assert f"process {os.getpid()} on" in (folder / lock.LOCK).read_text()
+        assert (folder / lock.LOCK).read_text().startswith(f"process {os.getpid()} on")
+        assert "longer" not in (folder / lock.LOCK).read_text()
     assert os.listdir(folder) == []
 
 
@@ -74,7 +77,23 @@ def test_a_folder_may_be_moved_while_it_is_held(tmp_path: Path) -> None:
             pytest.fail("it is ours there too")
         with held(one):
             assert os.listdir(one) == [lock.LOCK]
+            assert (one / lock.LOCK).stat().st_mode & 0o777 == 0o600
     assert os.listdir(other) == ["file"]
+
+
+def test_a_folder_that_is_moved_just_before_it_is_locked_is_not_taken_for_the_one_there_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, flock = tmp_path / "one", tmp_path / "other", lock.fcntl.flock
+
+    def late(number: int, what: int) -> None:
+        if not other.exists():
+            one.rename(other)
+        flock(number, what)
+
+    monkeypatch.setattr(lock.fcntl, "flock", late)
+    with held(one), pytest.raises(BusyError), held(one):
+        pytest.fail("two at once")
 
 
 COUNT = """
@@ -128,11 +147,15 @@ def test_a_file_system_without_locks_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def flock(number: int, what: int) -> None:
-        raise OSError(37, "No locks available")
+        raise OSError(problem, os.strerror(problem))
 
+    problem = errno.ENOLCK
     monkeypatch.setattr(lock.fcntl, "flock", flock)
     with caplog.at_level(logging.WARNING), held(tmp_path):
         assert "has no locks" in caplog.text
+    problem = errno.EIO
+    with pytest.raises(FednotesError, match="cannot be written"), held(tmp_path):
+        pytest.fail("held on a broken disk")
 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:

@@ -153,7 +153,9 @@ def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
     kit = tmp_path.joinpath(*["a-long-folder"] * depth)
     kit.mkdir(parents=True)
     monkeypatch.setenv(KIT_VARIABLE, str(kit))
+    (kit / INSIDE).mkdir(mode=0o755)
     for _ in range(2):
+        (kit / INSIDE).chmod(0o755)
         listener = inside._Listener(inside.InsideDriver(), SimpleNamespace(), kit / INSIDE)
         assert stat.S_IMODE((kit / INSIDE).stat().st_mode) == 0o700
         with (
@@ -163,6 +165,9 @@ def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
             door.connect(address)
             accepted, _ = listener.get_request()
             assert listener.verify_request(accepted, None)
+            with monkeypatch.context() as other:
+                other.setattr(os, "getuid", lambda: NOBODY)
+                assert not listener.verify_request(accepted, None)
             accepted.close()
         listener.server_close()
     assert (kit / INSIDE / inside.SOCKET).is_socket()
