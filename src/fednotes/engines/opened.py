@@ -63,7 +63,7 @@ class Opened:
             line = f"{question.hex()} {json.dumps(list(survivors), separators=(',', ':'))}\n"
             try:
                 made = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-                with os.fdopen(made, "wb") as file:
+                with os.fdopen(made, "ab") as file:  # which begins at the end
                     if file.tell():
                         line = "\n" + line  # never behind the cut end of another
                     file.write(line.encode())
