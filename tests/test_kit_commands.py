@@ -175,11 +175,16 @@ def test_a_site_s_status_says_whether_the_server_answers(
     said = given("site", "status", kit)
     assert "it has not answered yet" in said
     assert f"next: fednotes preflight {kit}" in said
+    monkeypatch.setattr("fednotes.preflight.preflight", lambda kit: [])
+    said = given("preflight", kit)  # which does not send back to `status`
+    assert "a revoked kit" in said
+    assert f"fednotes kit trust {kit} trust.pem" in said
     now = time.time()
     write_json(kit / CONTACT_FILE, {"pid": 7, "since": now, "last": now, "refused": ""})
     said = given("site", "status", kit)
     assert "connected to localhost:" in said
     assert "next: nothing to do here" in said
+    assert f"next: it runs; fednotes site status {kit}" in given("preflight", kit)
     write_json(kit / CONTACT_FILE, {"pid": 7, "since": now, "last": now - 90, "refused": ""})
     assert "has not answered since" in given("site", "status", kit)
     write_json(kit / CONTACT_FILE, {"pid": 6, "since": now, "last": now, "refused": ""})

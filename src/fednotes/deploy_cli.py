@@ -169,6 +169,7 @@ def preflight(kit: Kit) -> None:
     """What would stop a kit, each with the remedy."""
     from fednotes.engines.kit_files import read_kit
     from fednotes.engines.processes import status
+    from fednotes.kit_status import connection
     from fednotes.preflight import preflight as check
 
     checks = check(kit)
@@ -184,8 +185,13 @@ def preflight(kit: Kit) -> None:
     if wrong:
         raise FednotesError(f"{kit}: {len(wrong)} of the checks above must be mended first")
     role = read_kit(kit)["role"]
-    if role != "admin" and status(kit).running:
-        say(f"next: it runs; fednotes {role} status {kit}")
+    if role != "admin" and (process := status(kit)).running:
+        up, told = connection(kit, process) if role == "site" else (True, "")
+        if up:
+            say(f"next: it runs; fednotes {role} status {kit}")
+        else:
+            say(f"{told}, but its port does: as while it starts, and for a revoked kit")
+            say(f"next: for the coordinator's trust.pem: fednotes kit trust {kit} trust.pem")
         return
     following = {
         "server": f"fednotes server start {kit}",

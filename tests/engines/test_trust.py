@@ -194,6 +194,8 @@ def test_what_the_authority_did_not_say_is_refused(out: Path, tmp_path: Path) ->
     for said in false:
         with pytest.raises(RefusedError):
             take(h1, said)
+    with pytest.raises(RefusedError, match="bytes are more than an authority says"):
+        take(h1, true + b"\n" * trust.MOST_BYTES)
     assert (h1 / "startup/trust.pem").read_bytes() == before
     assert take(h1, true)
 

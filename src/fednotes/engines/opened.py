@@ -83,7 +83,7 @@ class Opened:
             return
         try:
             made = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(made, "wb") as file:
+            with os.fdopen(made, "ab") as file:  # which begins at the end
                 # Never behind the cut end of another line.
                 file.write(("\n" * bool(file.tell()) + line).encode())
                 file.flush()
