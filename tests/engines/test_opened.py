@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -40,8 +42,19 @@ def test_a_line_that_was_cut_costs_no_other(tmp_path: Path) -> None:
         assert SECOND not in again or again.survivors(SECOND) == ("a", "b")
 
 
-def test_a_disk_that_keeps_nothing_opens_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_keeps_nothing_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = Opened("a", tmp_path / "missing" / OPENED)
+    with pytest.raises(FednotesError, match="cannot keep what it opened"):
+        opened.add(FIRST, ["a", "b"])
+    assert FIRST not in opened
+
+    def broken(number: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    opened = Opened("a", tmp_path / OPENED)
+    monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(FednotesError, match="cannot keep what it opened"):
         opened.add(FIRST, ["a", "b"])
     assert FIRST not in opened

@@ -65,6 +65,8 @@ def test_a_kit_gets_new_keys_and_keeps_all_else(kits: dict[str, Path], who: str)
     assert request(kit).count(b"BEGIN CERTIFICATE REQUEST") == len(old)
     assert b"PRIVATE" not in asked
     assert {path: kept for path, kept in tree(kit).items() if path in before} == before
+    waiting = {kept[1] & 0o777 for path, kept in tree(kit).items() if path not in before}
+    assert waiting == {0o600}
     answer = signed(kits, asked)
     assert b"PRIVATE" not in answer
     take_renewal(kit, answer)
