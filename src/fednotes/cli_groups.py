@@ -25,7 +25,7 @@ cache = typer.Typer(
     help="The cache of what was made from notes: features, tokens, concepts.", no_args_is_help=True
 )
 backbones = typer.Typer(help="Frozen backbones that need no download.", no_args_is_help=True)
-PIPED = 200  # columns where nobody looks at a screen: no label of a table is cut short there
+PIPED = 400  # columns where nobody looks at a screen: no label of a table is cut short there
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
 console = Console(width=None if _SCREEN else PIPED)
 

@@ -189,11 +189,7 @@ class Approvals:
             )
         except (KeyError, TypeError, AttributeError, RefusedError) as error:
             raise self._unusable("is not a list of decisions") from error
-        texts = (
-            text
-            for past in found
-            for text in (past.by, past.when, past.person, past.signature, past.ledger)
-        )
+        texts = (text for past in found for text in (past.by, past.when, past.person, past.ledger))
         if not all(isinstance(text, str) for text in texts):
             raise self._unusable("was edited: a decision has something else for a text")
         if any(past.decision not in ("approved", "rejected") for past in found):
