@@ -13,6 +13,9 @@ import torch
 from scratch import ended_with_us
 
 
+os.environ.pop("COLUMNS", None)  # xdist's, of no screen: what is printed is as in a pipe
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     """The order of additions, and so the last bit, depends on the number of threads."""
