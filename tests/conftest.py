@@ -12,7 +12,6 @@ import pytest
 import torch
 from scratch import ended_with_us
 
-
 os.environ.pop("COLUMNS", None)  # xdist's, of no screen: what is printed is as in a pipe
 
 
