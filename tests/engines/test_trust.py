@@ -246,20 +246,23 @@ def test_two_roots_overlap_and_the_old_one_ends(out: Path, monkeypatch: pytest.M
 
 
 def test_only_the_old_root_brings_a_new_one(out: Path, tmp_path: Path) -> None:
-    """Another authority of the same name with a bridge that a site's key signed; an older root's
-    word after it was replaced."""
+    """Another authority of the same name without a bridge, with one that a site's key signed, or
+    with the true one, to another key; an older root's word after it was replaced."""
     h1 = kit(out, "h1")
     provision.provision(PROJECT, tmp_path / "other")
+    for _ in range(9):  # its number is newer
+        revoked(tmp_path / "other", "h2")
     false = provision.authority_of(PROJECT, tmp_path / "other")
     (root,) = false.roots
     site = intruders.Authority(root, certificates.key_of(kit(out, "h2") / "startup/client"))
     bridge = x509.load_pem_x509_certificate(site.sign(root, false.key, (-1, 30)))
-    with pytest.raises(RefusedError, match="not signed by the authority"):
-        take(h1, Trust(false.said.roots, (bridge,), false.said.listed).pem())
     old = intruders.copied(out, tmp_path / "stolen")
     authority = provision.authority_of(PROJECT, out)
     authority.replace(30)
     authority.keep()
+    for bridges in ((), (bridge,), authority.said.bridges):
+        with pytest.raises(RefusedError, match="not signed by the authority"):
+            take(h1, Trust(false.said.roots, bridges, false.said.listed).pem())
     take(h1, (out / "trust.pem").read_bytes())
     for _ in range(3):
         late = revoked(old, "h2")
