@@ -92,11 +92,18 @@ class Site:
     def covered(self, task: str) -> dict[str, int]:
         """The local steps and tokens behind an update of this task; a site's policy asks."""
         if task == "gradients":
-            return {"steps": 1, "batch": self.share}
+            return {"steps": 1, "batch": self._smallest()}
         steps = self.config.local_epochs * self._batches_per_epoch()
         tokens = int(self.train_set.lengths.sum())  # an epoch more reads the same ones
-        behind = {"steps": steps, "tokens": tokens, "batch": self.share}
+        behind = {"steps": steps, "tokens": tokens, "batch": self._smallest()}
         return behind if task == "train" else {}
+
+    def _smallest(self) -> int:
+        """Sentences of an epoch's smallest mini-batch, which may be its last one."""
+        whole, short = divmod(self.num_examples, self.share)
+        if short >= least_share(self.num_examples, self.config):
+            return short
+        return self.share if whole > 1 else self.num_examples
 
     def count(self, tensors: Tensors) -> Update:
         """|S_i|."""

@@ -79,7 +79,8 @@ class Policy:
     freeze_embeddings: tensors with a row per word stay (`word_tables`).
     min_tokens, min_steps, min_patients: least behind an update that holds tensors; one that
         does not say how many is refused. Counts alone are for share_scores to judge.
-    min_batch: least examples in a mini-batch that such an update was trained with.
+    min_batch: least examples in a mini-batch that such an update was trained with; where many
+        steps are behind it, the rest of an epoch may be smaller.
     max_rounds: of a job, by the server's word and by the site's own count. max_bytes: of a
         message.
     hours: when requests are served, such as "19:00-06:00" (over midnight), the end excluded;
