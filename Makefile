@@ -3,7 +3,7 @@
 # make lint   style and types
 # make bench  every benchmark, a ratio each
 # make sbom   what is installed in .venv, as CycloneDX: build/sbom.json
-# make audit  known flaws of what is installed in .venv; asks pypi.org
+# make audit  known flaws of what is installed in .venv; asks the package index
 # make clean  removes the virtual environment, runs and caches
 #
 # Everything lives in .venv; pip and `make audit` alone use the network.
@@ -58,7 +58,7 @@ sbom: $(VENV)/.dev $(TOOLS)/.done
 audit: $(VENV)/.dev $(TOOLS)/.done
 	@echo jinja2==2.4.1 > build/known
 	@$(TOOLS)/bin/pip-audit --no-deps --disable-pip --requirement build/known 2> /dev/null \
-		| grep -q 'PYSEC\|GHSA\|CVE' || { echo "make audit asks pypi.org for known flaws, which gives none" \
+		| grep -q 'PYSEC\|GHSA\|CVE' || { echo "make audit asks the package index for known flaws, which gives none" \
 			"from here: run it on a machine that reaches it, or give build/sbom.json to a" \
 			"scanner of yours" >&2; exit 1; }
 	PIPAPI_PYTHON_LOCATION=$(BIN)/python $(TOOLS)/bin/pip-audit --local --skip-editable

@@ -245,7 +245,7 @@ class SiteGuard:
             scores=not self._secure,
         )
         if policy.hours:
-            self._require_clock(facts.now)
+            self._require_clock(facts.now, policy)
         check_request(policy, facts)
 
     def leaving(
@@ -282,7 +282,7 @@ class SiteGuard:
 
     def _written(self, request: Request, sent: Reply, sha256: str) -> _Behind:
         """What the ledger says of a reply that was sent before."""
-        self._read_past()
+        self._read_past(self._rules())
         line = self._past.answer(sha256)
         if line is None:
             raise RefusedError(
@@ -317,14 +317,14 @@ class SiteGuard:
         The server's word on rounds is not asked: an update that is made again of the same
         parameters is the same, and any other counts.
         """
-        self._read_past()
+        self._read_past(policy)
         left = self._past.updates(behind.task)
         trains = "steps" in behind.covered or behind.task == "train"
         return len(left | {hash_of(behind.tensors)}) - (0 if trains else SPARE)
 
-    def _require_clock(self, time: datetime) -> None:
+    def _require_clock(self, time: datetime, policy: Policy) -> None:
         """`hours` mean nothing by a clock that was set back. Raises Withheld."""
-        self._read_past()
+        self._read_past(policy)
         if self._past.newest and stamp(time + CLOCK) < self._past.newest:
             raise Withheld(
                 f"the clock of this machine says {stamp(time)}, and its ledger's newest line is of "
@@ -373,8 +373,8 @@ class SiteGuard:
             later = not isinstance(error, RefusedError)  # a full disk
             raise Withheld(str(error), public, later=later) from error
 
-    def _read_past(self) -> None:
-        approvals = approvals_of(self._kit, self._rules().quorum(self._site))
+    def _read_past(self, policy: Policy) -> None:
+        approvals = approvals_of(self._kit, policy.quorum(self._site))
         try:
             self._past.read(approvals.approved_after(self._table))
         except OSError as error:

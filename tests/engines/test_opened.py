@@ -19,8 +19,8 @@ def test_a_question_is_opened_over_the_same_sites_alone(tmp_path: Path) -> None:
     opened.add(FIRST, ["a", "b", "c"])
     opened.add(FIRST, ["c", "b", "a"])
     for now in (opened, Opened("a", tmp_path / OPENED)):
-        assert FIRST in now
-        assert SECOND not in now
+        assert now.survivors(FIRST)
+        assert not now.survivors(SECOND)
         assert now.survivors(FIRST) == ("a", "b", "c")
         for sites in (["a", "b"], ["a", "b", "c", "d"], ["a", "b", "d"]):
             for step in (now.require, now.add):
@@ -39,7 +39,7 @@ def test_a_line_that_was_cut_costs_no_other(tmp_path: Path) -> None:
         again = Opened("a", tmp_path / OPENED)
         assert again.survivors(FIRST) == ("a", "b")
         assert again.survivors(THIRD) == ("b", "c")
-        assert SECOND not in again or again.survivors(SECOND) == ("a", "b")
+        assert again.survivors(SECOND) in ((), ("a", "b"))
 
 
 def test_a_disk_that_keeps_nothing_opens_nothing(
@@ -48,7 +48,7 @@ def test_a_disk_that_keeps_nothing_opens_nothing(
     opened = Opened("a", tmp_path / "missing" / OPENED)
     with pytest.raises(FednotesError, match="cannot keep what it opened"):
         opened.add(FIRST, ["a", "b"])
-    assert FIRST not in opened
+    assert not opened.survivors(FIRST)
 
     def broken(number: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -57,4 +57,4 @@ def test_a_disk_that_keeps_nothing_opens_nothing(
     monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(FednotesError, match="cannot keep what it opened"):
         opened.add(FIRST, ["a", "b"])
-    assert FIRST not in opened
+    assert not opened.survivors(FIRST)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from fednotes.core.errors import FednotesError
-from fednotes.core.store import sync_folder
-
-_UMASKED = 0o666
+from fednotes.core.store import replace_file
 
 
 def write_out(path: Path, text: str) -> None:
@@ -51,18 +47,6 @@ def _replace(path: Path, data: bytes) -> None:
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except FileNotFoundError:
-        mask = os.umask(0)
-        os.umask(mask)
-        mode = _UMASKED & ~mask
-    number, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
-    try:
-        with open(number, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(number, mode)
-            os.fsync(number)
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
+        replace_file(path, data, mode=0o666)
+    else:
+        replace_file(path, data, mode=mode, exact=True)

@@ -40,16 +40,21 @@ ATTEMPTS = 5  # at putting a folder into its place while others do the same
 TENSORS, FACTS, MANIFEST = "tensors.safetensors", "facts.json", "manifest.json"
 
 
-def replace_file(path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o600) -> None:
+def replace_file(
+    path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o600, exact: bool = False
+) -> None:
     """Put a file into its place atomically; it and its name are on disk when this returns.
 
-    mode: its permissions, less the umask. Raises OSError: whoever calls has the words for it.
+    mode: its permissions, less the umask; exact: whatever the umask says. Raises OSError: whoever
+    calls has the words for it.
     """
     temporary = beside(path)
     try:
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             file.flush()
+            if exact:
+                os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_folder(path.parent)  # or a power cut takes the name back
@@ -60,9 +65,9 @@ def replace_file(path: Path, data: bytes | bytearray | memoryview, *, mode: int 
 
 def private_folder(path: Path) -> None:
     """Make a folder, and those above it that are missing, for their owner alone."""
-    for folder in (*reversed(path.parents), path):
-        if not folder.exists():
-            folder.mkdir(mode=0o700, exist_ok=True)
+    if not path.exists():
+        private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def owned(name: str, flags: int) -> int:
@@ -83,7 +88,7 @@ def make_private(folder: Path) -> None:
 def beside(path: Path, ending: str = "tmp") -> Path:
     """A hidden name in the same folder that nobody else takes: process numbers are not unique
     where containers share a volume."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.{ending}")
+    return path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.{ending}")
 
 
 @contextmanager

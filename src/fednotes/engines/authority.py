@@ -22,7 +22,7 @@ from fednotes.core.store import write_json, write_text
 from fednotes.engines.certificates import certificate_of, names_of
 from fednotes.engines.identity import RENEWAL, signer
 from fednotes.engines.kit_files import WATCH
-from fednotes.engines.trust import MOST_BYTES, TOLERANCE, TRUST, Trust, issued
+from fednotes.engines.trust import MOST_BYTES, TOLERANCE, TRUST, Trust, issued, to_pem
 
 STATE = "cert.json"
 DAYS, ROOT_DAYS, OVERLAP_DAYS = 360, 3650, 90  # of a kit, a root, and of two roots
@@ -107,17 +107,9 @@ class Authority:
 
     def keep(self) -> None:
         """Write what changed, and what the authority says where it can be handed on."""
-        from cryptography.hazmat.primitives.serialization import Encoding
-
-        def pem(certificates: Iterable[Any]) -> str:
-            return b"".join(c.public_bytes(Encoding.PEM) for c in certificates).decode()
-
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.touch(mode=0o600)
-        kept = {"root_cert": pem([self.root]), "root_pri_key": self.stored}
-        kept |= {"former": pem(self.former), "trust": self.said.pem().decode()}
+        kept = {"root_cert": to_pem([self.root]).decode(), "root_pri_key": self.stored}
+        kept |= {"former": to_pem(self.former).decode(), "trust": self.said.pem().decode()}
         write_json(self._path, {**kept, "serials": self.serials})
-        self._path.chmod(0o600)
         write_text(self.folder.parent / TRUST, self.said.pem().decode())
 
     def protect(self) -> None:
@@ -138,7 +130,6 @@ class Authority:
         names: the SubjectAlternativeName. It begins some minutes ago: clocks differ.
         """
         from cryptography import x509
-        from cryptography.hazmat.primitives.serialization import Encoding
 
         end = min(datetime.now(UTC) + timedelta(DAYS), self.root.not_valid_after_utc)
         builder = self._builder(subject, public_key, end).add_extension(names, critical=False)
@@ -146,7 +137,7 @@ class Authority:
         certificate = _signed(builder.add_extension(identifier, critical=False), self.key)
         self.serials.setdefault(kit, []).append(f"{certificate.serial_number:x}")
         bridges = [bridge for bridge in self.said.bridges if issued(certificate, bridge)]
-        return b"".join(c.public_bytes(Encoding.PEM) for c in (certificate, *bridges))
+        return to_pem((certificate, *bridges))
 
     def reissue(self, kit: str, certificate: Any) -> bytes:
         """A certificate that another authority made, signed by this one."""

@@ -12,10 +12,9 @@ from typing import Any
 
 from fednotes.core.errors import ConfigError
 from fednotes.engines.kit_files import SERVER, WATCH, read_kit
-from fednotes.engines.trust import ROOTS, Trust
+from fednotes.engines.trust import REMEDY, ROOTS, Trust, read
 
 SOON = timedelta(days=60)
-_REMEDY = "ask for a new kit"
 
 
 def check_kit(kit: Path) -> list[str]:
@@ -74,9 +73,9 @@ def _check(stem: Path, name: str) -> Iterator[tuple[Path, datetime]]:
     names = names_of(own)
     if names != [name]:
         said = f"{path}: the certificate is of {', '.join(names) or 'nobody'}"
-        raise ConfigError(f"{said}, the kit of {name}: {_REMEDY}")
+        raise ConfigError(f"{said}, the kit of {name}: {REMEDY}")
     if key_of(stem).public_key() != own.public_key():
-        raise ConfigError(f"{path}: the certificate is of another key than the kit's: {_REMEDY}")
+        raise ConfigError(f"{path}: the certificate is of another key than the kit's: {REMEDY}")
     yield path, trust.until(own)
     newest = trust.roots[-1]
     if problem := trust.problem(newest):
@@ -85,7 +84,7 @@ def _check(stem: Path, name: str) -> Iterator[tuple[Path, datetime]]:
 
 
 def _asked(problem: str) -> str:
-    return "" if problem.endswith("?") else f": {_REMEDY}"
+    return "" if problem.endswith("?") else f": {REMEDY}"
 
 
 def names_of(certificate: Any) -> list[str]:
@@ -100,22 +99,11 @@ def certificate_of(stem: Path) -> Any:
     """Raises ConfigError if it is missing or cannot be read."""
     from cryptography.x509 import load_pem_x509_certificate
 
-    return _read(stem.with_suffix(".crt"), load_pem_x509_certificate)
+    return read(stem.with_suffix(".crt"), load_pem_x509_certificate)
 
 
 def key_of(stem: Path) -> Any:
     """Raises ConfigError if it is missing or cannot be read."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    return _read(stem.with_suffix(".key"), lambda text: load_pem_private_key(text, None))
-
-
-def _read(path: Path, load: Any) -> Any:
-    try:
-        return load(path.read_bytes())
-    except OSError as error:
-        said = f"{path}: the kit's certificate is not complete ({error.strerror})"
-        raise ConfigError(f"{said}: {_REMEDY}") from error
-    except (ValueError, TypeError) as error:  # their messages may quote the key
-        said = f"{path}: no certificate or key of a kit can be read from it"
-        raise ConfigError(f"{said}: {_REMEDY}") from error
+    return read(stem.with_suffix(".key"), lambda text: load_pem_private_key(text, None))

@@ -271,8 +271,9 @@ class SiteHost:
         """Go on with the others' history in place of one that this site has lost."""
         adopted = self._sealer.adopted(request, self._asked) if self._sealer else None
         if adopted is not None:
-            self._asked = replace(self._asked, history=adopted)
-            self._journal.save(self._journal.last, site.state(), self._told, self._asked.kept())
+            asked = replace(self._asked, history=adopted)
+            self._journal.save(self._journal.last, site.state(), self._told, asked.kept())
+            self._asked = asked  # once it is on disk: a state made anew has it too
 
     def _tell_round(self, request: Request) -> None:
         """Once a minute, for people."""

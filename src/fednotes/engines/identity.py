@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError
-from fednotes.engines.certificates import names_of
+from fednotes.engines.certificates import certificate_of, key_of, names_of
 from fednotes.engines.trust import Trust
 from fednotes.privacy.masks import joined
 
@@ -36,17 +35,8 @@ class CertificateIdentity:
     @classmethod
     def of_kit(cls, kit: Path, stem: str = "startup/client") -> CertificateIdentity:
         """That of a kit. stem: of its files. Raises ConfigError if it cannot be read."""
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-        from cryptography.x509 import load_pem_x509_certificate
-
         path = kit / stem
-        try:
-            own = load_pem_x509_certificate(path.with_suffix(".crt").read_bytes())
-            key = load_pem_private_key(path.with_suffix(".key").read_bytes(), None)
-        except (OSError, ValueError, TypeError) as error:  # their messages may quote the key
-            said = f"{path.parent}: no certificate and key of a kit can be read"
-            raise ConfigError(f"{said}: ask for a new kit") from error
-        return cls(own, key, path.parent)
+        return cls(certificate_of(path), key_of(path), path.parent)
 
     def sign(self, text: bytes, purpose: str = _PURPOSE) -> bytes:
         """This site's certificate, and its signature (RSA-PSS, SHA-256)."""

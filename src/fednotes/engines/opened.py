@@ -44,9 +44,6 @@ class Opened:
             except (ValueError, TypeError):
                 continue  # cut by a kill: its answer did not leave
 
-    def __contains__(self, question: bytes) -> bool:
-        return question in self._survivors
-
     def survivors(self, question: bytes) -> tuple[str, ...]:
         """The sites in the sum of this question that was opened; empty if none was."""
         return self._survivors.get(question, ())

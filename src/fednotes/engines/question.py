@@ -52,7 +52,8 @@ class Asked:
         options = json.dumps(dict(request.options), sort_keys=True)
         round = -1 if request.preparing else request.round
         before = self.history if strict else b""
-        question = digest(*("question", self.prepared, before, request.task, round, options, given))
+        asked = (request.task, round, options, given)
+        question = digest("question", self.prepared, before, *asked)
         prepared = digest("prepared", question) if request.preparing else self.prepared
         trained = self.trained or not request.preparing
         return Asked(prepared, after(question), trained, told, given, question)

@@ -17,7 +17,7 @@ from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.store import replace_file
 from fednotes.engines.certificates import certificate_of, key_of, stems
 from fednotes.engines.identity import RENEWAL, CertificateIdentity
-from fednotes.engines.trust import Trust, issued, take
+from fednotes.engines.trust import Trust, issued, take, to_pem
 
 PENDING = "renewal"
 
@@ -63,8 +63,6 @@ def take_renewal(kit: Path, answer: bytes) -> None:
     Those stay until all of the answer is found to be right. If it is cut off, the next call ends
     it. Raises ConfigError if no request is under way, RefusedError if the answer is not to it.
     """
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     said, new = Trust.parsed(answer), dict[Path, Any]()
     for stem in stems(kit):
         pending = _pending(kit, stem)
@@ -81,8 +79,7 @@ def take_renewal(kit: Path, answer: bytes) -> None:
         if problem := Trust.of(stem.parent).problem(leaf):
             raise RefusedError(f"its certificate {problem}")
     for stem, leaf in new.items():
-        chain = (leaf, *(bridge for bridge in said.bridges if issued(leaf, bridge)))
-        text = b"".join(part.public_bytes(Encoding.PEM) for part in chain)
+        text = to_pem((leaf, *(bridge for bridge in said.bridges if issued(leaf, bridge))))
         key = _pending(kit, stem).with_suffix(".key").read_bytes()
         path = stem.with_suffix(".crt")
         replace_file(stem.with_suffix(".key"), key, mode=0o600)

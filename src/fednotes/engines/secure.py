@@ -77,8 +77,8 @@ class _Terms:
 class _Told:
     """What came with the masked updates. names: of each site's counts. again: who could not
     mask, and why; wide: for whom a limit was too narrow. history: what the updates lead to
-    (`question.Asked`). before: the sites over which a sum of
-    this very task was opened, before a fault: it can be opened for these alone."""
+    (`question.Asked`). before: the sites over which a sum of this very task was opened, before a
+    fault: it can be opened for these alone."""
 
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     again: dict[str, str] = field(default_factory=dict)

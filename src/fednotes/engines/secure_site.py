@@ -123,10 +123,11 @@ class SecureSeal:
         trained nothing (a new disk), or its own files were damaged. A server that sends it back
         changes neither.
         """
-        told = wire.noted(request.attached).get("history") if request.attached else None
-        if not self.strict or not isinstance(told, str) or told == asked.history.hex():
+        lost = self._opened.lost or not (asked.trained or len(self._opened))
+        if not self.strict or not lost or not request.attached:
             return None
-        if not self._opened.lost and (asked.trained or len(self._opened)):
+        told = wire.noted(request.attached).get("history")
+        if not isinstance(told, str) or told == asked.history.hex():
             return None
         try:
             return bytes.fromhex(told) or None

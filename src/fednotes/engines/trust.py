@@ -11,7 +11,7 @@ server and the sites give each other what the other lacks, and a file does it fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -22,6 +22,7 @@ from fednotes.core.errors import ConfigError, MissingExtra, RefusedError
 from fednotes.core.store import write_text
 
 ROOTS, TRUST = "rootCA.pem", "trust.pem"
+REMEDY = "ask for a new kit"
 TOLERANCE = timedelta(minutes=5)  # that two machines' clocks may differ by
 MOST_BYTES = 48_000  # of what an authority says: some 800 revoked certificates; a header holds it
 
@@ -46,10 +47,8 @@ class Trust:
 
     def pem(self) -> bytes:
         """The file of what an authority says: roots, bridges and the list."""
-        from cryptography.hazmat.primitives.serialization import Encoding
-
-        parts = (*self.roots, *self.bridges, *([self.listed] if self.listed is not None else []))
-        return b"".join(part.public_bytes(Encoding.PEM) for part in parts)
+        listed = [] if self.listed is None else [self.listed]
+        return to_pem((*self.roots, *self.bridges, *listed))
 
     def end(self, root: Any) -> datetime:
         """When a root counts no more: at its own end, or once another has taken its place."""
@@ -158,18 +157,28 @@ def _of(startup: Path, stamps: object) -> Trust:
         from cryptography.x509 import load_pem_x509_certificates
     except ImportError as error:
         raise MissingExtra("cryptography", "deploy") from error
-    path = startup / ROOTS
-    try:
-        roots = load_pem_x509_certificates(path.read_bytes())
-        path = startup / TRUST
-        said = Trust.parsed(path.read_bytes()) if path.exists() else Trust(())
-    except OSError as error:
-        told = f"{path}: the kit's certificate is not complete ({error.strerror})"
-        raise ConfigError(f"{told}: ask for a new kit") from error
-    except (ValueError, RefusedError) as error:
-        told = f"{path}: no certificate or key of a kit can be read from it"
-        raise ConfigError(f"{told}: ask for a new kit") from error
+    roots, path = read(startup / ROOTS, load_pem_x509_certificates), startup / TRUST
+    said = read(path, Trust.parsed) if path.exists() else Trust(())
     return Trust(tuple(roots), said.bridges, said.listed)
+
+
+def read(path: Path, load: Callable[[bytes], Any]) -> Any:
+    """What `load` makes of a file of a kit. Raises ConfigError if it is missing or no such file."""
+    try:
+        return load(path.read_bytes())
+    except OSError as error:
+        said = f"{path}: the kit's certificate is not complete ({error.strerror})"
+        raise ConfigError(f"{said}: {REMEDY}") from error
+    except (ValueError, TypeError, RefusedError) as error:  # their messages may quote the key
+        said = f"{path}: no certificate or key of a kit can be read from it"
+        raise ConfigError(f"{said}: {REMEDY}") from error
+
+
+def to_pem(parts: Iterable[Any]) -> bytes:
+    """Certificates and lists as a PEM file has them, one after the other."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return b"".join(part.public_bytes(Encoding.PEM) for part in parts)
 
 
 def bytes_of(path: Path) -> bytes:

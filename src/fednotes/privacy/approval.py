@@ -105,11 +105,15 @@ class Approvals:
         ledger: str = "",
     ) -> str:
         """Say yes to a job; returns its fingerprint. ledger: see `Approval`."""
-        return self._decide("approved", table, by, when, signer, ledger)
+        made = _made("approved", table, by, when, ledger)
+        if signer is not None:
+            signature = self.quorum.sign(signer.key, signer.person, *_about(made)).hex()
+            made = replace(made, person=signer.person, signature=signature)
+        return self._add(made)
 
     def reject(self, table: Table, by: str, when: datetime) -> str:
         """Say no to a job, or take an approval back; returns its fingerprint."""
-        return self._decide("rejected", table, by, when)
+        return self._add(_made("rejected", table, by, when))
 
     def status(self, table: Table) -> Status:
         """What was decided on exactly this table. "waiting": some of those who must have
@@ -196,26 +200,10 @@ class Approvals:
             raise self._unusable("was edited: a decision is neither approved nor rejected")
         return found
 
-    def _decide(
-        self,
-        decision: Decision,
-        table: Table,
-        by: str,
-        when: datetime,
-        signer: Signer | None = None,
-        ledger: str = "",
-    ) -> str:
-        if when.tzinfo is None:
-            raise ValueError("the time of a decision needs a time zone")
-        key = fingerprint(table)
-        moment = when.astimezone(UTC).isoformat()
-        made = Approval(key, decision, by, moment, _checked(table), ledger=ledger)
-        if signer is not None:
-            signature = self.quorum.sign(signer.key, signer.person, *_about(made)).hex()
-            made = replace(made, person=signer.person, signature=signature)
+    def _add(self, made: Approval) -> str:
         with self._locked():
             self._write((*self.decisions(), made))
-        return key
+        return made.fingerprint
 
     def _write(self, decisions: tuple[Approval, ...]) -> None:
         jobs = {past.fingerprint: past.table for past in decisions}
@@ -254,6 +242,13 @@ class Approvals:
     def _disk(self, error: OSError) -> FednotesError:
         reason = error.strerror or str(error)
         return FednotesError(f"{self.path}: cannot be written ({reason}); nothing was decided")
+
+
+def _made(decision: Decision, table: Table, by: str, when: datetime, ledger: str = "") -> Approval:
+    if when.tzinfo is None:
+        raise ValueError("the time of a decision needs a time zone")
+    key, moment = fingerprint(table), when.astimezone(UTC).isoformat()
+    return Approval(key, decision, by, moment, _checked(table), ledger=ledger)
 
 
 def _about(made: Approval) -> tuple[str, ...]:
