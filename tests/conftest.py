@@ -17,8 +17,11 @@ os.environ.pop("COLUMNS", None)  # xdist's, of no screen: what is printed is as 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """The order of additions, and so the last bit, depends on the number of threads."""
-    torch.set_num_threads(1)
+    """The order of additions, and so the last bit, depends on the number of threads.
+
+    FEDNOTES_TEST_THREADS asks for more: what is compared within a test is then equal still.
+    """
+    torch.set_num_threads(int(os.environ.get("FEDNOTES_TEST_THREADS", "1")))
 
 
 @pytest.fixture(scope="session", autouse=True)
