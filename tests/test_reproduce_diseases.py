@@ -11,8 +11,9 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
+from fednotes.experiments.plan import Run
 from fednotes.experiments.plots import plot
-from fednotes.experiments.reproduce import Run, reproduce
+from fednotes.experiments.reproduce import reproduce
 
 HEAD = """\
 title = "Tiny"

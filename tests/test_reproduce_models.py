@@ -11,8 +11,10 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
+from fednotes.experiments.gather import column
+from fednotes.experiments.plan import Run
 from fednotes.experiments.plots import plot
-from fednotes.experiments.reproduce import Run, column, grids, load_grid, reproduce
+from fednotes.experiments.reproduce import grids, load_grid, reproduce
 
 GRID = """\
 title = "Tiny"
@@ -130,7 +132,9 @@ def test_a_column_that_is_not_there_is_named(tiny: list[Run], tmp_path: Path) ->
         column(summary(run), run.condition, "mean masked loss")
 
 
-@pytest.mark.parametrize("name", ["bert-table1", "bert-table2", "bert-silos", "bert-sent"])
+@pytest.mark.parametrize(
+    "name", ["bert-table1", "bert-table2", "bert-silos", "bert-sent", "bert-steps"]
+)
 @pytest.mark.parametrize("full", [False, True])
 def test_the_real_grids_plan(
     name: str, full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,7 +145,7 @@ def test_the_real_grids_plan(
 
     def fake(run: Run) -> str:
         asked.append(run)
-        made = summary(run)
+        made = summary(run) | {"valid": {run.condition: {"mean": 0.5, "sites": {"a": 0.5}}}}
         masked = {run.condition: {"masked": {"loss": 1.0, "accuracy": 0.5}}}
         made["mean"] = {run.condition: made["mean"][run.condition] | masked[run.condition]}
         write_json(run.folder / "summary.json", made)
@@ -155,9 +159,11 @@ def test_the_real_grids_plan(
     reproduce(name, tmp_path / "out", full=full, workers=1)
     grid, _ = load_grid(name)
     assert name in grids()
-    number = sum(len(row.conditions) for row in grid.runs)
     size = grid.full if full else grid.budget
-    assert len(asked) == len(grid.before) + number * len(size.seeds)
+    numbers = [  # on the first seed every setting is tried, on the others the chosen one
+        len(row.conditions) * (len(size.seeds) - 1 + len(list(row.choices()))) for row in grid.runs
+    ]
+    assert len(asked) == len(grid.before) + sum(numbers)
     assert bool(heads) == (grid.attention is not None)
     for row in grid.paper.values():
         assert row.keys() == next(iter(grid.paper.values())).keys()

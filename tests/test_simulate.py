@@ -23,6 +23,7 @@ from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.jobs import Job, parse_job
 from fednotes.models.saving import load_model
 from fednotes.simulate import mean_scores, simulate
+from fednotes.sites import load_sites
 
 MODEL = {
     "tagger": "cnn-clstm-crf", "hashed_words": 64, "word_dim": 4, "char_dim": 4,
@@ -105,6 +106,24 @@ def test_the_summary_has_the_documented_keys(done) -> None:
         federated["bytes_up"],
         federated["bytes_down"],
     )
+
+
+def test_the_validation_scores_are_of_the_models_that_were_kept(done) -> None:
+    """F1 of exact (start, end, type) on each site's validation data, counted as sets."""
+    out, summary = done
+    for site in load_sites(job(out.parent)).data:
+        for condition in ("alone", "federated"):
+            part = out / condition / site.id if condition == "alone" else out / condition
+            predicted = load_model(part / "sites" / site.id / "model").predict(site.valid)
+            gold, found = (
+                {(n, s.start, s.end, s.label) for n, d in enumerate(documents) for s in d.spans}
+                for documents in (site.valid, predicted)
+            )
+            f1 = 2 * len(gold & found) / (len(gold) + len(found))
+            assert summary["valid"][condition]["sites"][site.id] == pytest.approx(f1, abs=1e-12)
+    for of in summary["valid"].values():
+        assert of["mean"] == pytest.approx(mean(of["sites"].values()), abs=1e-12)
+    assert list(summary["valid"]["pooled"]["sites"]) == ["pooled"]
 
 
 def test_the_mean_is_the_plain_mean_over_sites(done) -> None:
@@ -407,6 +426,7 @@ def test_a_site_without_held_out_data_trains(tmp_path: Path) -> None:
         job(tmp_path, synthetic=None, sites=sites, conditions=["federated"]), tmp_path / "run"
     )
     assert summary["sites"]["a"]["federated"]["support"] == 0
+    assert summary["valid"]["federated"] == {"mean": None, "sites": {"a": None}}
 
 
 def test_sites_without_a_common_type_train(tmp_path: Path) -> None:

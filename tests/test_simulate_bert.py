@@ -52,6 +52,9 @@ class Stop:
         self.after = after
         self.warnings: list[str] = []
 
+    def cost(self, traffic: Any) -> None:
+        self.traffic = traffic
+
     def begin(self, part: Any, rounds: int, sentences: int) -> None: ...
 
     def round(self, result: Any) -> None:
@@ -76,6 +79,8 @@ def test_pretraining_from_job_to_report(bert: Path, tmp_path: Path) -> None:
         transformers.AutoModel.from_pretrained(out / condition / "model")
     assert not (out / "federated" / "sites").exists()  # one model, one copy
     assert summary["micro"] == {}
+    for site, held_out in summary["valid"]["federated"]["sites"].items():
+        assert held_out == -summary["sites"][site]["federated"]["masked"]["loss"]
     assert result_table(summary).columns[1].header.startswith("federated")
     page = (out / "report.html").read_text("utf-8")
     assert "Masked words" in page
@@ -100,12 +105,22 @@ def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
     assert micro["recall"] == pytest.approx(right / gold)
     folder = tmp_path / "second" / "federated" / "model"
     transformers.AutoModelForTokenClassification.from_pretrained(folder)
+    lines = [
+        json.loads(x) for x in (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()
+    ]
+    last = {site: scores["f1"] for site, scores in lines[-1]["sites"].items()}
+    assert summary["valid"]["federated"]["sites"] == last  # the last cycle's model is kept
 
 
 @pytest.mark.parametrize("method", ["pretrain", "finetune"])
 def test_a_stopped_run_goes_on_to_the_same_model(bert: Path, tmp_path: Path, method: str) -> None:
     asked = job(bert, method, conditions=["federated"])
-    simulate(asked, tmp_path / "whole")
+    display = Stop(0)
+    summary = simulate(asked, tmp_path / "whole", display=display)
+    # what was told of its cost, against the engine's count of both sites
+    assert summary["conditions"]["federated"]["rounds"] == display.traffic.rounds
+    assert 2 * display.traffic.up == pytest.approx(summary["bytes_up"], rel=0.02)
+    assert 2 * display.traffic.down == pytest.approx(summary["bytes_down"], rel=0.02)
     with pytest.raises(KeyboardInterrupt):
         simulate(asked, tmp_path / "cut", display=Stop(2))
     simulate(asked, tmp_path / "cut", resume=True)

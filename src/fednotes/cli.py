@@ -57,6 +57,9 @@ Dictionary = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(help="Where a phenotyping model's dictionary is, if it has moved."),
 ]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Do not ask about what takes over an hour, or 10 GB a site.")
+]
 Device = Annotated[str, typer.Option(help="Where tensors live: cpu, cuda, cuda:1 …")]
 
 
@@ -77,6 +80,7 @@ def simulate(
     resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")] = False,
     device: Device = "cpu",
+    yes: Yes = False,
 ) -> None:
     """Train the job's sites on this machine: alone, federated, pooled."""
     from fednotes.display import RichDisplay, disease_table, nothing_judged, result_table
@@ -87,7 +91,7 @@ def simulate(
     check_device(device)
     changes = [word for setting in settings or () for word in ("--set", setting)]
     repeated = ["fednotes", "simulate", job, "--out", str(out), *changes]
-    with RichDisplay(console) as display:
+    with RichDisplay(console, ask=_asks(yes)) as display:
         summary = run(
             parsed,
             out,
@@ -105,6 +109,11 @@ def simulate(
         console.print(diseases)
     _tell(summary["notes"])
     say(f"report: {out / 'report.html'}")
+
+
+def _asks(yes: bool) -> bool:
+    """Whether there is a person who can be asked; without one a run goes on."""
+    return not yes and console.is_terminal and sys.stdin.isatty()
 
 
 def _tell(notes: Iterable[str]) -> None:
@@ -280,12 +289,20 @@ def reproduce(
     budget: Annotated[
         bool, typer.Option("--budget/--full", help="About an hour on two cores, or all of it.")
     ] = True,
+    base: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            metavar="[NAME=]JOB",
+            help="Your own job in place of the experiment's; NAME: of another that it uses.",
+        ),
+    ] = None,
     settings: Settings = None,
     seed: Annotated[
         Optional[list[int]],  # noqa: UP045
         typer.Option(help="A seed in place of the experiment's own; may be repeated."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
+    yes: Yes = False,
 ) -> None:
     """Repeat a paper's table or figure; go on where an earlier call stopped."""
     from rich.markdown import Markdown
@@ -303,13 +320,16 @@ def reproduce(
             full=not budget,
             settings=tuple(settings or ()),
             seeds=tuple(seed or ()),
+            base=tuple(base or ()),
             workers=workers,
             tell=tell,
+            say=say,
+            agree=tell.confirm if _asks(yes) else None,
         )
     console.print(Markdown(markdown(table)))
-    figure = folder / name / "figure.png"
-    drawn = f", {figure}" if plot(table, figure) else ""
-    say(f"results: {folder / name / 'results.md'}{drawn}")
+    folder /= table["name"]
+    drawn = f", {folder / 'figure.png'}" if plot(table, folder / "figure.png") else ""
+    say(f"results: {folder / 'results.md'}{drawn}")
 
 
 def main() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import typer
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from fednotes.costs import LARGE, LONG, SHORT, Pace, Traffic, duration, size
 from fednotes.data.cohort import Bags
 from fednotes.data.patient_sites import SitePatients
 from fednotes.engines.inprocess import RoundResult
@@ -38,11 +40,18 @@ _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"), ("auroc", "A
 
 
 class RichDisplay:
-    """A progress bar for each part; a line for each evaluation where there is no terminal."""
+    """A progress bar for each part; a line for each evaluation where there is no terminal.
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    ask: whether a person is asked about what takes very long or sends very much.
+    """
+
+    def __init__(self, console: Console, ask: bool = False) -> None:
+        self.console, self._ask = console, ask
         self._bar: Progress | None = None
+
+    def cost(self, traffic: Traffic) -> None:
+        """What federated training will send. Raises typer.Abort where a person does not want it."""
+        self._tell_cost(str(traffic), traffic.total > LARGE)
 
     def begin(self, part: Part, rounds: int, sentences: int) -> None:
         """A part starts (or goes on). sentences: trained on in each round, all sites together.
@@ -52,6 +61,7 @@ class RichDisplay:
         self._close()
         self._part, self._rounds, self._sentences = part, rounds, sentences
         self._started: tuple[int, float] | None = None
+        self._pace = Pace(rounds)
         self._scores = ""
         self._unit = "patients" if isinstance(part.sites[0], SitePatients) else "sent"
         self._bar = _bar(self.console)
@@ -74,7 +84,7 @@ class RichDisplay:
         rate = f"{self._rate(result):.0f} {self._unit}/s  " if self._sentences else ""
         line = (
             f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  {rate}"
-            f"↑{_size(result.bytes_up)} ↓{_size(result.bytes_down)}"
+            f"↑{size(result.bytes_up)} ↓{size(result.bytes_down)}"
         )
         self._bar.update(self._task, completed=result.round + 1, line=line)
         if result.evaluated and not self.console.is_terminal:
@@ -83,6 +93,17 @@ class RichDisplay:
                 highlight=False,
                 soft_wrap=True,
             )
+
+        left = self._pace.left(result)
+        if left is not None and left > SHORT:
+            self._tell_cost(f"{self._part.name}: {duration(left)} more at most", left > LONG)
+
+    def _tell_cost(self, line: str, much: bool) -> None:
+        """A line of what a run costs; where that is much, a person is asked."""
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        if much and self._ask:
+            with paused(self._bar):
+                typer.confirm("Go on?", abort=True)
 
     def end(self) -> None:
         """The part is trained."""
@@ -227,28 +248,40 @@ def _side_by_side(cells: list[str]) -> str:
     return "".join(f"{cell:>5}" for cell in cells[:-1]) + f"{cells[-1]:>6}"
 
 
-def _size(number: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    raise AssertionError
+class RunsBar:
+    """A bar over whole runs; called with each one that has ended."""
+
+    def __init__(self, console: Console, name: str, bar: Progress) -> None:
+        self._console, self._name, self._bar = console, name, bar
+        self._task = bar.add_task(name, total=None, line="")
+
+    def __call__(self, run: str, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total, line=run)
+        if not self._console.is_terminal:
+            self._console.print(f"{self._name}: {done}/{total} {run}", highlight=False)
+
+    def confirm(self, line: str) -> None:
+        """Ask a person. Raises typer.Abort for no."""
+        with paused(self._bar):
+            typer.confirm("Go on?", abort=True)
 
 
 @contextmanager
-def runs_bar(console: Console, name: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar over whole runs; yields the function to tell of each finished one."""
-    bar = _bar(console)
-    task = bar.add_task(name, total=None, line="")
+def runs_bar(console: Console, name: str) -> Iterator[RunsBar]:
+    """A bar over whole runs."""
+    with _bar(console) as bar:
+        yield RunsBar(console, name, bar)
 
-    def tell(run: str, done: int, total: int) -> None:
-        bar.update(task, completed=done, total=total, line=run)
-        if not console.is_terminal:
-            console.print(f"{name}: {done}/{total} {run}", highlight=False)
 
-    with bar:
-        yield tell
+@contextmanager
+def paused(bar: Progress | None) -> Iterator[None]:
+    """Without a bar that moves, so that a person can be asked."""
+    if bar is None:
+        yield
+        return
+    bar.stop()
+    yield
+    bar.start()
 
 
 def _bar(console: Console) -> Progress:

@@ -37,11 +37,11 @@ def _from_files(job: Job) -> Iterator[NoteCorpus]:
     def index(paths: tuple[str, ...], where: str) -> TextIndex | None:
         if not paths:
             return None
-        return index_documents(chain.from_iterable(read(_path(job, p, where)) for p in paths))
+        return index_documents(chain.from_iterable(read(located(job, p, where)) for p in paths))
 
     for name, site in job.sites.items():
         assert isinstance(site, NotesConfig)
-        paths = [_path(job, path, f"sites.{name}.path") for path in site.files]
+        paths = [located(job, path, f"sites.{name}.path") for path in site.files]
         yield NoteCorpus(
             name,
             note_files(name, paths, site.format, site.categories, site.column),
@@ -52,7 +52,8 @@ def _from_files(job: Job) -> Iterator[NoteCorpus]:
         )
 
 
-def _path(job: Job, text: str, where: str) -> Path:
+def located(job: Job, text: str, where: str) -> Path:
+    """A path of a job, relative to its file. Raises ConfigError for a variable that is not set."""
     path = Path(expand(text, where))
     return path if path.is_absolute() else job.folder / path
 

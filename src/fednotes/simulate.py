@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +24,7 @@ from fednotes.core.errors import FednotesError
 from fednotes.core.lock import held
 from fednotes.core.parsing import parse_json
 from fednotes.core.store import write_json, write_text
+from fednotes.costs import Traffic, traffic
 from fednotes.engines.inprocess import InProcess, RoundResult
 from fednotes.jobs import POOLED, Job
 from fednotes.metrics.site_scores import mean_scores as mean_scores
@@ -61,6 +63,8 @@ class Part:
 
 class Display(Protocol):
     """Who is told how a run goes."""
+
+    def cost(self, traffic: Traffic) -> None: ...
 
     def begin(self, part: Part, rounds: int, sentences: int) -> None: ...
 
@@ -102,6 +106,8 @@ def simulate(
         for text in _warnings(job):
             if display:
                 display.warn(text)
+        if display and (cost := traffic(job, config, sites.data)):
+            display.cost(cost)
         parts = _parts(job, sites, config)
         if replace_old and set_aside(out):
             mine.enter_context(held(out))  # a new folder, for the other one went with its lock
@@ -221,6 +227,7 @@ def _run(
         "bytes_down": engine.bytes_down,
         "described": members[0].described(),
         "eta": getattr(members[0], "eta", None),
+        "valid": {member.id: getattr(member, "valid_score", None) for member in members},
     }
 
 
@@ -310,6 +317,7 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         "annotated": {s.id: list(s.tags.types) for s in sites.data if hasattr(s, "tags")},
         "sites": scores,
         "mean": {c: mean_scores([scores[s][c] for s in ids]) for c in conditions},
+        "valid": {c: _validation(results, c) for c in conditions},
         "micro": {
             c: found for c in conditions if (found := summed_scores([scores[s][c] for s in ids]))
         },
@@ -318,6 +326,15 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         "versions": versions(),
         "notes": [*sites.notes, *_warnings(job), *_described(results), *_hints(scores)],
     }
+
+
+def _validation(results: Mapping[str, dict[str, Any]], condition: str) -> dict[str, Any]:
+    """What validation data say of the models that were kept, more being better: settings are
+    chosen by it. Sites that hold nothing out have None and are in no mean."""
+    parts = [r for name, r in results.items() if name.split("/")[0] == condition]
+    sites = {site: score for part in parts for site, score in part.get("valid", {}).items()}
+    judged = [score for score in sites.values() if score is not None]
+    return {"mean": fmean(judged) if judged else None, "sites": sites}
 
 
 def _described(results: Mapping[str, dict[str, Any]]) -> Iterator[str]:

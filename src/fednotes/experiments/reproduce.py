@@ -3,7 +3,8 @@
 A grid is a TOML file beside its job: `base` names the job, each `[[runs]]` a row with the
 settings that it changes, `[budget]` and `[full]` the seeds and settings of either size. Every
 run is one `fednotes simulate` command in a process of its own. `[[before]]` are runs whose
-models rows start from: `{name}` in a row's settings is the folder of that model.
+models rows start from: `{name}` in a row's settings is the folder of that model. Rows may search
+settings, by validation scores. Jobs of the user's own can stand for those that a grid names.
 """
 
 from __future__ import annotations
@@ -12,103 +13,37 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, FednotesError, nearest
-from fednotes.core.parsing import parse_json, read_json
 from fednotes.core.settings import build, read_toml
 from fednotes.core.store import write_json, write_text
-from fednotes.experiments.tables import KINDS, MISSING, markdown
+from fednotes.costs import LONG, duration
+from fednotes.experiments.gather import choose, gather
+from fednotes.experiments.grid import Attention, Before, Grid, Row, Settings, Size
+from fednotes.experiments.plan import (
+    Jobs,
+    Models,
+    Run,
+    befores_of,
+    own_jobs,
+    plan,
+    plan_before,
+    rows_of,
+    seeds_of,
+)
+from fednotes.experiments.tables import markdown
 from fednotes.jobs import expand, load_job
-from fednotes.metrics.compare import summarise
+from fednotes.note_jobs import located
 from fednotes.stopping import call
 
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a table or point of a curve.
-
-    label: in the table. conditions: which of them this row runs. base: its job, if not the
-    grid's. set: `--set` assignments; budget: further ones at the budget's size. full: only at
-    the full size. x places it in a plot; where the grid's x begins with η, the run's own η in
-    percent does.
-    """
-
-    label: str
-    conditions: tuple[str, ...]
-    base: str = ""
-    set: tuple[str, ...] = ()
-    budget: tuple[str, ...] = ()
-    full: bool = False
-    x: float = 0.0
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much of the grid is run; note: what was left out, for the output."""
-
-    seeds: tuple[int, ...]
-    set: tuple[str, ...] = ()
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Before:
-    """A run whose model others start from: once for all seeds, or, where seed is 0, for each."""
-
-    name: str
-    base: str
-    condition: str
-    seed: int = 1
-    set: tuple[str, ...] = ()
-    budget: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Models whose attention heads are compared (NAME=FOLDER), on notes of these paths."""
-
-    models: tuple[str, ...]
-    notes: tuple[str, ...]
-    sample: int = 200
-    length: int = 128
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A grid file.
-
-    columns: in place of one for each site: "micro strict f1" (all sites' mentions together),
-    "mean masked loss", "mean phenotypes f1", "mean ranking auroc" (over sites), "MB up", "MB
-    down" (all sites, a cycle), "s" (a run). by_output: a row a disease in place of one a run,
-    with precision, recall and F1 of each run, and the paper's figures (disease → column) beside.
-    against: the label of a row; a further column has by how much others fall behind its last
-    score. attention: compared in place of runs.
-    paper: the paper's own figures, label → column → percent. megabytes, seconds: where they
-    are not 0, a further column each: the micro F1 of the last model within that cost, for jobs
-    whose training has trace = true.
-    """
-
-    title: str
-    base: str
-    budget: Size
-    full: Size
-    runs: tuple[Row, ...] = ()
-    before: tuple[Before, ...] = ()
-    attention: Attention | None = None
-    columns: tuple[str, ...] = ()
-    by_output: bool = False
-    against: str = ""
-    x: str = ""
-    megabytes: float = 0.0
-    seconds: float = 0.0
-    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    paper_note: str = ""
+Told = Callable[[str, int, int], None]  # the run that has ended, how many have, of how many
 
 
 def grids() -> dict[str, Path]:
@@ -132,111 +67,181 @@ def reproduce(
     out: Path,
     *,
     full: bool = False,
-    settings: tuple[str, ...] = (),
+    settings: Settings = (),
     seeds: tuple[int, ...] = (),
+    base: Sequence[str] = (),
     workers: int = 2,
-    tell: Callable[[str, int, int], None] = lambda run, done, all: None,
+    tell: Told = lambda run, done, all: None,
+    say: Callable[[str], None] = lambda line: None,
+    agree: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Run a grid and gather its table; finished runs in `out` are kept, unfinished resumed.
 
-    settings: further `--set` for every run. seeds: in place of the grid's.
-    tell: called after each run.
-    out: holds runs/ (shared by all grids) and a folder NAME with the results.
+    settings: further `--set` for every run. seeds: in place of the grid's. base: jobs of the
+    user's own, see `own_jobs`. tell: called after each run. say: lines about state and cost.
+    agree: asked once the first run has told how long all may take, where that is long; raises
+    to stop.
+    out: holds runs/ (shared by all grids) and a folder NAME (NAME-JOB on another job) with the
+    results.
     Raises FednotesError with a failed run's own message.
     """
     grid, path = load_grid(name)
+    jobs = own_jobs(grid, path.parent.name, base)
     size = grid.full if full else grid.budget
     size = replace(size, seeds=seeds or size.seeds)
-    rows = [row for row in grid.runs if full or not row.full]
-    first = [
-        run for each in grid.before for run in plan_before(each, path.parent.name, size, full, out)
+    rows, left_out = rows_of(grid, jobs, full)
+    rows = [replace(row, seeds=()) for row in rows] if seeds else rows
+    for job in left_out:
+        say(f"rows of the job {job!r} are left out: give yours with --base {job}=JOB")
+    befores = befores_of(grid, rows, jobs)
+    every = replace(size, seeds=_seeds(rows, size, full))
+    first = [run for each in befores for run in plan_before(each, jobs, every, full, out)]
+    models = _models(befores, first, every.seeds)
+    planned = [
+        run for row in rows for run in plan(row, jobs, grid.base, size, full, out, settings, models)
     ]
-    models = {
-        seed: {r.row.label: _model(r) for r in first if r.seed == seed or _once(grid, r.row.label)}
-        for seed in size.seeds
-    }
-    runs = [
-        run
-        for row in rows
-        for base in [f"{path.parent.name}/{row.base or grid.base}"]
-        for run in plan(row, base, size, full, out, settings, models)
-    ]
-    left = list({run.folder: run for run in runs}.values())
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        done = 0
-        for stage in (first, left):
-            for label in pool.map(_run, stage):
-                done += 1
-                tell(label, done, len(first) + len(left))
+    groups = _groups(planned)
+    trials = [run for runs in groups for run in _trials(runs, grid.search_seeds)]
+    work = _Work(workers, tell, say, agree)
+    work.expect(first, planned, grid.search_seeds)
+    work.do(first)
+    work.do(trials)
+    runs, tried = _chosen(groups, grid.search_seeds)
+    work.do(runs)
+    called = f"{name}-{jobs.named(grid.base)}" if jobs.own else name
+    folder = out / called
     if grid.attention is not None:
-        table = _attention(grid.attention, models[size.seeds[0]], out / name, size)
+        table = _attention(grid.attention, models[size.seeds[0]], folder, size, jobs, grid.base)
     else:
-        table = gather(grid, rows, size, runs)
+        table = gather(grid, rows, size, runs, tried)
     table |= {"experiment": name, "full": full, "settings": list(settings)}
-    write_json(out / name / "results.json", table, private=False)
-    write_text(out / name / "results.md", markdown(table), private=False)
+    table |= {"base": dict(jobs.own), "name": called}
+    write_json(folder / "results.json", table, private=False)
+    write_text(folder / "results.md", markdown(table), private=False)
     return table
 
 
-@dataclass(frozen=True)
-class Run:
-    """One row, condition and seed; its folder is named by what it runs, so grids share runs."""
-
-    row: Row
-    condition: str
-    seed: int
-    folder: Path
-    arguments: tuple[str, ...]
+def _seeds(rows: Sequence[Row], size: Size, full: bool) -> tuple[int, ...]:
+    """All that any row has."""
+    found = [seed for row in rows for seed in seeds_of(row, size, full)]
+    return tuple(dict.fromkeys((*size.seeds, *found)))
 
 
-def _model(run: Run) -> str:
-    """The folder of the model that a run ends with."""
-    return str(run.folder / run.condition / "model")
+def _models(befores: Sequence[Before], first: Sequence[Run], seeds: tuple[int, ...]) -> Models:
+    """Seed → name → the folder of the model that the run ends with."""
+    once = {each.name for each in befores if each.seed}
+    return {
+        seed: {
+            run.row.label: str(run.folder / run.condition / "model")
+            for run in first
+            if run.seed == seed or run.row.label in once
+        }
+        for seed in seeds
+    }
 
 
-def _once(grid: Grid, name: str) -> bool:
-    """Whether a model that others start from is trained once for all seeds."""
-    return any(each.name == name and each.seed for each in grid.before)
+def _groups(planned: Sequence[Run]) -> list[list[Run]]:
+    """The runs of each row and condition."""
+    found: dict[tuple[int, str], list[Run]] = {}
+    for run in planned:
+        found.setdefault((id(run.row), run.condition), []).append(run)
+    return list(found.values())
 
 
-def plan_before(before: Before, folder: str, size: Size, full: bool, out: Path) -> Iterator[Run]:
-    """The runs of a model that others start from; the grid's own settings are not for them."""
-    sets = (*before.set, *(() if full else before.budget))
-    row = Row(before.name, (before.condition,), set=sets)
-    size = replace(size, seeds=(before.seed,) if before.seed else size.seeds, set=())
-    return plan(row, f"{folder}/{before.base}", size, True, out, ())
+def _chosen(
+    groups: Sequence[Sequence[Run]], search_seeds: int
+) -> tuple[list[Run], dict[tuple[str, str], list[dict[str, Any]]]]:
+    """The runs of the settings that validation data choose; and what was tried."""
+    kept: list[Run] = []
+    tried = {}
+    for runs in groups:
+        choice = runs[0].choice
+        if trials := list(_trials(runs, search_seeds)):
+            choice, tried[runs[0].row.label, runs[0].condition] = choose(trials)
+        kept += [run for run in runs if run.choice == choice]
+    return kept, tried
 
 
-def plan(
-    row: Row,
-    base: str,
-    size: Size,
-    full: bool,
-    out: Path,
-    settings: tuple[str, ...],
-    models: Mapping[int, Mapping[str, str]] | None = None,
-) -> Iterator[Run]:
-    """The runs of one row. A wrong setting shows now, not in an hour: ConfigError.
+def _trials(runs: Sequence[Run], search_seeds: int) -> Iterator[Run]:
+    """Of one row and condition, what its choice depends on; nothing where there is none."""
+    if len({run.choice for run in runs}) > 1:
+        seeds = list(dict.fromkeys(run.seed for run in runs))[:search_seeds]
+        yield from (run for run in runs if run.seed in seeds)
 
-    models: seed → the folder that stands for each `{name}` in the row's settings.
-    """
-    common = (*size.set, *row.set, *(() if full else row.budget), *settings)
-    for condition in row.conditions:
-        for seed in size.seeds:
-            chosen = (*common, f"seed={seed}", f"conditions=['{condition}']")
-            for name, model in (models or {}).get(seed, {}).items():
-                chosen = tuple(each.replace("{" + name + "}", model) for each in chosen)
-            folder = out / "runs" / load_job(base, chosen).fingerprint[:16]
-            sets = [word for setting in chosen for word in ("--set", setting)]
-            command = ("simulate", base, "--out", str(folder), *sets)
-            yield Run(row, condition, seed, folder, command)
+
+class _Work:
+    """Runs that are done some at a time, each once; and what is told of them."""
+
+    def __init__(
+        self,
+        workers: int,
+        tell: Told,
+        say: Callable[[str], None],
+        agree: Callable[[str], None] | None,
+    ) -> None:
+        self._workers, self._tell, self._say, self._agree = workers, tell, say, agree
+        self._seen: set[Path] = set()
+        self._all = self._left = self._done = 0
+        self._timed = False
+
+    def expect(self, first: Sequence[Run], planned: Sequence[Run], search_seeds: int) -> None:
+        """Say how things stand before anything runs."""
+        needed = [*first]
+        for group in _groups(planned):  # whichever setting is chosen runs on the other seeds
+            trials = list(_trials(group, search_seeds))
+            rest = [run for run in group if run.choice == group[0].choice]
+            needed += [*trials, *(r for r in rest if r.seed not in {t.seed for t in trials})]
+        self._all = len({run.folder for run in needed})
+        states = {run.folder: (run.done, run.begun) for run in (*first, *planned)}.values()
+        done, begun = sum(d for d, _ in states), sum(b and not d for d, b in states)
+        self._left = max(0, self._all - done)
+        self._say(
+            f"{self._all} runs: {done} done, {begun} begun, {max(0, self._left - begun)} to begin"
+        )
+
+    def do(self, runs: Sequence[Run]) -> None:
+        """Run what was not run before. Raises FednotesError."""
+        new = [run for run in {r.folder: r for r in runs}.values() if run.folder not in self._seen]
+        self._seen |= {run.folder for run in new}
+        if self._agree is not None and not self._timed:
+            waiting = next((run for run in new if not run.done), None)
+            if waiting is not None:  # it alone, so that the others can be asked about
+                self._note(*_timed_run(waiting))
+                new.remove(waiting)
+        with ThreadPoolExecutor(max_workers=self._workers) as pool:
+            for label, seconds in pool.map(_timed_run, new):
+                self._note(label, seconds)
+
+    def _note(self, label: str, seconds: float) -> None:
+        self._done += 1
+        self._tell(label, self._done, self._all)
+        if not seconds:
+            return
+        self._left -= 1
+        if not self._timed and self._left:
+            self._timed = True
+            most = seconds * self._left / self._workers
+            line = (
+                f"about {duration(most)} at most for {self._left} more runs, if each takes as "
+                f"long as the first ({duration(seconds)}) and {self._workers} go on at a time"
+            )
+            self._say(line)
+            if self._agree is not None and most > LONG:
+                self._agree(line)
+
+
+def _timed_run(run: Run) -> tuple[str, float]:
+    """Its label, and the seconds that it took; 0 if it was done before."""
+    done, started = run.done, time.monotonic()
+    label = _run(run)
+    return label, 0.0 if done else time.monotonic() - started
 
 
 def _run(run: Run) -> str:
     """One simulate command; its output goes into a log beside its folder."""
-    if not (run.folder / "summary.json").exists():
+    if not run.done:
         run.folder.parent.mkdir(parents=True, exist_ok=True)
-        resume = ["--resume"] if (run.folder / "job.json").exists() else []
+        resume = ["--resume"] if run.begun else []
         log = run.folder.with_suffix(".log")
         with log.open("a", encoding="utf-8") as file:
             code = call(
@@ -253,142 +258,31 @@ def _run(run: Run) -> str:
     return f"{run.row.label}, {run.condition}, seed {run.seed}"
 
 
-def gather(grid: Grid, chosen: list[Row], size: Size, runs: list[Run]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds for every row, condition and site."""
-    rows = []
-    for row in chosen:
-        for condition in row.conditions:
-            own = [r for r in runs if r.row is row and r.condition == condition]
-            read = [read_json(r.folder / "summary.json", strict=False) for r in own]
-            rows.append(
-                {
-                    "label": row.label,
-                    "condition": condition,
-                    "x": _place(grid, row, read),
-                    "set": list(row.set),
-                    "scores": summarise([_picked(run, condition) for run in read]),
-                    "columns": dict.fromkeys(grid.columns, MISSING)
-                    | summarise(
-                        [{c: column(run, condition, c) for c in grid.columns} for run in read]
-                    ),
-                    **({"by_output": _diseases(read, condition)} if grid.by_output else {}),
-                    "not_annotated": summarise([_not_annotated(run, condition) for run in read]),
-                    "seconds": sum(run["seconds"] for run in read) / len(read),
-                    "megabytes": sum(r["bytes_up"] + r["bytes_down"] for r in read)
-                    / len(read)
-                    / 1e6,
-                    "within": summarise([_within(r.folder, condition, grid) for r in own]),
-                }
-            )
-    return {
-        "title": grid.title,
-        "note": size.note,
-        "seeds": list(size.seeds),
-        "set": list(size.set),
-        "x": grid.x,
-        "columns": list(grid.columns),
-        "by_output": grid.by_output,
-        "against": grid.against,
-        "megabytes": grid.megabytes,
-        "seconds": grid.seconds,
-        "rows": rows,
-        "paper": grid.paper,
-        "paper_note": grid.paper_note,
-    }
-
-
-def _picked(run: Mapping[str, Any], condition: str) -> dict[str, Any]:
-    """{"site": {"strict": {"f1": …}, "relaxed": …}, …, "mean": …} of one run."""
-    scores = {site: by[condition] for site, by in run["sites"].items()}
-    scores["mean"] = run["mean"][condition]
-    return {
-        name: {kind: {"f1": score[kind]["f1"]} for kind in KINDS if kind in score}
-        for name, score in scores.items()
-    }
-
-
-def _diseases(runs: list[dict[str, Any]], condition: str) -> dict[str, Any]:
-    """Each disease's scores, means over sites, then over seeds. Raises ConfigError without any."""
-    if not all("by_output" in run["mean"][condition] for run in runs):
-        raise ConfigError("by_output: this job's runs have no scores of diseases")
-    return summarise([run["mean"][condition]["by_output"] for run in runs])
-
-
-def column(run: Mapping[str, Any], condition: str, name: str) -> float | None:
-    """One number of a run; see `Grid.columns`. None where it does not exist (an AUROC).
-
-    Raises ConfigError for a score that the job does not have.
-    """
-    spent = run["conditions"][condition]
-    if name == "s":
-        return float(spent["seconds"])
-    if name in ("MB up", "MB down"):
-        sent = spent["bytes_" + name.removeprefix("MB ")]
-        return float(sent / spent["rounds"] / 1e6)
-    found: Any = run
-    over, *path = name.split(" ")
-    for key in (over, condition, *path):
-        if not isinstance(found, Mapping) or key not in found:
-            raise ConfigError(f"the grid's column {name!r}: this job has no such score")
-        found = found[key]
-    return None if found is None else float(found)
-
-
 def _attention(
-    asked: Attention, models: Mapping[str, str], out: Path, size: Size
+    asked: Attention, models: Mapping[str, str], out: Path, size: Size, jobs: Jobs, base: str
 ) -> dict[str, Any]:
-    """Compare attention heads; the table of the paper's section 4.3."""
+    """Compare attention heads; the table of the paper's section 4.3.
+
+    On a job of the user's own the notes are its sites', and `base` is the encoder that it names.
+    """
     from fednotes.experiments.attention import markdown as shown
     from fednotes.experiments.attention import run_attention
 
     named = [model.format(**models) for model in asked.models]
     notes = [Path(expand(path, "notes")) for path in asked.notes]
+    categories: list[str] = []
+    if jobs.own:
+        job = load_job(jobs[base])
+        named[0] = f"base={job.config.model.encoder}"
+        notes = [located(job, p, "path") for site in job.sites.values() for p in site.files]
+        categories = [name for site in job.sites.values() for name in site.categories]
     found = run_attention(
-        named, notes, out, sample=asked.sample, length=asked.length, seed=size.seeds[0]
+        named,
+        notes,
+        out,
+        sample=asked.sample,
+        length=asked.length,
+        seed=size.seeds[0],
+        categories=categories,
     )
     return {"markdown": shown(found)}
-
-
-def _place(grid: Grid, row: Row, runs: list[dict[str, Any]]) -> float:
-    """Where a row stands on the x axis."""
-    if not grid.x.startswith("η"):
-        return row.x
-    return round(100 * sum(run["eta"] for run in runs) / len(runs), 2)
-
-
-def _not_annotated(run: Mapping[str, Any], condition: str) -> dict[str, float]:
-    """{"f1": …}, strict, of the types that a site is tested on but does not annotate.
-
-    The plain mean over types, then over sites; empty where there are none.
-    """
-    means = []
-    for site, known in run.get("annotated", {}).items():
-        types = run["sites"][site][condition].get("by_type", {})
-        scores = [
-            score["strict"]["f1"]
-            for name, score in types.items()
-            if name not in known and score["support"]
-        ]
-        means += [sum(scores) / len(scores)] if scores else []
-    return {"f1": sum(means) / len(means)} if means else {}
-
-
-def _within(folder: Path, condition: str, grid: Grid) -> dict[str, float]:
-    """Micro F1 on the test data of the last traced model within the grid's bytes and seconds.
-
-    0 where the budget ends before the first evaluation.
-    """
-    limits = {"megabytes": grid.megabytes, "seconds": grid.seconds}
-    if condition != "federated" or not any(limits.values()):
-        return {}
-    found = dict.fromkeys((name for name, limit in limits.items() if limit), 0.0)
-    for text in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
-        line = parse_json(text, strict=False)
-        spent = {
-            "megabytes": (line["bytes_up"] + line["bytes_down"]) / 1e6,
-            "seconds": line["seconds"],
-        }
-        for name in found:
-            if line["condition"] == condition and spent[name] <= limits[name]:
-                found[name] = line.get("test_f1", 0.0)
-    return found

@@ -23,18 +23,86 @@ def _lines(table: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     if table.get("by_output"):
         yield from _disease_lines(table)
+        yield from _pair_lines(table)
         return
     if table["columns"]:
         yield from _column_lines(table)
     else:
         yield from _site_lines(table)
+    yield from _choice_lines(table)
+    yield from _pair_lines(table)
     if table["paper"]:
         yield from _paper_lines(table)
 
 
+def _choice_lines(table: Mapping[str, Any]) -> Iterator[str]:
+    """Settings that validation data chose, among which."""
+    searched = [row for row in table["rows"] if row["tried"]]
+    if searched:
+        yield ""
+        yield "Chosen by the mean of the sites' validation scores:"
+        yield ""
+    for row in searched:
+        tried = "; ".join(
+            f"{_settings(each['set'])}: {100 * each['validation']:.1f}" for each in row["tried"]
+        )
+        yield f"- {row['label']}, {row['condition']}: {_settings(row['chosen'])} ({tried})"
+
+
+def _settings(chosen: list[str]) -> str:
+    return ", ".join(f"`{each}`" for each in chosen)
+
+
+def _pair_lines(table: Mapping[str, Any]) -> Iterator[str]:
+    """Paired tests over seeds; where seeds are few, that nothing is claimed."""
+    tested = [pair for pair in table["pairs"] if pair["differences"]]
+    if tested:
+        columns = list(dict.fromkeys(name for pair in tested for name in pair["differences"]))
+        yield ""
+        yield (
+            "Differences in points, with 95 % intervals and p of a paired t test over seeds "
+            "(each p is of a single test):"
+        )
+        yield ""
+        yield "| first minus second | seeds | " + " | ".join(columns) + " |"
+        yield "|---|---:|" + "---:|" * len(columns)
+        for pair in tested:
+            cells = [_difference(pair["differences"].get(name)) for name in columns]
+            names = f"{pair['first']} − {pair['second']}"
+            yield f"| {names} | {len(pair['seeds'])} | " + " | ".join(cells) + " |"
+    few = {len(pair["seeds"]) for pair in table["pairs"] if not pair["differences"]}
+    for seeds in sorted(few):
+        yield ""
+        yield f"{seeds} seed{'s' * (seeds != 1)}: no difference is claimed" + (
+            " between the other rows." if tested else "."
+        )
+    if "untested" in table:
+        yield ""
+        yield f"No test over seeds: {table['untested']}."
+
+
+def _difference(test: Mapping[str, float] | None) -> str:
+    if test is None:
+        return ""
+    mean, low, high = (100 * test[key] for key in ("mean", "low", "high"))
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}; {_p(test['p_value'])})"
+
+
+def _p(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+
+
+def _seeds(table: Mapping[str, Any]) -> str:
+    """Those of all rows, or of each number of them."""
+    by_row = {tuple(row["seeds"]) for row in table["rows"]}
+    if len(by_row) == 1:
+        return f"seeds {', '.join(map(str, table['seeds']))}"
+    return "seeds " + " or ".join(", ".join(map(str, seeds)) for seeds in sorted(by_row, key=len))
+
+
 def _column_lines(table: Mapping[str, Any]) -> Iterator[str]:
     """The rows of a grid that says what its columns are."""
-    yield f"Shares in percent; seeds {', '.join(map(str, table['seeds']))}. {table['note']}"
+    yield f"Shares in percent; {_seeds(table)}. {table['note']}"
     yield ""
     columns = table["columns"]
     heads = [*columns, *((f"behind {table['against']}",) if table["against"] else ())]
@@ -70,7 +138,12 @@ def is_plain(column: str) -> bool:
 def _site_lines(table: Mapping[str, Any]) -> Iterator[str]:
     """The rows of a grid with strict and relaxed F1 of each site."""
     columns = list(table["rows"][0]["scores"])
-    yield f"Test F1 in percent, strict / relaxed; seeds {', '.join(map(str, table['seeds']))}."
+    of = (
+        "Validation F1 in percent, strict"
+        if table["score"] == "validation"
+        else ("Test F1 in percent, strict / relaxed")
+    )
+    yield f"{of}; {_seeds(table)}."
     if table["note"]:
         yield table["note"]
     yield ""
@@ -80,7 +153,9 @@ def _site_lines(table: Mapping[str, Any]) -> Iterator[str]:
         if table[name]
     }
     foreign = any(row["not_annotated"] for row in table["rows"])
+    uneven = len({tuple(row["seeds"]) for row in table["rows"]}) > 1
     heads = [
+        *(("seeds",) if uneven else ()),
         *columns,
         *(("types not annotated",) if foreign else ()),
         *within.values(),
@@ -90,7 +165,7 @@ def _site_lines(table: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|" + "---:|" * len(heads)
     for row in table["rows"]:
         cells = [
-            " / ".join(_cell(row["scores"][column][kind]["f1"]) for kind in KINDS)
+            " / ".join(_cell(f1["f1"]) for kind in KINDS if (f1 := row["scores"][column].get(kind)))
             for column in columns
         ]
         if foreign:
@@ -99,13 +174,15 @@ def _site_lines(table: Mapping[str, Any]) -> Iterator[str]:
             spent = row["within"]
             cells += [_cell(spent[name]) if spent else "" for name in within]
             cells += [f"{row['megabytes']:.1f}" if spent else "", f"{row['seconds']:.0f}"]
-        yield f"| {row['label']} | {row['condition']} | " + " | ".join(cells) + " |"
+        several = [str(len(row["seeds"]))] if uneven else []
+        named = [row["label"], " + ".join(filter(None, (row["condition"], row["beyond"])))]
+        yield "| " + " | ".join([*named, *several, *cells]) + " |"
 
 
 def _disease_lines(table: Mapping[str, Any]) -> Iterator[str]:
     """A row a disease, then the average; three columns a run, and the paper's figures beside."""
     rows, paper = table["rows"], table["paper"]
-    yield f"Percent; seeds {', '.join(map(str, table['seeds']))}. {table['note']}".rstrip()
+    yield f"Percent; {_seeds(table)}. {table['note']}".rstrip()
     yield ""
     diseases = list(dict.fromkeys(name for row in rows for name in row["by_output"]))
     beside = any(name in paper for name in diseases)

@@ -49,6 +49,7 @@ from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import seed_of
+from fednotes.core.tensors import nbytes
 from fednotes.core.types import SiteData
 from fednotes.federation import Federation, State
 from fednotes.methods import distill, distill_site
@@ -310,6 +311,11 @@ def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
     """Each site by itself, without discriminators."""
     plain = replace(config, platforms=())
     return distill.alone(plain, sites)  # type: ignore[return-value]
+
+
+def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+    """As `distill.traffic`, with the discriminators."""
+    return distill.messages(config, nbytes(initial(config)))
 
 
 def pooled(

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.store import restoring
-from fednotes.core.tensors import require_like, snapshot
+from fednotes.core.tensors import nbytes, require_like, snapshot
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total
 from fednotes.data.split import pool
@@ -302,6 +302,17 @@ def pooled(
     together = pool(source)
     plain = replace(config, tags=together.tags, weighting=False, unannotated="outside")
     return (together,), plain
+
+
+def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+    """Bytes that a site sends and is sent at most in a run; instance weights add little."""
+    return messages(config, nbytes(initial(config)))
+
+
+def messages(config: Config, each: int) -> tuple[int, int]:
+    """The same of a model of so many bytes: sent in every round, judged and at the end."""
+    judged = math.ceil(config.rounds / config.evaluate_every)
+    return config.rounds * each, (config.rounds + judged + 1) * each
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:

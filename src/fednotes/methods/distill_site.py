@@ -313,6 +313,11 @@ class Site:
             write_json(self.directory / "scores.json", self.scores)
         return Update(metrics=counts.to_metrics())
 
+    @property
+    def valid_score(self) -> float | None:
+        """Strict F1 of the present model on what validation data annotate; None where nothing."""
+        return self._counts(self.data.valid, self.valid_set, self.data.tags.types).strict_f1
+
     def scores_on(self, site: SiteData) -> dict[str, Any]:
         """This model's scores on another site's test data."""
         predicted = self.model.predict(site.test)

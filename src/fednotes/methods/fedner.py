@@ -25,9 +25,11 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Literal
 
+from torch import Tensor
+
 from fednotes.core.errors import ConfigError
 from fednotes.core.store import restoring
-from fednotes.core.tensors import load_into
+from fednotes.core.tensors import load_into, nbytes
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Total
 from fednotes.data.split import pool
@@ -140,13 +142,8 @@ class Server:
     """θ_s, its optimizer, and when to stop."""
 
     def __init__(self, config: Config, resumed: State | None) -> None:
-        tagger = build_tagger(config.model, config.tags, config.seed)
         self.config = config
-        self.shared = {
-            name: parameter.detach()
-            for name, parameter in tagger.trainable().items()
-            if name.split(".")[0] not in config.private
-        }
+        self.shared = initial(config)
         self._adam = Adam(self.shared, config.learning_rate)
         self.round = 0
         self.examples = self.batch = 0  # Σ|S_j|, Σ|N_j|, once agreed
@@ -198,6 +195,16 @@ class Server:
         self.round = state.round
         self.best, self.waited = float(state.facts["best"]), int(state.facts["waited"])
         self.examples, self.batch = int(state.facts["examples"]), int(state.facts["batch"])
+
+
+def initial(config: Config) -> dict[str, Tensor]:
+    """θ_s before training, which follows from the seed."""
+    tagger = build_tagger(config.model, config.tags, config.seed)
+    return {
+        name: parameter.detach()
+        for name, parameter in tagger.trainable().items()
+        if name.split(".")[0] not in config.private
+    }
 
 
 def agree_on_shares(federation: Federation) -> tuple[int, int]:
@@ -275,6 +282,19 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     batch = sum(batch_share(size, sum(sizes), config) for size in sizes)
     each = batch if config.exchange == "gradients" else sum(sizes) * config.local_epochs
     return total_rounds(config, sum(sizes), batch), each
+
+
+def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+    """Bytes that a site sends and is sent at most in a run of sites of these sizes."""
+    each, rounds = nbytes(initial(config)), planned(config, sizes)[0]
+    batch = sum(batch_share(size, sum(sizes), config) for size in sizes)
+    period = config.evaluate_every * rounds_per_epoch(config, sum(sizes), batch)
+    return rounds * each, (rounds + math.ceil(rounds / period) + 1) * each
+
+
+def beyond(config: Config) -> str:
+    """What a setting adds to the published method, in a word for tables."""
+    return "local fine-tuning" if config.personal_epochs else ""
 
 
 def _check_layers(private: tuple[str, ...]) -> None:

@@ -213,6 +213,12 @@ class Site:
             write_json(self.directory / "scores.json", self.scores)
         return Update(metrics=counts.to_metrics())
 
+    @property
+    def valid_score(self) -> float | None:
+        """Strict F1 of the tagger that is kept, on validation data; None where there is none."""
+        judged = self.best_f1 >= 0 and any(document.spans for document in self.data.valid)
+        return self.best_f1 if judged else None
+
     def _personalise(self, epochs: int) -> None:
         """Epochs of the whole tagger on the site's own data, a fresh optimizer."""
         adam = Adam(self.tagger.trainable(), self.config.learning_rate)

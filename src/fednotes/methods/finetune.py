@@ -19,7 +19,10 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
+from torch import Tensor
+
 from fednotes.core.errors import ConfigError
+from fednotes.core.tensors import nbytes
 from fednotes.core.types import SiteData, TagSet
 from fednotes.data.split import pool
 from fednotes.federation import Federation, State
@@ -61,11 +64,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def train(federation: Federation, config: Config) -> State:
     """Global cycles of section 3.2; see `averaging.run_cycles`."""
-    model = build_model(config.model, config.tags, config.seed)
-    initial = {n: p for n, p in model.trainable().items() if layer(n) not in config.private}
-    _require_layers(config.private, {layer(name) for name in model.trainable()})
-    server = Server(config, initial, judged, federation.resume())
+    server = Server(config, initial(config), judged, federation.resume())
     return run_cycles(federation, config, server)
+
+
+def initial(config: Config) -> dict[str, Tensor]:
+    """What sites share, before training. Raises ConfigError for a private layer that is none."""
+    model = build_model(config.model, config.tags, config.seed)
+    _require_layers(config.private, {layer(name) for name in model.trainable()})
+    shared = {n: p for n, p in model.trainable().items() if layer(n) not in config.private}
+    return {name: parameter.detach() for name, parameter in shared.items()}
 
 
 def judged(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -130,6 +138,12 @@ def pooled(
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """Cycles, and the sentences of each at all sites together."""
     return config.cycles, sum(sizes) * config.local_epochs
+
+
+def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+    """Bytes that a site sends and is sent at most in a run, before any compression."""
+    each = nbytes(initial(config))
+    return config.cycles * each, (config.cycles + 1) * each  # what was judged is not sent again
 
 
 def warnings(config: Config) -> tuple[str, ...]:

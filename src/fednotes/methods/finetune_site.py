@@ -140,6 +140,11 @@ class Site(AveragingSite):
             save_model(self.model, self.directory / "model")
         return Update(metrics=counts.to_metrics())
 
+    @property
+    def valid_score(self) -> float | None:
+        """Strict F1 of the present model on validation data; None where there is none."""
+        return self.counts(self.data.valid, self.valid_set).strict_f1
+
     def scores_on(self, site: SiteData) -> dict[str, Any]:
         """This model's scores on another site's test data, that site's own types only."""
         predicted = self.model.predict(site.test)

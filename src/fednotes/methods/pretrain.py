@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fednotes.core.errors import ConfigError
+from fednotes.core.tensors import nbytes
 from fednotes.data.note_sites import SiteNotes, pooled_notes
 from fednotes.federation import Federation, State
 from fednotes.methods.averaging import Averaging, Server, run_cycles
@@ -140,6 +141,16 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """Cycles, and the sequences of each at all sites together."""
     new_head = shared_model(config.model, config.seed, "cpu").model.new_head
     return config.warm_up_cycles(new_head) + config.cycles, sum(sizes) * config.local_epochs
+
+
+def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
+    """Bytes that a site sends and is sent at most in a run, before any compression."""
+    shared = shared_model(config.model, config.seed, "cpu")
+    each = nbytes(shared.initial)
+    head = nbytes({name: shared.initial[name] for name in shared.head})
+    before = config.warm_up_cycles(shared.model.new_head)
+    up = before * head + config.cycles * each
+    return up, up + max(1, before) * each  # what was judged is not sent again
 
 
 def warnings(config: Config) -> tuple[str, ...]:

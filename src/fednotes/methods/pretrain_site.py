@@ -248,6 +248,12 @@ class Site(AveragingSite):
         held_out = self._tokens(site.valid) if site.valid_patients else None
         return scores(self._judge(held_out, site.id))
 
+    @property
+    def valid_score(self) -> float | None:
+        """Minus the held-out loss of the model that was kept; None where nothing is held out."""
+        masked = self.scores.get("masked")
+        return None if masked is None else -float(masked["loss"])
+
     def finish(self, tensors: Tensors) -> Update:
         """Judge the model that was kept, and save it as a Hugging Face directory."""
         self.load_kept(tensors)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import ConfigError, DataError, MissingExtra
 from fednotes.core.types import Document
 from fednotes.metrics.spans import document_counts
 
@@ -50,6 +50,44 @@ def _spread(numbers: Sequence[float]) -> dict[str, float | int | None]:
     mean = math.fsum(numbers) / n
     variance = math.fsum((x - mean) ** 2 for x in numbers) / (n - 1) if n > 1 else None
     return {"mean": mean, "std": None if variance is None else math.sqrt(variance), "n": n}
+
+
+FEWEST_SEEDS = 5  # with fewer no difference is claimed
+
+
+@dataclass(frozen=True, slots=True)
+class PairedTest:
+    """The mean of n differences, its 95 % interval and the two-sided p value, by Student's t."""
+
+    mean: float
+    low: float
+    high: float
+    p_value: float
+    n: int
+
+
+def paired_t(differences: Sequence[float]) -> PairedTest:
+    """Student's paired t test: is the mean difference over seeds other than zero?
+
+    mean ± t(0.975, n − 1) · s / √n, s the sample's deviation. Differences without any spread
+    have an interval of no width, and p = 0 unless they are zero.
+    Raises DataError for fewer than two, MissingExtra without scipy.
+    """
+    n = len(differences)
+    if n < 2:
+        raise DataError(f"a paired test needs two differences or more, not {n}")
+    try:
+        from scipy import stats
+    except ModuleNotFoundError as error:
+        raise MissingExtra("scipy", "plot") from error
+    spread = _spread(differences)
+    mean, std = float(spread["mean"] or 0), float(spread["std"] or 0)
+    half = std / math.sqrt(n)
+    if half == 0:
+        return PairedTest(mean, mean, mean, float(mean == 0), n)
+    reach = float(stats.t.ppf(0.975, n - 1)) * half
+    p_value = float(2 * stats.t.sf(abs(mean) / half, n - 1))
+    return PairedTest(mean, mean - reach, mean + reach, p_value, n)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,11 @@ class SpanCounts:
         """The counts of all types together (micro averaging)."""
         return sum(self.by_type.values(), TypeCounts())
 
+    @property
+    def strict_f1(self) -> float | None:
+        """Micro F1, strict; None where nothing is annotated, so that nothing can be judged."""
+        return float(self.scores()["strict"]["f1"]) if self.total.gold else None
+
     def to_metrics(self) -> dict[str, float]:
         """Flat counts that add under `Total`: {"strict/ADR/tp": 12.0, ...}."""
         return {

@@ -1,0 +1,204 @@
+"""From a grid to its runs: which job, which settings, which folder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fednotes.core.errors import ConfigError, nearest
+from fednotes.experiments.grid import Before, Grid, Row, Settings, Size
+from fednotes.jobs import POOLED, Job, built_in_jobs, load_job, load_table
+
+Models = Mapping[int, Mapping[str, str]]  # seed → name → folder
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Which job stands for each that a grid names.
+
+    folder: of the grid's own jobs, such as fedner. own: the grid's name → the user's job.
+    """
+
+    folder: str
+    own: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> str:
+        """A job file, or the name of a built-in job."""
+        return self.own.get(name, f"{self.folder}/{name}")
+
+    def named(self, name: str) -> str:
+        """How tables call it."""
+        return Path(self[name]).stem
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row, condition and seed; its folder is named by what it runs, so grids share runs.
+
+    choice: the settings that it tries, where its row searches. beyond: what the run adds to
+    the published method.
+    """
+
+    row: Row
+    condition: str
+    seed: int
+    folder: Path
+    arguments: tuple[str, ...]
+    choice: Settings = ()
+    beyond: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether it ran to its end."""
+        return (self.folder / "summary.json").exists()
+
+    @property
+    def begun(self) -> bool:
+        """Whether something is there to go on with."""
+        return (self.folder / "job.json").exists()
+
+
+def own_jobs(grid: Grid, folder: str, given: Sequence[str]) -> Jobs:
+    """`--base JOB` in place of the grid's own job, `--base NAME=JOB` of another that it names.
+
+    Raises ConfigError for a name that the grid has not, a job that there is none of, a job of
+    another method, and where the grid's own job is missing.
+    """
+    own: dict[str, str] = {}
+    for text in given:
+        name, equals, job = text.partition("=")
+        if not equals or (name not in grid.jobs and Path(text).is_file()):
+            name, job = grid.base, text
+        if name not in grid.jobs:
+            raise ConfigError(
+                f"--base {text}: this experiment has no job {name!r}; {nearest(name, grid.jobs)}"
+            )
+        if name in own:
+            raise ConfigError(f"--base {text}: {name!r} has {own[name]} already")
+        _require_alike(f"{folder}/{name}", job)
+        own[name] = job
+    if own and grid.base not in own:
+        raise ConfigError(f"--base {given[0]}: the experiment's own job is missing: --base JOB")
+    return Jobs(folder, own)
+
+
+def _require_alike(built_in: str, job: str) -> None:
+    asked, found = (load_table(each)[0].get("method") for each in (built_in, job))
+    if asked != found:
+        raise ConfigError(f"--base {job}: is of method {found!r}, the experiment of {asked!r}")
+
+
+def rows_of(grid: Grid, jobs: Jobs, full: bool) -> tuple[list[Row], list[str]]:
+    """The rows that are run, by their jobs' names; and the jobs whose rows are left out.
+
+    On jobs of the user's own, rows of a job that was not given would mix corpora.
+    """
+    rows = [row for row in grid.runs if full or not row.full]
+    kept = [row for row in rows if not jobs.own or (row.base or grid.base) in jobs.own]
+    left = dict.fromkeys(row.base for row in rows if row not in kept)
+    named = [
+        replace(r, label=r.label.replace("{job}", jobs.named(r.base or grid.base))) for r in kept
+    ]
+    return named, list(left)
+
+
+def befores_of(grid: Grid, rows: Sequence[Row], jobs: Jobs) -> tuple[Before, ...]:
+    """The models that these rows, or the attention analysis, start from.
+
+    Raises ConfigError where such a model is of a job that the user did not name.
+    """
+    read = " ".join(setting for row in rows for setting in (*row.set, *row.budget))
+    read += " ".join(grid.attention.models if grid.attention else ())
+    found = tuple(each for each in grid.before if "{" + each.name + "}" in read)
+    for each in found:
+        if jobs.own and each.base not in jobs.own:
+            raise ConfigError(
+                f"rows start from a model of the job {jobs[each.base]!r}: name yours with "
+                f"--base {each.base}=JOB, or take that one: --base {each.base}={jobs[each.base]}"
+            )
+    return found
+
+
+def plan_before(before: Before, jobs: Jobs, size: Size, full: bool, out: Path) -> Iterator[Run]:
+    """The runs of a model that others start from; the grid's own settings are not for them."""
+    own = before.own is not None and before.base in jobs.own
+    budget = before.own if own and before.own is not None else before.budget
+    row = Row(
+        before.name, (before.condition,), before.base, (*before.set, *(() if full else budget))
+    )
+    size = replace(size, seeds=(before.seed,) if before.seed else size.seeds, set=(), own=None)
+    return plan(row, jobs, before.base, size, True, out, ())
+
+
+def plan(
+    row: Row,
+    jobs: Jobs,
+    base: str,
+    size: Size,
+    full: bool,
+    out: Path,
+    settings: Settings,
+    models: Models | None = None,
+) -> Iterator[Run]:
+    """The runs of one row. A wrong setting shows now, not in an hour: ConfigError.
+
+    base: the grid's own job. models: seed → the folder that stands for each `{name}` in the
+    row's settings.
+    """
+    name = row.base or base
+    job, own = jobs[name], name in jobs.own
+    common = size.own if own and size.own is not None else size.set
+    common = (*common, *row.set, *(() if full else row.budget), *settings)
+    _require_sites(row, job, common)
+    built_in = job in built_in_jobs()
+    for condition in row.conditions:
+        for choice in row.choices():
+            for seed in seeds_of(row, size, full):
+                chosen = (*common, *choice, f"seed={seed}", f"conditions=['{condition}']")
+                for model, folder in (models or {}).get(seed, {}).items():
+                    chosen = tuple(each.replace("{" + model + "}", folder) for each in chosen)
+                made = _checked(row, job, chosen)
+                place = out / "runs" / _digest(made, built_in)
+                sets = [word for setting in chosen for word in ("--set", setting)]
+                command = ("simulate", job, "--out", str(place), *sets)
+                yield Run(row, condition, seed, place, command, choice, _beyond(made, condition))
+
+
+def _beyond(job: Job, condition: str) -> str:
+    """What the job adds to the paper's method, which says so; nothing to one model for all."""
+    told: str = getattr(job.module, "beyond", lambda config: "")(job.config)
+    return "" if condition == POOLED else told
+
+
+def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:
+    """A row's own at the budget's size, if it has some."""
+    return row.seeds if row.seeds and not full else size.seeds
+
+
+def _checked(row: Row, job: str, settings: Settings) -> Job:
+    """The job with its settings. Raises ConfigError, which names the row, where they do not fit."""
+    try:
+        return load_job(job, settings)
+    except ConfigError as error:
+        raise ConfigError(f"row {row.label!r}: {error}") from error
+
+
+def _require_sites(row: Row, job: str, settings: Settings) -> None:
+    """A setting of a site that is not there would make one."""
+    sites = load_table(job)[0].get("sites", {})
+    for setting in settings:
+        top, *rest = setting.partition("=")[0].strip().split(".")
+        if top == "sites" and len(rest) > 1 and (not sites or rest[0] not in {"*", *sites}):
+            raise ConfigError(
+                f"row {row.label!r} sets {setting}, but {job} has "
+                + (f"no site {rest[0]!r}" if sites else "no [sites.NAME] tables")
+            )
+
+
+def _digest(job: Job, built_in: bool) -> str:
+    """Of what is run; paths in a file of the user's own are relative to its folder."""
+    if built_in:
+        return job.fingerprint[:16]
+    return hashlib.sha256(f"{job.folder}\n{job.fingerprint}".encode()).hexdigest()[:16]

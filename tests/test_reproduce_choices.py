@@ -1,0 +1,410 @@
+"""Grids that choose settings by validation data, test pairs over seeds, run on other jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.store import write_json
+from fednotes.experiments import reproduce as module
+from fednotes.experiments.plan import Run
+from fednotes.experiments.reproduce import grids, load_grid, reproduce
+from fednotes.metrics.compare import paired_t
+
+GRID = """\
+title = "Tiny"
+base = "real"
+pairs = [["searched/federated", "plain/federated"]]
+[budget]
+seeds = [1, 2, 3]
+[full]
+seeds = [1]
+[[runs]]
+label = "plain"
+conditions = ["federated"]
+set = ["preset=paper"]
+seeds = [1, 2, 3, 4, 5]
+[[runs]]
+label = "searched"
+conditions = ["alone", "federated"]
+set = ["preset=paper"]
+seeds = [1, 2, 3, 4, 5]
+search = { "training.learning_rate" = [0.001, 0.003], "training.private" = [["crf"], []] }
+"""
+NOISE = {1: 0.0, 2: 0.011, 3: -0.004, 4: 0.02, 5: 0.007}  # of a seed, in scores of test data
+BEST = {"alone": (0.003, "crf"), "federated": (0.001, "")}  # by validation data
+
+
+def setting(run: Run) -> tuple[float, str]:
+    rate, private = (text.partition("=")[2] for text in run.choice)
+    return float(rate), private.strip("[]'")
+
+
+def f1(run: Run) -> tuple[float, float]:
+    """Validation and test F1, which disagree: what is best on the one is worst on the other."""
+    if not run.choice:
+        return 0.5, 0.5
+    chosen = setting(run) == BEST[run.condition]
+    return (0.6, 0.3 + NOISE[run.seed]) if chosen else (0.4, 0.9)
+
+
+Start = Callable[[str], tuple[Path, list[Run]]]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Puts a grid in place of the real ones, its runs made up; gives it and those asked for."""
+    monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path / "corpora"))
+    path = tmp_path / "fedner" / "tiny.toml"
+    path.parent.mkdir()
+    asked: list[Run] = []
+
+    def fake(run: Run) -> str:
+        if not run.done:
+            asked.append(run)
+        valid, test = f1(run)
+        both = {run.condition: {k: {"f1": test} for k in ("strict", "relaxed")}}
+        made = {
+            "seconds": 1.0, "bytes_up": 0, "bytes_down": 0, "sites": {"a": both}, "mean": both,
+            "valid": {run.condition: {"mean": valid, "sites": {"a": valid}}},
+        }  # fmt: skip
+        write_json(run.folder / "summary.json", made)
+        return run.row.label
+
+    def start(text: str) -> tuple[Path, list[Run]]:
+        path.write_text(text, encoding="utf-8")
+        return path, asked
+
+    monkeypatch.setattr(module, "grids", lambda: {"fedner-tiny": path})
+    monkeypatch.setattr(module, "_run", fake)
+    return start
+
+
+def lines(out: Path, name: str = "fedner-tiny") -> list[str]:
+    return (out / name / "results.md").read_text(encoding="utf-8").splitlines()
+
+
+def test_validation_decides_not_test(tiny: Start, tmp_path: Path) -> None:
+    """Each condition its own setting, on the first seed; on the other seeds that one alone."""
+    _, asked = tiny(GRID)
+    table = reproduce("fedner-tiny", tmp_path / "out", workers=1)
+    of = [run for run in asked if run.row.label == "searched"]
+    assert len(of) == 2 * (4 + 4)
+    assert {setting(r) for r in of if r.seed == 1 and r.condition == "alone"} == {
+        (rate, private) for rate in (0.001, 0.003) for private in ("crf", "")
+    }
+    for condition, best in BEST.items():
+        assert {setting(r) for r in of if r.seed > 1 and r.condition == condition} == {best}
+    alone, federated = table["rows"][1:]
+    assert alone["chosen"] == ["training.learning_rate=0.003", "training.private=['crf']"]
+    assert federated["chosen"] == ["training.learning_rate=0.001", "training.private=[]"]
+    assert sorted(each["validation"] for each in alone["tried"]) == [0.4, 0.4, 0.4, 0.6]
+    mean = 0.3 + sum(NOISE.values()) / 5
+    assert alone["scores"]["mean"]["strict"]["f1"]["mean"] == pytest.approx(mean, abs=1e-12)
+    (line,) = (x for x in lines(tmp_path / "out") if x.startswith("- searched, alone: "))
+    assert "`training.learning_rate=0.003`, `training.private=['crf']` (" in line
+    assert line.count(": 40.0") == 3
+
+
+def test_settings_chosen_on_two_seeds(tiny: Start, tmp_path: Path) -> None:
+    _, asked = tiny("search_seeds = 2\n" + GRID)
+    reproduce("fedner-tiny", tmp_path / "out", workers=1)
+    of = [r.seed for r in asked if r.row.label == "searched" and r.condition == "alone"]
+    assert sorted(of) == [1] * 4 + [2] * 4 + [3, 4, 5]
+
+
+def test_what_is_done_is_not_done_again(tiny: Start, tmp_path: Path) -> None:
+    """How things stand is said first: 5 plain runs, 2 x (4 + 4) searched."""
+    _, asked = tiny(GRID)
+    told: list[str] = []
+    reproduce("fedner-tiny", tmp_path / "out", workers=1, say=told.append)
+    assert told[0] == "21 runs: 0 done, 0 begun, 21 to begin"
+    assert "for 20 more runs" in told[1]
+    first, count = asked[-1].folder, len(asked)
+    (first / "summary.json").unlink()
+    (first / "job.json").write_text("{}")
+    told.clear()
+    reproduce("fedner-tiny", tmp_path / "out", workers=1, say=told.append)
+    assert told == ["21 runs: 20 done, 1 begun, 0 to begin"]
+    assert [run.folder for run in asked[count:]] == [first]
+
+
+def test_pairs_are_tested_over_seeds(tiny: Start, tmp_path: Path) -> None:
+    """The same numbers from scipy's own paired test; alone and federated are a pair anyway."""
+    tiny(GRID)
+    table = reproduce("fedner-tiny", tmp_path / "out", workers=1)
+    assert [(p["first"], p["second"]) for p in table["pairs"]] == [
+        ("searched, federated", "searched, alone"),
+        ("searched, federated", "plain, federated"),
+    ]
+    searched = [0.3 + NOISE[seed] for seed in (1, 2, 3, 4, 5)]
+    test = stats.ttest_rel(searched, [0.5] * 5)
+    found = table["pairs"][1]["differences"]["mean"]
+    low, high = test.confidence_interval(0.95)
+    assert [found[k] for k in ("low", "high")] == pytest.approx([low, high], abs=1e-12)
+    assert found["p_value"] == pytest.approx(test.pvalue, rel=1e-9)
+    (line,) = (x for x in lines(tmp_path / "out") if x.startswith("| searched, federated − plain"))
+    assert line.endswith(f"{100 * low:+.1f} to {100 * high:+.1f}; p < 0.001) |")
+    assert "| searched, federated − plain, federated | 5 | " in line
+
+
+def test_few_seeds_claim_nothing(tiny: Start, tmp_path: Path) -> None:
+    tiny(GRID)
+    table = reproduce("fedner-tiny", tmp_path / "out", seeds=(1, 2, 3, 4), workers=1)
+    assert all(pair["differences"] == {} for pair in table["pairs"])
+    assert "4 seeds: no difference is claimed." in lines(tmp_path / "out")
+    assert not any("interval" in line for line in lines(tmp_path / "out"))
+
+
+def test_a_paired_test_by_hand() -> None:
+    """1, 2, 3, 4, 5: mean 3, s = sqrt(2.5), t(0.975, 4) = 2.776445 (tables), t = 3 / sqrt(0.5)."""
+    found = paired_t([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found.mean == 3
+    assert found.high - 3 == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
+    assert 3 - found.low == pytest.approx(2.776445 * 0.5**0.5, rel=1e-6)
+    assert found.p_value == pytest.approx(stats.ttest_1samp([1, 2, 3, 4, 5], 0).pvalue, rel=1e-9)
+    assert paired_t([0.0] * 5).p_value == 1
+    assert (paired_t([0.5] * 5).low, paired_t([0.5] * 5).p_value) == (0.5, 0)
+    with pytest.raises(DataError, match="two differences or more, not 1"):
+        paired_t([1.0])
+
+
+def test_a_table_of_validation_scores_shows_no_test(tiny: Start, tmp_path: Path) -> None:
+    tiny('score = "validation"\n' + GRID)
+    reproduce("fedner-tiny", tmp_path / "out", workers=1)
+    rows = [line for line in lines(tmp_path / "out") if line.startswith("| ")]
+    assert rows[1:] == [
+        "| plain | federated | 50.0 ± 0.0 | 50.0 ± 0.0 |",
+        "| searched | alone | 60.0 ± 0.0 | 60.0 ± 0.0 |",
+        "| searched | federated | 60.0 ± 0.0 | 60.0 ± 0.0 |",
+    ]
+    assert any(line.startswith("Validation F1") for line in lines(tmp_path / "out"))
+    kept = json.loads((tmp_path / "out" / "fedner-tiny" / "results.json").read_text("utf-8"))
+    assert all(row["scores"]["mean"]["strict"]["f1"]["mean"] > 0.45 for row in kept["rows"])
+
+
+def test_without_validation_data_nothing_is_chosen(
+    tiny: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny(GRID)
+
+    def fake(run: Run) -> str:
+        valid = {run.condition: {"mean": None, "sites": {"a": None}}}
+        write_json(run.folder / "summary.json", {"valid": valid})
+        return run.row.label
+
+    monkeypatch.setattr(module, "_run", fake)
+    with pytest.raises(ConfigError, match=r"'searched' chooses by validation data, .*valid_fract"):
+        reproduce("fedner-tiny", tmp_path / "out", workers=1)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('search = { "training.epochs" = 3 }', "search.training.epochs = 3: a list of values"),
+        ('search = { "training.epochs" = [] }', "a list of values"),
+        (f'search = {{ "seed" = {list(range(65))} }}', "more than 64 settings"),
+    ],
+)
+def test_a_search_that_cannot_be(tiny: Start, tmp_path: Path, line: str, message: str) -> None:
+    start = GRID.index("search = ")
+    tiny(GRID[:start] + line)
+    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
+        reproduce("fedner-tiny", tmp_path / "out", workers=1)
+
+
+def test_a_pair_of_rows_that_are_not_there(tiny: Start, tmp_path: Path) -> None:
+    tiny(GRID.replace('"plain/federated"', '"plain/pooled"'))
+    with pytest.raises(ConfigError, match=r"pairs: .*plain/pooled.*: two of plain/federated"):
+        reproduce("fedner-tiny", tmp_path / "out", workers=1)
+
+
+# jobs of the user's own
+
+JOB = """\
+method = "{method}"
+{more}
+[sites.north]
+path = "north"
+[sites.south]
+path = "south"
+"""
+
+
+def own_job(folder: Path, method: str = "fedner", more: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "mine.toml"
+    path.write_text(JOB.format(method=method, more=more), encoding="utf-8")
+    return path
+
+
+def test_a_grid_on_a_job_of_ones_own(tiny: Start, tmp_path: Path) -> None:
+    """Every run is of that job; the results have a folder of their own."""
+    _, asked = tiny(GRID)
+    path = own_job(tmp_path / "jobs")
+    reproduce("fedner-tiny", tmp_path / "out", base=(str(path),), seeds=(1,), workers=1)
+    assert {run.arguments[1] for run in asked} == {str(path)}
+    assert (tmp_path / "out" / "fedner-tiny-mine" / "results.md").is_file()
+    again = own_job(tmp_path / "elsewhere")  # as that one, and other notes
+    before = {run.folder for run in asked}
+    reproduce("fedner-tiny", tmp_path / "out", base=(str(again),), seeds=(1,), workers=1)
+    assert len({run.folder for run in asked}) == 2 * len(before)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("{distill}",), "is of method 'distill', the experiment of 'fedner'"),
+        (("{fedner}.no",), "no such job file, nor a built-in job"),
+        (("other={fedner}",), "this experiment has no job 'other'"),
+        (("{fedner}", "real={fedner}"), "'real' has .*mine.toml already"),
+    ],
+)
+def test_a_job_that_does_not_fit(
+    tiny: Start, tmp_path: Path, given: tuple[str, ...], message: str
+) -> None:
+    tiny(GRID)
+    names = {m: str(own_job(tmp_path / m, m)) for m in ("fedner", "distill")}
+    with pytest.raises(ConfigError, match=message):
+        reproduce("fedner-tiny", tmp_path / "out", base=[text.format(**names) for text in given])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("sites.psytar.fraction=0.1", "row 'plain' sets .*, but .*mine.toml has no site 'psytar'"),
+        ("training.epoch=1", "row 'plain': .*mine.toml .*did you mean 'epochs'"),
+    ],
+)
+def test_settings_that_do_not_fit_show_before_any_run(
+    tiny: Start, tmp_path: Path, setting: str, message: str
+) -> None:
+    _, asked = tiny(GRID.replace('set = ["preset=paper"]', f'set = ["{setting}"]', 1))
+    with pytest.raises(ConfigError, match=message):
+        reproduce("fedner-tiny", tmp_path / "out", base=(str(own_job(tmp_path / "jobs")),))
+    assert asked == []
+
+
+def test_generated_sites_take_no_settings_of_corpora(tiny: Start, tmp_path: Path) -> None:
+    tiny(GRID.replace('"preset=paper"', '"sites.*.fraction=0.1"', 1))
+    with pytest.raises(ConfigError, match=r"but demo has no \[sites\.NAME\] tables"):
+        reproduce("fedner-tiny", tmp_path / "out", base=("demo",))
+
+
+SEVERAL = """\
+title = "Several"
+base = "maccrobat"
+columns = ["micro strict f1"]
+[budget]
+seeds = [1]
+[full]
+seeds = [1]
+[[before]]
+name = "central"
+base = "pretrain"
+condition = "pooled"
+budget = ["sites.codiesp.max_notes=4"]
+own = ["sites.*.max_notes=9"]
+[[runs]]
+label = "{job}, pre-trained"
+conditions = ["federated"]
+set = ["model.encoder={central}"]
+[[runs]]
+label = "{job}, base"
+base = "bc5cdr"
+conditions = ["federated"]
+"""
+
+
+def test_the_other_jobs_of_a_grid(
+    tiny: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a job that was not given are left out; a model that rows start from must be named."""
+    path, _ = tiny(SEVERAL)
+    path = path.rename(tmp_path / "bert-tiny.toml")
+    (tmp_path / "bert").mkdir()
+    path = path.rename(tmp_path / "bert" / "tiny.toml")
+    monkeypatch.setattr(module, "grids", lambda: {"bert-tiny": path})
+    asked: list[Run] = []
+
+    def fake(run: Run) -> str:
+        asked.append(run)
+        spent = {run.condition: {"strict": {"f1": 0.5}}}
+        made = {"seconds": 1.0, "bytes_up": 0, "bytes_down": 0, "sites": {}, "mean": spent,
+                "micro": spent, "conditions": {run.condition: {}}}  # fmt: skip
+        write_json(run.folder / "summary.json", made)
+        return run.row.label
+
+    monkeypatch.setattr(module, "_run", fake)
+    task, notes = own_job(tmp_path / "task", "finetune"), own_job(tmp_path / "notes", "pretrain")
+    with pytest.raises(ConfigError, match=r"--base pretrain=JOB, or .* --base pretrain=bert/pret"):
+        reproduce("bert-tiny", tmp_path / "out", base=(str(task),))
+    with pytest.raises(ConfigError, match="the experiment's own job is missing"):
+        reproduce("bert-tiny", tmp_path / "out", base=(f"pretrain={notes}",))
+    told: list[str] = []
+    table = reproduce(
+        "bert-tiny", tmp_path / "out", base=(str(task), f"pretrain={notes}"), say=told.append
+    )
+    assert told[0] == "rows of the job 'bc5cdr' are left out: give yours with --base bc5cdr=JOB"
+    assert [run.arguments[1] for run in asked] == [str(notes), str(task)]
+    assert "sites.*.max_notes=9" in asked[0].arguments
+    assert not any("codiesp" in word for word in asked[0].arguments)
+    assert [row["label"] for row in table["rows"]] == ["mine, pre-trained"]
+
+
+CORPORA = {  # every experiment on a job of its method with two sites of other names
+    "fedner": '[model]\nword_vectors = "glove.txt"\ncontextual = "minilm"',
+    "distill": '[tags]\ndesign = "disjoint"\ntypes = ["A", "B"]',
+    "finetune": "",
+    "pretrain": "",
+}
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", [n for n in grids() if not n.startswith("phenotype")])
+def test_every_experiment_plans_on_other_sites(
+    name: str, full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows' settings fit a job of the same method, or one line says which does not."""
+    monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path / "corpora"))
+    monkeypatch.setenv("FEDNOTES_BACKBONE", str(tmp_path / "backbone"))
+    grid, path = load_grid(name)
+    given = []
+    for job in grid.jobs:
+        made = module.load_job(f"{path.parent.name}/{job}")
+        own = own_job(tmp_path / job, made.method, CORPORA[made.method])
+        given.append(f"{job}={own}")
+
+    class Planned(Exception):
+        """All was planned."""
+
+    def stop(run: Run) -> str:
+        raise Planned
+
+    monkeypatch.setattr(module, "_run", stop)
+    with pytest.raises(Planned):
+        reproduce(name, tmp_path / "out", full=full, base=given, workers=1)
+
+
+def test_who_says_no_is_heeded(
+    tiny: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run takes two hours by the clock: the person is asked before the second begins."""
+    _, asked = tiny(GRID)
+    clock = iter(range(0, 10**6, 7200))
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    questions: list[str] = []
+
+    def no(line: str) -> None:
+        questions.append(line)
+        raise FednotesError("no")
+
+    with pytest.raises(FednotesError, match="no"):
+        reproduce("fedner-tiny", tmp_path / "out", workers=2, agree=no)
+    assert len(asked) == 1
+    assert questions[0].startswith("about 20 h at most for 20 more runs, if each takes as long")
