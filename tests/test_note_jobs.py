@@ -309,3 +309,13 @@ def test_sentences_of_a_document_are_found_however_they_are_tokenised() -> None:
     index = index_documents([Document("d", "He had ( at night ) no fever , chills or pain .")])
     (found,) = shared_text(["He had (at night) no fever, chills or pain."], [index])
     assert found.shared_sentences == 1
+
+
+def test_placeholders_do_not_count_in_what_is_shared() -> None:
+    """Copies of one note are de-identified anew: other dates, other numbers of a hospital."""
+    from fednotes.core.types import Document
+
+    text = "Seen at [**Hospital1 18**] on [**2130-1-1**] for fever, chills and a very bad cough."
+    copy = text.replace("Hospital1 18", "Hospital6 2").replace("2130-1-1", "2151-7-30")
+    (found,) = shared_text([copy], [index_documents([Document("d", text)])])
+    assert found.shared_sentences == 1

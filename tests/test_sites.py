@@ -77,6 +77,9 @@ def test_sentences_of_the_test_data_leave_the_training_data(tmp_path: Path) -> N
     sentences = sum(len(d.sentences) for d in (*site.train, *site.valid))
     assert sentences == 40
     assert made.notes == ("a: 10 training sentences dropped that occur in test",)
+    kept = load(tmp_path, a={"train": train, "test": test, "repeats": "keep", "valid_fraction": 0})
+    assert sum(len(d.sentences) for d in kept.data[0].train) == 50
+    assert kept.data[0].valid == kept.notes == ()
 
 
 def test_labels_are_mapped_dropped_and_chosen(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ class SiteConfig:
         forms, annotated at another site too, that are masked in training (`data/split.py`).
     max_sentences, max_test_sentences: random ones of the training and test data; 0 is all.
     flatten: what becomes of overlapping and discontinuous mentions.
+    repeats: "drop", training sentences that occur in `valid` or `test` are left out; or "keep",
+        a published division is taken as it is.
     """
 
     path: str = ""
@@ -58,6 +60,7 @@ class SiteConfig:
     max_sentences: int = 0
     max_test_sentences: int = 0
     flatten: Literal["outermost", "first_fragment", "drop"] = "outermost"
+    repeats: Literal["drop", "keep"] = "drop"
 
     def __post_init__(self) -> None:
         if bool(self.path) == bool(self.train):

@@ -304,8 +304,9 @@ def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> An
         if key not in training:
             raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
     settings = _expand(table.get("model", {}), folder)
-    if not settings.keys() & {"kind", "tagger"}:  # else the job starts from a model of its own
-        settings = preset.get("model", {}) | settings
+    own = preset.get("model", {})
+    if all(own.get(key) == settings[key] for key in ("kind", "tagger") if key in settings):
+        settings = own | settings  # else the job starts from a model of its own
     if settings.get("word_vectors"):
         settings = preset.get("with_word_vectors", {}) | settings
     try:

@@ -338,7 +338,7 @@ def _parts_of(
         parts = _split(job, site, flat)
     except FednotesError as error:
         raise type(error)(f"site {name!r}: {error}") from error
-    if site.train:
+    if site.train and site.repeats == "drop":
         for part in ("valid", "test"):
             parts["train"], dropped = without_leaks(parts["train"], parts[part])
             if dropped:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fednotes.data.clinical import blocks, is_header, replace_placeholders, sections, sentences
+from fednotes.data.clinical import blocks, is_header, sections, sentences
 from fednotes.data.notes import read_notes
 
 NOTE = """Admission Date:  [**2130-1-1**]     Discharge Date:   [**2130-1-5**]
@@ -42,61 +42,19 @@ Hgb-12
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("[**2130-1-1**]", "date"),
-        ("[**3-/2130**]", "date"),
-        ("[**January 2130**]", "date"),
-        ("[**Month (only) 12**] 3", "date 3"),
-        ("[**Hospital1 18**]", "hospital"),
-        ("[**Hospital\n Ward Name 3**]", "hospital"),
-        ("Dr.[**Last Name (STitle) **]said", "Dr.name said"),
-        ("x[**Known lastname 5**]", "x name"),
-        ("[**Known firstname**][**Known lastname**]", "name name"),
-        ("[**Telephone/Fax (1) 12**]", "number"),
-        ("[**Medical Record Number 4**]", "number"),
-        ("a [**Age over 90 **] y.o.", "a number y.o."),
-        ("[**123456**]", "number"),
-        ("[**Location (un) 5**]", "place"),
-        ("[**University/College **]", "organization"),
-        ("[**Initials (NamePattern4) **]", "name"),
-        ("[** **]", "name"),
-        ("open [**never closed", "open [**never closed"),
-        ("Name:  ___", "Name:  name"),
-        (
-            "Admission Date:  ___   Discharge Date:   ___",
-            "Admission Date:  date   Discharge Date:   date",
-        ),
-        ("Unit No:   ___", "Unit No:   number"),
-        ("Facility: ___", "Facility: name"),
-        ("Ms. ___ is a ___ year old", "Ms. name is a number year old"),
-        ("a ___ y/o man, ___yo", "a number y/o man, number yo"),
-        ("on ___ she went to ___ ED", "on date she went to hospital ED"),
-        ("Dr.___said ___", "Dr.name said name"),
-        ("___-___/___", "name-name/name"),
-        ("a\n ___ \nb", "a\n ___ \nb"),
-        ("____ and a__b", "____ and a__b"),
-        ("[x] and **bold**", "[x] and **bold**"),
-    ],
-)
-def test_placeholders(text: str, expected: str) -> None:
-    """Kinds by hand, from the forms that MIMIC-III's notes are known to hold."""
-    assert replace_placeholders(text) == expected
-
-
 def test_a_note_by_hand() -> None:
     assert sentences(NOTE) == [
-        "Admission Date: date",
-        "Discharge Date: date",
-        "Date of Birth: date",
+        "Admission Date: [**2130-1-1**]",
+        "Discharge Date: [**2130-1-5**]",
+        "Date of Birth: [**2061-3-4**]",
         "Sex: M",
         "Service: MEDICINE",
         "Allergies: Penicillins",
-        "Attending:name",
+        "Attending:[**First Name3 (LF) 12**]",
         "Chief Complaint: fever",
         "History of Present Illness:",
-        "The patient is a 68 y.o. man seen by Dr. name at hospital for fever of 101.5.",
+        "The patient is a 68 y.o. man seen by Dr. [**Last Name (STitle) 7**] at "
+        "[**Hospital1 18**] for fever of 101.5.",
         "He was given 5 mg. of warfarin p.o. b.i.d. and sent home vs. observed.",
         "Denies chest pain.",
         "Medications on Admission:",
@@ -117,11 +75,11 @@ def test_a_note_of_mimic_iv_by_hand() -> None:
         " \nFollowup Instructions:\n___\n"
     )
     assert sentences(text) == [
-        "Name: name",
-        "Unit No: number",
+        "Name: ___",
+        "Unit No: ___",
         "Allergies: Penicillins",
-        "Attending: name.",
-        "History of Present Illness: number year old man seen at hospital on date.",
+        "Attending: ___.",
+        "History of Present Illness: ___ year old man seen at ___ on ___.",
         "Followup Instructions:",
     ]
 
@@ -205,29 +163,30 @@ def test_nothing_visible_is_lost(text: str) -> None:
     """All characters but white space stay, in order; runs of rule signs may go, no others."""
     found = sentences(text)
     assert all(s and s == s.strip() and s == " ".join(s.split()) for s in found)
-    plain = replace_placeholders(text)
-    if not _MARKUP.search(plain):
-        assert _visible("".join(found)) == _visible(plain)
+    if not _MARKUP.search(text):
+        assert _visible("".join(found)) == _visible(text)
     else:
         keep = re.compile(r"[-_=*~#]")
-        assert keep.sub("", _visible("".join(found))) == keep.sub("", _visible(plain))
+        assert keep.sub("", _visible("".join(found))) == keep.sub("", _visible(text))
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.tuples(st.text("ab .\n", max_size=8), st.text("ab1- ()\n", max_size=8)), max_size=6)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Seen by Dr. [**Last Name (STitle) 7**] at [**Hospital1 18**] on [**2130-1-1**].",
+        "[**Known firstname**][**Known lastname**] took [**Month (only) 12**] 3 doses",
+        "open [**never closed",
+        "a ___ y/o man, Dr.___said ___",
+    ],
 )
-def test_placeholders_leave_the_rest(parts: list[tuple[str, str]]) -> None:
-    """Split at the placeholders by a plain scan: what is outside is there, in order, once."""
-    text = "".join(f"{outside}[**{inside}**]" for outside, inside in parts)
-    made = replace_placeholders(text)
-    assert "[**" not in made
-    assert replace_placeholders(made) == made
-    at = 0
-    for outside, _ in parts:
-        at = made.index(outside, at) + len(outside)
-    words = r"(?: ?(?:date|hospital|number|place|organization|name) ?)"
-    assert re.fullmatch("".join(re.escape(outside) + words for outside, _ in parts), made)
+def test_placeholders_are_text(text: str) -> None:
+    """As in clinicalBERT's program; a model that is fine-tuned on such notes reads the same."""
+    assert sentences(text) == [text]
+
+
+def test_a_placeholder_is_not_cut_by_a_line_end() -> None:
+    text = "Plan:\n\n- call [**Hospital\n Ward Name 3**] today\n- rest\n"
+    assert sentences(text) == ["Plan:", "- call [**Hospital Ward Name 3**] today", "- rest"]
 
 
 def test_a_very_long_note_in_linear_time() -> None:
@@ -239,7 +198,6 @@ def test_a_very_long_note_in_linear_time() -> None:
     for unit in ("x", "x ", "[**", "[**a ", "- ", "A", "\n", "1. ", "....", "A: ", "  A"):
         long = unit * (200_000 // len(unit))
         assert _visible("".join(sentences(long))) == _visible(long)
-    assert _visible("".join(sentences("a ___ " * 40_000))) == "aname" * 40_000
 
 
 @pytest.mark.corpora

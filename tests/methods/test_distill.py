@@ -23,6 +23,7 @@ from fednotes.methods import distill
 from fednotes.methods.distill_site import pseudo_complete, weighted_loss
 from fednotes.models.build import build_model
 from fednotes.models.model import Losses
+from fednotes.models.prompt_bart import PromptBartConfig
 from fednotes.models.saving import load_model
 from fednotes.models.tagger_config import TaggerConfig
 
@@ -172,6 +173,12 @@ def begun(sites, left_out=(), **changes):
     return settings, members, federation
 
 
+def next_weights(member) -> np.ndarray:
+    """w_{t+1}, which the next round trains with."""
+    assert member._next is not None
+    return member._next[1].copy()
+
+
 def plain_weights(members, settings, included) -> list[np.ndarray]:
     """Eq. 11 and 12 with every gradient in the open, one sentence at a time, in NumPy."""
     sources, targets = [], []
@@ -209,8 +216,9 @@ def test_eq_11_and_12_from_sums_alone(sites) -> None:
     for member, expected in zip(
         members, plain_weights(members, settings, [s.id for s in sites]), strict=True
     ):
-        np.testing.assert_allclose(member.weights, expected, atol=2e-5)
-        assert np.ptp(member.weights) > 0.01
+        assert (member.weights == 1).all()  # this round still trains with w_t
+        np.testing.assert_allclose(next_weights(member), expected, atol=2e-5)
+        assert np.ptp(next_weights(member)) > 0.01
 
 
 def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
@@ -220,7 +228,44 @@ def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
     distill._update_weights(federation, federation.totals["begin"], 0)
     included = [s.id for s in sites]
     for member, expected in zip(members, plain_weights(members, settings, included), strict=True):
-        np.testing.assert_allclose(member.weights, expected, atol=2e-5)
+        np.testing.assert_allclose(next_weights(member), expected, atol=2e-5)
+
+
+def test_a_round_trains_with_the_weights_of_the_round_before(sites) -> None:
+    """Algorithm 1 computes w_{t+1} and trains with Eq. 10's w_t: round 0 is one without weights,
+    round 1 is one with the weights that round 0 made."""
+    settings, members, federation = begun(sites)
+    distill._update_weights(federation, federation.totals["begin"], 0)
+    plain = [distill.Site(site, settings) for site in sites]
+    start = distill.initial(settings)
+    for member, other in zip(members, plain, strict=True):
+        made = next_weights(member)
+        assert np.array_equal(member.state().tensors["weights"].numpy(), made)
+        other.begin(start, round=0)
+        first = member.train({}, round=0)
+        assert_same(first.tensors, other.train({}, round=0).tensors)
+        assert np.array_equal(member.weights, made)
+        late = distill.Site(member.data, settings)
+        late.restore(member.state())
+        for each in (member, late, other):
+            each.begin(start, round=1)
+        other.weights = made
+        second = [each.train({}, round=1).tensors for each in (member, late, other)]
+        assert_same(second[0], second[1])
+        assert_same(second[0], second[2])
+        assert not torch.equal(second[0]["crf.project.weight"], first.tensors["crf.project.weight"])
+
+
+def test_weights_of_a_round_that_a_site_did_not_train_in_are_not_lost(sites) -> None:
+    settings, members, federation = begun(sites)
+    distill._update_weights(federation, federation.totals["begin"], 0)
+    made, member = next_weights(members[0]), members[0]
+    member.begin(distill.initial(settings), round=0)  # the same round again: nothing is due yet
+    assert (member.weights == 1).all()
+    distill._update_weights(federation, federation.totals["begin"], 0)
+    members[1].begin(distill.initial(settings), round=1)
+    assert not (members[1].weights == 1).all()
+    assert made.shape == member.weights.shape
 
 
 def test_two_contributors_are_refused_on_both_sides(sites) -> None:
@@ -250,14 +295,38 @@ def test_a_site_that_contributes_nothing_is_not_counted(sites, complete) -> None
     assert federation.totals["begin"].metrics["contributing"] == 2
     distill._update_weights(federation, federation.totals["begin"], 0)
     assert "update_weights" not in federation.totals
-    assert all((member.weights == 1).all() for member in members)
+    assert all(member._next is None for member in members)
 
 
 def test_weights_rest_until_a_round_distils(sites) -> None:
     _, members, federation = begun(sites, warmup=1)
     assert federation.totals["begin"].metrics["contributing"] == 0
     distill._update_weights(federation, federation.totals["begin"], 0)
-    assert all((member.weights == 1).all() for member in members)
+    assert all(member._next is None for member in members)
+
+
+@pytest.mark.parametrize(("epochs", "batches"), [(0.01, 1), (0.5, 3), (1, 6), (1.5, 9), (2, 12)])
+def test_a_part_of_an_epoch_is_so_many_of_its_batches(sites, epochs: float, batches: int) -> None:
+    """45 sentences in batches of 8 are 6; the first ones of the epoch's own order."""
+    settings = config(sites, weighting=False, local_epochs=epochs, batch_size=8)
+    member = distill.Site(sites[0], settings)
+    assert member.num_examples == 45
+    lengths = member.train_set.lengths
+    found = list(member._batches(member.train_set, 3))
+    orders = [
+        buckets(lengths, 8, rng_of(settings.seed, "order", member.id, 3, epoch)) for epoch in (0, 1)
+    ]
+    wanted = [*orders[0], *orders[1]][:batches]
+    assert len(found) == len(wanted) == batches
+    assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+    told = member.covered("train")
+    assert told["steps"] == batches
+    least = np.sort(lengths)[: 45 - 8 * max(0, 6 - batches)].sum()
+    assert told["tokens"] == least <= lengths[np.unique(np.concatenate(found))].sum()
+    member.begin(distill.initial(settings), round=0)
+    metrics = member.train({}, round=0).metrics
+    assert metrics["examples"] == 45  # the loss is the mean over what was seen, times these
+    assert 0 < metrics["source"] / 45 < 200
 
 
 def test_local_training_is_two_weighted_epochs_on_the_completed_annotation(sites) -> None:
@@ -466,6 +535,16 @@ def test_clipping_and_normalising_are_switches(sites) -> None:
     plain = distill.Site(sites[0], config(sites))
     plain.weights = member.weights
     assert np.array_equal(plain._effective_weights(), member.weights)
+
+
+def test_alone_a_pointer_model_has_the_words_of_its_own_types(sites) -> None:
+    """The job names every type's words; a model refuses those of a type that it does not have."""
+    words = {label: label.lower() for label in config(sites).tags.types}
+    whole = replace(config(sites), model=PromptBartConfig(label_words=words))
+    for site, own in zip(sites, distill.alone(whole, sites), strict=True):
+        assert isinstance(own.model, PromptBartConfig)
+        assert own.model.label_words == {label: label.lower() for label in site.tags.types}
+        assert len(own.model.label_words) < len(words)
 
 
 def test_a_site_without_mentions_of_its_types_takes_part(sites) -> None:

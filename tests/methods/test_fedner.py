@@ -19,6 +19,7 @@ from fednotes.data.split import sentence_documents
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import fedner
+from fednotes.metrics.spans import SpanCounts
 from fednotes.models.tagger import build_tagger
 from fednotes.models.tagger_config import TaggerConfig
 from fednotes.site_words import outward
@@ -80,7 +81,7 @@ def plain_loop(data: SiteData, settings: fedner.Config, keep_best: bool = True):
             adam.step()
             step += 1
         f1 = strict_f1(data.valid, tagger.predict(data.valid), data.tags)
-        if f1 > best_f1 or f1 == best_f1 == 0:
+        if f1 > best_f1 or f1 == best_f1 == 0 or not keep_best:
             best_f1 = f1
             best = {n: p.detach().clone() for n, p in tagger.trainable().items()}
     return best
@@ -347,6 +348,28 @@ def test_without_a_mention_in_validation_the_last_tagger_is_kept(sites) -> None:
     assert not torch.equal(
         weights(member[0])["crf.project.weight"], weights(other[0])["crf.project.weight"]
     )
+
+
+def test_all_rounds_are_run_and_the_last_is_kept_where_that_is_selected(
+    sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though validation data speak for the first epoch (told so); and with nothing held out."""
+    last = config(sites[:1], select="last", epochs=3, patience=1)
+    (bare,), again = federate([replace(sites[0], valid=())], last)
+    f1 = iter([9, 8, 7, 6, 9, 8, 7, 6])  # of three epochs and the test data
+
+    def counts(self, documents, prepared, seen=frozenset()) -> SpanCounts:
+        told = {"strict/Drug/tp": next(f1), "support/Drug/gold": 10, "support/Drug/predicted": 10}
+        return SpanCounts.from_metrics(told)
+
+    monkeypatch.setattr(fedner.Site, "counts", counts)
+    (member,), state = federate(sites[:1], last)
+    whole = plain_loop(sites[0], last, keep_best=False)
+    assert_same(weights(member), whole)
+    assert_same(weights(bare), whole)
+    (best,), fewer = federate(sites[:1], replace(last, select="best"))
+    assert_same(weights(best), plain_loop(sites[0], replace(last, epochs=1)))
+    assert 3 * fewer.round == 2 * state.round == 2 * again.round
 
 
 def test_personal_epochs_never_lower_validation(sites) -> None:

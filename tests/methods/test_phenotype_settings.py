@@ -111,7 +111,7 @@ def test_classifiers_read_the_kept_network(scale: Any) -> None:
     cohort = labelled(site.train)
     x = dense_of(network_of(early), cohort, scale).astype(np.float32)
     for column in range(len(DISEASES)):
-        order = order_of(config, site, 4, len(cohort))
+        order = order_of(config, site, 1, len(cohort))
         wanted = sgd(x.astype(np.float64), cohort.labels[:, column], order)
         ours = state.tensors["svm.weight"][:, column].numpy()
         assert np.allclose(ours, wanted, rtol=1e-3, atol=1e-3)

@@ -1,119 +1,27 @@
 """Clinical notes → sentences for pre-training, after Alsentzer et al. 2019, section 3.1.
 
-    placeholders   [**2130-1-1**] → date, [**Hospital1 18**] → hospital, ___ → name …
     blocks         headers, answers to headers, list items, paragraphs; rules are dropped
     sentences      within a block, lines that were broken for their width put together
 
-Their program (clinicalBERT's `format_mimic_for_BERT.py`) drops the first item of a list under a
-header and cuts sentences with a learnt parser; here nothing but placeholders, rules and white
-space is lost, and nothing is learnt from notes. Every function is pure.
+Placeholders of de-identification are text like any other, here as in annotated notes, whose
+spans' offsets count them: what a model reads in pre-training it reads in fine-tuning, evaluation
+and prediction. Their program (clinicalBERT's `format_mimic_for_BERT.py`) keeps them too. It drops
+the first item of a list under a header and cuts sentences with a learnt parser; here nothing but
+rules and white space is lost, and nothing is learnt from notes. Every function is pure.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Final
 
 from fednotes.core.types import Document
 from fednotes.data.text import split_sentences
 
-RECIPE: Final = "clinical-2"  # raise it when the same note gives other sentences: caches name it
+RECIPE: Final = "clinical-3"  # raise it when the same note gives other sentences: caches name it
 
-_PLACEHOLDER = re.compile(r"\[\*\*([^\[\]]{0,200}?)\*\*\]")
-_DIGITS = re.compile(r"[\s/.:-]*\d[\d\s/.:-]*")
-_LONG_NUMBER = re.compile(r"\D*\d{5,}\D*")
-# The first kind one of whose words is in the placeholder names it.
-_KINDS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    (
-        "date",
-        re.compile(
-            r"date|month|year|holiday|day\b|january|february|march|april|may\b|june|july|august"
-            r"|september|october|november|december"
-        ),
-    ),
-    ("hospital", re.compile(r"hospital|ward|clinic\b|medical center|\bunit name|\bicu\b")),
-    (
-        "number",
-        re.compile(r"number|numeric|telephone|fax|pager|phone|\bage\b|identifier|\bzip\b|\bssn\b"),
-    ),
-    (
-        "place",
-        re.compile(r"location|address|street|\bcity\b|state|country|po box|apartment|\burl\b"),
-    ),
-    ("organization", re.compile(r"company|university|college|organi[sz]ation|institut")),
-)
-_OTHER = "name"  # first, last, doctor's, initials … and anything rare
-
-
-# MIMIC-IV: three underscores, whatever they hide. Alone on a line they answer nothing and go as
-# any rule does; four or more are a rule in both.
-_BLANK = re.compile(r"(?<!_)___(?!_)")
-_LABEL = re.compile(r"([^:\n]{1,40}):\s*\Z")
-_LAST_WORD = re.compile(r"([A-Za-z]+)\W{0,3}\Z")
-_AGE = re.compile(r"[\s-]{0,2}(?:y/?o\b|y\.o|years?\b|yrs?\b)", re.IGNORECASE)
-_NUMBERED = re.compile(r"\bno\b|#|\bmrn\b|\bid\b")
-_AFTER: Final = dict.fromkeys("on in since until during before after".split(), "date") | (
-    dict.fromkeys("at to from".split(), "hospital")
-)
-
-
-def replace_placeholders(text: str) -> str:
-    """De-identification placeholders of MIMIC-III and MIMIC-IV as one neutral word each.
-
-    The word is date, hospital, number, place, organization or name. MIMIC-IV's `___` says
-    nothing of what it hides: a label before it, a preposition, or an age after it tells, else
-    it is a name. A space parts the word from a letter or digit that touches it. An opening
-    `[**` that is never closed stays.
-    """
-    text = _replaced(_PLACEHOLDER, text, lambda match: _kind(match.group(1)))
-    return _replaced(_BLANK, text, _kind_of_blank) if "___" in text else text
-
-
-def _replaced(
-    pattern: re.Pattern[str], text: str, word: Callable[[re.Match[str]], str | None]
-) -> str:
-    """Each match replaced by its word, set apart from what touches it; None leaves it."""
-    parts: list[str] = []
-    end = 0
-    for match in pattern.finditer(text):
-        neutral = word(match)
-        if neutral is None:
-            continue
-        start = match.start()
-        parts.append(text[end:start])
-        if start and (start == end or text[start - 1].isalnum()):
-            parts.append(" ")
-        parts.append(neutral)
-        end = match.end()
-        if text[end : end + 1].isalnum():
-            parts.append(" ")
-    return "".join(parts) + text[end:] if parts else text
-
-
-def _kind_of_blank(match: re.Match[str]) -> str | None:
-    """The neutral word for `___` by what stands around it; None where it fills its line."""
-    text, start, end = match.string, match.start(), match.end()
-    before = text[max(0, start - 60) : start].rpartition("\n")[2]
-    after = text[end : end + 60].partition("\n")[0]
-    if not before.strip() and not after.strip():
-        return None
-    if _AGE.match(after):
-        return "number"
-    if label := _LABEL.search(before):
-        lower = label.group(1).lower()
-        found = next((word for word, pattern in _KINDS if pattern.search(lower)), None)
-        return found or ("number" if _NUMBERED.search(lower) else _OTHER)
-    last = _LAST_WORD.search(before)
-    return _AFTER.get(last.group(1).lower(), _OTHER) if last else _OTHER
-
-
-def _kind(content: str) -> str:
-    """The neutral word for what a placeholder says it hides."""
-    if _DIGITS.fullmatch(content):
-        return "number" if _LONG_NUMBER.fullmatch(content) else "date"
-    lower = " ".join(content.lower().split())
-    return next((word for word, pattern in _KINDS if pattern.search(lower)), _OTHER)
+# Of de-identification, in MIMIC-III and i2b2: [**2130-1-1**], [**Hospital1 18**]. MIMIC-IV has ___.
+PLACEHOLDER: Final = re.compile(r"\[\*\*([^\[\]]{0,200}?)\*\*\]")
 
 
 _RULE = re.compile(r"[-_=*~#]{4,}")
@@ -251,12 +159,14 @@ def sections(text: str) -> list[list[str]]:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a note, placeholders replaced; none is empty, none holds a line end.
+    """The sentences of a note; none is empty, none holds a line end.
 
-    All visible characters outside placeholders and rules are there, in order.
+    All visible characters but those of rules are there, in order. A line end inside a placeholder
+    parts nothing.
     """
+    whole = PLACEHOLDER.sub(lambda match: " ".join(match.group().split()), text)
     found: list[str] = []
-    for block in blocks(replace_placeholders(text)):
+    for block in blocks(whole):
         found.extend(_cut(block))
     return found
 

@@ -1,6 +1,7 @@
 """Does text of one collection occur in another? Counts only, never text.
 
-    sentence   of MIN_WORDS words or more; case, white space and punctuation do not count
+    sentence   of MIN_WORDS words or more; case, white space, punctuation and placeholders of
+               de-identification, which differ from copy to copy, do not count
     n-gram     NGRAM words in a row, across sentences: finds what is cut or wrapped differently
 
 Liu and Miller 2020 name the overlap of pre-training and fine-tuning text as a limit of their
@@ -20,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from fednotes.core.types import Document
-from fednotes.data.clinical import sentences
+from fednotes.data.clinical import PLACEHOLDER, sentences
 from fednotes.data.text import split_sentences
 
 MIN_WORDS: Final = 8
@@ -116,7 +117,8 @@ def _none() -> np.ndarray:
 
 
 def _words_of(sentence: str) -> list[str]:
-    return _WORD.findall(unicodedata.normalize("NFKC", sentence).casefold())
+    plain = PLACEHOLDER.sub(" ", unicodedata.normalize("NFKC", sentence))
+    return _WORD.findall(plain.casefold())
 
 
 def _sentence_hashes(cut: Iterable[str]) -> np.ndarray:

@@ -90,10 +90,13 @@ class Config(distill.Config):
                 raise ConfigError(f"{name} = {getattr(self, name)}: expected 0 to {MOST:g}")
 
 
+_WEIGHTS = {
+    *("weighting", "momentum", "clip_weights", "normalise_weights", "target_gradient")
+}  # of instances, which the baselines have not
 PRESETS: dict[str, dict[str, Any]] = {
     name: {
-        "training": {k: v for k, v in preset["training"].items() if k != "weighting"}
-        | {"unannotated": "pseudo"},
+        "training": {k: v for k, v in preset["training"].items() if k not in _WEIGHTS}
+        | {"unannotated": "pseudo", "strength": 0.1, "entropy": 0.1},
         "model": preset.get("model", {}),
     }
     for name, preset in distill.PRESETS.items()

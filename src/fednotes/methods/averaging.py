@@ -43,6 +43,7 @@ class Averaging:
 
     cycles: T; in each, `local_epochs` epochs at every site, then the mean.
     keep_cycle: the cycle whose model is the result; 0 is the last, -1 the best on held-out data.
+        A named one is the last that is run, though rates are laid over all `cycles`.
     batch_size: of one site's step; made of `accumulate` smaller ones where memory is short.
     learning_rate: of AdamW at the sites; rises over the first `warmup` of a site's steps, then
         falls to zero with the last one (decay = "linear") or stays. Moments and schedule go on
@@ -114,6 +115,11 @@ class Averaging:
             )
 
     @property
+    def last_cycle(self) -> int:
+        """The last cycle that is run: none is after the one that is asked for by number."""
+        return self.keep_cycle if self.keep_cycle > 0 else self.cycles
+
+    @property
     def server_rate(self) -> float:
         """`server_learning_rate`, or what stands for 0."""
         return self.server_learning_rate or (1.0 if self.server == "average" else 1e-3)
@@ -177,15 +183,14 @@ class Server:
 
     @property
     def cycles(self) -> int:
-        """All of them."""
-        return self.before + self.config.cycles
+        """All that are run."""
+        return self.before + self.config.last_cycle
 
     @property
     def due(self) -> bool:
-        """Whether the cycle that has ended is to be judged: the last one and the kept one are."""
+        """Whether the cycle that has ended is to be judged: the last one is."""
         number = self.cycle - self.before  # of the warm-up's: 0 and below
-        asked = number == self.config.keep_cycle > 0 or self.cycle == self.cycles
-        return asked or number % self.config.evaluate_every == 0
+        return self.cycle == self.cycles or number % self.config.evaluate_every == 0
 
     @property
     def result(self) -> dict[str, torch.Tensor]:
@@ -241,13 +246,14 @@ class Server:
         """
         found = self._judged(total.metrics)
         self.metrics |= {name: value for name, value in found.items() if math.isfinite(value)}
-        asked, number, score = self.config.keep_cycle, self.cycle - self.before, found["held_out"]
-        if asked == BEST and score == -math.inf:
+        best, number = self.config.keep_cycle == BEST, self.cycle - self.before
+        score = found["held_out"]
+        if best and score == -math.inf:
             raise TrainingError(
                 "keep_cycle = -1 asks for the best cycle, but no site holds anything out to judge "
                 "by: name a cycle, or 0 for the last"
             )
-        kept = number > 0 and (asked == number or (asked == BEST and score > self.best))
+        kept = best and number > 0 and score > self.best
         if kept:
             self.kept = snapshot(self.shared)
         if number > 0:

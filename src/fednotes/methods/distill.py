@@ -61,7 +61,8 @@ class Config:
     momentum: α. clip_weights: negative ones count as 0. normalise_weights: to a mean of 1.
     target_gradient: "mean" over a site's sentences (Eq. 7), or "sum" (Algorithm 2).
     aggregation: m_k, "uniform" or in proportion to the sites' "size".
-    rounds, local_epochs, batch_size, learning_rate: of Adam, started anew in each round.
+    rounds, batch_size, learning_rate: of Adam, started anew in each round.
+    local_epochs: E_loc; below 1, or between whole numbers, so many of an epoch's mini-batches.
     evaluate_every: rounds between two evaluations and checkpoints.
     trace: score the test data too at every evaluation, to draw F1 against bytes or seconds;
         nothing is chosen by it.
@@ -80,7 +81,7 @@ class Config:
     target_gradient: Literal["mean", "sum"] = "mean"
     aggregation: Literal["uniform", "size"] = "uniform"
     rounds: int = 25
-    local_epochs: int = 1
+    local_epochs: float = 1
     batch_size: int = 8
     learning_rate: float = 3e-5
     evaluate_every: int = 1
@@ -90,9 +91,11 @@ class Config:
     tags: TagSet = field(default_factory=lambda: TagSet(()))
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "local_epochs", "batch_size", "evaluate_every"):
+        for name in ("rounds", "batch_size", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
+        if not 0 < self.local_epochs < math.inf:
+            raise ConfigError(f"local_epochs = {self.local_epochs}: a number above 0 is needed")
         if self.warmup < 0:
             raise ConfigError(f"warmup = {self.warmup}: at least 0 is needed")
         if not 0 < self.learning_rate < math.inf:
@@ -123,8 +126,28 @@ class Config:
 # "paper" is Appendix C; "best" what was measured to be best on a CPU: docs/results.md
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
-        "training": {"rounds": 25, "local_epochs": 1, "batch_size": 8, "learning_rate": 3e-5},
-        "model": {"kind": "prompt-bart"},
+        "training": {
+            "unannotated": "pseudo",
+            "warmup": 0,
+            "weighting": True,
+            "momentum": 0.9,
+            "clip_weights": False,
+            "normalise_weights": False,
+            "target_gradient": "mean",
+            "aggregation": "uniform",
+            "rounds": 25,
+            "local_epochs": 1,
+            "batch_size": 8,
+            "learning_rate": 3e-5,
+            "select": "last",
+        },
+        "model": {
+            "kind": "prompt-bart",
+            "prompts": 10,
+            "prompt_hidden": 400,
+            "tune_cross_attention": False,
+            "dropout": 0.1,
+        },
     },
     "best": {
         "training": {
@@ -156,7 +179,7 @@ def train(federation: Federation, config: Config, shared: Tensors | None = None)
     for round in federation.rounds(server.round, config.rounds):
         begun = federation.sum("begin", server.shared, round=round.number)  # θ_t, Eq. 4 and 5
         if config.weighting:
-            _update_weights(federation, begun, round.number)  # Eq. 10 to 12
+            _update_weights(federation, begun, round.number)  # w_{t+1}: Eq. 11 and 12
         total = federation.sum("train", round=round.number)
         server.step(total)  # [tagsets eq 1]
         evaluated = (round.number + 1) % config.evaluate_every == 0
@@ -280,9 +303,18 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
     """Each site's configuration where it trains by itself: its own types, nothing to distil."""
+    plain = replace(config, weighting=False, unannotated="outside")
     return tuple(
-        replace(config, tags=site.tags, weighting=False, unannotated="outside") for site in sites
+        replace(plain, tags=site.tags, model=_worded(config.model, site.tags)) for site in sites
     )
+
+
+def _worded(model: ModelConfig, tags: TagSet) -> ModelConfig:
+    """A pointer model's settings without the words of types that it will not have."""
+    if not isinstance(model, PromptBartConfig):
+        return model
+    words = {label: text for label, text in model.label_words.items() if label in tags.types}
+    return replace(model, label_words=words)
 
 
 def pooled(
@@ -317,4 +349,4 @@ def messages(config: Config, each: int) -> tuple[int, int]:
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """The most rounds that a run can take, and the sentences of each."""
-    return config.rounds, sum(sizes) * config.local_epochs
+    return config.rounds, math.ceil(sum(sizes) * config.local_epochs)

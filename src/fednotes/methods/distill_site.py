@@ -73,7 +73,8 @@ class Site:
         if self.num_examples == 0:
             raise ConfigError(f"site {data.id!r} has no training sentence")
         self.parameters: dict[str, Tensor] = dict(self.model.trainable())
-        self.weights = np.ones(self.num_examples)  # w_i
+        self.weights = np.ones(self.num_examples)  # w_{i,t}
+        self._next: tuple[int, np.ndarray] | None = None  # round t and w_{i,t+1}
         self.history: list[dict[str, Any]] = []  # of the weights, a line a round
         self.rounds = 0
         self.pseudo = 0  # mentions of other types in the current annotation
@@ -105,15 +106,22 @@ class Site:
         """The local steps and tokens behind an update of this task; a site's policy asks."""
         if task != "train":
             return {"steps": 1, "batch": self.num_examples} if task == "begin" else {}
-        steps = self.config.local_epochs * math.ceil(self.num_examples / self.config.batch_size)
-        tokens, batch = int(self.train_set.lengths.sum()), self.config.batch_size
-        return {"steps": steps, "tokens": tokens, "batch": batch}
+        batch, steps = self.config.batch_size, self._steps()
+        left_out = max(0, math.ceil(self.num_examples / batch) - steps) * batch
+        lengths = np.sort(self.train_set.lengths)[: self.num_examples - left_out]
+        return {"steps": steps, "tokens": int(lengths.sum()), "batch": batch}  # at least
+
+    def _steps(self) -> int:
+        """Mini-batches of a round: E_loc epochs', at least one."""
+        each = math.ceil(self.num_examples / self.config.batch_size)
+        return max(1, round(self.config.local_epochs * each))
 
     # a round
 
     def begin(self, tensors: Tensors, *, round: int) -> Update:
         """Take θ_t, complete the annotation with it, and return ∂L^{T\\k}/∂q if asked for."""
         load_into(self.parameters, tensors)
+        self._advance(round)
         corpus = self._complete(round)
         self._begun = (round, corpus)
         self._source = self._sent = None
@@ -177,7 +185,9 @@ class Site:
     def update_weights(
         self, tensors: Tensors, *, round: int, included: str, contributing: int
     ) -> Update:
-        """w_i ← α w_i + (1 − α) cos(g_i^src, g^tgt), g^tgt being the sum without this site.
+        """w_{t+1} = α w_t + (1 − α) cos(g_i^src, g^tgt), g^tgt being the sum without this site.
+
+        This round still trains with w_t (Algorithm 1 and Eq. 10).
 
         included: the names of the sites in the sum, joined by commas. contributing: how many
         of them sent a gradient other than zero.
@@ -205,7 +215,7 @@ class Site:
             told = (self._source.abs().sum(1) > 0).numpy()
             alpha = self.config.momentum
             moved = alpha * self.weights + (1 - alpha) * cosines.numpy()
-            self.weights = np.where(told, moved, self.weights)
+            self._next = (round, np.where(told, moved, self.weights))
             self._note(round, cosines.numpy()[told])
         return Update()
 
@@ -217,7 +227,7 @@ class Site:
         corpus = self._begun_in(round)
         how = self._unannotated(round)
         adam = Adam(self.parameters, self.config.learning_rate)
-        sums = np.zeros(3)
+        sums, seen = np.zeros(3), 0
         weights = self._effective_weights()
         for step, indices in enumerate(self._batches(corpus, round)):
             torch.manual_seed(seed_of(self.config.seed, "dropout", self.id, round, step))
@@ -229,11 +239,13 @@ class Site:
             loss.backward()
             adam.step()
             sums += np.array([value, source, target]) * len(indices)
+            seen += len(indices)
         self._begun = None
+        self._advance(round + 1)
         self.rounds = round + 1
         weight = self.num_examples if self.config.aggregation == "size" else 1
         trained = {name: value.cpu() for name, value in snapshot(self.parameters).items()}
-        loss_sum, source_sum, target_sum = sums / self.config.local_epochs
+        loss_sum, source_sum, target_sum = sums / (seen / self.num_examples)
         metrics = {
             "loss": loss_sum,
             "source": source_sum,
@@ -250,9 +262,12 @@ class Site:
         return weighted_loss(self.model.losses(corpus, indices), weights[indices], how)
 
     def _batches(self, corpus: Corpus, round: int) -> Iterator[np.ndarray]:
-        for epoch in range(self.config.local_epochs):
+        left = self._steps()
+        for epoch in range(math.ceil(self.config.local_epochs)):
             rng = rng_of(self.config.seed, "order", self.id, round, epoch)
-            yield from buckets(corpus.lengths, self.config.batch_size, rng)
+            batches = buckets(corpus.lengths, self.config.batch_size, rng)[:left]
+            yield from batches
+            left -= len(batches)
 
     def _begun_in(self, round: int) -> Corpus:
         if self._begun is None or self._begun[0] != round:
@@ -263,6 +278,12 @@ class Site:
 
     # instance weights
 
+    def _advance(self, round: int) -> None:
+        """Go on to the weights that an earlier round made for the rounds after it."""
+        if self._next is not None and self._next[0] < round:
+            self.weights = self._next[1]
+        self._next = None
+
     def _effective_weights(self) -> np.ndarray:
         """(sentences,) the weights as the source loss takes them."""
         weights = np.maximum(self.weights, 0) if self.config.clip_weights else self.weights
@@ -271,11 +292,13 @@ class Site:
         return weights
 
     def _note(self, round: int, cosines: np.ndarray) -> None:
-        """Keep the distribution of the weights at the site; it is no part of any update."""
+        """Keep the distribution of the new weights at the site; it is no part of any update."""
+        assert self._next is not None
+        weights = self._next[1]
         line = {
             "round": round,
-            "mean_weight": float(self.weights.mean()),
-            "weight_quantiles": [float(x) for x in np.quantile(self.weights, QUANTILES)],
+            "mean_weight": float(weights.mean()),
+            "weight_quantiles": [float(x) for x in np.quantile(weights, QUANTILES)],
             "cosine_quantiles": [float(x) for x in np.quantile(cosines, QUANTILES)],
             "negative_cosines": float((cosines < 0).mean()),
         }
@@ -340,12 +363,13 @@ class Site:
 
     def state(self) -> State:
         """The instance weights and their history; all else comes from the server."""
-        tensors = {"weights": torch.from_numpy(self.weights.copy())}
+        weights = self.weights if self._next is None else self._next[1]
+        tensors = {"weights": torch.from_numpy(weights.copy())}
         return State(self.rounds, tensors, {"history": self.history})
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
-        self.weights = state.tensors["weights"].numpy().copy()
+        self.weights, self._next = state.tensors["weights"].numpy().copy(), None
         self.history = list(state.facts["history"])
         self.rounds = state.round
 

@@ -59,9 +59,11 @@ class Config:
     epochs: at most so many passes over the training data. rounds: if not 0, at most so many
         rounds, whatever `epochs` says.
     evaluate_every: epochs (with "weights": rounds) between two evaluations and checkpoints.
-    patience: stop after so many evaluations without a better F1 on all validation data.
+    select: "best", each site ends with the tagger of its own best validation F1, and the run
+        stops after `patience` evaluations without a better F1 on all validation data; or
+        "last", all rounds are run and the last one's tagger is the result.
     personal_epochs: epochs of the whole tagger at each site alone, after the federation
-        ends; kept only where the site's own validation F1 rises.
+        ends; with "best", kept only where the site's own validation F1 rises.
     tags: the complete tag set, the union over the sites. sites: how many there are; 0: not
         known. A job fills both in.
     """
@@ -76,6 +78,7 @@ class Config:
     epochs: int = 30
     rounds: int = 0
     evaluate_every: int = 1
+    select: Literal["last", "best"] = "best"
     patience: int = 5
     personal_epochs: int = 0
     seed: int = 0
@@ -108,7 +111,20 @@ PRESETS: dict[str, dict[str, Any]] = {
             "batch_size": 64,
             "least_share": 1,
             "learning_rate": 0.001,
+            "epochs": 30,
+            "select": "last",
             "personal_epochs": 0,
+        },
+        "model": {
+            "tagger": "elmoner",
+            "char_dim": 100,
+            "char_filters": 200,
+            "char_width": 3,
+            "cnn_filters": 200,
+            "cnn_widths": [3],
+            "lstm_units": 200,
+            "lstm_layers": 1,
+            "dropout": 0.2,
         },
         "with_word_vectors": {"train_words": True},
     },
@@ -156,8 +172,8 @@ class Server:
 
     @property
     def converged(self) -> bool:
-        """No better validation F1 for `patience` evaluations."""
-        return self.waited >= self.config.patience
+        """No better validation F1 for `patience` evaluations, where the best one is selected."""
+        return self.config.select == "best" and self.waited >= self.config.patience
 
     def step(self, total: Total) -> None:
         """θ_s ← θ_s − α ∂L/∂θ_s by Adam; or θ_s ← the weighted mean of the sites' θ_s."""

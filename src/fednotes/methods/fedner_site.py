@@ -186,7 +186,8 @@ class Site:
     # judging and keeping the best
 
     def evaluate(self, tensors: Tensors, *, round: int) -> Update:
-        """Counts on the site's validation data; keep the tagger if it is the best so far."""
+        """Counts on the site's validation data; keep the tagger if it is the best so far and
+        the best is selected."""
         load_into(self.shared, tensors)
         counts = self._judge()
         return Update(metrics=counts.to_metrics())
@@ -194,7 +195,8 @@ class Site:
     def _judge(self) -> SpanCounts:
         counts = self.counts(self.data.valid, self.valid_set)
         f1 = counts.scores()["strict"]["f1"]
-        if f1 > self.best_f1 or f1 == 0 >= self.best_f1:  # the later one while none finds any
+        better = f1 > self.best_f1 or f1 == 0 >= self.best_f1  # the later one while none finds any
+        if better and self.config.select == "best":
             self.best_f1 = f1
             self.best = snapshot(self.tagger.trainable())
         return counts

@@ -55,8 +55,21 @@ class Config(Averaging):
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
-        "training": {"cycles": 6, "learning_rate": 2e-5, "batch_size": 32},
-        "model": {"train": "all"},
+        "training": {
+            "cycles": 6,
+            "keep_cycle": 0,
+            "local_epochs": 1,
+            "batch_size": 32,
+            "learning_rate": 2e-5,
+            "warmup": 0.1,
+            "decay": "linear",
+            "weight_decay": 0.01,
+            "clip": 1.0,
+            "private": [],
+            "server": "average",
+            "compression": "none",
+        },
+        "model": {"kind": "token-classifier", "train": "all", "context": "sentence"},
     },
     "best": {"training": {"precision": "auto"}},
 }
@@ -137,7 +150,7 @@ def pooled(
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """Cycles, and the sentences of each at all sites together."""
-    return config.cycles, sum(sizes) * config.local_epochs
+    return config.last_cycle, sum(sizes) * config.local_epochs
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:

@@ -123,7 +123,7 @@ class Config(Averaging):
     @property
     def stage_1(self) -> int:
         """Cycles of stage 1."""
-        return self.cycles if self.learns else 0
+        return self.last_cycle if self.learns else 0
 
 
 # Sizes of Dligach and Miller's program (2018), since the paper gives none.
@@ -185,7 +185,7 @@ def _codes(federation: Federation, config: Config, resumed: State | None) -> Sta
     """Stage 1 to its end; network and outputs, ready for stage 2."""
     if resumed is not None and resumed.fact("stage", int) == 2:
         tensors = {n: v for n, v in resumed.tensors.items() if n.startswith("network.")}
-        return State(config.cycles, tensors, {"outputs": resumed.fact("outputs", list)})
+        return State(config.last_cycle, tensors, {"outputs": resumed.fact("outputs", list)})
     if resumed is None:
         outputs = agreed_outputs(federation, config)
         position = {name: at for at, name in enumerate(config.candidates)}

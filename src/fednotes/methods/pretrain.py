@@ -80,11 +80,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "training": {
             "cycles": 15,
             "keep_cycle": 10,
+            "local_epochs": 1,
             "batch_size": 256,
             "accumulate": 8,
             "learning_rate": 1e-4,
             "warmup": 0.01,
+            "decay": "linear",
+            "weight_decay": 0.01,
+            "clip": 1.0,
+            "length": 128,
+            "long_length": 512,
             "long_cycles": 1,
+            "masked": 0.15,
+            "whole_words": False,
+            "server": "average",
+            "compression": "none",
         },
         "model": {"objective": "mlm+nsp", "train": "all"},
     },
@@ -140,7 +150,7 @@ def pooled(
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """Cycles, and the sequences of each at all sites together."""
     new_head = shared_model(config.model, config.seed, "cpu").model.new_head
-    return config.warm_up_cycles(new_head) + config.cycles, sum(sizes) * config.local_epochs
+    return config.warm_up_cycles(new_head) + config.last_cycle, sum(sizes) * config.local_epochs
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:

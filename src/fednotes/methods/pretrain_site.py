@@ -169,8 +169,7 @@ class Site(AveragingSite):
         """Tokens of a sequence: `length`, from the last cycles up to the kept one `long_length`."""
         config = self.config
         cycle = epoch // config.local_epochs
-        kept = config.keep_cycle if config.keep_cycle > 0 else config.cycles
-        last = config.warm_up_cycles(self.model.new_head) + kept
+        last = config.warm_up_cycles(self.model.new_head) + config.last_cycle
         if cycle < last - config.long_cycles:
             return config.length
         return min(config.long_length, self.model.positions)
