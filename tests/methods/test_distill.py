@@ -213,6 +213,19 @@ def test_eq_11_and_12_from_sums_alone(sites) -> None:
         assert np.ptp(member.weights) > 0.01
 
 
+def test_a_sentence_without_a_gradient_keeps_its_weight(sites) -> None:
+    """Its cosine is undefined; the others' weights are those of Eq. 12 all the same."""
+    settings, members, federation = begun(sites)
+    names, quiet = [s.id for s in sites], [0, 7]
+    for member in members:
+        member._source[quiet] = 0
+        member.weights[quiet] = [0.3, 1.7]
+    distill._update_weights(federation, federation.totals["begin"], 0)
+    for member, expected in zip(members, plain_weights(members, settings, names), strict=True):
+        expected[quiet] = [0.3, 1.7]
+        np.testing.assert_allclose(member.weights, expected, atol=2e-5)
+
+
 def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
     """Four sites, one's reply is lost: the others subtract their part, it does not."""
     four = [*sites, replace(sites[0], id="fourth", tags=sites[0].tags)]
@@ -375,6 +388,17 @@ def test_gold_wins_where_spans_overlap() -> None:
     guess = (Span(0, 7, "Drug"), Span(16, 22, "Disease"))
     made = pseudo_complete(gold, replace(gold, spans=guess), {"ADE"})
     assert made.spans == (Span(0, 15, "ADE"), Span(16, 22, "Disease"))
+
+
+def test_mentions_side_by_side_do_not_overlap() -> None:
+    """Half-open offsets: one that ends where gold begins stays, one that begins where it ends
+    too; one character more, and the gold one wins."""
+    gold = Document("1", "abcdefgh", (Span(2, 5, "ADE"),))
+    beside = (Span(0, 2, "Drug"), Span(5, 8, "Drug"))
+    made = pseudo_complete(gold, replace(gold, spans=beside), {"ADE"})
+    assert made.spans == (beside[0], gold.spans[0], beside[1])
+    over = (Span(0, 3, "Drug"), Span(4, 8, "Drug"))
+    assert pseudo_complete(gold, replace(gold, spans=over), {"ADE"}).spans == gold.spans
 
 
 def test_pseudo_annotation_is_what_the_global_model_predicts(sites) -> None:
