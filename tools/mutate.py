@@ -164,7 +164,7 @@ class Copy:
             cwd=root,
             env=os.environ
             | {"PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-            | {"OMP_NUM_THREADS": "1"},
+            | {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

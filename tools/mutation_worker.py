@@ -48,7 +48,7 @@ def run(tests: Sequence[str], folder: Path) -> dict[str, Any]:
     import pytest
 
     seen = Outcomes()
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["-x", "-q", "-p", "no:cacheprovider"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported already
     code = pytest.main([*options, f"--basetemp={folder / 'tmp'}", *tests], plugins=[seen])
     return {"code": int(code), **vars(seen)}

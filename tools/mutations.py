@@ -53,9 +53,10 @@ FUNCTIONS = {"mean": "sum", "sum": "mean", "min": "max", "max": "min"} | {
     "maximum": "minimum",
 }
 # The value stays what it is: no mutants.
-CONVERTED = {"float", "int", "bool", "str", "tuple", "list", "asarray", "astype", "double"} | {
-    "cpu", "numpy", "detach", "copy", "item", "snapshot"
-}  # fmt: skip
+CONVERTED = frozenset(
+    "float int bool str tuple list array asarray astype double cpu numpy from_numpy detach "
+    "item snapshot".split()
+)
 PRODUCTS = (ast.Mult, ast.Div, ast.FloorDiv, ast.Pow)
 
 
@@ -132,8 +133,9 @@ def _within(node: ast.AST) -> Iterator[ast.expr]:
         return
     if isinstance(node, ast.expr) and not isinstance(getattr(node, "ctx", None), ast.Store):
         yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _within(child)
+    if not (isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)):
+        for child in ast.iter_child_nodes(node):
+            yield from _within(child)
 
 
 def _of_expression(node: ast.expr) -> Iterator[ast.AST]:
@@ -145,6 +147,8 @@ def _of_expression(node: ast.expr) -> Iterator[ast.AST]:
                 yield left
                 if isinstance(op, ast.Mult):
                     yield right
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)):
+            yield ast.Constant(1 - value)
         case ast.UnaryOp(operand=operand):
             yield operand
         case ast.BoolOp(op=op):

@@ -21,6 +21,7 @@ from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill
 from fednotes.methods.distill_site import pseudo_complete, weighted_loss
+from fednotes.metrics.spans import SpanCounts
 from fednotes.models.build import build_model
 from fednotes.models.model import Losses
 from fednotes.models.saving import load_model
@@ -214,15 +215,18 @@ def test_eq_11_and_12_from_sums_alone(sites) -> None:
 
 
 def test_a_sentence_without_a_gradient_keeps_its_weight(sites) -> None:
-    """Its cosine is undefined; the others' weights are those of Eq. 12 all the same."""
+    """Its cosine is undefined; the others' weights are those of Eq. 12, from whatever they were:
+    α more for each that a weight is above the 1 that `plain_weights` begins with."""
     settings, members, federation = begun(sites)
     names, quiet = [s.id for s in sites], [0, 7]
     for member in members:
         member._source[quiet] = 0
-        member.weights[quiet] = [0.3, 1.7]
+        member.weights = np.linspace(0.3, 1.7, member.num_examples)
     distill._update_weights(federation, federation.totals["begin"], 0)
-    for member, expected in zip(members, plain_weights(members, settings, names), strict=True):
-        expected[quiet] = [0.3, 1.7]
+    for member, first in zip(members, plain_weights(members, settings, names), strict=True):
+        before = np.linspace(0.3, 1.7, member.num_examples)
+        expected = first + settings.momentum * (before - 1)
+        expected[quiet] = before[quiet]
         np.testing.assert_allclose(member.weights, expected, atol=2e-5)
 
 
@@ -448,6 +452,14 @@ def test_the_best_model_is_kept_where_asked(sites) -> None:
     _, again = federate(sites, short)
     for name, value in shared(again).items():
         assert torch.equal(value, state.tensors["best." + name.removeprefix("shared.")])
+
+
+def test_models_are_judged_by_exact_mentions() -> None:
+    """By hand: of three mentions one is found exactly, one by half, and one is invented."""
+    gold = Document("1", "a b c d e f", (Span(0, 3, "x"), Span(4, 5, "x"), Span(8, 9, "x")))
+    found = replace(gold, spans=(Span(0, 1, "x"), Span(4, 5, "x"), Span(10, 11, "x")))
+    counts = SpanCounts.of([gold], [found], types=["x"])
+    assert distill._f1(Total({}, 1.0, counts.to_metrics())) == pytest.approx(1 / 3)
 
 
 def test_the_global_model_predicts_types_that_a_site_never_annotated(sites, tmp_path) -> None:

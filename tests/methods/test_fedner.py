@@ -439,6 +439,23 @@ def test_training_stops_when_validation_stops_improving(sites) -> None:
     assert history == [False, False, False, False, True, True]
 
 
+def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) -> None:
+    """Exactly found, of two: one, none (both by half), one and one by half, none. The first and
+    no later one is better than all before; the third only finds more by half."""
+    gold = Document("1", "a b c d e f", (Span(0, 3, "Drug"), Span(4, 7, "Drug")))
+    exact, half, other = gold.spans[0], Span(4, 5, "Drug"), Span(0, 1, "Drug")
+    member = fedner.Site(replace(sites[0], tags=TagSet(("Drug",))), config(sites[:1]))
+    member.data = replace(member.data, valid=(gold,))
+    kept = []
+    for found in ((exact, Span(8, 9, "Drug")), (other, half), (exact, half), (half,)):
+        said = (replace(gold, spans=found),)
+        monkeypatch.setattr(member.tagger, "predict", lambda _, said=said: said)
+        member.best = {}
+        member._judge()
+        kept.append(bool(member.best))
+    assert kept == [True, False, False, False]
+
+
 def test_a_collapse_after_success_counts_as_waiting(sites) -> None:
     server = fedner.Server(config(sites, patience=2), None)
     for right in (5, 0, 0):
