@@ -3,70 +3,12 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from papers import MARKER, PAGE, ROOT, Row, definition, markers, rows, source_of
 
-ROOT = Path(__file__).parents[1]
-PAPERS = "fedner|tagsets|bert|phenotype"
-MARKER = re.compile(rf"\[(?:{PAPERS}) [a-z0-9][a-z0-9 .-]*\]")
-ROW = re.compile(r"^\|\s*`(\[[^`]+\])`\s*\|\s*`([\w.]+)`\s*\|\s*(.+?)\s*\|$", re.MULTILINE)
-
-
-class Row(NamedTuple):
-    """One line of a table in docs/papers.md."""
-
-    marker: str
-    function: str  # dotted path
-    tests: tuple[str, ...]  # path::name
-
-
-def rows(text: str) -> list[Row]:
-    """The tables' lines; one cell may name several tests, each in backquotes."""
-    return [Row(m, f, tuple(re.findall(r"`([^`]+)`", tests))) for m, f, tests in ROW.findall(text)]
-
-
-def markers(source: str) -> list[tuple[str, int]]:
-    """Every marker in a comment, with its line."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return [
-        (marker, token.start[0])
-        for token in tokens
-        if token.type == tokenize.COMMENT
-        for marker in MARKER.findall(token.string)
-    ]
-
-
-def source_of(dotted: str) -> tuple[Path, list[str]] | None:
-    """a.b.C.f → (src/a/b.py, [C, f]), by the longest path that is a file."""
-    parts = dotted.split(".")
-    for cut in range(len(parts), 0, -1):
-        path = ROOT.joinpath("src", *parts[:cut]).with_suffix(".py")
-        if path.is_file():
-            return path, parts[cut:]
-    return None
-
-
-def definition(path: Path, names: list[str]) -> ast.AST | None:
-    """The class or function that `names` leads to, from outside in."""
-    node: ast.AST | None = ast.parse(path.read_text("utf-8"))
-    for name in names:
-        node = next(
-            (
-                child
-                for child in getattr(node, "body", [])
-                if isinstance(child, ast.FunctionDef | ast.ClassDef) and child.name == name
-            ),
-            None,
-        )
-    return node
-
-
-TEXT = (ROOT / "docs" / "papers.md").read_text("utf-8")
+TEXT = PAGE.read_text("utf-8")
 ROWS = rows(TEXT)
 each_row = pytest.mark.parametrize("row", ROWS, ids=[row.marker for row in ROWS])
 
@@ -84,19 +26,21 @@ def test_no_marker_is_listed_twice() -> None:
 
 
 @each_row
-def test_function_carries_its_marker(row: Row) -> None:
-    found = source_of(row.function)
-    assert found, f"docs/papers.md: {row.marker}: no file in src holds {row.function}"
-    path, names = found
-    node = definition(path, names)
-    assert names, f"docs/papers.md: {row.marker}: {row.function} is a module, not a function"
-    assert node, f"docs/papers.md: {row.marker}: {'.'.join(names)} is not defined in {path.name}"
-    assert isinstance(node, ast.FunctionDef | ast.ClassDef)
-    lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    inside = [m for m, line in markers(path.read_text("utf-8")) if line in lines]
-    assert row.marker in inside, (
-        f"{row.function} has no comment `# {row.marker}`: put it at the line that computes it"
-    )
+def test_functions_carry_their_marker(row: Row) -> None:
+    assert row.functions, f"docs/papers.md: {row.marker} names no function"
+    for function in row.functions:
+        found = source_of(function)
+        assert found, f"docs/papers.md: {row.marker}: no file in src holds {function}"
+        path, names = found
+        node = definition(path, names)
+        assert names, f"docs/papers.md: {row.marker}: {function} is a module, not a function"
+        assert node, f"docs/papers.md: {row.marker}: {'.'.join(names)} is not in {path.name}"
+        assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        inside = [m for m, line in markers(path.read_text("utf-8")) if line in lines]
+        assert row.marker in inside, (
+            f"{function} has no comment `# {row.marker}`: put it at the line that computes it"
+        )
 
 
 @each_row

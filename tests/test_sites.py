@@ -113,11 +113,15 @@ def test_a_fraction_is_of_training_sentences(tmp_path: Path) -> None:
 
 
 def test_masking_hides_the_forms_that_another_site_annotates(tmp_path: Path) -> None:
-    """Both sites annotate the same eight drugs: at a ratio of 1 none is left in training."""
-    a, b = conll(tmp_path / "a", 0, 100), conll(tmp_path / "b", 200, 100, ("Drug", "Sign"))
-    made = load(tmp_path, a={"path": a, "mask_overlap": 1.0}, b={"path": b})
+    """Both sites annotate the same eight drugs, and only the first one findings: at a ratio of 1
+    no drug is left in its training data, and every finding is."""
+    a, b = conll(tmp_path / "a", 0, 100), conll(tmp_path / "b", 200, 100, ("Drug", "ADE"))
+    drugs_alone = {"path": b, "label_map": {"ADE": ""}}
+    made = load(tmp_path, a={"path": a, "mask_overlap": 1.0}, b=drugs_alone)
     words = {word for document in made.data[0].train for word in document.text.split()}
     assert not words & set(DRUGS)
+    assert words >= set(FINDINGS)
+    assert types_of(made.data[0].train) == ("ADE",)
     words = {word for document in made.data[1].train for word in document.text.split()}
     assert words >= set(DRUGS)
 

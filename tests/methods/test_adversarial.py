@@ -157,6 +157,12 @@ def plain_scores(states: np.ndarray, project: Tensor) -> np.ndarray:
     return scores
 
 
+def test_strengths_unless_a_job_says_otherwise() -> None:
+    """docs/papers.md: with strength 1 training collapses, "the default strength is 0.1"."""
+    settings = adversarial.Config()
+    assert (settings.strength, settings.entropy) == (0.1, 0.1)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_loss_of_each_variant(variant: str) -> None:
     """[tagsets appendix a] NumPy, and central differences for the hidden states: minus the

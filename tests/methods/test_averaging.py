@@ -291,6 +291,18 @@ def test_the_asked_cycle_is_kept() -> None:
     assert equal(found[-1], max(seen, key=lambda each: each[0])[1])
 
 
+def test_a_cycle_is_the_best_against_all_before_it() -> None:
+    """Of the held-out numbers 3, 1, 2, 4 the first and the last are the best so far, not the
+    third, which is only better than the one before it; equal ones stay behind the earlier."""
+    config = replace(CONFIG, cycles=5, keep_cycle=-1)
+    acting = Server(config, {"w": torch.zeros(1)}, lambda told: dict(told), None)
+    kept = []
+    for score in (3.0, 1.0, 2.0, 4.0, 4.0):
+        acting.cycle += 1
+        kept.append(acting.judge(_total(Update({}, 1.0, {"held_out": score}))))
+    assert kept == [True, False, False, True, False]
+
+
 @pytest.mark.parametrize(("compression", "least"), [("int8", 3.5), ("top-k", 5)])
 def test_bytes_that_are_saved(compression: Any, least: float) -> None:
     """On a wide map, so that heads of messages do not count; 5 % of the blocks."""

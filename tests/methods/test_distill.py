@@ -21,6 +21,7 @@ from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill
 from fednotes.methods.distill_site import pseudo_complete, weighted_loss
+from fednotes.metrics.spans import SpanCounts
 from fednotes.models.build import build_model
 from fednotes.models.model import Losses
 from fednotes.models.prompt_bart import PromptBartConfig
@@ -219,6 +220,22 @@ def test_eq_11_and_12_from_sums_alone(sites) -> None:
         assert (member.weights == 1).all()  # this round still trains with w_t
         np.testing.assert_allclose(next_weights(member), expected, atol=2e-5)
         assert np.ptp(next_weights(member)) > 0.01
+
+
+def test_a_sentence_without_a_gradient_keeps_its_weight(sites) -> None:
+    """Its cosine is undefined; the others' weights are those of Eq. 12, from whatever they were:
+    α more for each that a weight is above the 1 that `plain_weights` begins with."""
+    settings, members, federation = begun(sites)
+    names, quiet = [s.id for s in sites], [0, 7]
+    for member in members:
+        member._source[quiet] = 0
+        member.weights = np.linspace(0.3, 1.7, member.num_examples)
+    distill._update_weights(federation, federation.totals["begin"], 0)
+    for member, first in zip(members, plain_weights(members, settings, names), strict=True):
+        before = np.linspace(0.3, 1.7, member.num_examples)
+        expected = first + settings.momentum * (before - 1)
+        expected[quiet] = before[quiet]
+        np.testing.assert_allclose(member.weights, expected, atol=2e-5)
 
 
 def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
@@ -446,6 +463,17 @@ def test_gold_wins_where_spans_overlap() -> None:
     assert made.spans == (Span(0, 15, "ADE"), Span(16, 22, "Disease"))
 
 
+def test_mentions_side_by_side_do_not_overlap() -> None:
+    """Half-open offsets: one that ends where gold begins stays, one that begins where it ends
+    too; one character more, and the gold one wins."""
+    gold = Document("1", "abcdefgh", (Span(2, 5, "ADE"),))
+    beside = (Span(0, 2, "Drug"), Span(5, 8, "Drug"))
+    made = pseudo_complete(gold, replace(gold, spans=beside), {"ADE"})
+    assert made.spans == (beside[0], gold.spans[0], beside[1])
+    over = (Span(0, 3, "Drug"), Span(4, 8, "Drug"))
+    assert pseudo_complete(gold, replace(gold, spans=over), {"ADE"}).spans == gold.spans
+
+
 def test_pseudo_annotation_is_what_the_global_model_predicts(sites) -> None:
     """[tagsets eq 4] by predicting and merging in the open, from a model that says a lot."""
     settings = config(sites, model=NO_DROPOUT, weighting=False)
@@ -493,6 +521,14 @@ def test_the_best_model_is_kept_where_asked(sites) -> None:
     _, again = federate(sites, short)
     for name, value in shared(again).items():
         assert torch.equal(value, state.tensors["best." + name.removeprefix("shared.")])
+
+
+def test_models_are_judged_by_exact_mentions() -> None:
+    """By hand: of three mentions one is found exactly, one by half, and one is invented."""
+    gold = Document("1", "a b c d e f", (Span(0, 3, "x"), Span(4, 5, "x"), Span(8, 9, "x")))
+    found = replace(gold, spans=(Span(0, 1, "x"), Span(4, 5, "x"), Span(10, 11, "x")))
+    counts = SpanCounts.of([gold], [found], types=["x"])
+    assert distill._f1(Total({}, 1.0, counts.to_metrics())) == pytest.approx(1 / 3)
 
 
 def test_the_global_model_predicts_types_that_a_site_never_annotated(sites, tmp_path) -> None:

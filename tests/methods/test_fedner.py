@@ -59,10 +59,16 @@ def assert_same(left, right) -> None:
         assert torch.equal(left[name], right[name]), name
 
 
-def plain_loop(data: SiteData, settings: fedner.Config, keep_best: bool = True):
+def plain_loop(
+    data: SiteData,
+    settings: fedner.Config,
+    losses: list[float] | None = None,
+    keep_best: bool = True,
+):
     """Training alone as anybody would write it: one tagger, one Adam, all parameters.
 
     for each epoch: for each mini-batch: loss.backward(); Adam.step(); then validate.
+    losses: receives the mini-batches'.
     """
     tagger = build_tagger(settings.model, data.tags, settings.seed)
     train = tagger.prepare(data.train)
@@ -77,7 +83,10 @@ def plain_loop(data: SiteData, settings: fedner.Config, keep_best: bool = True):
             torch.manual_seed(seed_of(settings.seed, "dropout", data.id, step))
             tagger.train()
             adam.zero_grad()
-            tagger.loss(train, batch).backward()
+            loss = tagger.loss(train, batch)
+            loss.backward()
+            if losses is not None:
+                losses.append(float(loss.detach()))
             adam.step()
             step += 1
         f1 = strict_f1(data.valid, tagger.predict(data.valid), data.tags)
@@ -169,6 +178,88 @@ def test_loss_is_the_mean_of_the_sentences_negative_log_likelihoods() -> None:
             assert sum(likelihood.values()) == pytest.approx(1, abs=1e-5)
             losses.append(-np.log(likelihood[gold]))
         assert float(tagger.loss(prepared, [0, 1])) == pytest.approx(np.mean(losses), rel=1e-5)
+        whole = float(tagger.loss(prepared, [0, 1], reduction="sum"))
+        assert whole == pytest.approx(np.sum(losses), rel=1e-5)
+
+
+def unequal(sites: list[SiteData]) -> list[SiteData]:
+    """Three platforms of 24, 15 and 9 sentences of the first site, nothing to judge by."""
+    documents, cuts = sentence_documents(sites[0].train), (0, 24, 39, 48)
+    documents += sentence_documents(sites[1].train)
+    tags = sites[0].tags.union(sites[1].tags)
+    return [
+        SiteData(name, tags, documents[low:high], (), ())
+        for name, low, high in zip("abc", cuts, cuts[1:], strict=False)
+    ]
+
+
+def first_batch(data: SiteData, settings: fedner.Config, share: int):
+    """A tagger with the gradients of a platform's first mini-batch, by torch; and its loss."""
+    tagger = build_tagger(settings.model, data.tags, settings.seed)
+    corpus = tagger.prepare(data.train)
+    order = buckets(corpus.lengths, share, rng_of(settings.seed, "order", data.id, 0))
+    torch.manual_seed(seed_of(settings.seed, "dropout", data.id, 0))
+    loss = tagger.train().loss(corpus, order[0])
+    loss.backward()
+    return tagger, float(loss.detach())
+
+
+def test_eq_2_weighs_gradients_by_sentences_and_steps_once(sites) -> None:
+    """Σ |S_i| g_i / Σ |S_j| in NumPy's float64, a step of torch's Adam along it for the shared
+    layers, one along its own gradient for each platform's private ones; the loss likewise."""
+    platforms = unequal(sites)
+    settings = config(platforms, rounds=1, batch_size=16, least_share=1, tags=platforms[0].tags)
+    members = [fedner.Site(data, settings) for data in platforms]
+    losses: list[float] = []
+    engine = InProcess(members, observer=lambda result: losses.append(result.metrics["loss"]))
+    state = fedner.train(engine, settings)
+    sizes, shares = (24, 15, 9), agreed_by_hand([24, 15, 9], 16)
+    assert shares == [8, 5, 3]
+    plain = [first_batch(*each) for each in zip(platforms, [settings] * 3, shares, strict=True)]
+    assert losses == [pytest.approx(np.average([p[1] for p in plain], weights=sizes), rel=1e-6)]
+    start = build_tagger(settings.model, settings.tags, settings.seed)
+    shared = {n: p for n, p in start.trainable().items() if n.split(".")[0] not in ("lstm", "crf")}
+    for name, parameter in shared.items():
+        each = [p[0].trainable()[name].grad.double().numpy() for p in plain]
+        parameter.grad = torch.from_numpy(np.average(each, axis=0, weights=sizes)).float()
+        np.testing.assert_allclose(
+            state.tensors[f"adam.exp_avg.{name}"], 0.1 * parameter.grad, rtol=1e-5, atol=1e-9
+        )
+    torch.optim.Adam(shared.values(), lr=settings.learning_rate, fused=True).step()
+    for name, parameter in shared.items():
+        torch.testing.assert_close(
+            state.tensors[f"shared.{name}"], parameter.detach(), rtol=1e-5, atol=1e-6
+        )
+    for member, (tagger, _) in zip(members, plain, strict=True):
+        own = {n: p for n, p in tagger.trainable().items() if n in member.private}
+        assert {name.split(".")[0] for name in own} == {"lstm", "crf"}
+        torch.optim.Adam(own.values(), lr=settings.learning_rate, fused=True).step()
+        assert_same({n: p.detach() for n, p in member.private.items()}, own)
+
+
+def test_eq_2_weighs_weights_by_sentences(sites) -> None:
+    """Σ |S_i| θ_i / Σ |S_j| by NumPy's average, of what each platform trains to alone."""
+    platforms = unequal(sites)
+    settings = config(platforms, exchange="weights", rounds=1, batch_size=16, least_share=1)
+    losses: list[float] = []
+    engine = InProcess(
+        [fedner.Site(data, settings) for data in platforms],
+        observer=lambda result: losses.append(result.metrics["loss"]),
+    )
+    state = fedner.train(engine, settings)
+    apart, own = [], []
+    for data, share in zip(platforms, (8, 5, 3), strict=True):
+        # Nothing to judge by: the loop keeps its last tagger.
+        alone = replace(settings, tags=data.tags, epochs=1, batch_size=share)
+        apart.append(plain_loop(data, alone, losses=own))
+    means = [np.mean(own[low:high]) for low, high in ((0, 3), (3, 6), (6, 9))]
+    assert losses == [pytest.approx(np.average(means, weights=(24, 15, 9)), rel=1e-6)]
+    for name in apart[0]:
+        if name.split(".")[0] in ("lstm", "crf"):
+            continue
+        each = [tagger[name].double().numpy() for tagger in apart]
+        wanted = np.average(each, axis=0, weights=(24, 15, 9))
+        np.testing.assert_allclose(state.tensors[f"shared.{name}"], wanted, rtol=1e-6, atol=1e-7)
 
 
 def test_gradients_are_weighted_by_the_number_of_sentences() -> None:
@@ -207,19 +298,43 @@ def test_the_private_module_is_never_sent_nor_changed_by_aggregation(sites) -> N
 
 
 def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
-    """After training every platform has its own CRF shape; the shared gradients were common."""
+    """After training every platform has its own CRF, trained on; θ_s is the server's at all."""
     settings = config(sites, epochs=1)
     members, state = federate(sites, settings)
     own = {member.tagger.crf.project.weight.shape for member in members}
     assert len(own) == len({len(site.tags.types) for site in sites})
     assert all(name.startswith(("shared.", "adam.")) for name in state.tensors)
+    server = {n.removeprefix("shared."): v for n, v in state.tensors.items() if n[:6] == "shared"}
+    starts = [build_tagger(MODEL, site.tags, settings.seed).trainable() for site in sites]
+    for member, start in zip(members, starts, strict=True):
+        assert_same({n: p.detach() for n, p in member.shared.items()}, server)
+        for name, value in member.private.items():
+            assert not torch.equal(value, start[name]), name
+    recurrent = [member.private["lstm.weight_hh_l0"] for member in members]
+    assert not torch.equal(recurrent[0], recurrent[1])
 
 
 def test_mixed_schemes_train_together(sites) -> None:
-    """BIO at one platform, BIOES at another: only the private CRF differs."""
+    """BIO at one platform, BIOES at another: only the private CRF differs. What a tagger that
+    says a lot finds in their test data is counted by hand."""
     other = replace(sites[1], tags=TagSet(sites[1].tags.types, "BIOES"))
     members, _ = federate([sites[0], other], config(sites[:2], epochs=1))
-    assert all(member.scores["strict"]["f1"] >= 0 for member in members)
+    types = [len(site.tags.types) for site in sites[:2]]
+    rows = [len(member.tagger.crf.project.weight) for member in members]
+    assert rows == [1 + 2 * types[0], 1 + 4 * types[1]]
+    assert_same(*({n: p.detach() for n, p in m.shared.items()} for m in members))
+    for member in members:
+        with torch.no_grad():
+            member.tagger.crf.project.weight.normal_(generator=torch.Generator().manual_seed(1))
+        predicted = member.tagger.predict(member.data.test)
+        counts = member.counts(member.data.test, member.test_set).scores()["strict"]
+        gold, found = (
+            {(d.id, s) for d in part for s in d.spans} for part in (member.data.test, predicted)
+        )
+        both = gold & found
+        assert len(both) > 0
+        assert counts["precision"] == pytest.approx(len(both) / len(found), rel=1e-9)
+        assert counts["recall"] == pytest.approx(len(both) / len(gold), rel=1e-9)
 
 
 class Counting(InProcess):
@@ -330,6 +445,23 @@ def test_training_stops_when_validation_stops_improving(sites) -> None:
     assert history == [False, False, False, False, True, True]
 
 
+def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) -> None:
+    """Exactly found, of two: one, none (both by half), one and one by half, none. The first and
+    no later one is better than all before; the third only finds more by half."""
+    gold = Document("1", "a b c d e f", (Span(0, 3, "Drug"), Span(4, 7, "Drug")))
+    exact, half, other = gold.spans[0], Span(4, 5, "Drug"), Span(0, 1, "Drug")
+    member = fedner.Site(replace(sites[0], tags=TagSet(("Drug",))), config(sites[:1]))
+    member.data = replace(member.data, valid=(gold,))
+    kept = []
+    for found in ((exact, Span(8, 9, "Drug")), (other, half), (exact, half), (half,)):
+        said = (replace(gold, spans=found),)
+        monkeypatch.setattr(member.tagger, "predict", lambda _, said=said: said)
+        member.best = {}
+        member._judge()
+        kept.append(bool(member.best))
+    assert kept == [True, False, False, False]
+
+
 def test_a_collapse_after_success_counts_as_waiting(sites) -> None:
     server = fedner.Server(config(sites, patience=2), None)
     for right in (5, 0, 0):
@@ -370,6 +502,29 @@ def test_all_rounds_are_run_and_the_last_is_kept_where_that_is_selected(
     (best,), fewer = federate(sites[:1], replace(last, select="best"))
     assert_same(weights(best), plain_loop(sites[0], replace(last, epochs=1)))
     assert 3 * fewer.round == 2 * state.round == 2 * again.round
+
+
+def test_personal_epochs_go_on_from_the_best_tagger(sites) -> None:
+    """A plain loop over two epochs with a new Adam, from the tagger that was kept and not from
+    the last one; a validation F1 below any makes it keep what the loop makes."""
+    data, settings = sites[0], config(sites[:1], personal_epochs=2)
+    member = fedner.Site(data, settings)
+    kept = build_tagger(MODEL, data.tags, seed=77)
+    member.best = {n: p.detach().clone() for n, p in kept.trainable().items()}
+    bare = tuple(replace(d, spans=()) for d in data.valid)
+    member.data = replace(data, valid=bare)  # F1 is 0: the later one is kept
+    member.finish({})
+    corpus, step = kept.prepare(data.train), 0
+    adam = torch.optim.Adam(kept.trainable().values(), lr=settings.learning_rate, fused=True)
+    for epoch in range(2):
+        rng = rng_of(settings.seed, "order", data.id, epoch)
+        for batch in buckets(corpus.lengths, settings.batch_size, rng):
+            torch.manual_seed(seed_of(settings.seed, "dropout", data.id, step))
+            adam.zero_grad()
+            kept.train().loss(corpus, batch).backward()
+            adam.step()
+            step += 1
+    assert_same(weights(member), {n: p.detach() for n, p in kept.trainable().items()})
 
 
 def test_personal_epochs_never_lower_validation(sites) -> None:

@@ -20,6 +20,7 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.methods import finetune
 from fednotes.methods.finetune import Config, Site
 from fednotes.methods.finetune_site import _Sentences, num_notes
+from fednotes.metrics.spans import SpanCounts
 from fednotes.models.build import build_model
 from fednotes.models.encoder_tagger import EncoderTaggerConfig
 from fednotes.models.saving import load_model
@@ -123,6 +124,25 @@ def test_silos_count_by_their_notes(bert: Path) -> None:
 def test_sentences_of_one_note_are_one_note() -> None:
     parts = [Document(f"n#{i}", "a", meta={"document": "n"}) for i in range(3)]
     assert num_notes([*parts, Document("m", "b")]) == 2
+
+
+def test_notes_of_two_patients_are_two_whatever_they_are_called() -> None:
+    """By hand: (p, 1), (q, 1) and (q, 2), of the last one two sentences."""
+    notes = [Document("1", "a", patient="p"), Document("1", "a", patient="q")]
+    cut = [Document(f"2#{i}", "b", patient="q", meta={"document": "2"}) for i in range(2)]
+    assert num_notes([*notes, *cut]) == 3
+
+
+def test_the_cycle_is_judged_by_exact_mentions() -> None:
+    """By hand: of three mentions one is found exactly and one by half, and one is invented:
+    strict F1 2/6, where any overlap would be 4/6."""
+    gold = Document("1", "a b c d e f", (Span(0, 3, "x"), Span(4, 5, "x"), Span(8, 9, "x")))
+    found = replace(gold, spans=(Span(0, 1, "x"), Span(4, 5, "x"), Span(10, 11, "x")))
+    counts = SpanCounts.of([gold], [found], types=["x"])
+    assert finetune.judged(counts.to_metrics()) == {
+        "held_out": pytest.approx(1 / 3),
+        "valid_f1": pytest.approx(1 / 3),
+    }
 
 
 def test_it_learns_and_saves_what_hugging_face_loads(bert: Path, tmp_path: Path) -> None:

@@ -263,6 +263,16 @@ def test_parts_of_a_batch_add_to_the_whole_with_pairs_too(bert: Path, tmp_path: 
         parts = next(iter(site.steps(0)))
         site.model.train(False)
         assert len(parts) == accumulate
+        for part in parts:
+            cls, sep = site.model.specials.cls, site.model.specials.sep
+            for ids, segments, length in zip(
+                part.sequences.ids, part.sequences.segments, part.sequences.lengths, strict=True
+            ):  # by hand: B is what stands behind the first [SEP], up to the second
+                first, last = np.flatnonzero(ids == sep)[[0, -1]]
+                assert (ids[0], last) == (cls, length - 1)
+                wanted = [int(first < at <= last) for at in range(len(ids))]
+                assert segments.tolist() == wanted
+                assert sum(wanted) > 0
         found.append(sum(float(part.loss(parts).detach()) for part in parts))
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -296,6 +298,23 @@ def test_initial_values_depend_on_the_seed_and_leave_torch_alone() -> None:
         assert torch.equal(first.trainable()[name], other.trainable()[name])
     reseeded = Dan(CONFIG, VOCABULARY, OUTPUTS, 1).trainable()
     assert not torch.equal(first.trainable()["embedding"], reseeded["embedding"])
+
+
+def test_initial_values_are_keras() -> None:
+    """keras.layers.Embedding: uniform in ±0.05; Dense: Glorot and Bengio 2010, uniform in
+    ±√(6 / (inputs + outputs)), zero biases. The largest of n draws is near the bound."""
+    wide = Dan(replace(CONFIG, embedding=40, hidden=60), 500, 30, 3).trainable()
+    bounds = {
+        "embedding": 0.05,
+        "hidden_weight": (6 / 100) ** 0.5,
+        "output_weight": (6 / 90) ** 0.5,
+    }
+    for name, bound in bounds.items():
+        values = wide[name].detach().double().numpy()
+        assert 0.99 * bound < np.abs(values).max() <= bound * (1 + 1e-6), name
+        assert np.std(values) == pytest.approx(bound / 3**0.5, rel=0.05), name
+    assert not wide["hidden_bias"].any()
+    assert not wide["output_bias"].any()
 
 
 def test_dropout_in_training_alone() -> None:

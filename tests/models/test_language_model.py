@@ -314,6 +314,13 @@ def test_new_head(saved: Callable[[str], Path], tmp_path: Path) -> None:
     table = one.model.bert.embeddings.word_embeddings.weight
     assert predictions.decoder.weight is table
     assert not predictions.bias.any()
+    # What `initialise_head` says: 0.3 times the identity, 0.85, zero; and the library's own
+    # deviation of 0.02 for the rest, known to 10 % from the many weights of the pooler.
+    transform = predictions.transform
+    assert torch.equal(transform.dense.weight, 0.3 * torch.eye(len(transform.dense.weight)))
+    assert torch.equal(transform.LayerNorm.weight, torch.full((len(transform.dense.weight),), 0.85))
+    assert not transform.dense.bias.any()
+    assert not transform.LayerNorm.bias.any()
     other = build_language_model(one.config, 2)
     assert torch.equal(
         one.model.cls.seq_relationship.weight,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span, TagSet
+from fednotes.models.bart_decoding import Targets
 from fednotes.models.pointer import (
     BEGIN,
     END,
@@ -72,6 +73,10 @@ def test_figure_2() -> None:
     drug, ade, disease = (0, 1, DRUG), (4, 5, ADE), (10, 12, DISEASE)
     wanted = [(a + ZERO, b + ZERO, t) for a, b, t in (drug, ade, disease)]
     assert target == [i for entity in wanted for i in entity] + [END]
+    # What the decoder is to write is the same, padded behind; without an entity END alone.
+    both = encode_pointers([document(text, found), document("no pain", [])], TAGS, letters, ROOM)
+    ids = Targets.of(both, np.array([1, 0]), "cpu").ids.tolist()
+    assert ids == [[END] + [PAD] * 9, target]
     # The global model's output: the second "Drug" stands for no span.
     output = [*wanted[0], DRUG, *wanted[2], END]
     assert repair(output, 3, 14).tolist() == [[0, 1, 0], [10, 12, 2]]

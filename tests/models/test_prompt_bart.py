@@ -72,6 +72,13 @@ def inner(model: PromptBart, corpus: Any, chosen: Sequence[int], prompted: bool 
     return view, prompts, sources, memory, Targets.of(corpus, at, "cpu")
 
 
+def test_sizes_unless_a_job_says_otherwise() -> None:
+    """Wang et al. 2023, Appendix C: N_q = 10 and h = 400."""
+    settings = PromptBartConfig()
+    assert (settings.prompts, settings.prompt_hidden) == (10, 400)
+    assert not settings.tune_cross_attention
+
+
 @torch.no_grad()
 def test_no_prompts_is_stock_bart(bart: Path, model: PromptBart) -> None:
     """Bit for bit transformers' own BartModel, on the embeddings that it is to read."""

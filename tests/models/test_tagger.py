@@ -236,6 +236,35 @@ def test_hashed_words_are_the_same_everywhere() -> None:
     )
 
 
+def test_widths_of_the_convolutions(glove: Path) -> None:
+    """GRAM-CNN's are of 2, 3 and 4 words side by side, all others' of 3."""
+    for name, widths in (("gram-cnn", (2, 3, 4)), ("cnn-crf", (3,)), ("cnn-clstm-crf", (3,))):
+        found = _build(tagger=name, word_vectors=str(glove)).trainable()
+        shapes = {n: p.shape[0] for n, p in found.items() if n.startswith("cnn.weight")}
+        assert shapes == {f"cnn.weight_{width}": width for width in widths}, name
+
+
+def test_where_dropout_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On each part of a word's representation, after the CNN and after the LSTM: by the widths of
+    what it is given, and each result goes on into the layer above."""
+    given: list[tuple[int, float, bool]] = []
+
+    def zeros(x: torch.Tensor, rate: float, training: bool) -> torch.Tensor:
+        given.append((x.shape[1], rate, training))
+        return x * (len(given) != blocked)
+
+    monkeypatch.setattr(tagger_module, "dropout", zeros)
+    sizes = {"hashed_words": 9, "word_dim": 4, "char_filters": 5, "cnn_filters": 6}
+    tagger = _build(**sizes, lstm_units=7, dropout=0.4).train()
+    prepared, outputs = tagger.prepare(_documents()), []
+    for blocked in (0, 1, 2, 3, 4):  # noqa: B007 - `zeros` reads it
+        given.clear()
+        outputs.append(float(tagger.loss(prepared, range(24)).detach()))
+        assert given == [(4, 0.4, True), (5, 0.4, True), (6, 0.4, True), (14, 0.4, True)]
+    assert outputs[3] == outputs[4]  # an LSTM that reads zeros gives zeros at first
+    assert len(set(outputs)) == 4
+
+
 def test_dropout_replays_from_the_global_generator() -> None:
     tagger = _build(dropout=0.5)
     prepared = tagger.prepare(_documents())

@@ -46,15 +46,16 @@ def appendix_d(types: Sequence[str], sites: int, seed: int = 0) -> TagSets:
     replacement; each remaining type at n ∈ {1, 2} sites by a fair coin, n sites drawn uniformly.
 
     Raises ConfigError for fewer than two sites, fewer types than sites, or a type named twice.
-    """  # [tagsets appendix d]
+    """
     _check(types, sites)
     if sites < 2:
         raise ConfigError("a type may be annotated at two sites: 2 sites or more are needed")
     rng = rng_of(seed, "tags", "appendix-d")
     drawn = rng.permutation(len(types)).tolist()
-    sets = [{types[own]} for own in drawn[:sites]]
+    sets = [{types[own]} for own in drawn[:sites]]  # [tagsets appendix d]
     for index in sorted(drawn[sites:]):
-        number = 1 + int(rng.integers(2))
+        number = 1 + int(rng.integers(2))  # [tagsets appendix d]
+        # [tagsets appendix d]
         for site in rng.choice(sites, size=number, replace=False).tolist():
             sets[site].add(types[index])
     return _ordered(types, sets)

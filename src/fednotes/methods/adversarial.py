@@ -194,20 +194,21 @@ def adversarial_loss(
 
     label: the site's number. progress: the part of the rounds that is done, 0 to 1.
     """
-    # [tagsets appendix a]
-    strength = config.strength * reversal_strength(progress)
+    strength = config.strength * reversal_strength(progress)  # [tagsets appendix a]
     by_layer = [
         matching_loss(hidden, weights[f"domain.{layer}"], label, strength)
         for layer, hidden in enumerate(losses.hidden)
     ]
-    domain = torch.stack(by_layer).mean()
+    domain = torch.stack(by_layer).mean()  # [tagsets appendix a]
     if config.variant == "hong":
+        # [tagsets appendix a]
         return domain.square() / 2 + config.entropy * pseudo_entropy(losses)
     if config.variant == "peng":
         assert losses.outputs is not None
         weight = weights["domain.outputs"]
         # It learns where the site shows; the states are not to show it more for that.
-        own = domain_loss(losses.outputs.detach(), weight, label)
+        own = domain_loss(losses.outputs.detach(), weight, label)  # [tagsets appendix a]
+        # [tagsets appendix a]
         return domain + own + config.entropy * disentanglement(losses, weight)
     return domain
 

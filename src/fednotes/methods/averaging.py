@@ -134,13 +134,13 @@ def run_cycles(
         given = {} if server.told is sent else sent  # nothing is sent twice
         total = federation.sum("train", given, cycle=cycle.number)  # an epoch at each site: Q_k^t
         if config.compression == "none":
-            mean = total.mean()  # Σ n_k/N Q_k^t
+            mean = total.mean()  # [bert eq 1] Σ n_k/N Q_k^t
         else:
             code = codes.agreed(total.mean(), config.compression, config.top_share)
             changes = federation.sum("send", code).mean()
             change = codes.decode(changes, code, sent, config.compression)
             mean = {name: sent[name] + change[name] for name in sent}
-        server.step(mean, total)  # [bert eq 1]
+        server.step(mean, total)
         evaluated = server.due
         if evaluated:
             kept = server.judge(federation.sum("evaluate", server.shared, cycle=cycle.number))

@@ -110,13 +110,14 @@ class AveragingSite:
         adam = self._optimizer(active, names is not None)
         loss = examples = 0.0
         for local in range(self._averaging.local_epochs):  # [bert cycle]
+            # [bert cycle]
             for parts in self.steps(cycle * self._averaging.local_epochs + local):
-                loss += self._step(parts, adam, start, names is not None)
+                loss += self._step(parts, adam, start, names is not None)  # [bert cycle]
                 examples += sum(part.examples for part in parts)
         metrics = {"loss": loss, "examples": examples}
         if self._averaging.compression == "none":
             found = {name: value.cpu() for name, value in snapshot(active).items()}
-            return Update(found, self.weight, metrics)
+            return Update(found, self.weight, metrics)  # [bert eq 1]
         self._change = {
             n: p.detach() - start[n] + self._left.get(n, torch.zeros_like(p))
             for n, p in active.items()

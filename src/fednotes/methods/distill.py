@@ -174,14 +174,15 @@ def train(federation: Federation, config: Config, shared: Tensors | None = None)
 
     shared: θ_1, if it is not the model's own initial values.
     Raises RefusedError for instance weights with fewer than three sites.
-    """  # [tagsets alg 1]
+    """
     server = Server(config, federation.resume(), shared)
     for round in federation.rounds(server.round, config.rounds):
-        begun = federation.sum("begin", server.shared, round=round.number)  # θ_t, Eq. 4 and 5
+        # [tagsets alg 1] θ_t; Eq. 4 and 5
+        begun = federation.sum("begin", server.shared, round=round.number)
         if config.weighting:
-            _update_weights(federation, begun, round.number)  # w_{t+1}: Eq. 11 and 12
-        total = federation.sum("train", round=round.number)
-        server.step(total)  # [tagsets eq 1]
+            _update_weights(federation, begun, round.number)  # w_{t+1}: Eq. 10 to 12
+        total = federation.sum("train", round=round.number)  # [tagsets alg 1]
+        server.step(total)  # [tagsets alg 1]
         evaluated = (round.number + 1) % config.evaluate_every == 0
         if evaluated or round.number == config.rounds - 1:
             server.judge(federation.sum("evaluate", server.shared, round=round.number))
@@ -199,7 +200,7 @@ def _update_weights(federation: Federation, begun: Total, round: int) -> None:
     Of two contributors each would be left with the other's vector, so three are needed, not
     counting sites whose gradient is zero (all types annotated, or nothing predicted yet). In a
     round with fewer the weights stay as they are.
-    """  # [tagsets eq 11]
+    """
     if len(begun.included) < FEWEST_CONTRIBUTORS and round == 0:
         raise RefusedError(_too_few(len(begun.included)))
     contributing = int(begun.metrics["contributing"])
@@ -242,7 +243,7 @@ class Server:
 
     def step(self, total: Total) -> None:
         """θ_{t+1} = Σ m_k θ_t^k."""
-        self.shared = total.mean()
+        self.shared = total.mean()  # [tagsets eq 1]
         sentences = total.metrics["examples"]
         self.metrics = {
             name: total.metrics[name] / sentences for name in ("loss", "source", "target")

@@ -134,12 +134,11 @@ class Site:
 
     def _complete(self, round: int) -> Corpus:
         """The training set with what this round takes the unannotated types to be."""
-        # [tagsets eq 5]
         how = self._unannotated(round)
         if how == "outside":
             return self.train_set
         if how == "pseudo":
-            predicted = self.model.predict(self.train_set)  # [tagsets eq 4]
+            predicted = self.model.predict(self.train_set)  # Eq. 4
             documents = tuple(
                 pseudo_complete(gold, guess, self.known)
                 for gold, guess in zip(self.data.train, predicted, strict=True)
@@ -167,19 +166,20 @@ class Site:
         """
         if not distils:
             return torch.zeros(self.model.trainable()[self.model.transfer].numel())
-        # [tagsets alg 2]
         total: Tensor | None = None
         kept: Tensor | None = None
         for indices in _in_order(corpus.lengths, self.config.batch_size):
-            source, target = self.model.gradients(corpus, indices)  # (batch, size), (size,)
-            total = target.double() if total is None else total + target.double()
+            # [tagsets eq 11] g_i^src (batch, size), and the sum of the target losses' (size,)
+            source, target = self.model.gradients(corpus, indices)
+            total = target.double() if total is None else total + target.double()  # [tagsets alg 2]
             if kept is None:
                 kept = torch.zeros(self.num_examples, source.shape[1])
+            # [tagsets alg 2]
             kept[torch.from_numpy(indices)] = torch.nn.functional.normalize(source).float().cpu()
         assert total is not None
         self._source = kept
-        if self.config.target_gradient == "mean":  # [tagsets eq 7]
-            total = total / self.num_examples
+        if self.config.target_gradient == "mean":
+            total = total / self.num_examples  # [tagsets eq 7]
         return total.float().cpu()
 
     def update_weights(
@@ -193,7 +193,6 @@ class Site:
         of them sent a gradient other than zero.
         Raises RefusedError if fewer than three did: the rest would be one other site's.
         """
-        # [tagsets eq 12]
         names = included.split(",")
         if min(contributing, len(names)) < FEWEST_CONTRIBUTORS:
             raise RefusedError(
@@ -208,14 +207,15 @@ class Site:
         require_like(own, tensors)
         others = tensors["target_gradient"]
         if self.id in names:
-            others = others - own["target_gradient"]
+            others = others - own["target_gradient"]  # [tagsets eq 11]
+        # [tagsets eq 12]
         cosines = self._source.double() @ torch.nn.functional.normalize(others, dim=0)
         if float(others.norm()) > 0:
             # A sentence whose own gradient is zero says nothing; its weight stays.
             told = (self._source.abs().sum(1) > 0).numpy()
             alpha = self.config.momentum
-            moved = alpha * self.weights + (1 - alpha) * cosines.numpy()
-            self._next = (round, np.where(told, moved, self.weights))
+            moved = alpha * self.weights + (1 - alpha) * cosines.numpy()  # [tagsets eq 12]
+            self._next = (round, np.where(told, moved, self.weights))  # [tagsets eq 12]
             self._note(round, cosines.numpy()[told])
         return Update()
 
@@ -243,7 +243,7 @@ class Site:
         self._begun = None
         self._advance(round + 1)
         self.rounds = round + 1
-        weight = self.num_examples if self.config.aggregation == "size" else 1
+        weight = self.num_examples if self.config.aggregation == "size" else 1  # [tagsets eq 1]
         trained = {name: value.cpu() for name, value in snapshot(self.parameters).items()}
         loss_sum, source_sum, target_sum = sums / (seen / self.num_examples)
         metrics = {
@@ -253,7 +253,7 @@ class Site:
             "examples": self.num_examples,
             "pseudo": self.pseudo,
         }
-        return Update(trained, weight, metrics)
+        return Update(trained, weight, metrics)  # [tagsets eq 1]
 
     def _objective(
         self, corpus: Corpus, indices: np.ndarray, weights: np.ndarray, how: str, round: int
@@ -380,12 +380,13 @@ def pseudo_complete(gold: Document, predicted: Document, known: Collection[str])
     Where a prediction overlaps a gold mention the gold one wins.
     """
     taken = sorted((span.start, span.end) for span in gold.spans)
+    # [tagsets eq 5]
     added = [
         span
         for span in predicted.spans
         if span.label not in known and not any(a < span.end and span.start < b for a, b in taken)
     ]
-    spans: tuple[Span, ...] = tuple(sorted((*gold.spans, *added)))
+    spans: tuple[Span, ...] = tuple(sorted((*gold.spans, *added)))  # [tagsets eq 5]
     return replace(gold, spans=spans)
 
 
@@ -394,11 +395,10 @@ def weighted_loss(losses: Losses, weights: np.ndarray, how: str) -> tuple[Tensor
 
     weights: (batch,) w_i. how: "marginal" leaves the second part out.
     """
-    # [tagsets eq 6] [tagsets eq 10]
     w = torch.as_tensor(weights, dtype=losses.source.dtype, device=losses.source.device)
-    source = (w * losses.source).mean()
-    target = losses.target.mean()
-    total = source if how == "marginal" else source + target
+    source = (w * losses.source).mean()  # [tagsets eq 10]
+    target = losses.target.mean()  # [tagsets eq 7]
+    total = source if how == "marginal" else source + target  # [tagsets eq 6] [tagsets eq 7]
     return total, float(source.detach()), float(target.detach())
 
 

@@ -133,7 +133,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def train(federation: Federation, config: Config) -> State:
-    """Algorithm 1 of Ge et al. 2020."""  # [fedner alg 1]
+    """Algorithm 1 of Ge et al. 2020."""
     server = Server(config, federation.resume())
     if not server.examples:  # a resumed run has agreed before
         server.examples, server.batch = agree_on_shares(federation)
@@ -144,8 +144,8 @@ def train(federation: Federation, config: Config) -> State:
     for round in federation.rounds(server.round, last + 1):
         if server.converged:
             break
-        total = federation.sum(task, server.shared, round=round.number)
-        server.step(total)  # [fedner eq 2]
+        total = federation.sum(task, server.shared, round=round.number)  # [fedner alg 1]
+        server.step(total)  # [fedner alg 1]
         evaluated = (round.number + 1) % period == 0 or round.number == last
         if evaluated:
             server.judge(federation.sum("evaluate", server.shared, round=round.number))
@@ -178,9 +178,10 @@ class Server:
     def step(self, total: Total) -> None:
         """θ_s ← θ_s − α ∂L/∂θ_s by Adam; or θ_s ← the weighted mean of the sites' θ_s."""
         if self.config.exchange == "gradients":
-            self._adam.step(total.mean())  # Σ |S_i| ∂L^i/∂θ_s / Σ |S_j|
+            # Σ |S_i| ∂L^i/∂θ_s / Σ |S_j|
+            self._adam.step(total.mean())  # [fedner eq 2]
         else:
-            self.shared = total.mean()
+            self.shared = total.mean()  # [fedner eq 2]
         self.round += 1
         self.metrics = {"loss": total.metrics["loss"] / total.weight}
 

@@ -125,7 +125,6 @@ class Site:
 
     def gradients(self, tensors: Tensors, *, round: int) -> Update:
         """One mini-batch: step θ_p, return ∂L^i/∂θ_s with weight |S_i|."""
-        # [fedner private]
         load_into(self.shared, tensors)
         loss = self._backward(self._batch(self.steps))
         gradients = {
@@ -134,14 +133,15 @@ class Site:
         }
         for parameter in self.shared.values():
             parameter.grad = None
-        self.adam.step()  # θ_p^i ← θ_p^i − α ∂L^i/∂θ_p^i
-        return Update(gradients, self.num_examples, self._reported(loss))
+        self.adam.step()  # [fedner private] θ_p^i ← θ_p^i − α ∂L^i/∂θ_p^i
+        return Update(gradients, self.num_examples, self._reported(loss))  # [fedner eq 2]
 
     def train(self, tensors: Tensors, *, round: int) -> Update:
         """`local_epochs` epochs of the whole tagger; return θ_s with weight |S_i|."""
         load_into(self.shared, tensors)
         batches = self.config.local_epochs * self._batches_per_epoch()
         loss = sum(self._local_step(self.adam) for _ in range(batches)) / batches
+        # [fedner eq 2]
         return Update(
             {name: value.cpu() for name, value in snapshot(self.shared).items()},
             self.num_examples,

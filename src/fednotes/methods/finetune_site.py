@@ -159,4 +159,5 @@ def layer(name: str) -> str:
 
 def num_notes(documents: Sequence[Document]) -> int:
     """How many notes the documents are of; sentences of one note count once."""
+    # [bert eq 1] n_k
     return len({(d.patient, d.meta.get("document", d.id)) for d in documents})

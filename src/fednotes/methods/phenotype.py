@@ -195,7 +195,7 @@ def _codes(federation: Federation, config: Config, resumed: State | None) -> Sta
         outputs = tuple(resumed.fact("outputs", list))
     server = _CodeServer(config, initial(config, len(outputs)), judged, resumed)
     server.outputs = outputs
-    run_cycles(federation, config, server)  # [phenotype algorithm 1]
+    run_cycles(federation, config, server)  # [phenotype algorithm 1 stage 1]
     tensors = {f"network.{name}": value for name, value in server.result.items()}
     return State(server.cycle, tensors, {"stage": 1, "outputs": list(outputs)})
 
@@ -245,8 +245,9 @@ def _phenotypes(
         with restoring("the newest checkpoint"):
             shared = {n: taken(resumed.tensors, n, v.dtype, *v.shape) for n, v in shared.items()}
     for cycle in federation.rounds(start, before + config.classifier_cycles):
-        total = federation.sum("train", shared, cycle=cycle.number)  # W'_k
-        shared = averaged(shared, total)
+        # [phenotype algorithm 1 stage 2] W'_k
+        total = federation.sum("train", shared, cycle=cycle.number)
+        shared = averaged(shared, total)  # [phenotype algorithm 1 stage 2]
         metrics = {"loss": total.metrics["loss"] / max(1.0, total.metrics["examples"])}
         number = cycle.number + 1 - before
         evaluated = number % config.evaluate_every == 0 or number == config.classifier_cycles

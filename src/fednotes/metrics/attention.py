@@ -129,8 +129,8 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
         )
     x, y = _ranks(x), _ranks(y)
     x, y = x - x.mean(), y - y.mean()
-    scale = float(np.sqrt((x @ x) * (y @ y)))
-    # [bert table 2 spearman]: Pearson's correlation of the ranks; rounding must not pass 1.
+    scale = float(np.sqrt((x @ x) * (y @ y)))  # [bert table 2 spearman]
+    # Pearson's correlation of the ranks; rounding must not pass 1. [bert table 2 spearman]
     return float(np.clip((x @ y) / scale, -1.0, 1.0)) if scale else float("nan")
 
 
@@ -151,4 +151,4 @@ def matrix_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
     if x.shape != y.shape or not x.size:
         raise DataError(f"JS matrices of {x.shape} and {y.shape}: the models' heads differ")
     difference = np.abs(x - y)  # [bert table 2 distance]
-    return float(difference.mean()), float(difference.sum())
+    return float(difference.mean()), float(difference.sum())  # [bert table 2 distance]

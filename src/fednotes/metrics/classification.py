@@ -335,7 +335,7 @@ def _macro(table: Floats) -> Floats:
     """(…, outputs, 3, 4) → (…, 3): mean over classes that occur, then over outputs."""
     # [phenotype macro]
     by_output = _mean(_by_class(table), _occurs(table), -2)
-    return _mean(by_output, _labelled(table), -2)
+    return _mean(by_output, _labelled(table), -2)  # [phenotype macro]
 
 
 def _micro(table: Floats, classes: Sequence[int]) -> Floats:

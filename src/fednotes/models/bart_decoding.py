@@ -73,7 +73,7 @@ class Targets:
         real = np.arange(most) < counts[:, None]  # (batch, entities)
         at = np.where(real, bounds[chosen][:, None] + np.arange(most), 0)
         shift = first_position(len(types))
-        table = corpus.entities + np.array([shift, shift, FIRST_LABEL])
+        table = corpus.entities + np.array([shift, shift, FIRST_LABEL])  # [tagsets eq 2]
         ids = np.full((len(chosen), 3 * most + 1), PAD)
         pseudo = np.zeros(ids.shape, bool)
         if most:

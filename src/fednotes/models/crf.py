@@ -250,8 +250,9 @@ class _Loss(torch.autograd.Function):
         outer, unary, pairs = _partition(ops, x, lengths, scores, gradient)
         for target in targets:
             if isinstance(target, Tensor) and target.dtype == torch.bool:
-                within = x.masked_fill(~target, -torch.inf)
+                within = x.masked_fill(~target, -torch.inf)  # [tagsets crf eq 8]
                 inner, of_unary, of_pairs = _partition(ops, within, lengths, scores, gradient)
+                # [tagsets crf eq 8]
                 kept += [unary - of_unary, pairs - of_pairs]
                 unary, pairs = of_unary, of_pairs
             elif isinstance(target, Tensor):
@@ -261,8 +262,10 @@ class _Loss(torch.autograd.Function):
                     ops.subtract_path(unary, pairs, target, lengths)
                 kept += [unary, pairs]
             else:
-                inner = _expected_score(x, lengths, scores, *target)
+                inner = _expected_score(x, lengths, scores, *target)  # [tagsets crf soft]
+                # [tagsets crf soft]
                 kept += [unary - target[0], pairs - target[1]] if gradient else [unary, pairs]
+            # [tagsets crf eq 8] of what is allowed, [tagsets crf eq 9] of the target within it
             losses.append((outer - inner).to(emissions.dtype))
             outer = inner
         ctx.save_for_backward(lengths, *kept)

@@ -172,7 +172,7 @@ class Dan(nn.Module):
         read = self.read(patients)
         if isinstance(read, np.ndarray):
             return torch.from_numpy(read).to(self.device)
-        # [phenotype dan] The average pooling layer: Σ share · vector, zero without concepts.
+        # the average pooling layer: Σ share · vector, zero without concepts
         return pool(cast(Tensor, self.embedding), read, self.config.updates == "rows")
 
     def dense(self, patients: Inputs) -> Tensor:
@@ -201,7 +201,7 @@ class Dan(nn.Module):
             scale = present * present_weight + (counts - present) * absent_weight
         # [phenotype cross-entropy] −Σ_j Σ_p y log f(x) + (1 − y) log(1 − f(x)), as a mean
         total = F.binary_cross_entropy_with_logits(logits, present, scale, reduction="sum")
-        return total / counts.sum().clamp(min=1.0)
+        return total / counts.sum().clamp(min=1.0)  # [phenotype cross-entropy]
 
     @torch.no_grad()
     def representation(self, patients: Inputs) -> np.ndarray:
@@ -308,7 +308,7 @@ def _pool(table, concepts, shares, offsets, out):
         for e in range(offsets[patient], offsets[patient + 1]):
             row, share = concepts[e], shares[e]
             for d in range(width):
-                out[patient, d] += share * table[row, d]
+                out[patient, d] += share * table[row, d]  # [phenotype dan]
 
 
 @kernel("void(f4[:,::1], i4[::1], f4[::1], i8[::1], f4[:,::1])")

@@ -125,7 +125,6 @@ def split_loss(
     if allowed is None or bool((allowed.sum(-1) == 1).all()):
         source = crf.loss(emissions, tags, lengths)
         return source, torch.zeros_like(source.detach())
-    # [tagsets crf eq 8] source, [tagsets crf eq 9] target, [tagsets crf soft] with `soft`
     return crf.split_loss(emissions, tags if soft is None else soft, allowed, lengths)
 
 
@@ -165,7 +164,8 @@ def transfer_gradients(
     total = torch.zeros_like(project.weight, requires_grad=False)
     if target.requires_grad:
         (delta,) = torch.autograd.grad(target, scores, ones)
-        total = delta.flatten(0, 1).T @ inputs.flatten(0, 1)  # (tags, width)
+        # (tags, width) [tagsets crf eq 11]
+        total = delta.flatten(0, 1).T @ inputs.flatten(0, 1)
     return each.flatten(1), total.flatten()
 
 

@@ -50,7 +50,7 @@ def in_order(entities: np.ndarray) -> np.ndarray:
 def encode_entities(entities: np.ndarray, types: int) -> np.ndarray:
     """(entities, 3) start, end (inclusive), type index → (3 * entities + 1,) ids with END."""
     shift = first_position(types)
-    ids = in_order(entities) + np.array([shift, shift, FIRST_LABEL])  # [tagsets eq 2]
+    ids = in_order(entities) + np.array([shift, shift, FIRST_LABEL])
     return np.append(ids.reshape(-1), END)
 
 

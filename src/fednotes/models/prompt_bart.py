@@ -275,8 +275,9 @@ class PromptBart(nn.Module):
         outputs = teacher_forced(view, memory, targets, prompts)  # (batch, steps, width)
         scores = memory.scores(outputs)
         wanted = targets.ids.masked_fill(~targets.real, END)
+        # [tagsets eq 3]
         nll = F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), reduction="none")
-        nll = nll.view(wanted.shape)  # (batch, steps) [tagsets eq 3]
+        nll = nll.view(wanted.shape)  # (batch, steps)
         source = (nll * (targets.real & ~targets.pseudo)).sum(dim=1)  # [tagsets eq 8]
         target = (nll * targets.pseudo).sum(dim=1)  # [tagsets eq 9]
         if not states:

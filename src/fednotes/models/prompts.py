@@ -173,14 +173,15 @@ def prompt_attention(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     pair = None if prompts is None else prompts.get(module)
-    if pair is not None:  # [tagsets eq 14]
+    if pair is not None:
         mask = _mask(module, query, key, attention_mask)
         added_keys, added_values = (part.expand(len(key), -1, -1, -1) for part in pair)
         if mask is not None:
             seen = mask.new_ones(()).expand(*mask.shape[:-1], added_keys.shape[-2])
             mask = torch.cat([mask, seen], dim=-1)  # (batch or 1, 1, queries, keys + prompts)
-        key = torch.cat([key, added_keys], dim=-2)  # (batch, heads, keys + prompts, d_head)
-        value = torch.cat([value, added_values], dim=-2)
+        # [tagsets eq 14] (batch, heads, keys + prompts, d_head)
+        key = torch.cat([key, added_keys], dim=-2)
+        value = torch.cat([value, added_values], dim=-2)  # [tagsets eq 14]
         attention_mask, options = mask, {**options, "is_causal": False}
     out, _ = sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options

@@ -221,7 +221,7 @@ class LinearSVMs:
             raise DataError(f"{len(x)} patients have {len(targets)} rows of labels, or rows beyond")
         both = np.ones((len(self.machines), 2)) if weights is None else weights
         schedule = ("constant", "optimal", "invscaling").index(config.learning_rate)
-        # [phenotype svm] w ← w − η ∂ max(0, 1 − y (w·x + b)) / ∂w, patient by patient
+        # w ← w − η ∂ max(0, 1 − y (w·x + b)) / ∂w, patient by patient
         loss = _epoch(
             *(x.values, x.columns, x.offsets, rows, targets),
             *(self.weight, self.intercept, self.steps, np.ascontiguousarray(both, np.float64)),
@@ -370,13 +370,14 @@ def _epoch(
             loss, slope = _loss(log, y, score[k])
             side = weights[k, 1] if y > 0.0 else weights[k, 0]
             total += side * loss
+            # [phenotype svm]
             update[k] = _size(schedule, steps[k], eta0, power, alpha) * (y * slope) * side
             moves |= update[k] != 0.0
         if moves:
             for e in range(start, stop):
                 column, value = columns[e], values[e]
                 for k in range(machines):
-                    weight[column, k] += value * update[k]
+                    weight[column, k] += value * update[k]  # [phenotype svm]
             for k in range(machines):
-                intercept[k] += update[k] * intercept_step
+                intercept[k] += update[k] * intercept_step  # [phenotype svm]
     return total

@@ -1,0 +1,317 @@
+"""Changes each line that docs/papers.md points at, and runs the tests that must notice.
+
+    python tools/mutate.py [--sample N --seed S] [--minutes M] [--jobs J] [--only TEXT] [--list]
+
+A mutant is the project with one small thing wrong: in a statement that a marker marks
+(`mutations.py` says which statement that is and what is changed), or one of those named in
+`mutants.toml`. The tests of the marker's row, or of the named mutant, run on a copy of `src`; the
+mutant is killed if one of them fails or does not end in time, else it survives. A mutant that
+changes nothing that can be seen is listed in `mutants.toml` as equivalent, with the reason.
+
+Ends with 0 if all were killed, 1 if one survived, 2 if nothing can be said: tests that fail or
+skip on the unchanged code, a named mutant whose text is gone, a marker that marks no statement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import compileall
+import difflib
+import json
+import os
+import py_compile
+import queue
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
+from mutations import marked, mutants
+from papers import ROOT, Row, definition, markers, rows, source_of
+from scratch import scratch
+
+SLOW = [  # to import
+    *("torch", "numba", "numpy", "pytest", "hypothesis", "safetensors.torch", "tokenizers"),
+    *("transformers.models.bart.modeling_bart", "transformers.models.bert.modeling_bert"),
+    *("sklearn.linear_model", "scipy.stats"),
+]
+WORKER = Path(__file__).with_name("mutation_worker.py")
+LEAST = 30.0  # seconds that a mutant's tests may take, however short they are
+TIMES = 10.0  # or so many times what they take on the unchanged code
+
+
+class Wrong(Exception):
+    """Nothing can be said about the tests."""
+
+
+class Change(NamedTuple):
+    """One mutant."""
+
+    of: str  # the marker, or what is wrong
+    path: Path  # below the root
+    line: int
+    source: str  # the whole file, changed
+    tests: tuple[str, ...]
+
+    def diff(self, root: Path) -> list[str]:
+        """The lines that differ, "-" and "+" first."""
+        old = (root / self.path).read_text("utf-8").splitlines()
+        lines = difflib.unified_diff(old, self.source.splitlines(), lineterm="", n=0)
+        return [line for line in [*lines][2:] if not line.startswith("@@")]
+
+
+# ---- which mutants there are -----------------------------------------------------------------
+
+
+def of_rows(root: Path, table: Sequence[Row]) -> Iterator[Change]:
+    """The mutants of all statements that the rows' functions mark."""
+    for row in table:
+        for function in row.functions:
+            places = list(_places(root, row.marker, function))
+            if not places:
+                raise Wrong(f"{function} has no comment `# {row.marker}`")
+            for path, line in places:
+                source = (root / path).read_text("utf-8")
+                statement = marked(source, line)
+                found = mutants(source, statement) if statement else []
+                if not found:
+                    raise Wrong(
+                        f"{path}:{line}: {row.marker} marks nothing that can be wrong: put it at "
+                        "the statement that computes it"
+                    )
+                for each in found:
+                    yield Change(row.marker, path, each.line, each.source, row.tests)
+
+
+def _places(root: Path, marker: str, function: str) -> Iterator[tuple[Path, int]]:
+    where = source_of(function, root)
+    node = definition(*where) if where else None
+    if where is None or not isinstance(node, ast.FunctionDef | ast.ClassDef):
+        raise Wrong(f"docs/papers.md: {marker}: no function {function} in src")
+    for found, line in markers(where[0].read_text("utf-8")):
+        if found == marker and node.lineno <= line <= (node.end_lineno or node.lineno):
+            yield where[0].relative_to(root), line
+
+
+def of_list(root: Path, listed: Sequence[dict[str, Any]]) -> Iterator[Change]:
+    """The named mutants."""
+    for each in listed:
+        path, old, new = Path(each["file"]), each["old"], each["new"]
+        source = (root / path).read_text("utf-8")
+        if source.count(old) != 1:
+            raise Wrong(
+                f"tools/mutants.toml: {each['what']!r}: its text is {source.count(old)} times in "
+                f"{path}, not once: {old!r}"
+            )
+        changed = source.replace(old, new)
+        if changed == source:
+            raise Wrong(f"tools/mutants.toml: {each['what']!r} changes nothing")
+        if path.suffix == ".py":
+            try:
+                ast.parse(changed)
+            except SyntaxError as error:
+                raise Wrong(f"tools/mutants.toml: {each['what']!r} does not parse") from error
+        line = source[: source.index(old)].count("\n") + 1
+        yield Change(each["what"], path, line, changed, tuple(each["tests"]))
+
+
+def collected(root: Path) -> list[Change]:
+    """All mutants but the equivalent ones. Raises Wrong."""
+    listed = tomllib.loads((root / "tools" / "mutants.toml").read_text("utf-8"))
+    page = (root / "docs" / "papers.md").read_text("utf-8")
+    found = [*of_rows(root, rows(page)), *of_list(root, listed.get("mutant", []))]
+    equivalent = [(e["file"], e["old"], e["new"]) for e in listed.get("equivalent", [])]
+    keys = [_key(change, root) for change in found]
+    for entry in equivalent:
+        if entry not in keys:
+            raise Wrong(f"tools/mutants.toml: no mutant of {entry[0]} makes {entry[2]!r} any more")
+    return [c for c, key in zip(found, keys, strict=True) if key not in equivalent]
+
+
+def _key(change: Change, root: Path) -> tuple[str, str, str]:
+    lines = change.diff(root)
+    old, new = (
+        " ".join(line[1:].split("  # ")[0].strip() for line in lines if line[0] == sign)
+        for sign in "-+"
+    )
+    return change.path.as_posix(), old, new
+
+
+# ---- running ---------------------------------------------------------------------------------
+
+
+class Copy:
+    """A copy of `src`, and the process that runs tests on it."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.root, self.folder = root, folder
+        ignored = shutil.ignore_patterns("*.pyc")  # compiled kernels go along
+        shutil.copytree(root / "src", folder / "src", ignore=ignored)
+        checked = py_compile.PycInvalidationMode.CHECKED_HASH  # a changed file is never mistaken
+        compileall.compile_dir(folder / "src", quiet=2, invalidation_mode=checked)
+        self._process = subprocess.Popen(
+            [sys.executable, str(WORKER), str(folder / "src"), *SLOW],
+            cwd=root,
+            env=os.environ
+            | {"PYTHONPATH": str(folder / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+            | {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, tests: Sequence[str], seconds: float) -> dict[str, Any]:
+        """The answer of the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        asked = {"tests": tests, "seconds": seconds, "folder": str(self.folder / "run")}
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise Wrong("the process that runs the tests has ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def run_changed(self, change: Change, seconds: float) -> dict[str, Any]:
+        """With one file changed, which is then put back as it was, time stamp and all."""
+        path = self.folder / change.path
+        path.write_text(change.source, "utf-8")
+        try:
+            return self.run(change.tests, seconds)
+        finally:
+            shutil.copy2(self.root / change.path, path)
+
+    def log(self) -> str:
+        """What the last run printed."""
+        return (self.folder / "run" / "log").read_text("utf-8", "replace")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
+class Run:
+    """Mutants shared out to the copies."""
+
+    def __init__(self, root: Path, copies: Sequence[Copy], end: float) -> None:
+        self.root, self.end = root, end
+        self.number = self.done = 0
+        self.survived: list[Change] = []
+        self._free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for each in copies:
+            self._free.put(each)
+        self._jobs = len(copies)
+        self._lock = threading.Lock()
+
+    def unchanged(self, groups: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], float]:
+        """How long each group of tests takes. Raises Wrong for one that does not pass."""
+        with ThreadPoolExecutor(self._jobs) as pool:
+            return dict(zip(groups, pool.map(self._unchanged, groups), strict=True))
+
+    def _unchanged(self, tests: tuple[str, ...]) -> float:
+        copy = self._free.get()
+        try:
+            found = copy.run(tests, 600.0)
+            if found["code"] != 0 or found["skipped"] or not found["passed"]:
+                raise Wrong(
+                    f"on the unchanged code {' '.join(tests)} must pass, without any that skips:\n"
+                    + "\n".join(copy.log().splitlines()[-15:])
+                )
+            return float(found["seconds"])
+        finally:
+            self._free.put(copy)
+
+    def all(self, changes: Sequence[Change], times: dict[tuple[str, ...], float]) -> None:
+        """Every mutant, as far as the time reaches."""
+        self.number = len(changes)
+        with ThreadPoolExecutor(self._jobs) as pool:
+            for _ in pool.map(lambda each: self._one(each, times[each.tests]), changes):
+                pass
+
+    def _one(self, change: Change, usual: float) -> None:
+        if time.monotonic() > self.end:
+            return
+        copy = self._free.get()
+        try:
+            found = copy.run_changed(change, max(LEAST, TIMES * usual))
+            if found["code"] in (4, 5) and not found["failed"]:
+                raise Wrong(f"pytest cannot run {' '.join(change.tests)}:\n{copy.log()}")
+        finally:
+            self._free.put(copy)
+        with self._lock:
+            self.done += 1
+            self._told(change, found)
+
+    def _told(self, change: Change, found: dict[str, Any]) -> None:
+        killed = found["code"] != 0
+        if not killed:
+            self.survived.append(change)
+        by = found["failed"] or ("the time limit" if found["code"] == -1 else "a crash")
+        print(
+            f"{self.done:>4}/{self.number}  {'killed' if killed else 'SURVIVED':8}"
+            f"  {found['seconds']:5.1f} s  {change.path}:{change.line}  {change.of}"
+        )
+        for line in change.diff(self.root):
+            print(f"        {line}")
+        print(f"        {'by' if killed else 'not noticed by'} ", end="")
+        print(by if killed else " ".join(change.tests), flush=True)
+
+
+def main(words: Sequence[str], root: Path = ROOT) -> int:
+    """The command; its exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--sample", type=int, default=0, help="so many of the mutants; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--minutes", type=float, default=600.0, help="start no mutant after these")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at a time")
+    parser.add_argument("--only", default="", help="those whose marker, name or file has this text")
+    parser.add_argument("--list", action="store_true", help="show them, run nothing")
+    asked = parser.parse_args(words)
+    try:
+        return _main(asked, root.resolve())
+    except Wrong as wrong:
+        print(f"mutate: {wrong}", file=sys.stderr)
+        return 2
+
+
+def _main(asked: argparse.Namespace, root: Path) -> int:
+    end = time.monotonic() + 60 * asked.minutes
+    everything = collected(root)
+    changes = [c for c in everything if asked.only in c.of or asked.only in c.path.as_posix()]
+    if asked.sample and asked.sample < len(changes):
+        changes = random.Random(asked.seed).sample(changes, asked.sample)
+        print(f"{len(changes)} of {len(everything)} mutants, by seed {asked.seed}")
+    if asked.list:
+        for change in changes:
+            print(f"{change.path}:{change.line}  {change.of}", *change.diff(root), sep="\n    ")
+        print(f"{len(changes)} mutants")
+        return 0
+    with scratch() as folder, ExitStack() as stack:
+        jobs = max(1, min(asked.jobs, len(changes)))
+        copies = [Copy(root, folder / str(number)) for number in range(jobs)]
+        for copy in copies:
+            stack.callback(copy.close)
+        run = Run(root, copies, end)
+        times = run.unchanged(list(dict.fromkeys(change.tests for change in changes)))
+        run.all(changes, times)
+    left = f", {run.number - run.done} not reached in time" if run.done < run.number else ""
+    print(f"{run.done - len(run.survived)} killed, {len(run.survived)} survived{left}")
+    for change in run.survived:
+        print(f"survived: {change.path}:{change.line}  {change.of}")
+    return 1 if run.survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

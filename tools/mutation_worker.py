@@ -1,0 +1,115 @@
+"""Runs tests in processes that are split off this one, which has imported the slow packages.
+
+    python tools/mutation_worker.py SRC MODULE ...
+
+SRC is a copy of the project's `src`, the first folder that packages are imported from; nothing of
+it is imported here. Each line of standard input asks for a run, in JSON: "tests", their "seconds"
+at most, "folder" for what they write. Each line of standard output is the answer: "code" (pytest's;
+-1 after the time limit), "passed" and "skipped" tests, "failed" (the first), "seconds".
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+class Outcomes:
+    """A plugin of pytest that counts."""
+
+    def __init__(self) -> None:
+        self.passed = self.skipped = 0
+        self.failed = ""
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.passed += report.passed and report.when == "call"
+        self.skipped += report.skipped
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed = self.failed or report.nodeid
+
+
+def run(tests: Sequence[str], folder: Path) -> dict[str, Any]:
+    """In the process that was split off."""
+    import pytest
+
+    seen = Outcomes()
+    options = ["-x", "-q", "-p", "no:cacheprovider"]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported already
+    code = pytest.main([*options, f"--basetemp={folder / 'tmp'}", *tests], plugins=[seen])
+    return {"code": int(code), **vars(seen)}
+
+
+def answer(tests: Sequence[str], seconds: float, folder: str) -> dict[str, Any]:
+    """Run the tests in a process of their own, which ends with its group after the limit."""
+    place, begun = Path(folder), time.monotonic()
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            out = os.open(place / "log", os.O_CREAT | os.O_WRONLY)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for number, where in enumerate((nothing, out, out)):
+                os.dup2(where, number)
+            result = run(tests, place)
+            (place / "result").write_text(json.dumps(result), "utf-8")
+            code = 0
+        except BaseException:  # of whatever kind: it is this process's end
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    late = False
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() - begun > seconds:
+            late = True
+            _end(child)
+            os.waitpid(child, 0)
+            break
+        time.sleep(0.01)
+    _end(child)  # what the tests have started
+    found: dict[str, Any] = {"code": -1 if late else 3, "passed": 0, "skipped": 0, "failed": ""}
+    with suppress(FileNotFoundError, ValueError):
+        found |= {} if late else json.loads((place / "result").read_text("utf-8"))
+    return found | {"seconds": time.monotonic() - begun}
+
+
+def _end(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def main(source: str, modules: Sequence[str]) -> None:
+    """Answer until standard input ends."""
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, source)
+    found = importlib.util.find_spec("fednotes")
+    if found is None or not str(found.origin).startswith(source):
+        sys.exit(f"fednotes would be imported from {found and found.origin}, not from {source}")
+    for name in modules:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(answer(**json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
