@@ -305,7 +305,7 @@ def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> An
             raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
     settings = _expand(table.get("model", {}), folder)
     if not settings.keys() & {"kind", "tagger"}:  # else the job starts from a model of its own
-        settings = preset.get("model", {}) | settings
+        settings = _over(preset.get("model", {}), settings)
     if settings.get("word_vectors"):
         settings = preset.get("with_word_vectors", {}) | settings
     try:
@@ -314,6 +314,17 @@ def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> An
         told = str(error).removeprefix("model: ").removeprefix("model ")  # [model] says so
         raise ConfigError(f"{where} [model]: {told}") from error
     return build(module.Config, values | {"model": model}, f"{where} [training]")
+
+
+def _over(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset's table with a job's values in place of its own; tables in it likewise."""
+    both = {
+        key: _over(preset[key], value)
+        if isinstance(value, Mapping) and isinstance(preset.get(key), Mapping)
+        else value
+        for key, value in given.items()
+    }
+    return {**preset, **both}
 
 
 def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fednotes.data.cohort import ABSENT, PRESENT, QUESTIONABLE, Bags, Cohort, Ve
 from fednotes.data.patient_sites import SitePatients
 from fednotes.methods.averaging_site import AveragingSite, Step
 from fednotes.metrics.classification import ClassCounts, rankings
+from fednotes.models.converged import fit, fit_best
 from fednotes.models.dan import Dan, DanConfig, Mixtures
 from fednotes.models.phenotyper import Phenotyper, Representation
 from fednotes.models.platt import platt_sums
@@ -170,12 +171,26 @@ class Classifiers:
         self._patients = np.count_nonzero(targets, axis=0)  # (machines,) n_k of each
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
-        """`classifier_epochs` epochs of stochastic gradient descent from the given machines.
+        """`classifier_epochs` epochs of stochastic gradient descent from the given machines; or
+        the solutions, where the classifiers are the reference that is fitted to its end.
 
         Returns each machine times the number of patients it was trained on here, and that
         number: patients without a label of a disease say nothing of its classifier.
         """
         self.machines.take(tensors)
+        loss, pairs = self._epochs(cycle) if self._by_steps else self._solved()
+        patients = torch.from_numpy(self._patients.astype(np.float64))
+        # A float32 value times a count is exact in float64: one site's mean is its own value.
+        sent = {n: value.double() * patients for n, value in self.machines.sent().items()}
+        metrics = {"loss": loss, "examples": float(pairs)}
+        return Update({**sent, "patients": patients}, 1.0, metrics)
+
+    @property
+    def _by_steps(self) -> bool:
+        return self.machines.config.solver == "sgd"
+
+    def _epochs(self, cycle: int) -> tuple[float, int]:
+        """Σ loss before each step, and over how many pairs of patient and machine."""
         config, loss, pairs = self.config, 0.0, 0
         for local in range(config.classifier_epochs):
             epoch = cycle * config.classifier_epochs + local
@@ -183,11 +198,15 @@ class Classifiers:
             order = rng.permutation(len(self._train))
             found = self.machines.epoch(self._features, self._train.labels, order, self._weights)
             loss, pairs = loss + found[0], pairs + found[1]
-        patients = torch.from_numpy(self._patients.astype(np.float64))
-        # A float32 value times a count is exact in float64: one site's mean is its own value.
-        sent = {n: value.double() * patients for n, value in self.machines.sent().items()}
-        metrics = {"loss": loss, "examples": float(pairs)}
-        return Update({**sent, "patients": patients}, 1.0, metrics)
+        return loss, pairs
+
+    def _solved(self) -> tuple[float, int]:
+        """The reference's solutions; Σ loss there."""
+        train, C = (self._features, self._train.labels), self.machines.config.C
+        if C:
+            return fit(self.machines, *train, self._weights, C)
+        held_out = (self._held_out, self._valid.labels)
+        return fit_best(self.machines, train, held_out, self._weights)
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """How held-out patients of each class are predicted, as counts."""
