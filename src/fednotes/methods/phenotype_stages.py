@@ -239,8 +239,7 @@ class Classifiers:
             return {}
         features = self.model.representation.features(cohort.bags)
         counts = self._counts(cohort, self.machines.predict(features))
-        scores = self.machines.decision(features)[:, :, PRESENT]
-        scores = np.where(np.isfinite(scores), scores, 0.0)  # a disease that nobody has here
+        scores = self.machines.ranking(features)
         ranked = rankings(cohort.labels, scores, self.config.phenotypes, seed=self.config.seed)
         found = _scores(counts, ranked)
         if self.model.platt is None and self.machines.config.loss != "log":

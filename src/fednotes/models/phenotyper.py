@@ -128,6 +128,10 @@ class Phenotyper:
         """
         return self._machines().probabilities(self.representation.features(inputs), self.platt)
 
+    def rank(self, inputs: Inputs) -> np.ndarray:
+        """(patients, diseases) scores of "present", see `LinearSVMs.ranking`."""
+        return self._machines().ranking(self.representation.features(inputs))
+
     def code_probabilities(self, inputs: Inputs) -> np.ndarray:
         """(patients, codes) of stage 1's outputs; no column where there are none."""
         network = self.representation.network

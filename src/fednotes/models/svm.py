@@ -252,6 +252,11 @@ class LinearSVMs:
         """(patients, diseases, 3) scores of CLASSES; -inf for what is no class of a disease."""
         return self._spread(self.scores(features), lambda score: -score, lone=0.0, other=-np.inf)
 
+    def ranking(self, features: np.ndarray | Features) -> np.ndarray:
+        """(patients, diseases) scores of "present", which only rank; 0 where it is no class."""
+        scores = self.decision(features)[:, :, PRESENT]
+        return np.where(np.isfinite(scores), scores, 0.0)
+
     def predict(self, features: np.ndarray | Features) -> np.ndarray:
         """(patients, diseases) int8: the class with the highest score; -1 without classes."""
         decision = self.decision(features)
