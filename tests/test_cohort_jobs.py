@@ -361,7 +361,9 @@ def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (place / "NOTEEVENTS.csv").write_text("\n".join([head, *rows]) + "\n")
     row = "C0018099|ENG|P|L|PF|S|Y|A||M|D|SNOMEDCT_US|PT|1|Gout|0|N||"
     (place / "MRCONSO.RRF").write_text(row + "\n")
+    (place / "cuis.txt").write_text("C0018099 1 2\n")
     for name, folder in (
+        ("CONCEPT_VECTORS", place / "cuis.txt"),
         ("MIMIC3", place),
         ("UMLS_RRF", place),
         ("I2B2_OBESITY", obesity(place, 40)),
@@ -373,8 +375,10 @@ def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         table = {**read_toml(path), "method": "stubpatients", "training": {}, "model": {}}
         made = load_sites(parse_job(table, name, path.parent, str(path)), cache=place / "cache")
         whole = pooled_patients(made.data)
-        sizes.append((len(made.data), len(everyone(whole)), len(whole.codes)))
-    assert sizes == [(10, 200, 28), (3, 44, 0)]
+        parts = [len(part) for part in (whole.train, whole.valid, whole.test)]
+        sizes.append((len(made.data), parts, len(whole.codes)))
+        assert (whole.vectors is None) == (name == "obesity")
+    assert sizes == [(10, [200, 0, 0], 28), (3, [40, 0, 4], 0)]  # nobody is held out of training
 
 
 def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

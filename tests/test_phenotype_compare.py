@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes.compare_runs import ALL_SITES, compare_patients
 from fednotes.core.errors import DataError
@@ -117,3 +117,34 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="no test patient is labelled"):
         compare_patients((run, bare, "federated"), (run, bare, "federated"), 10)
+
+
+def test_rankings_are_compared_by_their_areas(tmp_path: Path) -> None:
+    """Oracle: scikit-learn's area under the curve of the share of a disease's concepts."""
+    (site,) = sites_of(1)
+    machine(tmp_path / "good" / "federated" / "model", GOOD)
+    machine(tmp_path / "poor" / "federated" / "model", POOR)
+    found = compare_patients(
+        (tmp_path / "good", (site,), "federated"),
+        (tmp_path / "poor", (site,), "federated"),
+        50,
+        "auroc",
+    )[site.id]
+
+    def area(columns: dict[int, int]) -> float:
+        bags, labels, each = site.test.bags, site.test.labels, []
+        assert isinstance(bags, Bags)
+        for d in range(len(DISEASES)):
+            scores = np.zeros(len(site.test))
+            for row in range(len(site.test)):
+                own = bags.take([row]).concepts
+                length = np.linalg.norm(np.bincount(own, minlength=VOCABULARY)) or 1.0
+                inside = (own // 10 * 10 == columns[d]).sum() if d in columns else 0
+                scores[row] = inside / length
+            known = labels[:, d] >= 0
+            each.append(roc_auc_score(labels[known, d], scores[known]))
+        return float(np.mean(each))
+
+    # The last bit of a sum breaks ties here that it does not break there: half a pair each.
+    assert (found.f1_a, found.f1_b) == pytest.approx((area(GOOD), area(POOR)), abs=2e-3)
+    assert found.difference > 0.05

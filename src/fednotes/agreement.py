@@ -27,7 +27,7 @@ from fednotes.core.store import write_json
 from fednotes.core.types import Scheme, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.data.cohort import Cohort, Vectors
-from fednotes.data.patient_sites import FeatureSpace, SitePatients
+from fednotes.data.patient_sites import ConceptVectors, FeatureSpace, SitePatients
 from fednotes.federation import Option, SiteTasks, State
 from fednotes.jobs import Job
 from fednotes.privacy.approval import SiteLabels, fingerprint, mismatch
@@ -43,6 +43,7 @@ class Description:
     version: of fednotes. types, scheme, test_types, label_map: of sites with annotations.
     width, dense, features, phenotypes, coded: of sites with patients: their features (with the
     fingerprint of the dictionary or encoder), the phenotypes, and whether codes are known.
+    vectors: digest of the public vectors that stage 1 starts from.
     """
 
     version: str = fednotes.__version__
@@ -55,6 +56,7 @@ class Description:
     features: str = ""
     phenotypes: tuple[str, ...] = ()
     coded: bool = False
+    vectors: str = ""
 
     @property
     def labels(self) -> SiteLabels:
@@ -77,6 +79,7 @@ def describe(job: Job, data: Any) -> Description:
             features=space.fingerprint,
             phenotypes=tuple(data.phenotypes),
             coded=bool(data.codes),
+            vectors=data.vectors.digest if data.vectors else "",
         )
     own = job.sites[data.id]
     tags: TagSet = data.tags
@@ -149,7 +152,9 @@ def _stub(kind: str, site: str, own: Description) -> Any:
             own.phenotypes,
         )
         codes = {"": frozenset[str]()} if own.coded else {}
-        return SitePatients(site, space, empty, empty, empty, codes)
+        none = np.zeros((0, 0))
+        vectors = ConceptVectors(none, none, own.vectors) if own.vectors else None
+        return SitePatients(site, space, empty, empty, empty, codes, vectors)
     return SiteData(site, TagSet(own.types, own.scheme), (), (), (), own.test_types)
 
 

@@ -22,9 +22,15 @@ from fednotes.core.seeds import seed_of
 from fednotes.data.codes import hold_out, phenotype_labels
 from fednotes.data.cohort import UNLABELLED, Cohort, deal, split
 from fednotes.data.formats import ctakes
-from fednotes.data.patient_sites import SitePatients, pooled_patients, require_alike
-from fednotes.jobs import Job, Sites
+from fednotes.data.patient_sites import (
+    ConceptVectors,
+    SitePatients,
+    pooled_patients,
+    require_alike,
+)
+from fednotes.jobs import Job, Sites, expand
 from fednotes.models.features import default_cache
+from fednotes.models.vectors import load_vectors
 from fednotes.patient_features import (
     ConceptFeatures,
     Features,
@@ -90,6 +96,13 @@ def load_patient_sites(
         told += [f"{name}: {line}" for line in lines]
         del source, made  # one site's texts at a time
     require_alike(sites)
+    vectors = _concept_vectors(job, features)
+    if vectors is not None:
+        sites = [replace(site, vectors=vectors) for site in sites]
+        told.append(
+            f"{len(vectors.concepts):,} of the dictionary's concepts have a vector in "
+            "[concepts] vectors; the others start at their mean"
+        )
     if job.silos:
         sites = _silos(job, sites)
         parts = ", ".join(
@@ -255,8 +268,32 @@ def _silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatients]:
         everyone = (patient for part in (own, held, test) for patient in part.patients)
         billed = {patient: codes[patient] for patient in everyone if patient in codes}
         named = [replace(part, id=f"silo{at}") for part in (own, held, test)]
-        made.append(SitePatients(named[0].id, sites[0].space, named[0], named[1], named[2], billed))
+        parts = named[0], named[1], named[2]
+        space, vectors = sites[0].space, sites[0].vectors
+        made.append(SitePatients(named[0].id, space, *parts, billed, vectors))
     return made
+
+
+def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
+    """The public vectors of the dictionary's concepts, where the job names a file of them.
+
+    Raises DataError where none is of a concept, ModelError for a bad file.
+    """
+    tables = job.patients
+    given = tables.concepts.vectors if tables is not None and tables.concepts else ""
+    if not given:
+        return None
+    assert isinstance(features, ConceptFeatures)  # they are what [concepts] makes
+    words = load_vectors(job.folder / expand(given, "[concepts] vectors"))
+    names = features.matcher.dictionary.concepts
+    found = [(at, words.index[name]) for at, name in enumerate(names) if name in words.index]
+    if not found:
+        raise DataError(
+            f"[concepts] vectors = {given!r}: no word in it is the id of a concept, such as "
+            f"{names[0]}: is it of another dictionary?"
+        )
+    concepts, rows = np.array(found, np.int64).T
+    return ConceptVectors.of(concepts, words.table.numpy()[rows])
 
 
 _SHOWN = ("present", "absent", "questionable", "unlabelled")

@@ -12,7 +12,7 @@ from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.types import Document
 from fednotes.data.patient_sites import SitePatients
 from fednotes.jobs import CONDITIONS, POOLED, Job, parse_job
-from fednotes.metrics.classification import paired_macro_f1
+from fednotes.metrics.classification import paired_auroc, paired_macro_f1
 from fednotes.metrics.compare import Bootstrap, paired_bootstrap
 from fednotes.models.features import default_cache
 from fednotes.models.phenotyper import Phenotyper, load_phenotyper
@@ -28,8 +28,8 @@ def compare_runs(
 ) -> dict[str, Bootstrap]:
     """A paired bootstrap for each site: `condition` of run a minus `against` of run b.
 
-    Both runs' saved taggers tag the test data of run a's job again; runs on patients are compared
-    by macro F1 instead of `metric`, see `compare_patients`.
+    Both runs' saved taggers tag the test data of run a's job again. metric: "strict" or "relaxed";
+    runs on patients are compared by macro F1 ("strict") or "auroc", see `compare_patients`.
     Raises DataError if the runs do not have the same test data or a model is missing.
     """
     for name in (condition, against):
@@ -42,12 +42,14 @@ def compare_runs(
     if "patients" in (job_a.data, job_b.data):
         if job_a.data != job_b.data:
             raise DataError(f"{a} and {b}: one finds phenotypes, the other entities")
-        if metric != "strict":
-            raise ConfigError(f"--metric {metric}: runs on patients are compared by macro F1")
+        if metric not in ("strict", "auroc"):
+            raise ConfigError(
+                f"--metric {metric}: runs on patients are compared by macro F1, or by auroc"
+            )
         own = load_sites(job_a).data
         same = a.resolve() == b.resolve()
         others = own if same else load_sites(job_b).data
-        return compare_patients((a, own, condition), (b, others, against), samples)
+        return compare_patients((a, own, condition), (b, others, against), samples, metric)
     sites = load_sites(job_a).data
     if a.resolve() != b.resolve():
         other = {site.id: site.test for site in load_sites(job_b).data}
@@ -95,12 +97,15 @@ def _folder(run: Path, condition: str, site: str) -> Path:
 Side = tuple[Path, Sequence[SitePatients], str]  # a run, its sites, a condition
 
 
-def compare_patients(a: Side, b: Side, samples: int) -> dict[str, Bootstrap]:
+def compare_patients(
+    a: Side, b: Side, samples: int, metric: str = "strict"
+) -> dict[str, Bootstrap]:
     """Macro F1 of phenotypes, a minus b, on the same labelled test patients of each site.
 
     Where all sites have the same test patients, "all sites" too: the mean of the sites' macro
     F1, patients drawn for all of them at once; it alone where both sides have one model.
-    A class counts for a disease where either model knows it.
+    A class counts for a disease where either model knows it. metric = "auroc": macro AUROC of
+    the classifiers' own scores in its place.
     Raises DataError if patients, labels or phenotypes differ, or no patient is labelled.
     """
     others = {site.id: site for site in b[1]}
@@ -120,10 +125,11 @@ def compare_patients(a: Side, b: Side, samples: int) -> dict[str, Bootstrap]:
             used.append(_folder(run, condition, site.id))
             model = load_phenotyper(used[-1])
             known.append(_classes(model, own, used[-1]))
-            predicted.append(model.classes(own.test.bags.take(rows)))
+            bags = own.test.bags.take(rows)
+            predicted.append(model.rank(bags) if metric == "auroc" else model.classes(bags))
         classes = [sorted({*x, *y}) for x, y in zip(*known, strict=True)]
         block = (site.test.labels[rows], predicted[0], predicted[1])
-        found[site.id] = paired_macro_f1(*block, classes=classes, samples=samples)
+        found[site.id] = _judged(metric, block, classes, samples)
         blocks.append((tuple(site.test.patients[row] for row in rows), block, classes))
         folders.add(tuple(used))
     if not found:
@@ -135,7 +141,19 @@ def compare_patients(a: Side, b: Side, samples: int) -> dict[str, Bootstrap]:
     # Each site's diseases stand side by side, so a drawn patient is drawn at every site.
     labels, one, two = (np.concatenate([b[i] for _, b, _ in blocks], axis=1) for i in range(3))
     together = [each for _, _, classes in blocks for each in classes]
-    return found | {ALL_SITES: paired_macro_f1(labels, one, two, together, samples)}
+    return found | {ALL_SITES: _judged(metric, (labels, one, two), together, samples)}
+
+
+def _judged(
+    metric: str,
+    block: tuple[np.ndarray, np.ndarray, np.ndarray],
+    classes: Sequence[Sequence[int]],
+    samples: int,
+) -> Bootstrap:
+    """block: labels and what both models say, each (patients, diseases)."""
+    if metric == "auroc":
+        return paired_auroc(*block, samples=samples)
+    return paired_macro_f1(*block, classes=classes, samples=samples)
 
 
 def _same_test(a: SitePatients, b: SitePatients) -> bool:
@@ -159,10 +177,12 @@ def _classes(model: Phenotyper, site: SitePatients, folder: Path) -> Sequence[Se
 def comparison_table(
     a: Path, b: Path, condition: str, against: str, metric: str, samples: int
 ) -> Table:
-    """What `fednotes compare` prints; F1 in percent."""
-    kind = "macro" if job_of(a).data == "patients" else metric
-    table = Table(title=f"{kind} F1: {condition} minus {against}, {samples:,} resamples")
-    if kind == "macro":
+    """What `fednotes compare` prints, in percent."""
+    kind = f"{metric} F1"
+    if job_of(a).data == "patients":
+        kind = "macro AUROC" if metric == "auroc" else "macro F1"
+    table = Table(title=f"{kind}: {condition} minus {against}, {samples:,} resamples")
+    if kind == "macro F1":
         table.caption = "a class counts where either model knows it, in reports where its own does"
     for head in ("site", condition, against, "difference", "95 % interval", "p"):
         table.add_column(head, justify="left" if head == "site" else "right")

@@ -47,7 +47,10 @@ from fednotes.patient_tables import (
 CONDITIONS = ("alone", "federated", "pooled")
 POOLED = "pooled"  # the site that has every site's sentences
 # Of a Config, by the job itself.
-FILLED_IN = {"seed", "tags", "platforms", "model", "space", "phenotypes", "questionable"}
+FILLED_IN = {
+    *("seed", "tags", "platforms", "model", "space", "phenotypes", "questionable"),
+    "vectors",
+}
 _TOP = {"title", "method", "preset", "seed", "conditions", "threads", "notes"}
 _TABLES = {
     "training",
@@ -206,7 +209,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         folder=folder,
         tags=_tags(table, where, top.method),
         silos=build(SilosConfig, table["silos"], f"{where} [silos]") if "silos" in table else None,
-        patients=patient_tables(table, where) if kind == "patients" else None,
+        patients=_patients(top, table, where) if kind == "patients" else None,
         federation=federation,
     )
 
@@ -306,7 +309,7 @@ def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> An
     settings = _expand(table.get("model", {}), folder)
     own = preset.get("model", {})
     if all(own.get(key) == settings[key] for key in ("kind", "tagger") if key in settings):
-        settings = own | settings  # else the job starts from a model of its own
+        settings = _over(own, settings)  # else the job starts from a model of its own
     if settings.get("word_vectors"):
         settings = preset.get("with_word_vectors", {}) | settings
     try:
@@ -317,10 +320,37 @@ def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> An
     return build(module.Config, values | {"model": model}, f"{where} [training]")
 
 
+def _patients(top: _Top, table: Mapping[str, Any], where: str) -> PatientTables:
+    """The tables of a job on patients; what the preset says of [concepts] is in them."""
+    preset = importlib.import_module(f"fednotes.methods.{top.method}").PRESETS[top.preset]
+    reads = isinstance(table.get("concepts"), Mapping) or "synthetic" in table
+    if reads and "text" not in table and "concepts" in preset:
+        table = {**table, "concepts": _over(preset["concepts"], table.get("concepts", {}))}
+    return patient_tables(table, where)
+
+
+def _over(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset's table with a job's values in place of its own; tables in it likewise."""
+    both = {
+        key: _over(preset[key], value)
+        if isinstance(value, Mapping) and isinstance(preset.get(key), Mapping)
+        else value
+        for key, value in given.items()
+    }
+    return {**preset, **both}
+
+
 def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Environment variables in text values; files beside the job are found by their names."""
     found = {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
-    for key in ("word_vectors", "contextual", "encoder", "backbone", "representation"):
+    for key in (
+        "word_vectors",
+        "contextual",
+        "encoder",
+        "backbone",
+        "representation",
+        "concept_vectors",
+    ):
         value = found.get(key)
         if value and isinstance(value, str) and (folder / value).exists():
             found[key] = str(folder / value)

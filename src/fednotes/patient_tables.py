@@ -34,6 +34,8 @@ class ConceptsConfig:
         patients' own. format: "umls", "obo" or "table"; told by the file's name if empty.
     context: what becomes of negated, family and hypothetical mentions ("drop", "off", "mark").
     most: patients with more concepts are left out and counted. processes: that read notes.
+    vectors: where stage 1 of phenotyping starts: a public file of word2vec (text, or .bin) whose
+        words are the dictionary's ids. Every site reads the same one. Empty: random numbers.
 
     The others are options of `data/concept_dictionary.py`, of the dictionary's format alone:
     language, sources, types, left_out_kinds of the UMLS; scopes, ids of an ontology.
@@ -44,6 +46,7 @@ class ConceptsConfig:
     context: Option = "drop"
     most: int = MOST
     processes: int = 1
+    vectors: str = ""
     language: str | None = None
     sources: tuple[str, ...] | None = None
     types: tuple[str, ...] | None = None
@@ -60,7 +63,7 @@ class ConceptsConfig:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the dictionary's reader that are given."""
-        names = [f.name for f in fields(self)][5:]
+        names = [f.name for f in fields(self)][6:]
         given = {name: getattr(self, name) for name in names}
         return {name: value for name, value in given.items() if value is not None}
 

@@ -20,6 +20,7 @@ from fednotes.metrics.classification import (
     ClassCounts,
     auprc,
     auroc,
+    paired_auroc,
     paired_macro_f1,
     rankings,
 )
@@ -180,6 +181,38 @@ def test_bootstrap_of_equal_predictions_finds_no_difference() -> None:
     labels, a = random_labels(30)
     found = paired_macro_f1(labels, a, a, samples=50)
     assert (found.difference, found.low, found.high, found.p_value) == (0, 0, 0, 1)
+
+
+def test_paired_areas_are_the_loop() -> None:
+    """Oracle: a loop over the same draws, scikit-learn's area where both classes are."""
+    rng = np.random.default_rng(1)
+    labels = (rng.random((40, 3)) < 0.3).astype(np.int8)
+    labels[rng.random((40, 3)) < 0.1] = -1
+    labels[:, 2] = np.where(labels[:, 2] == 1, 0, labels[:, 2])  # nobody has the last one
+    labels[0, 2] = 2
+    a, b = (labels * s + rng.normal(size=labels.shape).round(1) for s in (1.5, 0.2))
+    samples = 200
+
+    def area(rows: list[int], scores: np.ndarray) -> float:
+        each = []
+        for c in range(3):
+            own = [r for r in rows if labels[r, c] in (0, 1)]
+            if len({int(labels[r, c]) for r in own}) == 2:
+                each.append(roc_auc_score(labels[own, c], scores[own, c]))
+        return float(np.mean(each))
+
+    found = paired_auroc(labels, a, b, samples=samples, seed=5)
+    draws = np.random.default_rng(5).integers(0, 40, (samples, 40)).tolist()
+    each = [area(d, a) - area(d, b) for d in draws]
+    everyone = list(range(40))
+    assert found.f1_a == pytest.approx(area(everyone, a))
+    assert found.f1_b == pytest.approx(area(everyone, b))
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(each, (0.025, 0.975))))
+    observed = area(everyone, a) - area(everyone, b)
+    extreme = sum(abs(d - observed) >= abs(observed) - 1e-12 for d in each)
+    assert found.p_value == pytest.approx((1 + extreme) / (1 + samples))
+    with pytest.raises(DataError, match="must be alike"):
+        paired_auroc(labels, a[:, :2], b)
 
 
 # ---- rankings --------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -101,3 +102,46 @@ def test_published_glove(corpora: Path) -> None:
     expected = np.array([[float(x) for x in line.split(" ")[1:]] for line in lines], np.float32)
     np.testing.assert_array_equal(loaded.table[1:].numpy(), expected)
     assert loaded.index["the"] == 1
+
+
+def binary(path: Path, words: list[bytes], values: np.ndarray, between: bytes = b"") -> Path:
+    """word2vec's binary format, written byte by byte; `between` ends a word's line."""
+    head = f"{len(words)} {values.shape[1]}\n".encode()
+    rows = [
+        word + b" " + struct.pack(f"<{len(row)}f", *row) + between
+        for word, row in zip(words, values.tolist(), strict=True)
+    ]
+    path.write_bytes(head + b"".join(rows))
+    return path
+
+
+@pytest.mark.parametrize("between", [b"", b"\n"])
+def test_the_binary_format_is_read(tmp_path: Path, between: bytes) -> None:
+    """With line ends as the program of 2013 writes them and without, as gensim; numbers that hold
+    the bytes of a space and of a line end; repeated words (the first counts)."""
+    odd = struct.unpack("<f", b"\n \n ")[0]
+    values = np.array([[1, -2.5, odd], [odd, 0, 4], [7, 8, 9]], np.float32)
+    words = [b"C0011849", "α".encode(), b"C0011849"]
+    loaded = load_vectors(binary(tmp_path / "v.bin", words, values, between))
+    assert loaded.index == {"C0011849": 1, "α": 2}
+    np.testing.assert_array_equal(loaded.table[1:].numpy(), values)
+    assert not loaded.table[0].any()
+    first = load_vectors(tmp_path / "v.bin", 1)
+    assert first.index == {"C0011849": 1}
+    assert first.table.shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"word 1 2\n", "no first line"),
+        (b"2 0\n", "no first line"),
+        (b"1000000000 300\nC1 ", "too short for 1,000,000,000 words of 300 numbers"),
+        (b"1 2\nC1 " + struct.pack("<2f", 1, float("nan")), "word 1: 2 finite numbers"),
+        (b"1 2\nC1234567890" + struct.pack("<2f", 1, 2), "word 1: 2 finite numbers"),
+    ],
+)
+def test_a_damaged_binary_file_is_refused(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "v.bin").write_bytes(content)
+    with pytest.raises(ModelError, match=f"v.bin: {told}"):
+        load_vectors(tmp_path / "v.bin")

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fednotes.core.errors import DataError
 from fednotes.data.cohort import Cohort
 from fednotes.data.cohort import fingerprint as cohort_fingerprint
@@ -40,12 +42,47 @@ class FeatureSpace:
 
 
 @dataclass(frozen=True, eq=False)
+class ConceptVectors:
+    """Public vectors of some of the dictionary's concepts, from a file that all sites read.
+
+    concepts: (found,) int64 indices into the dictionary, rising. values: (found, width) float32.
+    digest: SHA-256 of both, by which sites know that they have the same file.
+    """
+
+    concepts: np.ndarray
+    values: np.ndarray
+    digest: str
+
+    @classmethod
+    def of(cls, concepts: np.ndarray, values: np.ndarray) -> ConceptVectors:
+        """Vectors with their digest."""
+        indices = np.ascontiguousarray(concepts, "<i8")
+        numbers = np.ascontiguousarray(values, "<f4")
+        digest = hashlib.sha256(indices.tobytes() + numbers.tobytes()).hexdigest()
+        return cls(indices, numbers, digest)
+
+    def start(self, known: np.ndarray) -> np.ndarray:
+        """(1 + known, width) float32, where training starts: row 0 is of unknown concepts.
+
+        A known concept that the file has not, and row 0, get the mean of those that it has, as
+        in Dligach and Miller's program; zeros where it has none.
+        """
+        _, own, theirs = np.intersect1d(known, self.concepts, return_indices=True)
+        found = self.values[theirs]
+        mean = found.mean(axis=0, dtype=np.float64) if len(found) else 0.0
+        table = np.empty((1 + len(known), self.values.shape[1]), np.float32)
+        table[:] = mean  # [phenotype word2vec]
+        table[1 + own] = found
+        return table
+
+
+@dataclass(frozen=True, eq=False)
 class SitePatients:
     """One site's patients in three parts. They never leave the site.
 
     train, valid, test: cohorts without a patient in common; their labels are of phenotypes, all
     -1 for a patient who is not annotated. codes: patient → billed codes, without those that
-    define a phenotype; a patient who is not in it was never coded.
+    define a phenotype; a patient who is not in it was never coded. vectors: where stage 1 starts.
     """
 
     id: str
@@ -54,6 +91,7 @@ class SitePatients:
     valid: Cohort
     test: Cohort
     codes: Mapping[str, frozenset[str]]
+    vectors: ConceptVectors | None = None
 
     @property
     def phenotypes(self) -> tuple[str, ...]:
@@ -79,6 +117,12 @@ def require_alike(sites: Sequence[SitePatients]) -> None:
                 f"sites {first.id!r} and {site.id!r} read notes with different dictionaries or "
                 "encoders: give both the same files"
             )
+        one, other = (s.vectors.digest if s.vectors else "" for s in (first, site))
+        if one != other:
+            raise DataError(
+                f"sites {first.id!r} and {site.id!r} have different [concepts] vectors: give both "
+                "the same file"
+            )
 
 
 def pooled_patients(sites: Sequence[SitePatients]) -> SitePatients:
@@ -100,6 +144,7 @@ def pooled_patients(sites: Sequence[SitePatients]) -> SitePatients:
         pooled_cohorts([site.valid for site in sites], _POOLED),
         tests[0] if shared else pooled_cohorts(tests, _POOLED),
         codes,
+        sites[0].vectors,
     )
 
 

@@ -1,17 +1,15 @@
-"""Adam on named tensors, with a state that can be kept and restored to the bit."""
+"""Adam and RMSprop on named tensors, with a state that can be kept and restored to the bit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from fednotes.core.tensors import require_like
 from fednotes.core.update import Tensors
-
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Optimizer(Protocol):
@@ -37,11 +35,13 @@ class Adam:
     BERT's optimizer has it.
     """
 
+    moments: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
+
     def __init__(
         self, parameters: Mapping[str, Tensor], learning_rate: float, weight_decay: float = 0.0
     ) -> None:
         self.parameters = dict(parameters)
-        self._optimizer: torch.optim.Adam | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
         if not self.parameters:
             return
         values = list(self.parameters.values())
@@ -93,10 +93,27 @@ class Adam:
                 key: tensors[f"{prefix}.{key}.{name}"].to(
                     "cpu" if key == "step" else parameter.device
                 )
-                for key in _MOMENTS
+                for key in self.moments
                 if f"{prefix}.{key}.{name}" in tensors
             }
             if found:
-                like = (torch.zeros(()), parameter, parameter)
-                require_like(dict(zip(_MOMENTS, like, strict=True)), found)
+                like = dict.fromkeys(self.moments, parameter) | {"step": torch.zeros(())}
+                require_like(like, found)
                 self._optimizer.state[parameter] = found
+
+
+class RMSprop(Adam):
+    """RMSprop over named tensors (Tieleman and Hinton 2012), as Keras 2 has it.
+
+    w ← w − rate · g / (√a + 1e-7) with a ← 0.9 a + 0.1 g²: `rho` and `epsilon` are Keras'.
+    """
+
+    moments = ("step", "square_avg")
+
+    def __init__(self, parameters: Mapping[str, Tensor], learning_rate: float) -> None:
+        super().__init__({}, learning_rate)
+        self.parameters = dict(parameters)
+        # [phenotype rmsprop]
+        self._optimizer = torch.optim.RMSprop(
+            list(self.parameters.values()), lr=learning_rate, alpha=0.9, eps=1e-7
+        )

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,14 @@ from fednotes.core.settings import build
 from fednotes.core.store import restoring
 from fednotes.core.tensors import taken
 from fednotes.core.update import Tensors, Total
-from fednotes.data.codes import categories_of_job, choose, public_categories
-from fednotes.data.patient_sites import FeatureSpace, SitePatients, pooled_patients, require_alike
+from fednotes.data.codes import choose
+from fednotes.data.patient_sites import SitePatients, pooled_patients, require_alike
 from fednotes.federation import Federation, State
-from fednotes.methods.averaging import Averaging, Server, run_cycles
+from fednotes.methods.averaging import Server, run_cycles
+from fednotes.methods.phenotype_config import PRESETS, Config
 from fednotes.methods.phenotype_site import Site, require_trainable
 from fednotes.metrics.classification import ClassCounts
-from fednotes.models.dan import Dan
+from fednotes.models.dan import KNOWN, Dan
 from fednotes.models.phenotyper import PhenotypeConfig, load_phenotyper
 from fednotes.models.platt import fit_platt
 from fednotes.models.svm import CLASSES, LinearSVMs, classes_of
@@ -51,101 +52,6 @@ __all__ = ["DATA", "PRESETS", "Config", "Site", "train"]
 
 DATA = "patients"
 LABELS = ("absent", "present", "questionable")  # of "count_labels", in the order of CLASSES
-
-
-@dataclass(frozen=True)
-class Config(Averaging):
-    """Settings of both stages; those of `Averaging` are stage 1's.
-
-    classifier_cycles: T'; in each, `classifier_epochs` epochs of every classifier at each site.
-    systems: of the billing codes; or outputs: these categories of codes and no others, for
-        concepts that have no public list. minimum: patients with a category of codes over all
-        sites that make it an output. whole_causes: see `data/codes.py`.
-    least_questionable: patients over all sites that make "questionable" a class of a disease.
-    calibrate: fit probabilities to held-out patients (Platt scaling, by sums alone).
-    min_patients: the least that a site's update of the concepts' vectors, or of classifiers of
-        the concepts themselves, may cover, for it tells which concepts its patients have.
-    space, phenotypes: what the sites hold. questionable: the phenotypes for which the sites
-        together make "questionable" a class, as far as that is known before training.
-    """
-
-    cycles: int = 10
-    batch_size: int = 50
-    learning_rate: float = 1e-3
-    warmup: float = 0.0
-    decay: Any = "constant"
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    classifier_cycles: int = 20
-    classifier_epochs: int = 1
-    systems: tuple[str, ...] = ("icd9", "icd9proc", "cpt")
-    outputs: tuple[str, ...] = ()
-    minimum: int = 1001
-    whole_causes: bool = False
-    least_questionable: int = 20
-    calibrate: bool = False
-    min_patients: int = 50
-    model: PhenotypeConfig = field(default_factory=PhenotypeConfig)
-    space: FeatureSpace = field(default_factory=lambda: FeatureSpace(0))
-    phenotypes: tuple[str, ...] = ()
-    questionable: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a value that no run can have."""
-        super().__post_init__()
-        for name in ("classifier_cycles", "classifier_epochs", "minimum"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
-        for name in ("least_questionable", "min_patients"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
-        if self.decay not in ("linear", "constant"):
-            raise ConfigError(f"decay = {self.decay!r}: 'linear' or 'constant'")
-        if self.model.network.updates == "rows" and (self.proximal or self.weight_decay):
-            raise ConfigError(
-                "proximal and weight_decay pull on every concept in each step: set "
-                'model.network.updates = "dense", which steps over the whole table'
-            )
-        _ = self.candidates  # raises ConfigError for codes or systems that are none
-
-    @property
-    def learns(self) -> bool:
-        """Whether there is a stage 1."""
-        return self.model.representation == "learn"
-
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """Categories of codes that may become outputs; public."""
-        if self.outputs:
-            return categories_of_job(self.outputs, self.whole_causes)
-        return public_categories(self.systems, self.whole_causes)
-
-    @property
-    def stage_1(self) -> int:
-        """Cycles of stage 1."""
-        return self.last_cycle if self.learns else 0
-
-
-# Sizes of Dligach and Miller's program (2018), since the paper gives none.
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "training": {"cycles": 75, "batch_size": 50, "learning_rate": 1e-3, "min_patients": 0},
-        "model": {"scale": "none", "network": {"embedding": 300, "hidden": 1000}},
-    },
-    "best": {
-        "training": {
-            "cycles": 20,
-            "local_epochs": 3,
-            "keep_cycle": -1,
-            "classifier_cycles": 60,
-            "evaluate_every": 5,
-            "calibrate": True,
-        },
-        "model": {
-            "classifier": {"learning_rate": "invscaling", "eta0": 5.0, "class_weights": "balanced"}
-        },
-    },
-}
 
 
 def train(federation: Federation, config: Config) -> State:
@@ -171,14 +77,35 @@ def agreed_outputs(federation: Federation, config: Config) -> tuple[str, ...]:
     return choose(named, config.minimum)
 
 
+def agreed_concepts(federation: Federation, config: Config) -> Tensor | None:
+    """(concepts,) int64, rising: those frequent enough over all sites to have their own vector.
+
+    None where the job asks for no such number, or patients are vectors of text.
+    Raises TrainingError where no concept is frequent enough.
+    """
+    if not config.least_occurrences or config.space.dense:
+        return None
+    counts = federation.sum("count_concepts").tensors["occurrences"]
+    known = torch.nonzero(counts.round() >= config.least_occurrences).flatten()
+    if not len(known):
+        raise TrainingError(
+            f"no concept occurs {config.least_occurrences:,} times in the training notes of all "
+            f"sites (the most frequent one: {int(counts.max()):,}): lower least_occurrences"
+        )
+    return known
+
+
 class _CodeServer(Server):
-    """Averages the network; its state names the outputs too."""
+    """Averages the network; its state names the outputs, and which concepts are known, too."""
 
     outputs: tuple[str, ...] = ()
+    known: Tensor | None = None
 
     def state(self) -> State:
         state = super().state()
-        return replace(state, facts={**state.facts, "stage": 1, "outputs": list(self.outputs)})
+        known = {} if self.known is None else {KNOWN: self.known}
+        facts = {**state.facts, "stage": 1, "outputs": list(self.outputs)}
+        return replace(state, tensors={**state.tensors, **known}, facts=facts)
 
 
 def _codes(federation: Federation, config: Config, resumed: State | None) -> State:
@@ -190,20 +117,32 @@ def _codes(federation: Federation, config: Config, resumed: State | None) -> Sta
         outputs = agreed_outputs(federation, config)
         position = {name: at for at, name in enumerate(config.candidates)}
         chosen = torch.tensor([position[name] for name in outputs])
-        federation.sum("begin_codes", {"chosen": chosen})
+        known = agreed_concepts(federation, config)
+        told = {} if known is None else {KNOWN: known}
+        federation.sum("begin_codes", {"chosen": chosen, **told})
+        parameters = initial(config, len(outputs), known)
+        if config.vectors:
+            parameters |= federation.sum("first_vectors", told).mean()
     else:
         outputs = tuple(resumed.fact("outputs", list))
-    server = _CodeServer(config, initial(config, len(outputs)), judged, resumed)
-    server.outputs = outputs
+        known = resumed.tensors.get(KNOWN)
+        kept = {name: value for name, value in resumed.tensors.items() if name != KNOWN}
+        resumed = replace(resumed, tensors=kept)
+        parameters = initial(config, len(outputs), known)
+    server = _CodeServer(config, parameters, judged, resumed)
+    server.outputs, server.known = outputs, known
     run_cycles(federation, config, server)  # [phenotype algorithm 1 stage 1]
     tensors = {f"network.{name}": value for name, value in server.result.items()}
+    if known is not None:
+        tensors[f"network.{KNOWN}"] = known
     return State(server.cycle, tensors, {"stage": 1, "outputs": list(outputs)})
 
 
-def initial(config: Config, outputs: int) -> dict[str, Tensor]:
+def initial(config: Config, outputs: int, known: Tensor | None = None) -> dict[str, Tensor]:
     """The network's first parameters, the same ones at server and sites."""
-    network = config.model.network
-    dan = Dan(network, config.space.width, outputs, config.seed, features=config.space.dense)
+    network, space = config.model.network, config.space
+    given = None if known is None else known.numpy()
+    dan = Dan(network, space.width, outputs, config.seed, known=given, features=space.dense)
     return {name: value.detach() for name, value in dan.trainable().items()}
 
 
@@ -223,7 +162,14 @@ def _prepared(config: Config) -> State:
             f"representation = {config.model.representation!r} reads notes with another "
             "dictionary or encoder than this job: give the job the same one"
         )
-    tensors = {f"network.{n}": v.detach() for n, v in network.trainable().items()}
+    for name in ("mean", "length", "layer"):
+        theirs, ours = (getattr(c, name) for c in (network.config, config.model.network))
+        if theirs != ours:
+            raise ConfigError(
+                f"representation = {config.model.representation!r} was trained with {name} = "
+                f"{theirs!r}, this job has {ours!r}: set model.network.{name} to the former"
+            )
+    tensors = {f"network.{n}": v.detach() for n, v in network.state().items()}
     return State(0, tensors, {"outputs": list(model.code_names)})
 
 
@@ -357,6 +303,7 @@ def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
     return replace(
         config,
         space=sites[0].space,
+        vectors=config.learns and sites[0].vectors is not None,
         phenotypes=phenotypes,
         questionable=tuple(
             name

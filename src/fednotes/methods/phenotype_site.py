@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from fednotes.data.cohort import Bags
 from fednotes.data.patient_sites import SitePatients
 from fednotes.federation import State
 from fednotes.methods.averaging_site import AveragingSite
+from fednotes.methods.phenotype_config import Config
 from fednotes.methods.phenotype_stages import (
     Classifiers,
     CodeLearner,
@@ -24,12 +25,10 @@ from fednotes.methods.phenotype_stages import (
     labelled,
     shared_network,
 )
+from fednotes.models.dan import KNOWN
 from fednotes.models.phenotyper import Phenotyper, Representation, network_settings
 from fednotes.models.svm import CLASSES, LinearSVMs
 from fednotes.models.tfidf import document_frequencies
-
-if TYPE_CHECKING:
-    from fednotes.methods.phenotype import Config
 
 
 class Site:
@@ -41,7 +40,8 @@ class Site:
     """
 
     tasks = AveragingSite.tasks | {
-        *("count_codes", "begin_codes", "count_labels", "prepare", "calibrate"),
+        *("count_codes", "count_concepts", "first_vectors", "begin_codes"),
+        *("count_labels", "prepare", "calibrate"),
     }
 
     def __init__(
@@ -80,8 +80,9 @@ class Site:
         asks."""
         if self._classifiers is not None or task in ("count_labels", "prepare"):
             return {"patients": len(labelled(self.data.train))}
-        told = self._codes.covered(task) if self._codes is not None else {}
-        return {**told, "patients": len(coded(self.data.train, self.data))}
+        if self._codes is None:
+            return {"patients": len(coded(self.data.train, self.data))}
+        return {**self._codes.covered(task), "patients": self._codes.patients}
 
     def _require_covered(self, coded_patients: int) -> None:
         """Raises ConfigError where few patients are behind numbers that tell concepts."""
@@ -108,8 +109,39 @@ class Site:
         vector, _ = count_vector(counts, self.config.candidates)
         return Update({"patients": torch.from_numpy(vector.astype(np.float64))}, 1.0)
 
+    def count_concepts(self, tensors: Tensors) -> Update:
+        """How often each of the dictionary's concepts occurs in the training patients' notes."""
+        bags = self.data.train.bags
+        assert isinstance(bags, Bags)  # the server asks for no others
+        counts = np.bincount(bags.concepts, minlength=bags.vocabulary)
+        return Update({"occurrences": torch.from_numpy(counts.astype(np.float64))}, 1.0)
+
+    def first_vectors(self, tensors: Tensors) -> Update:
+        """The public vectors where stage 1 starts, which tell nothing of this site."""
+        vectors, width = self.data.vectors, self.config.model.network.embedding
+        if vectors is None or vectors.values.shape[1] != width:
+            own = "none" if vectors is None else f"vectors of {vectors.values.shape[1]} numbers"
+            raise ConfigError(
+                f"site {self.id!r}: [concepts] vectors: {own} for model.network.embedding = {width}"
+            )
+        table = vectors.start(self._known_concepts(tensors))
+        return Update({"embedding": torch.from_numpy(table)}, 1.0)
+
+    def _known_concepts(self, tensors: Tensors) -> np.ndarray:
+        """The concepts that have a vector of their own. Raises RefusedError for impossible ones."""
+        given = tensors.get(KNOWN, torch.zeros(0))
+        fits = given.dtype == torch.int64 and given.dim() == 1
+        known = given.numpy() if fits else np.zeros(0, np.int64)
+        within = len(known) and 0 <= known[0] <= known[-1] < self.data.space.width
+        if not within or (np.diff(known) <= 0).any():
+            raise RefusedError(
+                f"site {self.id!r}: the concepts to know are not places in the dictionary's "
+                f"list of {self.data.space.width:,}, each at most once and in order"
+            )
+        return known.copy()  # in one process the tensor is the server's
+
     def begin_codes(self, tensors: Tensors) -> Update:
-        """The outputs are agreed: indices into the public list."""
+        """The outputs are agreed, indices into the public list, and which concepts are known."""
         candidates = self.config.candidates
         given = tensors.get("chosen")
         chosen = given.tolist() if given is not None and given.dim() == 1 else [-1]
@@ -119,8 +151,14 @@ class Site:
                 f"{len(candidates)}, each at most once"
             )
         outputs = [candidates[at] for at in chosen]
-        self._codes = CodeLearner(self.data, self.config, outputs, self._device)
+        known = self._known_concepts(tensors) if KNOWN in tensors else None
+        self._learn_codes(outputs, known)
         return Update()
+
+    def _learn_codes(self, outputs: Sequence[str], known: np.ndarray | None) -> None:
+        """Raises ConfigError where too few patients are left."""
+        self._codes = CodeLearner(self.data, self.config, outputs, known, self._device)
+        self._require_covered(self._codes.patients)
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
         """Local epochs of the stage that runs."""
@@ -199,9 +237,9 @@ class Site:
     def _representation(self, tensors: Tensors) -> Representation:
         config, space = self.config.model, self.data.space
         if self._network:
-            settings, outputs = network_settings(self._network, config.network, space)
-            network = shared_network(settings, space.width, outputs, space.dense, self._device)
-            load_into(network.trainable(), self._network)
+            settings, outputs, known = network_settings(self._network, config.network, space)
+            network = shared_network(settings, space, outputs, known, self._device)
+            load_into(network.state(), self._network)
             return Representation(network, scale=config.scale)
         if "idf" not in tensors:
             return Representation()
@@ -227,18 +265,22 @@ class Site:
         if self._codes is not None:
             facts["outputs"] = list(self._codes.outputs)
         if self._classifiers is not None:
-            return State(0, {"steps": torch.from_numpy(self._classifiers.machines.steps)}, facts)
+            steps = {"steps": torch.from_numpy(self._classifiers.machines.steps)}
+            return State(0, {**steps, **self._known_now()}, facts)
         if self._codes is None:
             return State(0, {}, facts)
         kept = self._codes.state()
-        return State(kept.round, kept.tensors, {**kept.facts, **facts})
+        return State(kept.round, {**kept.tensors, **self._known_now()}, {**kept.facts, **facts})
+
+    def _known_now(self) -> Tensors:
+        return {} if self._codes is None else self._codes.known
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
         self._classifiers = None
         if "outputs" in state.facts:
-            outputs = state.facts["outputs"]
-            self._codes = CodeLearner(self.data, self.config, outputs, self._device)
+            known = state.tensors[KNOWN].numpy() if KNOWN in state.tensors else None
+            self._learn_codes(state.facts["outputs"], known)
         if "steps" in state.tensors:
             self._steps = state.tensors["steps"].numpy()
         elif self._codes is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,25 +16,35 @@ from fednotes.core.tensors import taken
 from fednotes.core.update import Tensors, Update
 from fednotes.data.codes import output_matrix
 from fednotes.data.cohort import ABSENT, PRESENT, QUESTIONABLE, Bags, Cohort, Vectors
-from fednotes.data.patient_sites import SitePatients
+from fednotes.data.patient_sites import FeatureSpace, SitePatients
 from fednotes.methods.averaging_site import AveragingSite, Step
+from fednotes.methods.optim import Optimizer, RMSprop
+from fednotes.methods.phenotype_config import Config
 from fednotes.metrics.classification import ClassCounts, rankings
-from fednotes.models.dan import Dan, DanConfig, Mixtures
+from fednotes.models.converged import fit, fit_best
+from fednotes.models.dan import KNOWN, Dan, DanConfig, Mixtures
 from fednotes.models.phenotyper import Phenotyper, Representation
 from fednotes.models.platt import platt_sums
 from fednotes.models.row_adam import RowAdam
 from fednotes.models.svm import LinearSVMs
 
-if TYPE_CHECKING:
-    from fednotes.methods.phenotype import Config
-
 Read = Mixtures | np.ndarray
 
 
-@lru_cache(maxsize=1)
-def shared_network(config: DanConfig, inputs: int, outputs: int, dense: bool, device: str) -> Dan:
+def shared_network(
+    config: DanConfig, space: FeatureSpace, outputs: int, known: np.ndarray | None, device: str
+) -> Dan:
     """One network for all the sites of a process: every task begins with the server's."""
-    return Dan(config, inputs, outputs, features=dense).to(device)
+    told = None if known is None else known.astype(np.int64).tobytes()
+    return _network(config, space.width, outputs, told, space.dense, device)
+
+
+@lru_cache(maxsize=1)
+def _network(
+    config: DanConfig, inputs: int, outputs: int, known: bytes | None, dense: bool, device: str
+) -> Dan:
+    given = None if known is None else np.frombuffer(bytearray(known), np.int64)
+    return Dan(config, inputs, outputs, known=given, features=dense).to(device)
 
 
 @dataclass(frozen=True)
@@ -56,32 +66,40 @@ class _Patients(Step):
 
 
 class CodeLearner(AveragingSite):
-    """Stage 1 at a site: its coded patients and the tasks of averaging."""
+    """Stage 1 at a site: its coded patients and the tasks of averaging.
+
+    known: the concepts that have a vector of their own; None: all.
+    """
 
     def __init__(
-        self, data: SitePatients, config: Config, outputs: Sequence[str], device: str
+        self,
+        data: SitePatients,
+        config: Config,
+        outputs: Sequence[str],
+        known: np.ndarray | None,
+        device: str,
     ) -> None:
         self.data, self.config, self.outputs = data, config, tuple(outputs)
-        space, settings = data.space, config.model.network
-        self.network = shared_network(settings, space.width, len(outputs), space.dense, device)
-        cohort = coded(data.train, data)
-        self._read, self._labels = self._taken(cohort, data)
+        self.known: Tensors = {} if known is None else {KNOWN: torch.from_numpy(known)}
+        settings = config.model.network
+        self.network = shared_network(settings, data.space, len(outputs), known, device)
+        self._read, self._labels = self._taken(coded(data.train, data), data)
+        self.patients = len(self._labels)  # n_k
         parameters = self.network.trainable()
-        rows = settings.updates == "rows"
         super().__init__(
             data.id,
-            replace(config, clip=0.0) if rows else config,
+            replace(config, clip=0.0) if settings.updates == "rows" else config,
             parameters,
-            weight=len(cohort),  # n_k, the number of patients
-            per_epoch=-(-len(cohort) // config.batch_size),
+            weight=self.patients,
+            per_epoch=-(-self.patients // config.batch_size),
             device=device,
-            optimizer=RowAdam(parameters, config.learning_rate, config.clip) if rows else None,
+            optimizer=_optimizer(config, parameters),
         )
 
     @property
     def told(self) -> Tensors:
-        """The parameters that the server sent last."""
-        return self._known({})
+        """The parameters that the server sent last, and which concepts are known."""
+        return {**self._known({}), **self.known}
 
     def _taken(self, cohort: Cohort, site: SitePatients) -> tuple[Read, np.ndarray]:
         """Patients as the network reads them, and their labels (patients, outputs) int8."""
@@ -89,6 +107,9 @@ class CodeLearner(AveragingSite):
         labels, _ = output_matrix(
             cohort.patients, site.codes, outputs=self.outputs, whole_causes=whole
         )
+        if self.config.require_output:
+            some = (labels == PRESENT).any(axis=1)
+            cohort, labels = cohort.take(some), labels[some]
         return self.network.read(_inputs(cohort)), labels
 
     @cached_property
@@ -142,6 +163,15 @@ class CodeLearner(AveragingSite):
         return float(loss), int(known.sum()), predicted
 
 
+def _optimizer(config: Config, parameters: Mapping[str, Tensor]) -> Optimizer | None:
+    """Of stage 1; None is averaging's own."""
+    if config.optimizer == "rmsprop":
+        return RMSprop(parameters, config.learning_rate)
+    if config.model.network.updates == "rows":
+        return RowAdam(parameters, config.learning_rate, config.clip)
+    return None
+
+
 class Classifiers:
     """Stage 2 at a site: features computed once, and the machines of all diseases."""
 
@@ -170,12 +200,26 @@ class Classifiers:
         self._patients = np.count_nonzero(targets, axis=0)  # (machines,) n_k of each
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
-        """`classifier_epochs` epochs of stochastic gradient descent from the given machines.
+        """`classifier_epochs` epochs of stochastic gradient descent from the given machines; or
+        the solutions, where the classifiers are the reference that is fitted to its end.
 
         Returns each machine times the number of patients it was trained on here, and that
         number: patients without a label of a disease say nothing of its classifier.
         """
         self.machines.take(tensors)
+        loss, pairs = self._epochs(cycle) if self._by_steps else self._solved()
+        patients = torch.from_numpy(self._patients.astype(np.float64))
+        # A float32 value times a count is exact in float64: one site's mean is its own value.
+        sent = {n: value.double() * patients for n, value in self.machines.sent().items()}
+        metrics = {"loss": loss, "examples": float(pairs)}
+        return Update({**sent, "patients": patients}, 1.0, metrics)
+
+    @property
+    def _by_steps(self) -> bool:
+        return self.machines.config.solver == "sgd"
+
+    def _epochs(self, cycle: int) -> tuple[float, int]:
+        """Σ loss before each step, and over how many pairs of patient and machine."""
         config, loss, pairs = self.config, 0.0, 0
         for local in range(config.classifier_epochs):
             epoch = cycle * config.classifier_epochs + local
@@ -183,11 +227,15 @@ class Classifiers:
             order = rng.permutation(len(self._train))
             found = self.machines.epoch(self._features, self._train.labels, order, self._weights)
             loss, pairs = loss + found[0], pairs + found[1]
-        patients = torch.from_numpy(self._patients.astype(np.float64))
-        # A float32 value times a count is exact in float64: one site's mean is its own value.
-        sent = {n: value.double() * patients for n, value in self.machines.sent().items()}
-        metrics = {"loss": loss, "examples": float(pairs)}
-        return Update({**sent, "patients": patients}, 1.0, metrics)
+        return loss, pairs
+
+    def _solved(self) -> tuple[float, int]:
+        """The reference's solutions; Σ loss there."""
+        train, C = (self._features, self._train.labels), self.machines.config.C
+        if C:
+            return fit(self.machines, *train, self._weights, C)
+        held_out = (self._held_out, self._valid.labels)
+        return fit_best(self.machines, train, held_out, self._weights)
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """How held-out patients of each class are predicted, as counts."""
@@ -220,8 +268,7 @@ class Classifiers:
             return {}
         features = self.model.representation.features(cohort.bags)
         counts = self._counts(cohort, self.machines.predict(features))
-        scores = self.machines.decision(features)[:, :, PRESENT]
-        scores = np.where(np.isfinite(scores), scores, 0.0)  # a disease that nobody has here
+        scores = self.machines.ranking(features)
         ranked = rankings(cohort.labels, scores, self.config.phenotypes, seed=self.config.seed)
         found = _scores(counts, ranked)
         if self.model.platt is None and self.machines.config.loss != "log":

@@ -19,7 +19,7 @@ two they do not exist (None).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -154,22 +154,55 @@ def paired_macro_f1(
     both and for all outputs; interval and p value are those of `compare.paired_bootstrap`.
     Raises ConfigError for samples < 1, DataError without patients or where shapes differ.
     """
-    if samples < 1:
-        raise ConfigError(f"a bootstrap needs at least one sample, not {samples}")
-    if not len(labels):
-        raise DataError("a bootstrap needs at least one patient, and none was given")
     outputs = labels.shape[1]
     cells = np.concatenate(
         [_cells(labels, each, outputs, classes) for each in (a, b)], axis=1
     )  # (patients, 2 outputs)
-    ones = (cells[:, :, None] == np.arange(12)).reshape(len(cells), -1).astype(np.float64)
+    ones = (cells[:, :, None] == np.arange(12)).reshape(len(cells), 24 * outputs).astype(np.float64)
 
     def f1(weights: Floats) -> Floats:
         """(draws, patients) → (draws, 2)."""
         return _macro((weights @ ones).reshape(len(weights), 2, outputs, 3, 4))[..., 2]
 
-    observed = f1(np.ones((1, len(labels))))[0]
-    drawn = np.concatenate([f1(w) for w in _weights(len(labels), samples, seed)])
+    return _paired(f1, len(labels), samples, seed)
+
+
+def paired_auroc(
+    labels: NDArray[Any],
+    a: NDArray[Any],
+    b: NDArray[Any],
+    samples: int = 10_000,
+    seed: int = 0,
+) -> Bootstrap:
+    """Does the macro AUROC of scores `a` differ from that of `b` on the same patients?
+
+    labels, a, b: (patients, outputs). As `paired_macro_f1` draws; an output without present or
+    without absent patients does not count, and one that a draw leaves without either not in it.
+    Raises ConfigError for samples < 1, DataError without patients or where shapes differ.
+    """
+    if not labels.shape == a.shape == b.shape:
+        raise DataError(f"labels {labels.shape}, scores {a.shape} and {b.shape} must be alike")
+
+    def area(weights: Floats) -> Floats:
+        """(draws, patients) → (draws, 2)."""
+        each = [
+            [_ranked(labels[:, c], scores[:, c], weights)[:, 0] for c in range(labels.shape[1])]
+            for scores in (a, b)
+        ]
+        found = np.array(each).transpose(2, 1, 0)  # (draws, outputs, 2)
+        return _mean(np.nan_to_num(found), ~np.isnan(found[..., 0]), 1)
+
+    return _paired(area, len(labels), samples, seed)
+
+
+def _paired(score: Callable[[Floats], Floats], patients: int, samples: int, seed: int) -> Bootstrap:
+    """score: how often each patient counts, (draws, patients) → (draws, 2) of a and b."""
+    if samples < 1:
+        raise ConfigError(f"a bootstrap needs at least one sample, not {samples}")
+    if not patients:
+        raise DataError("a bootstrap needs at least one patient, and none was given")
+    observed = score(np.ones((1, patients)))[0]
+    drawn = np.concatenate([score(w) for w in _weights(patients, samples, seed)])
     differences = drawn[:, 0] - drawn[:, 1]
     difference = float(observed[0] - observed[1])
     low, high = np.quantile(differences, (0.025, 0.975))

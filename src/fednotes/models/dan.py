@@ -33,6 +33,7 @@ from fednotes.data.cohort import ABSENT, PRESENT, Bags
 from fednotes.models.layers import dropout, seeded
 
 FIRST_VECTORS = 0.05  # of the uniform initial vectors: Keras' default, which the 2018 program used
+KNOWN = "known"  # the name of `Dan.known` among tensors
 _PATIENTS = 512  # of a batch where nothing is trained
 
 
@@ -45,6 +46,11 @@ class DanConfig:
     dropout: of the dense layer's values in training; neither paper has it.
     mean: over all "occurrences" of concepts, or over "concepts", each once however often it
         occurs (as the program of 2018 read them).
+    length: entries that the mean is over: patients with fewer are filled up with the vector of
+        unknown concepts, as that program's padding does. A patient with more has a mean over all
+        of their own. 0: every patient's own number.
+    layer: what of the dense layer represents a patient: its values after the ReLU ("rectified"),
+        or before it ("linear", as in that program).
     updates: "rows" or "dense" gradients of the embedding, see above.
     """
 
@@ -52,6 +58,8 @@ class DanConfig:
     hidden: int = 1000
     dropout: float = 0.0
     mean: Literal["occurrences", "concepts"] = "occurrences"
+    length: int = 0
+    layer: Literal["rectified", "linear"] = "rectified"
     updates: Literal["rows", "dense"] = "rows"
 
     def __post_init__(self) -> None:
@@ -61,14 +69,17 @@ class DanConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout = {self.dropout}: at least 0 and below 1")
+        if self.length < 0:
+            raise ConfigError(f"length = {self.length}: at least 0 is needed")
 
 
 @dataclass(frozen=True, eq=False)
 class Mixtures:
     """Patients as the network reads them: each one's distinct concepts and their shares.
 
-    concepts: (entries,) int32. shares: (entries,) float32; a patient's sum to 1. offsets:
-    (patients + 1,) int64. A patient without concepts has no entry: the zero vector.
+    concepts: (entries,) int32, rows of the network's table. shares: (entries,) float32; a
+    patient's sum to 1. offsets: (patients + 1,) int64. A patient without concepts has no entry:
+    the zero vector. vocabulary: rows of the table.
     """
 
     concepts: np.ndarray
@@ -87,6 +98,26 @@ class Mixtures:
         _distinct(bags.concepts, bags.offsets, once, counter, concepts, shares, offsets)
         end = offsets[-1]
         return cls(concepts[:end].copy(), shares[:end].copy(), offsets, bags.vocabulary)
+
+    def over(self, known: np.ndarray, sizes: np.ndarray, length: int) -> Mixtures:
+        """The same patients over a table of the `known` concepts; the others share its row 0.
+
+        known: (concepts,) indices into the vocabulary, rising: row 1 and on. sizes: (patients,)
+        entries that each mean was over. length: entries that it is to be over, where there are
+        fewer; row 0 fills up.
+        """
+        place = np.zeros(self.vocabulary, np.int32)
+        place[known] = np.arange(1, len(known) + 1)
+        concepts, shares, offsets = place[self.concepts], self.shares, self.offsets
+        if length:
+            # [phenotype padding] Σ_c v_c / L + (L − n) / L · v_unknown
+            whole = np.maximum(sizes, length)
+            shares = shares * np.repeat(sizes / whole, np.diff(offsets))
+            ends = offsets[1:]
+            concepts = np.insert(concepts, ends, 0)
+            shares = np.insert(shares, ends, (whole - sizes) / whole)
+            offsets = offsets + np.arange(len(offsets))
+        return Mixtures(concepts, shares.astype(np.float32), offsets, len(known) + 1)
 
     def __len__(self) -> int:
         """The number of patients."""
@@ -109,6 +140,8 @@ Inputs = Bags | Mixtures | np.ndarray
 class Dan(nn.Module):
     """The network for a public vocabulary of `inputs` concepts and a number of outputs.
 
+    known: (concepts,) the indices that have a vector of their own, rising; all others share row
+    0 of the table, and the k-th known concept has row k + 1. None: each concept has its own.
     features: patients come as dense rows (patients, inputs) float32 instead, such as the mean
     vector of a frozen encoder over their notes; then there is no embedding. Initial values
     (Keras' defaults: uniform vectors, Glorot's uniform weights, zero biases) depend on the
@@ -122,16 +155,22 @@ class Dan(nn.Module):
         outputs: int,
         seed: int = 0,
         *,
+        known: np.ndarray | None = None,
         features: bool = False,
     ) -> None:
         super().__init__()
         if inputs < 1 or outputs < 1:
             raise ConfigError(f"a network of {inputs} inputs and {outputs} outputs learns nothing")
-        self.config, self.inputs, self.outputs = config, inputs, outputs
+        self.config, self.inputs, self.outputs, self.known = config, inputs, outputs, known
+        self.rows = inputs if known is None else len(known) + 1  # of the table
         self.embedding: nn.Parameter | None = None
+        if known is not None and not (len(known) and 0 <= known[0] <= known[-1] < inputs):
+            raise ConfigError(f"known concepts of a network must be some of its {inputs}")
+        if config.length and known is None and not features:
+            raise ConfigError("length fills up with unknown concepts: say which are known")
         if not features:
             with seeded(seed, "dan embedding"):
-                start = torch.empty(inputs, config.embedding)
+                start = torch.empty(self.rows, config.embedding)
                 self.embedding = nn.Parameter(start.uniform_(-FIRST_VECTORS, FIRST_VECTORS))
         width = inputs if features else config.embedding
         self.hidden_weight, self.hidden_bias = _dense(width, config.hidden, seed, "dan hidden")
@@ -145,6 +184,11 @@ class Dan(nn.Module):
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name → parameter, sorted by name: all that training changes and sends."""
         return dict(sorted(self.named_parameters()))
+
+    def state(self) -> dict[str, Tensor]:
+        """Name → tensor of all that makes the network: what is trained, and what is known."""
+        known = {} if self.known is None else {KNOWN: torch.from_numpy(self.known)}
+        return {**self.trainable(), **known}
 
     def read(self, patients: Inputs) -> Mixtures | np.ndarray:
         """Patients as the network takes them; give it the result, it counts no bag twice.
@@ -160,12 +204,20 @@ class Dan(nn.Module):
             return np.ascontiguousarray(patients, np.float32)
         if self.embedding is None:
             raise DataError(f"bags of concepts for a network that reads {self.inputs} features")
-        if patients.vocabulary != self.inputs:
+        own = self.inputs if isinstance(patients, Bags) else self.rows
+        if patients.vocabulary != own:
             raise DataError(
-                f"bags over {patients.vocabulary} concepts for a network over {self.inputs}: "
+                f"bags over {patients.vocabulary} concepts for a network over {own}: "
                 "use the dictionary that the network was trained with"
             )
-        return Mixtures.of(patients, self.config.mean) if isinstance(patients, Bags) else patients
+        if not isinstance(patients, Bags):
+            return patients
+        found = Mixtures.of(patients, self.config.mean)
+        if self.known is None:
+            return found
+        once = self.config.mean == "concepts"
+        sizes = np.diff(found.offsets) if once else patients.sizes
+        return found.over(self.known, sizes, self.config.length)
 
     def mean(self, patients: Inputs) -> Tensor:
         """(patients, embedding) the mean of each patient's vectors, or the features given."""
@@ -175,9 +227,13 @@ class Dan(nn.Module):
         # the average pooling layer: Σ share · vector, zero without concepts
         return pool(cast(Tensor, self.embedding), read, self.config.updates == "rows")
 
+    def linear(self, patients: Inputs) -> Tensor:
+        """(patients, hidden) the dense layer's values, before the ReLU."""
+        return F.linear(self.mean(patients), self.hidden_weight, self.hidden_bias)
+
     def dense(self, patients: Inputs) -> Tensor:
         """(patients, hidden) the dense layer's values, before dropout."""
-        return F.relu(F.linear(self.mean(patients), self.hidden_weight, self.hidden_bias))
+        return F.relu(self.linear(patients))
 
     def forward(self, patients: Inputs) -> Tensor:
         """(patients, outputs) the sigmoids' arguments, the log-odds of each code."""
@@ -207,7 +263,8 @@ class Dan(nn.Module):
     def representation(self, patients: Inputs) -> np.ndarray:
         """(patients, hidden) float32: the values of the dense layer, the weights frozen."""
         # [phenotype representation]
-        return self._in_batches(patients, self.dense, self.config.hidden)
+        layer = self.linear if self.config.layer == "linear" else self.dense
+        return self._in_batches(patients, layer, self.config.hidden)
 
     @torch.no_grad()
     def probabilities(self, patients: Inputs) -> np.ndarray:

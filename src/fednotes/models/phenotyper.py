@@ -32,7 +32,7 @@ from fednotes.core.store import write_folder
 from fednotes.core.tensors import load_into
 from fednotes.data.cohort import Bags, Vectors
 from fednotes.data.patient_sites import FeatureSpace
-from fednotes.models.dan import Dan, DanConfig
+from fednotes.models.dan import KNOWN, Dan, DanConfig
 from fednotes.models.svm import Features, LinearSVMs, SvmConfig
 from fednotes.models.tfidf import tfidf
 
@@ -128,6 +128,10 @@ class Phenotyper:
         """
         return self._machines().probabilities(self.representation.features(inputs), self.platt)
 
+    def rank(self, inputs: Inputs) -> np.ndarray:
+        """(patients, diseases) scores of "present", see `LinearSVMs.ranking`."""
+        return self._machines().ranking(self.representation.features(inputs))
+
     def code_probabilities(self, inputs: Inputs) -> np.ndarray:
         """(patients, codes) of stage 1's outputs; no column where there are none."""
         network = self.representation.network
@@ -169,7 +173,7 @@ class Phenotyper:
         found: dict[str, Tensor] = {}
         network, idf = self.representation.network, self.representation.idf
         if network is not None:
-            found |= {f"network.{name}": value for name, value in network.trainable().items()}
+            found |= {f"network.{name}": value for name, value in network.state().items()}
         if idf is not None:
             found["idf"] = torch.from_numpy(idf)
         if self.machines is not None:
@@ -262,11 +266,11 @@ def _parsed(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenot
     space, network, machines = facts.space, None, None
     if facts.network is not None:
         given = {n.removeprefix("network."): v for n, v in tensors.items() if n[:8] == "network."}
-        settings, outputs = network_settings(given, facts.network, space)
+        settings, outputs, known = network_settings(given, facts.network, space)
         if facts.code_names:
             _same("codes", len(facts.code_names), "the network has outputs", outputs)
-        network = Dan(settings, space.width, outputs, features=space.dense).to(device)
-        load_into(network.trainable(), given)
+        network = Dan(settings, space.width, outputs, known=known, features=space.dense).to(device)
+        load_into(network.state(), given)
         network.train(False)
     idf, platt = (tensors[n].numpy() if n in tensors else None for n in ("idf", "platt"))
     for name in ("idf", "platt"):
@@ -300,18 +304,26 @@ def _same(what: str, number: int, of: str, other: int) -> None:
 
 def network_settings(
     parameters: Mapping[str, Tensor], config: DanConfig, space: FeatureSpace
-) -> tuple[DanConfig, int]:
-    """The settings of a network with these parameters, whose widths are theirs; its outputs.
+) -> tuple[DanConfig, int, np.ndarray | None]:
+    """The settings of a network of which `Dan.state` gave these tensors, whose widths are theirs;
+    its outputs; and its known concepts.
 
     Raises ModelError where it reads another number of inputs than `space` has. Where the model
     comes from is the caller's to say: `load_phenotyper` names the folder.
     """
     hidden, reads = parameters["hidden_weight"].shape
     width = reads if space.dense else len(parameters.get("embedding", ()))
-    if ("embedding" in parameters) == space.dense or width != space.width:
+    odd = ("embedding" in parameters) == space.dense
+    known = parameters[KNOWN].numpy() if KNOWN in parameters else None
+    if known is not None:
+        rising = known.dtype == np.int64 and known.ndim == 1 and bool((np.diff(known) > 0).all())
+        if not rising or not len(known) or known[0] < 0 or width != len(known) + 1:
+            raise ModelError("not a whole model: its table and its known concepts do not agree")
+        odd, width = odd or bool(known[-1] >= space.width), space.width
+    if odd or width != space.width:
         raise ModelError(
             f"the network reads {width:,} {'numbers' if space.dense else 'concepts'} and there "
             f"are {space.width:,}: use the dictionary or encoder that it was trained with"
         )
     found = replace(config, hidden=hidden, embedding=config.embedding if space.dense else reads)
-    return found, len(parameters["output_bias"])
+    return found, len(parameters["output_bias"]), known

@@ -39,6 +39,9 @@ class SvmConfig:
         1 / (alpha (t0 + t - 1)) with the t0 of Bottou ("optimal"); t counts the machine's
         own labelled patients and goes on from epoch to epoch. The paper names none.
     class_weights: "balanced" weighs a class of a disease by n / (classes · its n).
+    solver: "sgd" takes the epochs' steps, as the paper does; "converged" is the reference of
+        `models/converged.py`, logistic regression with a penalty and no steps. C: its weight of
+        the patients against the penalty; 0 lets held-out patients choose.
     """
 
     loss: Literal["hinge", "log"] = "hinge"
@@ -47,6 +50,8 @@ class SvmConfig:
     power_t: float = 0.5
     alpha: float = 1e-4
     class_weights: Literal["none", "balanced"] = "none"
+    solver: Literal["sgd", "converged"] = "sgd"
+    C: float = 1.0
 
     def __post_init__(self) -> None:
         """Raises ConfigError for steps that cannot be."""
@@ -55,6 +60,12 @@ class SvmConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)}: a number above 0 is needed")
         if not 0 <= self.power_t < np.inf:
             raise ConfigError(f"power_t = {self.power_t}: at least 0 is needed")
+        if not 0 <= self.C < np.inf:
+            raise ConfigError(f"C = {self.C}: at least 0 is needed")
+        if self.solver == "converged" and self.loss != "log":
+            raise ConfigError(
+                'solver = "converged" is logistic regression: set loss = "log" beside it'
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +251,11 @@ class LinearSVMs:
     def decision(self, features: np.ndarray | Features) -> np.ndarray:
         """(patients, diseases, 3) scores of CLASSES; -inf for what is no class of a disease."""
         return self._spread(self.scores(features), lambda score: -score, lone=0.0, other=-np.inf)
+
+    def ranking(self, features: np.ndarray | Features) -> np.ndarray:
+        """(patients, diseases) scores of "present", which only rank; 0 where it is no class."""
+        scores = self.decision(features)[:, :, PRESENT]
+        return np.where(np.isfinite(scores), scores, 0.0)
 
     def predict(self, features: np.ndarray | Features) -> np.ndarray:
         """(patients, diseases) int8: the class with the highest score; -1 without classes."""

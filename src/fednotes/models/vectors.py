@@ -1,4 +1,4 @@
-"""Public word vectors: any GloVe or word2vec text file, by path.
+"""Public word vectors: any GloVe or word2vec file, by path.
 
 One file is read once a process and shared by every tagger in it: the table is frozen, no
 part of a tagger's state, and never travels. Nothing here looks at a site's text.
@@ -58,18 +58,20 @@ def load_vectors(path: str | Path, max_words: int = 0) -> WordVectors:
     """Read a text file of word vectors: `word number number …`, one word a line.
 
     An optional first line `count dimension` (word2vec) is skipped. Of a word that stands
-    twice, the first line counts. max_words: rows read at most (0 = all); the files put
-    frequent words first. The result is cached by path, change time and max_words.
+    twice, the first line counts. A file called .bin is word2vec's binary format: that first line,
+    then for each word its letters, a space and float32 numbers, little end first. max_words: rows
+    read at most (0 = all); the files put frequent words first. The result is cached by path,
+    change time and max_words.
 
     Raises ModelError if the file is missing or empty, or (naming path and line) where a line
     has another number of columns than the first or holds something that is not a finite
-    number.
+    number; or the number of the word, of a binary file.
     """
     file = Path(path).expanduser().resolve()
     try:
         stat = file.stat()
         if not file.is_file():
-            raise ModelError(f"{path}: word_vectors must be a text file, not a folder")
+            raise ModelError(f"{path}: word vectors must be a file, not a folder")
         return _load(file, stat.st_mtime_ns, stat.st_size, max_words)
     except OSError as error:
         raise ModelError(
@@ -92,6 +94,8 @@ def _sha256(path: Path, mtime: int, size: int) -> str:
 
 @lru_cache(maxsize=4)
 def _load(path: Path, mtime: int, size: int, max_words: int) -> WordVectors:
+    if path.suffix == ".bin":
+        return _load_binary(path, max_words)
     index: dict[str, int] = {}
     tables: list[np.ndarray] = []
     rows = 1
@@ -112,6 +116,30 @@ def _load(path: Path, mtime: int, size: int, max_words: int) -> WordVectors:
             tables.append(table)
             line += len(words)
     table = np.concatenate([np.zeros((1, dim), np.float32), *tables])
+    return WordVectors(path, index, torch.from_numpy(table))
+
+
+def _load_binary(path: Path, max_words: int) -> WordVectors:
+    index: dict[str, int] = {}
+    with path.open("rb") as stream:
+        head = stream.readline(64).split()
+        if len(head) != 2 or not all(part.isdigit() for part in head) or not int(head[1]):
+            raise ModelError(f"{path}: no first line with the numbers of words and of columns")
+        count, dim = (int(part) for part in head)
+        rows = min(count, max_words) if max_words else count
+        least = stream.tell() + rows * (4 * dim + 2)  # a word has a letter, and a space behind it
+        if least > path.stat().st_size:
+            raise ModelError(f"{path}: too short for {count:,} words of {dim} numbers")
+        table = np.zeros((1 + rows, dim), np.float32)
+        for row in range(1, rows + 1):
+            word = bytearray()
+            while (letter := stream.read(1)) not in (b" ", b""):
+                word += letter
+            values = np.frombuffer(stream.read(4 * dim), "<f4")
+            if len(values) < dim or not np.isfinite(values).all():
+                raise ModelError(f"{path}: word {row}: {dim} finite numbers were expected")
+            index.setdefault(word.decode("utf-8", "replace").strip("\n"), row)
+            table[row] = values
     return WordVectors(path, index, torch.from_numpy(table))
 
 
