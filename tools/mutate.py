@@ -306,6 +306,8 @@ def _main(asked: argparse.Namespace, root: Path) -> int:
         run = Run(root, copies, end)
         times = run.unchanged(list(dict.fromkeys(change.tests for change in changes)))
         run.all(changes, times)
+    if not run.done:
+        raise Wrong(f"no mutant was reached in {asked.minutes:g} minutes")
     left = f", {run.number - run.done} not reached in time" if run.done < run.number else ""
     print(f"{run.done - len(run.survived)} killed, {len(run.survived)} survived{left}")
     for change in run.survived:
