@@ -1,5 +1,6 @@
 # make demo   three synthetic sites train together
 # make test   the test suite
+# make mutate each line that docs/papers.md points at is changed: its tests must notice
 # make lint   style and types
 # make bench  every benchmark, a ratio each
 # make sbom   what is installed in .venv, as CycloneDX: build/sbom.json
@@ -11,7 +12,7 @@
 PYTHON ?= python3
 # Which build of it comes is the package index's choice; CONTRIBUTING.md says how to get another.
 TORCH ?= torch==2.13.0
-# More arguments for pytest: make test ARGS="-k crf".
+# More arguments for pytest and for tools/mutate.py: make test ARGS="-k crf".
 ARGS ?=
 # A process a core; none for tests that start processes of their own: make test WORKERS=
 WORKERS ?= -n auto --dist worksteal
@@ -23,7 +24,7 @@ TOOLS := build/tools
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # two pips must not write into one environment
-.PHONY: help demo test lint format bench sbom audit clean
+.PHONY: help demo test mutate lint format bench sbom audit clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +34,9 @@ demo: $(VENV)/.base
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+
+mutate: $(VENV)/.dev
+	$(BIN)/python tools/mutate.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

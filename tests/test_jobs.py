@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,15 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import SiteData, TagSet
 from fednotes.job_tables import SilosConfig
-from fednotes.jobs import Job, TagsConfig, built_in_jobs, load_job, parse_job
+from fednotes.jobs import (
+    CONDITIONS,
+    FILLED_IN,
+    Job,
+    TagsConfig,
+    built_in_jobs,
+    load_job,
+    parse_job,
+)
 from fednotes.methods import fedner
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
@@ -202,9 +213,36 @@ def test_built_in_jobs_are_found_by_name(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_every_built_in_job_is_right(tmp_path: Path, monkeypatch) -> None:
+    """Each setting is the file's, else the preset's that it names ("best" where it names none),
+    else the method's default; read by tomllib. Nothing of a file is left unread."""
     monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path))
-    for name in built_in_jobs():
-        assert load_job(name).config.batch_size > 0
+    for name, path in built_in_jobs().items():
+        made, table = load_job(name), tomllib.loads(path.read_text("utf-8"))
+        assert made.module.__name__ == f"fednotes.methods.{table['method']}"
+        assert (made.title, made.seed) == (table["title"], table["seed"])
+        assert made.conditions == tuple(table.get("conditions", CONDITIONS))
+        assert list(made.sites) == list(table.get("sites", []))
+        preset = made.module.PRESETS[table.get("preset", "best")]
+        plain = {f.name: getattr(type(made.config)(), f.name) for f in fields(made.config)}
+        told = table.get("training", {})
+        for key, value in {**plain, **preset.get("training", {}), **told}.items():
+            if key in told or key not in FILLED_IN:
+                assert says(value, getattr(made.config, key)), f"{name}: {key}"
+        chosen = {**preset.get("model", {}), **table.get("model", {})}
+        if table.get("model", {}).get("word_vectors"):
+            chosen = {**chosen, **preset.get("with_word_vectors", {}), **table["model"]}
+        for key, value in chosen.items():
+            assert says(value, getattr(made.config.model, key)), f"{name}: model.{key}"
+
+
+def says(written: Any, found: Any) -> bool:
+    """Whether a setting is what a table says: lists are tuples, tables dataclasses; a path that a
+    variable begins is longer."""
+    if isinstance(written, dict) and not isinstance(found, Mapping):
+        return all(says(value, getattr(found, key)) for key, value in written.items())
+    if isinstance(written, str) and "$" in written:
+        return str(found).endswith(written.split("/", 1)[1])
+    return bool(found == (tuple(written) if isinstance(written, list) else written))
 
 
 def test_an_unset_variable_is_named(monkeypatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import mutate
 import pytest
 from mutations import marked, mutants
+from papers import PAGE, ROOT, definition, rows
 from scratch import working_in
 
 TOY = '''
@@ -227,3 +228,12 @@ def test_which_statement_is_marked() -> None:
     assert {line: found and found.lineno for line, found in begins.items()} == {
         1: None, 2: None, 3: 4, 5: 4, 8: 8, 9: 10, 11: 11, 12: None,
     }  # fmt: skip
+
+
+def test_the_projects_own_markers_and_list() -> None:
+    """Every marker marks a statement that can be wrong, every named mutant's text is found, each
+    test is one; reading all costs a second, running them is `make mutate`."""
+    changes = mutate.collected(ROOT)
+    assert {row.marker for row in rows(PAGE.read_text("utf-8"))} <= {c.of for c in changes}
+    for path, name in {tuple(test.split("::")) for c in changes for test in c.tests}:
+        assert definition(ROOT / path, [name]), f"no {name} in {path}"

@@ -73,4 +73,4 @@ def test_markers_are_read_from_comments_only() -> None:
         "x = 1  # mean [fedner eq 2], and [tagsets eq 11]\n"
         "# [fedner, eq 2] (tags, tags) [from to]\n"
     )
-    assert markers(source) == [("[fedner eq 2]", 2), ("[tagsets eq 11]", 2)]
+    assert markers(source) == (("[fedner eq 2]", 2), ("[tagsets eq 11]", 2))

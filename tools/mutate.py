@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import ast
 import compileall
-import difflib
 import json
 import os
 import py_compile
@@ -65,9 +64,12 @@ class Change(NamedTuple):
 
     def diff(self, root: Path) -> list[str]:
         """The lines that differ, "-" and "+" first."""
-        old = (root / self.path).read_text("utf-8").splitlines()
-        lines = difflib.unified_diff(old, self.source.splitlines(), lineterm="", n=0)
-        return [line for line in [*lines][2:] if not line.startswith("@@")]
+        old, new = (root / self.path).read_text("utf-8").splitlines(), self.source.splitlines()
+        while old and new and old[0] == new[0]:
+            del old[0], new[0]
+        while old and new and old[-1] == new[-1]:
+            del old[-1], new[-1]
+        return [f"-{line}" for line in old] + [f"+{line}" for line in new]
 
 
 # ---- which mutants there are -----------------------------------------------------------------
@@ -131,7 +133,8 @@ def collected(root: Path) -> list[Change]:
     page = (root / "docs" / "papers.md").read_text("utf-8")
     found = [*of_rows(root, rows(page)), *of_list(root, listed.get("mutant", []))]
     equivalent = [(e["file"], e["old"], e["new"]) for e in listed.get("equivalent", [])]
-    keys = [_key(change, root) for change in found]
+    files = {path for path, _, _ in equivalent}
+    keys = [_key(c, root) if c.path.as_posix() in files else None for c in found]
     for entry in equivalent:
         if entry not in keys:
             raise Wrong(f"tools/mutants.toml: no mutant of {entry[0]} makes {entry[2]!r} any more")
@@ -306,6 +309,8 @@ def _main(asked: argparse.Namespace, root: Path) -> int:
         run = Run(root, copies, end)
         times = run.unchanged(list(dict.fromkeys(change.tests for change in changes)))
         run.all(changes, times)
+    if not run.done:
+        raise Wrong(f"no mutant was reached in {asked.minutes:g} minutes")
     left = f", {run.number - run.done} not reached in time" if run.done < run.number else ""
     print(f"{run.done - len(run.survived)} killed, {len(run.survived)} survived{left}")
     for change in run.survived:

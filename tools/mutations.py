@@ -28,6 +28,8 @@ import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from papers import parsed
+
 EXCHANGED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -55,7 +57,7 @@ FUNCTIONS = {"mean": "sum", "sum": "mean", "min": "max", "max": "min"} | {
 # The value stays what it is: no mutants.
 CONVERTED = frozenset(
     "float int bool str tuple list array asarray astype double cpu numpy from_numpy detach "
-    "item snapshot".split()
+    "item tolist snapshot".split()
 )
 PRODUCTS = (ast.Mult, ast.Div, ast.FloorDiv, ast.Pow)
 
@@ -69,7 +71,7 @@ class Mutant(NamedTuple):
 
 def marked(source: str, line: int) -> ast.stmt | None:
     """The statement that a comment on this line marks; None where it computes nothing."""
-    statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)]
+    statements = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.stmt)]
     on = [s for s in statements if s.lineno <= line <= _last_line(s)]
     if not on:
         later = [s for s in statements if s.lineno > line]
@@ -92,13 +94,14 @@ def _last_line(statement: ast.stmt) -> int:
 
 def mutants(source: str, statement: ast.stmt) -> list[Mutant]:
     """Every mutant of a statement of this source, in the order of the text."""
-    found = []
+    found: dict[Mutant, None] = {}
     for node, new in _of_statement(statement):
         text = _replaced(source, node, ast.unparse(ast.fix_missing_locations(new)))
-        ast.parse(text)
-        if text != source:
-            found.append(Mutant(node.lineno, text))
-    return list(dict.fromkeys(found))
+        mutant = Mutant(node.lineno, text)
+        if text != source and mutant not in found:
+            ast.parse(text)
+            found[mutant] = None
+    return list(found)
 
 
 def _of_statement(statement: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:

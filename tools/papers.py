@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,15 +34,16 @@ def rows(text: str) -> list[Row]:
     ]
 
 
-def markers(source: str) -> list[tuple[str, int]]:
+@cache
+def markers(source: str) -> tuple[tuple[str, int], ...]:
     """Every marker in a comment, with its line."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return [
+    return tuple(
         (marker, token.start[0])
         for token in tokens
         if token.type == tokenize.COMMENT
         for marker in MARKER.findall(token.string)
-    ]
+    )
 
 
 def source_of(dotted: str, root: Path = ROOT) -> tuple[Path, list[str]] | None:
@@ -54,9 +56,15 @@ def source_of(dotted: str, root: Path = ROOT) -> tuple[Path, list[str]] | None:
     return None
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """The tree of a file, which nobody changes."""
+    return ast.parse(source)
+
+
 def definition(path: Path, names: list[str]) -> ast.AST | None:
     """The class or function that `names` leads to, from outside in."""
-    node: ast.AST | None = ast.parse(path.read_text("utf-8"))
+    node: ast.AST | None = parsed(path.read_text("utf-8"))
     for name in names:
         node = next(
             (

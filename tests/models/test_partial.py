@@ -278,6 +278,9 @@ def test_one_step_of_em(scheme: Scheme) -> None:
     for n, sentence in enumerate(c.sentences()):
         p = sentence.q()[sentence.q() > 0]
         assert target[n].item() == pytest.approx(-(p * np.log(p)).sum(), abs=1e-9)
+    with torch.no_grad():  # nothing is kept for a backward pass then
+        again = split_loss(c.crf, x, c.tags, c.allowed, c.lengths, q)
+    torch.testing.assert_close(again, (source.detach(), target.detach()))
 
 
 def test_a_certain_teacher_is_a_hard_target() -> None:

@@ -130,8 +130,8 @@ def spearman(a: ArrayLike, b: ArrayLike) -> float:
     x, y = _ranks(x), _ranks(y)
     x, y = x - x.mean(), y - y.mean()
     scale = float(np.sqrt((x @ x) * (y @ y)))  # [bert table 2 spearman]
-    # Pearson's correlation of the ranks; rounding must not pass 1. [bert table 2 spearman]
-    return float(np.clip((x @ y) / scale, -1.0, 1.0)) if scale else float("nan")
+    # Pearson's correlation of the ranks. [bert table 2 spearman]
+    return float((x @ y) / scale) if scale else float("nan")
 
 
 def _ranks(values: np.ndarray) -> Floats:
