@@ -38,7 +38,8 @@ def unknown_commands(text: str) -> list[str]:
             while given and (inside := getattr(found, "commands", {}).get(given[0])):
                 found = inside
                 given.pop(0)
-            options = {name for param in found.params for name in (*param.opts, "--help")}
+            params = found.params
+            options = {n for p in params for n in (*p.opts, *p.secondary_opts, "--help")}
             if getattr(found, "commands", None) and not set(given[:1]) & options:
                 wrong.append(f"fednotes {words}")
             named = {word.partition("=")[0].rstrip(")") for word in given if word[:2] == "--"}

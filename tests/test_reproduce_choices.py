@@ -365,30 +365,64 @@ CORPORA = {  # every experiment on a job of its method with two sites of other n
 }
 
 
+class Planned(Exception):
+    """All was planned."""
+
+
+@pytest.fixture
+def no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run raises Planned."""
+
+    def stop(run: Run) -> str:
+        raise Planned
+
+    folders = ("FEDNOTES_CORPORA", "FEDNOTES_BACKBONE", "I2B2_2010", "I2B2_2012", "MIMIC_III")
+    for name in (*folders, "MIMIC3", "UMLS_RRF", "I2B2_OBESITY", "CLINIC", "ONTONOTES"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setattr(module, "_run", stop)
+
+
+# What the papers' own corpora take the place of.
+PAPERS = {
+    "fedner": {"real": "fedner/paper"},
+    "tagsets": {"maccrobat": "tagsets/clinic", "gum": "tagsets/ontonotes"},
+    "bert": {
+        "maccrobat": "bert/i2b2-2010", "bc5cdr": "bert/i2b2-2012", "pretrain": "bert/mimic",
+        "pretrain-sources": "bert/mimic",
+    },
+    "phenotype": {
+        "codiesp": "phenotype/obesity", "codiesp-codes": "phenotype/mimic",
+        "demo": "phenotype/demo",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", grids())
+@pytest.mark.usefixtures("no_run")
+def test_every_experiment_plans_on_the_papers_corpora(
+    name: str, full: bool, tmp_path: Path
+) -> None:
+    grid, path = load_grid(name)
+    jobs = PAPERS[path.parent.name]
+    given = [f"{job}={jobs[job]}" for job in grid.jobs if job in jobs]
+    with pytest.raises(Planned):
+        reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given, workers=1)
+
+
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("name", [n for n in grids() if not n.startswith("phenotype")])
-def test_every_experiment_plans_on_other_sites(
-    name: str, full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All rows' settings fit a job of the same method, or one line says which does not."""
-    monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path / "corpora"))
-    monkeypatch.setenv("FEDNOTES_BACKBONE", str(tmp_path / "backbone"))
+@pytest.mark.usefixtures("no_run")
+def test_every_experiment_plans_on_other_sites(name: str, full: bool, tmp_path: Path) -> None:
+    """All rows' settings fit a job of the same method."""
     grid, path = load_grid(name)
     given = []
     for job in grid.jobs:
         made = module.load_job(f"{path.parent.name}/{job}")
         own = own_job(tmp_path / job, made.method, CORPORA[made.method])
         given.append(f"{job}={own}")
-
-    class Planned(Exception):
-        """All was planned."""
-
-    def stop(run: Run) -> str:
-        raise Planned
-
-    monkeypatch.setattr(module, "_run", stop)
     with pytest.raises(Planned):
-        reproduce(name, tmp_path / "out", full=full, base=given, workers=1)
+        reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given, workers=1)
 
 
 def test_who_says_no_is_heeded(

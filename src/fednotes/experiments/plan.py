@@ -151,16 +151,16 @@ def plan(
     job, own = jobs[name], name in jobs.own
     common = size.own if own and size.own is not None else size.set
     common = (*common, *row.set, *(() if full else row.budget), *settings)
+    path = built_in_jobs().get(job)
     _require_sites(row, job, common)
-    built_in = job in built_in_jobs()
     for condition in row.conditions:
         for choice in row.choices():
             for seed in seeds_of(row, size, full):
                 chosen = (*common, *choice, f"seed={seed}", f"conditions=['{condition}']")
                 for model, folder in (models or {}).get(seed, {}).items():
                     chosen = tuple(each.replace("{" + model + "}", folder) for each in chosen)
-                made = _checked(row, job, chosen)
-                place = out / "runs" / _digest(made, built_in)
+                made = _checked(row, path or job, chosen)
+                place = out / "runs" / _digest(made, path is not None)
                 sets = [word for setting in chosen for word in ("--set", setting)]
                 command = ("simulate", job, "--out", str(place), *sets)
                 yield Run(row, condition, seed, place, command, choice, _beyond(made, condition))
@@ -177,7 +177,7 @@ def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:
     return row.seeds if row.seeds and not full else size.seeds
 
 
-def _checked(row: Row, job: str, settings: Settings) -> Job:
+def _checked(row: Row, job: Path | str, settings: Settings) -> Job:
     """The job with its settings. Raises ConfigError, which names the row, where they do not fit."""
     try:
         return load_job(job, settings)
