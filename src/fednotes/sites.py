@@ -341,6 +341,9 @@ def _parts_of(
     if site.train:
         for part in ("valid", "test"):
             parts["train"], dropped = without_leaks(parts["train"], parts[part])
+            if part == "test" and not site.valid:  # valid was held out of train
+                parts["valid"], more = without_leaks(parts["valid"], parts["test"])
+                dropped += more
             if dropped:
                 notes.append(f"{name}: {dropped} training sentences dropped that occur in {part}")
     return parts
@@ -385,14 +388,18 @@ def _split(job: Job, site: SiteConfig, flat: Mapping[str, Documents]) -> Parts:
 def _reduced(
     job: Job, name: str, site: SiteConfig, parts: Mapping[str, Parts], notes: list[str]
 ) -> Parts:
-    """The parts after `mask_overlap`, `fraction` and the most sentences of train and test."""
+    """The parts after `mask_overlap`, `fraction` and the most sentences of each."""
     own = dict(parts[name])
     if site.mask_overlap:
         others = [other["train"] for key, other in parts.items() if key != name]
         own["train"] = mask_overlap(own["train"], others, site.mask_overlap, job.seed)
     if site.fraction < 1:
         own["train"] = subsample(sentence_documents(own["train"]), site.fraction, job.seed)
-    for part, most in (("train", site.max_sentences), ("test", site.max_test_sentences)):
+    for part, most in (
+        ("train", site.max_sentences),
+        ("valid", site.max_valid_sentences),
+        ("test", site.max_test_sentences),
+    ):
         sentences = sentence_documents(own[part]) if most else ()
         if len(sentences) > most > 0:
             own[part] = subsample(sentences, most / len(sentences), job.seed)
