@@ -31,7 +31,19 @@ LAYERS: dict[str, frozenset[str]] = {
 # Jobs are put together here; these may import every layer and each other.
 APP = frozenset(
     {
-        *("job_tables", "jobs", "sites", "note_jobs", "silo_jobs", "simulate", "display"),
+        *(
+            "job_tables",
+            "jobs",
+            "sites",
+            "site_corpora",
+            "checking",
+            "hints",
+            "note_jobs",
+            "silo_jobs",
+            "simulate",
+            "display",
+        ),
+        *("site_corpora", "checking", "hints", "job_keys"),
         *("predict", "compare_runs", "run_folder"),
         *("cohort_jobs", "patient_tables", "patient_features", "patient_files"),
         *("deployment", "deployed_jobs", "site_file", "agreement", "guard", "progress"),

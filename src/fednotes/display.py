@@ -17,10 +17,11 @@ from rich.text import Text
 from fednotes.data.cohort import Bags
 from fednotes.data.patient_sites import SitePatients
 from fednotes.engines.inprocess import RoundResult
+from fednotes.report.run import duration
 from fednotes.simulate import Part, site_metrics
 
 if TYPE_CHECKING:
-    from fednotes.data.checks import Report
+    from fednotes.data.findings import Report
     from fednotes.data.stats import CorpusStats
 
 CONDITIONS = ("alone", "federated", "pooled")
@@ -71,15 +72,17 @@ class RichDisplay:
             )
             if not found and "valid_f1" in result.metrics:  # between real sites: over all of them
                 self._scores = f"F1 {result.metrics['valid_f1']:.3f}"
-        rate = f"{self._rate(result):.0f} {self._unit}/s  " if self._sentences else ""
+        pace = self._rate(result)  # from here the time left is counted, too
+        rate = f"{pace:.0f} {self._unit}/s  " if self._sentences else ""
         line = (
             f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  {rate}"
             f"↑{_size(result.bytes_up)} ↓{_size(result.bytes_down)}"
         )
         self._bar.update(self._task, completed=result.round + 1, line=line)
         if result.evaluated and not self.console.is_terminal:
+            left = self._left(result)
             self.console.print(
-                f"{self._part.name}: round {result.round + 1}/{self._rounds or '?'}  {line}",
+                f"{self._part.name}: round {result.round + 1}/{self._rounds or '?'}  {line}{left}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -111,6 +114,15 @@ class RichDisplay:
             return 0.0
         rounds, seconds = result.round - self._started[0], result.seconds - self._started[1]
         return rounds * self._sentences / seconds if seconds > 0 else 0.0
+
+    def _left(self, result: RoundResult) -> str:
+        """The time that this part takes at most, at its pace so far; it may stop early."""
+        assert self._started is not None
+        rounds, seconds = result.round - self._started[0], result.seconds - self._started[1]
+        more = self._rounds - result.round - 1
+        if rounds <= 0 or more <= 0:
+            return ""
+        return f"  {duration(more * seconds / rounds)} left at most"
 
     def __enter__(self) -> RichDisplay:
         return self

@@ -25,7 +25,9 @@ class SiteConfig:
     path: a file or folder that is split here; or train, valid and test, each a file or
         folder (without valid, a tenth of train is held out). Relative to the job file;
         `$NAME` stands for an environment variable.
-    format: of the files; guessed from their content if empty.
+    format: of the files; guessed from their content if empty. on_error: "refuse" a corpus with
+        anything wrong in it, or "skip" each line, mention or document that cannot be used; what
+        was skipped is counted.
     where: "genre=nw" keeps the documents whose meta has this value. share: "2/3" is the
         second of three random parts of `path`, disjoint and together everything, for sites
         that divide one corpus; dealt after `where`, by `split` and the job's seed.
@@ -47,6 +49,7 @@ class SiteConfig:
     valid: str = ""
     test: str = ""
     format: str = ""
+    on_error: Literal["refuse", "skip"] = "refuse"
     where: str = ""
     share: str = ""
     types: tuple[str, ...] = ()
