@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -11,6 +12,10 @@ from unittest import mock
 import pytest
 import torch
 from scratch import ended_with_us
+
+from fednotes import cli
+
+Give = Callable[..., tuple[int, str, str]]
 
 os.environ.pop("COLUMNS", None)  # xdist's, of no screen: what is printed is as in a pipe
 
@@ -71,3 +76,20 @@ def site_notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
     from hospitals import corpus
 
     return corpus(tmp_path_factory.mktemp("notes") / "notes")
+
+
+@pytest.fixture
+def give(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
+    """Give a command in this process: exit code, stdout, stderr."""
+
+    def given(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fednotes", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        return (code, *capsys.readouterr())
+
+    return given

@@ -146,21 +146,25 @@ def test_unknown_key(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "did you mean 'epochs'?" in line
 
 
-def test_wrong_columns(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_wrong_columns(run: Run, refused: Callable[..., str], tmp_path: Path) -> None:
     path = write_job(tmp_path)
     with (tmp_path / "south.txt").open("a", encoding="utf-8") as file:
         file.write(f"{NAME}\tNN\tO\textra\n")
     number = 30 * 7 + 1
-    assert f"south.txt:{number}: 4 columns" in refused("check", path)
+    out, err = run("check", path, code=1)
+    assert f"south.txt:{number}: 4 columns" in out
+    assert err == "problems: 1 (line 1)\n"
     assert f"south.txt:{number}: " in refused("simulate", path, "--out", tmp_path / "run")
 
 
-def test_truncated_brat_line(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_truncated_brat_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(f"{NAME} took aspirin.", encoding="utf-8")
     (tmp_path / "a.ann").write_text(f"T1\tDrug 17 24\taspirin\nT2\tName 0 1\t{NAME}\nT3\tDr\n")
-    assert "a.ann:" in refused("check", tmp_path)
-    (tmp_path / "a.ann").write_text("T1\tDrug 17 24\taspirin\nT3\tDr\n", encoding="utf-8")
-    assert "a.ann:2: " in refused("check", tmp_path)
+    out, err = run("check", tmp_path, code=1)
+    assert "a.ann:2: T2 at 0:1 is not what the text holds there" in out
+    assert "a.ann:3: no whole brat annotation" in out
+    assert err == "problems: 2 (line 1, mention 1)\n"
+    assert NAME not in out
 
 
 def test_unknown_type(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -170,10 +174,10 @@ def test_unknown_type(refused: Callable[..., str], tmp_path: Path) -> None:
     assert "did you mean 'Drug'?" in line
 
 
-def test_empty_site_file(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_empty_site_file(run: Run, refused: Callable[..., str], tmp_path: Path) -> None:
     path = write_job(tmp_path)
     (tmp_path / "south.txt").write_text("", encoding="utf-8")
-    assert "south.txt: the file is empty" in refused("check", path)
+    assert "south.txt: the file is empty" in run("check", path, code=1)[0]
     assert "south.txt" in refused("simulate", path, "--out", tmp_path / "run")
 
 
@@ -182,7 +186,7 @@ def test_missing_files(refused: Callable[..., str], tmp_path: Path, model: Path)
     assert "nowhere.txt: no such file" in refused("evaluate", model, tmp_path / "nowhere.txt")
     assert "nowhere.txt: no such file" in refused("predict", model, tmp_path / "nowhere.txt")
     assert "nowhere.txt" in refused("corpus", "stats", tmp_path / "nowhere.txt")
-    assert "no model here" in refused("predict", tmp_path / "nomodel", "He took aspirin.")
+    assert "no model here" in refused("predict", tmp_path / "nomodel", "--text", "He took aspirin.")
     assert "no summary.json" in refused("report", tmp_path)
     assert "not the folder of a run" in refused("compare", tmp_path, tmp_path)
     line = refused("reproduce", "fedner-tabel2", "--out", tmp_path / "r")
@@ -205,7 +209,7 @@ def test_nan_in_a_saved_model(refused: Callable[..., str], tmp_path: Path, model
 
 def _with_facts(refused: Callable[..., str], folder: Path, facts: dict[str, Any]) -> str:
     (folder / "tagger.json").write_text(json.dumps(facts), encoding="utf-8")
-    return refused("predict", folder, f"{NAME} took aspirin.")
+    return refused("predict", folder, "--text", f"{NAME} took aspirin.")
 
 
 @pytest.mark.parametrize("device", ["cuda:9", "gpu", "meta"])
@@ -234,7 +238,7 @@ def test_wrong_options(refused: Callable[..., str], tmp_path: Path, model: Path)
     refused("simulate", "demo")  # no --out
     refused("predict", model, "text", "--format", "xml")
     refused("no-such-command")
-    assert "--out FOLDER" in refused("predict", model, "He took it.", "--format", "brat")
+    assert "--out FOLDER" in refused("predict", model, "--text", "He took it.", "--format", "brat")
 
 
 def test_full_disk(
@@ -289,8 +293,8 @@ def test_predict_text(
     note.write_text(TEXT, encoding="utf-8")
     stdin = io.TextIOWrapper(io.BytesIO(TEXT.encode()), encoding="utf-8")
     monkeypatch.setattr(sys, "stdin", stdin)
-    for source in (TEXT, note, "-"):
-        out, err = run("predict", model, source)
+    for source in (["--text", TEXT], [note], ["-"]):
+        out, err = run("predict", model, *source)
         (tmp_path / "shown.jsonl").write_text(out, encoding="utf-8")
         (document,) = read(tmp_path / "shown.jsonl", "jsonl")
         assert err == ""
@@ -301,15 +305,15 @@ def test_predict_text(
 def test_predict_formats(
     run: Run, model: Path, tmp_path: Path, expected: list[tuple[int, int, str]]
 ) -> None:
-    rows = run("predict", model, TEXT, "--format", "conll")[0].strip().splitlines()
+    rows = run("predict", model, "--text", TEXT, "--format", "conll")[0].strip().splitlines()
     tagged = [row.split() for row in rows if row and not row.startswith("#")]
     assert [(r[0], r[-1]) for r in tagged if r[-1] != "O"] == [("codeine", "B-Drug")]
     assert [r[0] for r in tagged] == TEXT.split()
-    run("predict", model, TEXT, "--format", "brat", "--out", tmp_path / "brat")
+    run("predict", model, "--text", TEXT, "--format", "brat", "--out", tmp_path / "brat")
     (ann,) = (tmp_path / "brat").glob("*.ann")
     start, end, label = expected[0]
     assert ann.read_text(encoding="utf-8") == f"T1\t{label} {start} {end}\tcodeine\n"
-    run("predict", model, TEXT, "--out", tmp_path / "new.jsonl")
+    run("predict", model, "--text", TEXT, "--out", tmp_path / "new.jsonl")
     assert spans_of(read(tmp_path / "new.jsonl")[0]) == expected
 
 
@@ -326,10 +330,38 @@ def test_evaluate(run: Run, trained: Path, model: Path) -> None:
     assert scores["strict"]["precision"] == pytest.approx(
         right / sum(len(p.spans) for p in predicted)
     )
+    assert scores.pop("not_scored") == {"unknown": [], "not_annotated": [], "not_asked": []}
     assert scores == json.loads(json.dumps(SpanCounts.of(gold, predicted).scores()))
     shown = run("evaluate", model, trained.parent / "north-test.txt")[0]
     assert "Drug" in shown
     assert f"{100 * scores['strict']['f1']:.1f}" in shown
+
+
+def two_types(path: Path) -> Path:
+    """The test data of a site, with a type that the model lacks."""
+    rows = "".join(
+        f"n{n}\tO\ntook\tO\n{DRUGS[n % 4]}\tB-Medicine\nat\tO\nnight\tB-Time\n\n" for n in range(12)
+    )
+    path.write_text(rows, encoding="utf-8")
+    return path
+
+
+def test_evaluate_maps_what_is_there(
+    run: Run, refused: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    """A slip in --map is refused, with the labels that there are and the nearest right one."""
+    path = two_types(tmp_path / "gold.txt")
+    err = refused("evaluate", model, path, "--map", "Medicin=Drug")
+    assert "has no label 'Medicin', it has Medicine, Time; did you mean 'Medicine'?" in err
+    err = refused("evaluate", model, path, "--map", "Medicine=Drugg")
+    assert "the model has no 'Drugg'; did you mean 'Drug'?" in err
+    twice = ("--map", "Medicine=Drug", "--map", "Medicine=")
+    assert "each OLD once" in refused("evaluate", model, path, *twice)
+    err = refused("evaluate", model, path, "--map", "Medicine=Drug", "--types", "Durg")
+    assert "--types: the model has no 'Durg'; did you mean 'Drug'?" in err
+    out, err = run("evaluate", model, path, "--map", "Medicine=Drug", "--json")
+    assert err == "note: the model has no Time: left out (--map OLD=NEW)\n"
+    assert json.loads(out)["not_scored"]["unknown"] == ["Time"]
 
 
 def test_evaluate_without_a_common_label(
@@ -347,12 +379,12 @@ def test_check_shows_no_text(run: Run, trained: Path) -> None:
         assert not any(word in out + err for word in (NAME, *DRUGS))
 
 
-def test_check_refuses_what_cannot_be_trained_on(
-    refused: Callable[..., str], tmp_path: Path
-) -> None:
+def test_check_finds_what_cannot_be_trained_on(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "bare.txt"
     path.write_text(f"{NAME}\tO\nslept\tO\n", encoding="utf-8")
-    assert "1 error(s)" in refused("check", path, "--format", "conll")
+    out, err = run("check", path, "--format", "conll", code=1)
+    assert "nothing is annotated" in out
+    assert err == "problems: 1 (no_mentions 1)\n"
 
 
 def test_corpus_stats(run: Run, trained: Path) -> None:

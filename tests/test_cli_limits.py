@@ -13,60 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_jobs import JOB, SITES, corpus
 
-from fednotes import cli
 from fednotes.models import frozen
-
-JOB = """\
-method = "fedner"
-seed = 3
-conditions = ["federated"]
-[training]
-epochs = 1
-batch_size = 16
-[model]
-hashed_words = 32
-word_dim = 4
-char_dim = 4
-char_filters = 4
-cnn_filters = 4
-lstm_units = 4
-"""
-SITES = """\
-[sites.north]
-path = "north.conll"
-[sites.south]
-path = "south.conll"
-"""
-
-
-def corpus(path: Path, label: str, word: str) -> None:
-    """Forty sentences of one mention each, no two alike."""
-    rows = [f"Case O\n{word}{n} O\ntook O\n{word}ol B-{label}\n. O\n\n" for n in range(40)]
-    path.write_text("".join(rows), encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
 def _torch_as_before() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture
-def give(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Give a command in this process: exit code, stdout, stderr."""
-
-    def given(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fednotes", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-        return (code, *capsys.readouterr())
-
-    return given
 
 
 def one_line(code: int, err: str) -> str:
@@ -119,9 +74,11 @@ def test_an_unset_variable(folder: Path, give, monkeypatch: pytest.MonkeyPatch) 
     job = folder / "job.toml"
     job.write_text(JOB + SITES.replace('"north', '"$NOTES/north'), encoding="utf-8")
     for command in (("simulate", job, "--out", folder / "run"), ("check", job)):
-        code, _, err = give(*command)
-        assert "sites.north.path" in one_line(code, err)
-        assert "NOTES is not set; for example: export NOTES=" in err
+        code, out, err = give(*command)
+        assert code == (1 if command[0] == "check" else 2)
+        told = out if command[0] == "check" else err
+        assert "sites.north.path" in told
+        assert "NOTES is not set; for example: export NOTES=" in told
     assert not (folder / "run").exists()
     monkeypatch.setenv("NOTES", str(folder))
     assert give("check", job)[0] == 0
@@ -171,22 +128,30 @@ def test_a_corpus_file_is_read_as_what_it_is(model: Path, tmp_path: Path, give) 
     assert "took someol ." in out
 
 
-@pytest.mark.parametrize("name", ["missingfile", "notes.txtt", "no/such", "long"])
-def test_a_word_that_is_no_path(model: Path, give, name: str) -> None:
-    """A slip in a file's name is not tagged as if it were a note."""
+@pytest.mark.parametrize("name", ["missingfile", "notes.txtt", "no/such", "my notes.txt", "long"])
+def test_what_is_no_path(model: Path, give, name: str) -> None:
+    """A slip in a file's name is not tagged as if it were a note, whatever is in it."""
     name = "x" * 5000 if name == "long" else name
     code, out, err = give("predict", model, name)
-    assert "no such file; for text give more than one word or use -" in one_line(code, err)
+    assert "no such file or folder; for text use --text or -" in one_line(code, err)
     assert err.startswith(f"error: {name[:100]}")
     assert len(err) < 300
     assert out == ""
 
 
-@pytest.mark.parametrize("text", ["aspirin codeine", "two\nlines", "a/path and.more"])
-def test_more_than_one_word_is_text(model: Path, give, text: str) -> None:
-    code, out, _ = give("predict", model, text)
+@pytest.mark.parametrize("text", ["aspirin", "two\nlines", "a/path and.more"])
+def test_text_is_given_by_an_option(model: Path, give, text: str) -> None:
+    code, out, _ = give("predict", model, "--text", text)
     assert code == 0
     assert json.loads(out)["text"] == text
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_no_text_is_refused(model: Path, give, text: str) -> None:
+    code, _, err = give("predict", model, "--text", text)
+    assert "--text: there is no text" in one_line(code, err)
+    code, _, err = give("predict", model, "notes", "--text", "Took it.")
+    assert "give a path or --text, not both" in one_line(code, err)
 
 
 def test_a_corpus_format_for_a_job(folder: Path, give) -> None:
@@ -213,7 +178,7 @@ def test_places_that_cannot_be_written(folder: Path, model: Path, give) -> None:
     job = folder / "job.toml"
     for out in (job / "x", folder / ("n" * 300)):
         one_line(*give("simulate", job, "--out", out)[::2])
-        one_line(*give("predict", model, "Took it.", "--out", out / "y")[::2])
+        one_line(*give("predict", model, "--text", "Took it.", "--out", out / "y")[::2])
     one_line(*give("corpus", "synthesise", job / "x", "--sites", 1, "--sentences", 10)[::2])
 
 
@@ -256,5 +221,5 @@ def test_a_reader_that_has_seen_enough(model: Path) -> None:
     """`fednotes predict … | true` ends quietly."""
     with subprocess.Popen(["true"], stdin=subprocess.PIPE) as reader:
         reader.wait()
-        done = process("predict", model, "Took it.", stdout=reader.stdin)
+        done = process("predict", model, "--text", "Took it.", stdout=reader.stdin)
     assert done.stderr == b""

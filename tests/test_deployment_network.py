@@ -109,7 +109,7 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     assert "unbroken" in place.give("ledger", "verify", "kits/sites/posts")
     assert "strict F1" in place.give("site", "status", "kits/sites/posts")
     model = f"kits/sites/posts/results/{name}/model"
-    assert '"spans"' in place.give("predict", model, "Took aspirin.")
+    assert '"spans"' in place.give("predict", model, "--text", "Took aspirin.")
     assert hospital.asked
     again = place.give("run", "--attach", "--out", "run")
     assert "done:" in again

@@ -132,7 +132,10 @@ def test_a_run_is_known_to_be_handed_in_once_the_server_has_it(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("method", "hint"),
-    [("distill", "fednotes predict {out}/model TEXT"), ("pretrain", 'encoder = "{out}/model"')],
+    [
+        ("distill", "fednotes predict {out}/model --text TEXT"),
+        ("pretrain", 'encoder = "{out}/model"'),
+    ],
 )
 def test_what_a_model_is_good_for(
     method: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -33,6 +33,7 @@ APP = frozenset(
     {
         *("job_tables", "jobs", "sites", "note_jobs", "silo_jobs", "simulate", "display"),
         *("predict", "compare_runs", "run_folder", "costs"),
+        *("site_corpora", "checking", "hints", "job_keys"),
         *("cohort_jobs", "patient_tables", "patient_features", "patient_files"),
         *("deployment", "deployed_jobs", "site_file", "agreement", "guard", "progress"),
         *(

@@ -113,7 +113,7 @@ def test_text_stdin_files_and_folders(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "History of asthma, gout."
-    assert labels_of(run("predict", model, text)[0]) == {"text": ["asthma", "gout"]}
+    assert labels_of(run("predict", model, "--text", text)[0]) == {"text": ["asthma", "gout"]}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert labels_of(run("predict", model, "-")[0]) == {"stdin": ["asthma", "gout"]}
     folder = tmp_path / "notes"
@@ -158,10 +158,10 @@ def test_vectors_of_text_have_no_concepts(
             return Made(tuple(notes), vectors, {"left_out": 0, "without": 0})
 
     monkeypatch.setattr("fednotes.predict.opened", lambda recipe, place: Stub())
-    predict_patients(tmp_path / "m", "Known gout.", "jsonl", None, "cpu")
+    predict_patients(tmp_path / "m", "-", "jsonl", None, "cpu", text="Known gout.")
     (found,) = lines(capsys.readouterr().out)
     assert found.keys() == {"patient", "probabilities", "labels"}
-    predict_patients(tmp_path / "m", "Known gout.", "csv", None, "cpu")
+    predict_patients(tmp_path / "m", "-", "csv", None, "cpu", text="Known gout.")
     assert capsys.readouterr().out.startswith("patient,phenotype,probability,label\n")
 
 
@@ -172,7 +172,7 @@ def test_what_was_never_learnt_is_null(tmp_path: Path, model: Path, capsys: Any)
     machines = LinearSVMs([(), (0,)], space.width)
     never = Phenotyper(space, representation, phenotypes=("a", "b"), machines=machines)
     never.save(tmp_path / "never")
-    predict_patients(tmp_path / "never", "Known asthma today.", "jsonl", None, "cpu")
+    predict_patients(tmp_path / "never", "-", "jsonl", None, "cpu", text="Known asthma today.")
     (found,) = lines(capsys.readouterr().out)
     assert found["labels"] == {"a": None, "b": "absent"}
     assert found["probabilities"] == {"a": None, "b": 0.0}
@@ -180,15 +180,15 @@ def test_what_was_never_learnt_is_null(tmp_path: Path, model: Path, capsys: Any)
 
 def test_wrong_options_are_one_line(run: Run, model: Path, tmp_path: Path) -> None:
     told = "phenotypes are written as jsonl or csv"
-    assert told in run("predict", model, "Known asthma.", "--format", "brat", code=2)[1]
+    assert told in run("predict", model, "--text", "Known asthma.", "--format", "brat", code=2)[1]
     assert "nowhere.txt: no such file" in run("predict", model, "nowhere.txt", code=2)[1]
     other = tmp_path / "other.csv"
     other.write_text("id,term\n1,asthma\n", encoding="utf-8")
-    err = run("predict", model, "Known asthma.", "--dictionary", other, code=2)[1]
+    err = run("predict", model, "--text", "Known asthma.", "--dictionary", other, code=2)[1]
     assert f"{model}: the dictionary" in err
     assert "is not the one that the model was trained with" in err
     assert "--dictionary" in err
-    err = run("predict", tmp_path, "Known asthma.", "--dictionary", other, code=2)[1]
+    err = run("predict", tmp_path, "--text", "Known asthma.", "--dictionary", other, code=2)[1]
     assert "is no phenotyping model" in err
 
 
@@ -329,7 +329,7 @@ def test_from_a_job_to_predictions(run: Run, tiny: Path, capsys: Any) -> None:
     assert set(summary["micro"]) == {"alone", "federated"}
     out, _ = run("check", tiny.parent / "job.toml")
     assert all(word in out for word in ("without", "labelled", "test patients", *names))
-    out, _ = run("predict", tiny / "federated" / "model", "Known asthma and gout.")
+    out, _ = run("predict", tiny / "federated" / "model", "--text", "Known asthma and gout.")
     (found,) = lines(out)
     assert list(found["probabilities"]) == names
     out, _ = run("compare", tiny, tiny, "--samples", 20)
@@ -341,4 +341,4 @@ def test_from_a_job_to_predictions(run: Run, tiny: Path, capsys: Any) -> None:
 
 def test_formats_of_mentions_and_phenotypes_do_not_mix(model: Path) -> None:
     with pytest.raises(ConfigError, match="conll is for mentions"):
-        predict_patients(model, "Known asthma.", "conll", None, "cpu")
+        predict_patients(model, "-", "conll", None, "cpu", text="Known asthma.")

@@ -61,7 +61,8 @@ def test_silos_share_out_every_part_by_document(tmp_path: Path) -> None:
 
 def test_two_corpora_are_one_pool_and_sentences_stay_with_their_document(tmp_path: Path) -> None:
     a, b = conll(tmp_path / "a", 0, 90), conll(tmp_path / "b", 200, 60)
-    made = silos(tmp_path, {"number": 4}, a={"path": a}, b={"path": b})
+    asked = {"split": "sentence"}
+    made = silos(tmp_path, {"number": 4}, a=asked | {"path": a}, b=asked | {"path": b})
     notes = [{(d.text.split()[1], d.meta["document"]) for d in s.train} for s in made.data]
     sources = [{(int(case) >= 200, note) for case, note in own} for own in notes]
     assert sum(map(len, sources)) == len(set().union(*sources))  # none in two silos

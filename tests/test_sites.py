@@ -45,12 +45,35 @@ def texts(documents: tuple[Document, ...]) -> set[str]:
 
 def test_one_file_is_split(tmp_path: Path) -> None:
     name = conll(tmp_path / "all.txt", 0, 100)
-    (site,) = load(tmp_path, a={"path": name}).data
+    (site,) = load(tmp_path, a={"path": name, "split": "sentence"}).data
     assert site.tags.types == ("ADE", "Drug")
     assert [len(part) for part in (site.train, site.valid, site.test)] == [70, 10, 20]
     assert not texts(site.train) & texts(site.test)
-    (again,) = load(tmp_path, a={"path": name}).data
+    (again,) = load(tmp_path, a={"path": name, "split": "sentence"}).data
     assert again == site
+
+
+def test_documents_stay_together_unless_it_is_asked_otherwise(tmp_path: Path) -> None:
+    name = conll(tmp_path / "all.txt", 0, 90)
+    (by_default,) = load(tmp_path, a={"path": name}).data
+    (by_document,) = load(tmp_path, a={"path": name, "split": "document"}).data
+    assert by_default == by_document
+
+
+def test_patients_stay_together_where_the_corpus_names_them(tmp_path: Path) -> None:
+    lines = [
+        {"text": f"took aspirin {i}", "spans": [{"start": 5, "end": 12, "label": "Drug"}]}
+        | ({"patient": f"p{i % 20}"} if i < 60 else {})
+        for i in range(80)
+    ]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (site,) = load(tmp_path, a={"path": "all.jsonl"}).data
+    parts = (site.train, site.valid, site.test)
+    patients = [{d.patient for d in part} - {None} for part in parts]
+    assert sum(map(len, patients)) == len(set().union(*patients)) == 20
+    assert sum(len(part) for part in parts) == 80  # those without a patient, too
+    with pytest.raises(DataError, match="cannot split by patient: 20 of 80 documents have none"):
+        load(tmp_path, a={"path": "all.jsonl", "split": "patient"})
 
 
 def test_a_document_stays_together(tmp_path: Path) -> None:
@@ -62,8 +85,8 @@ def test_a_document_stays_together(tmp_path: Path) -> None:
 def test_given_parts_are_kept_and_valid_is_held_out(tmp_path: Path) -> None:
     train, test = conll(tmp_path / "a", 0, 50), conll(tmp_path / "b", 60, 30)
     (site,) = load(tmp_path, a={"train": train, "test": test}).data
-    assert len(site.train) == 45
-    assert len(site.valid) == 5
+    assert len(site.train) == 15  # documents of three sentences, the last one of two
+    assert len(site.valid) == 2
     assert sum(len(document.sentences) for document in site.test) == 30
     valid = conll(tmp_path / "c", 100, 9)
     (site,) = load(tmp_path, a={"train": train, "valid": valid, "test": test}).data
@@ -150,7 +173,7 @@ def test_mentions_that_one_tag_cannot_hold_are_counted(tmp_path: Path) -> None:
         ({"path": "$NO_SUCH_VARIABLE/x"}, ConfigError, "sites.a.path = .*is not set"),
         ({"path": "all", "format": "conl"}, ConfigError, "'conl': did you mean 'conll'"),
         ({"path": "all", "split": "ward"}, DataError, "site 'a': cannot split by ward"),
-        ({"path": "one"}, DataError, "site 'a': cannot split 1 documents"),
+        ({"path": "one"}, DataError, "site 'a': cannot split 1 documents .* give more notes"),
         ({"path": "plain"}, ConfigError, "site 'a': no entity is annotated"),
         ({"path": "all", "label_map": {"Drug": "", "ADE": ""}}, ConfigError, "no entity"),
         ({"train": "one", "test": "one"}, ConfigError, "site 'a': no training"),
@@ -344,6 +367,9 @@ def test_at_most_so_many_sentences_are_used(tmp_path: Path) -> None:
     assert texts(less.train) < {t for d in full.train for t in d.text.split("\n")}
     assert texts(less.test) < {t for d in full.test for t in d.text.split("\n")}
     assert "a: 20 of 72 sentences of train are used" in made.notes
+    held = site | {"valid_fraction": 0.2, "max_valid_sentences": 5}
+    (valid,) = [len(s.valid) for s in load(tmp_path, a=held).data]
+    assert valid == 5
     (more,) = load(tmp_path, a=site | {"max_sentences": 40}).data
     assert texts(less.train) < texts(more.train)
     (all_of_it,) = load(tmp_path, a=site | {"max_sentences": 500}).data

@@ -11,24 +11,28 @@ from fednotes.stopping import Stopped, goes_on, stops, until_it_begins
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
     until_it_begins(sys.argv)  # before what takes a second to import
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
+from fednotes import __version__
 from fednotes.cli_groups import (
+    OnError,
+    OnErrorOption,
     attention,
     backbones,
     cache,
     console,
     corpus,
-    notes_table,
+    jobs,
     say,
+    show_checked,
 )
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import FednotesError
+from fednotes.core.errors import DataError, FednotesError
 from fednotes.deploy_cli import register
 
 app = typer.Typer(
@@ -41,9 +45,26 @@ app = typer.Typer(
 )
 app.add_typer(corpus, name="corpus")
 app.add_typer(cache, name="cache")
+app.add_typer(jobs, name="job")
 app.add_typer(backbones, name="backbone")
 app.command()(attention)
 register(app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"fednotes {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which it is.")
+    ] = False,
+) -> None:
+    """Federated learning for clinical text."""
+
 
 Settings = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this form
@@ -61,6 +82,9 @@ Yes = Annotated[
     bool, typer.Option("--yes", help="Do not ask about what takes over an hour, or 10 GB a site.")
 ]
 Device = Annotated[str, typer.Option(help="Where tensors live: cpu, cuda, cuda:1 …")]
+
+
+_LISTED = 20  # problems of a corpus that an error shows
 
 
 class Predictions(StrEnum):
@@ -141,11 +165,13 @@ def check_device(device: str) -> None:
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
-    text: Annotated[str, typer.Argument(help="Text, a file or folder, or - for stdin.")] = "-",
+    path: Annotated[str, typer.Argument(help="A file or folder, or - for stdin.")] = "-",
+    text: Annotated[Optional[str], typer.Option(help="A text in place of a path.")] = None,  # noqa: UP045
     format: Annotated[
         Predictions, typer.Option(help="How predictions are written; csv is for phenotypes.")
     ] = Predictions.jsonl,
     out: Annotated[Path | None, typer.Option(help="A file or folder; stdout if not given.")] = None,
+    on_error: OnErrorOption = OnError.refuse,
     device: Device = "cpu",
     backbone: Backbone = None,
     dictionary: Dictionary = None,
@@ -156,10 +182,13 @@ def predict(
 
     check_device(device)
     if is_phenotyper(model):
-        predict_patients(model, text, format.value, out, device, dictionary or backbone)
+        place = dictionary or backbone
+        predict_patients(model, path, format.value, out, device, place, text=text)
         return
     _no_dictionary(model, dictionary)
-    predict_text(model, text, format.value, out, device, backbone)
+    predict_text(
+        model, path, format.value, out, device, backbone, text=text, on_error=on_error.value
+    )
 
 
 @app.command()
@@ -174,6 +203,10 @@ def evaluate(
     labels: Annotated[
         Path | None, typer.Option(help="A table of labels of the patients whose notes PATH has.")
     ] = None,
+    types: Annotated[
+        str, typer.Option(metavar="A,B", help="Score these types, and no others.")
+    ] = "",
+    on_error: OnErrorOption = OnError.refuse,
     json_output: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
     device: Device = "cpu",
     backbone: Backbone = None,
@@ -182,6 +215,7 @@ def evaluate(
     """Score a saved model on annotated text, or on labelled patients."""
     from fednotes.models.phenotyper import is_phenotyper
     from fednotes.predict import (
+        Evaluation,
         evaluate_path,
         evaluate_patients,
         patient_score_table,
@@ -189,67 +223,82 @@ def evaluate(
     )
 
     check_device(device)
+    renamed: dict[str, str] = {}
     for pair in label_map or ():
-        if "=" not in pair:
-            raise FednotesError(f"--map {pair}: expected OLD=NEW")
-    renamed = dict(pair.split("=", 1) for pair in label_map or ())
+        old, sign, new = pair.partition("=")
+        if not sign or old in renamed:
+            raise FednotesError(f"--map {pair}: expected OLD=NEW, each OLD once")
+        renamed[old] = new
+    asked = tuple(dict.fromkeys(name.strip() for name in types.split(",") if name.strip()))
     of_patients = is_phenotyper(model)
     if of_patients:
-        if format:
-            raise FednotesError("--format is for annotated text, not for labelled patients")
+        if format or asked:
+            option = "--format" if format else "--types"
+            raise FednotesError(f"{option} is for annotated text, not for labelled patients")
         place = dictionary or backbone
         scores, unknown = evaluate_patients(model, path, device, renamed, place, labels)
+        found = Evaluation(scores, unknown)
     else:
         _no_dictionary(model, dictionary)
         if labels is not None:
             raise FednotesError(f"--labels: {model} is no phenotyping model: it scores mentions")
-        scores, unknown = evaluate_path(model, path, format or None, device, renamed, backbone)
-    if unknown:
-        names = ", ".join(unknown)
-        left_out = f"the model has no {one_line(names)}: left out (--map OLD=NEW)"
-        print(f"note: {left_out}", file=sys.stderr)
+        found = evaluate_path(
+            model,
+            path,
+            format or None,
+            device,
+            renamed,
+            backbone,
+            types=asked,
+            on_error=on_error.value,
+        )
+    for line in found.told():
+        print(f"note: {one_line(line)}", file=sys.stderr)
     if json_output:
-        console.print_json(data=scores)
+        console.print_json(data=found.scores if of_patients else found.to_dict())
     else:
-        console.print((patient_score_table if of_patients else score_table)(scores))
+        console.print((patient_score_table if of_patients else score_table)(found.scores))
 
 
 @app.command()
 def check(
-    target: Annotated[str, typer.Argument(help="A corpus file or folder, or a job.")],
-    format: Annotated[str, typer.Option(help="Of the file; guessed if not given.")] = "",
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH…|JOB", help="A corpus, its parts (train test), or a job."),
+    ],
+    format: Annotated[str, typer.Option(help="Of the files; guessed if not given.")] = "",
+    on_error: OnErrorOption = OnError.refuse,
     settings: Settings = None,
+    json_output: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
 ) -> None:
-    """What to know before training: alignment, labels, duplicates, leaks, lengths. Counts only."""
-    from fednotes.data.checks import check_documents, check_sites
-    from fednotes.data.formats import read
-    from fednotes.display import findings_table, labels_table, patients_table
-    from fednotes.jobs import built_in_jobs, load_job
-    from fednotes.sites import load_sites
+    """What is wrong with a corpus or a job, and what to know of it before training.
 
-    if not target.strip():
+    Counts and places, never text. Exit code: 0 nothing is wrong, 1 there are problems, 2 the
+    check itself could not be done.
+    """
+    from fednotes.checking import check_files, check_job
+    from fednotes.jobs import built_in_jobs
+
+    if not all(target.strip() for target in targets):
         raise FednotesError("name a corpus file or folder, or a job")
-    if target.endswith(".toml") or target in built_in_jobs():
-        if format:
-            raise FednotesError("--format is for a corpus; a job's sites have their own format")
-        job = load_job(target, tuple(settings or ()))
-        sites = load_sites(job)
-        job.module.for_sites(job.config, sites.data)  # what the method does not take
-        _tell(sites.notes)
-        if job.reads_notes:
-            console.print(notes_table(sites.data))
-            return
-        if job.data == "patients":
-            for table in (patients_table(sites.data), labels_table(sites.data)):
-                if table is not None:
-                    console.print(table)
-            return
-        report = check_sites(list(sites.data))
+    built_in = built_in_jobs()
+    if named := [t for t in targets if t.endswith(".toml") or t in built_in]:
+        if len(targets) > 1:
+            raise FednotesError(f"{named[0]}: check one job at a time, and nothing beside it")
+        if format or on_error is OnError.skip:
+            option = "--format" if format else "--on-error"
+            raise FednotesError(f"{option} is for a corpus; a job's sites have their own")
+        found = check_job(targets[0], tuple(settings or ()))
     else:
-        report = check_documents(read(Path(target), format or None), None)
-    console.print(findings_table(report))
-    if errors := sum(finding.level == "error" for finding in report.findings):
-        raise FednotesError(f"{target}: {errors} error(s) above must be mended before training")
+        if settings:
+            raise FednotesError("--set is for a job; this is a corpus")
+        found = check_files([Path(t) for t in targets], format or None, on_error.value)
+    if json_output:
+        console.print_json(data=found.to_dict())
+    else:
+        show_checked(found)
+    if found.wrong:
+        sys.exit(1)
 
 
 @app.command()
@@ -340,6 +389,8 @@ def main() -> None:
     except Stopped as stopped:
         print(stopped.line, file=sys.stderr)
         sys.exit(stopped.code)
+    except DataError as error:
+        fail(str(error), error.problems[1:])
     except FednotesError as error:
         fail(str(error))
     except typer.Abort:
@@ -366,9 +417,15 @@ def _run() -> None:
         print(error)  # a command without its arguments shows its help
 
 
-def fail(message: str) -> None:
-    """One line for the person who made the mistake."""
+def fail(message: str, more: Sequence[object] = ()) -> None:
+    """One line for the person who made the mistake. more: what is wrong beside it, a line each."""
     print(f"error: {one_line(message, None)}", file=sys.stderr)
+    for problem in more[: _LISTED - 1]:
+        print(f"error: {one_line(problem, None)}", file=sys.stderr)
+    if more:
+        left = f"{len(more) + 1 - _LISTED:,} more; " if len(more) >= _LISTED else ""
+        remedy = '`fednotes check` lists all; on_error = "skip" leaves these out'
+        print(f"error: {left}{remedy}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -18,16 +18,30 @@ from fednotes.core.cleaning import clean
 from fednotes.core.errors import FednotesError
 
 if TYPE_CHECKING:
+    from fednotes.checking import Checked
     from fednotes.data.note_sites import SiteNotes
 
 corpus = typer.Typer(help="Look at corpora.", no_args_is_help=True, rich_markup_mode=None)
 cache = typer.Typer(
     help="The cache of what was made from notes: features, tokens, concepts.", no_args_is_help=True
 )
+jobs = typer.Typer(help="Job files.", no_args_is_help=True, rich_markup_mode=None)
 backbones = typer.Typer(help="Frozen backbones that need no download.", no_args_is_help=True)
 PIPED = 400  # columns where nobody looks at a screen: no label of a table is cut short there
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
 console = Console(width=None if _SCREEN else PIPED)
+
+
+class OnError(StrEnum):
+    """What becomes of a corpus with something wrong in it."""
+
+    refuse = "refuse"
+    skip = "skip"
+
+
+OnErrorOption = Annotated[
+    OnError, typer.Option(help="skip leaves out, and counts, each line or mention that is wrong.")
+]
 
 
 class Output(StrEnum):
@@ -56,14 +70,39 @@ def notes_table(sites: Sequence[SiteNotes]) -> Table:
     return table
 
 
+def show_checked(found: Checked) -> None:
+    """What `fednotes check` found: tables, then each problem on a line."""
+    from fednotes.display import findings_table, labels_table, patients_table
+
+    if found.job is not None and found.sites is not None:
+        for note in found.sites.notes:
+            say(note if note.startswith("warning: ") else f"note: {note}")
+        if found.job.reads_notes:
+            console.print(notes_table(found.sites.data))
+        elif found.job.data == "patients":
+            for table in (patients_table(found.sites.data), labels_table(found.sites.data)):
+                if table is not None:
+                    console.print(table)
+    if found.report.findings:
+        console.print(findings_table(found.report))
+    listed = [p for f in found.report.findings if f.level == "error" for p in f.problems]
+    for problem in (*found.problems, *listed):
+        say(str(problem))
+    if found.wrong:
+        counts = found.to_dict()["counts"]
+        kinds = ", ".join(f"{kind} {n:,}" for kind, n in counts["kinds"].items())
+        print(f"problems: {counts['problems']:,} ({kinds})", file=sys.stderr)
+
+
 @corpus.command("stats")
 def corpus_stats(
     paths: Annotated[list[Path], typer.Argument(help="One corpus file or folder for each site.")],
     format: Annotated[str, typer.Option(help="Of the files; guessed if not given.")] = "",
+    on_error: OnErrorOption = OnError.refuse,
     json_output: Annotated[bool, typer.Option("--json", help="Counts as JSON.")] = False,
 ) -> None:
     """Sentences, types and entities of each site, and the entities that sites share."""
-    from fednotes.data.formats import read
+    from fednotes.data.formats import examine
     from fednotes.data.stats import corpus_stats as count
     from fednotes.display import stats_tables
 
@@ -72,10 +111,18 @@ def corpus_stats(
         names = [str(path) for path in paths]
     if len(set(names)) < len(names):
         raise FednotesError("a path is given twice: each stands for one site")
-    stats = count({n: read(path, format or None) for n, path in zip(names, paths, strict=True)})
+    read = {n: examine(path, format or None) for n, path in zip(names, paths, strict=True)}
+    for documents, problems in read.values():
+        if on_error is OnError.refuse or not documents:
+            problems.refuse()
+    stats = count({name: documents for name, (documents, _) in read.items()})
+    left = {name: problems for name, (_, problems) in read.items() if problems.number}
     if json_output:
-        console.print_json(data=stats.to_dict())
+        counts = {name: dict(problems.counts) for name, problems in left.items()}
+        console.print_json(data=stats.to_dict() | {"left_out": counts})
         return
+    for name, problems in left.items():
+        say(f"note: left out of {name}: {problems}")
     for table in stats_tables(stats):
         console.print(table)
 
@@ -148,6 +195,22 @@ def corpus_synthesise(
     made = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
     write_sites(made, out, format.value)
     say(f"{len(made)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
+
+
+@jobs.callback()
+def _group() -> None:
+    """Job files."""
+
+
+@jobs.command("keys")
+def job_keys(
+    table: Annotated[str, typer.Argument(help="Of one table, such as sites, training, top.")] = "",
+) -> None:
+    """Every key of a job file: its default, and what it means."""
+    from fednotes.job_keys import reference
+
+    for line in reference(table).splitlines():
+        say(line)
 
 
 @cache.command("clear")

@@ -59,38 +59,22 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
 
 
 class Pace:
-    """How long a part takes at most, once its first rounds have told; said once."""
+    """How long a part takes at most, as its first rounds tell."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds  # at most; 0: not known
         self._first: tuple[int, float] | None = None
-        self._said = False
 
     def left(self, result: RoundResult) -> float | None:
-        """Seconds until the last round that there can be; None before they are known, and
-        once they were told."""
-        if self._said or not self._rounds:
+        """Seconds until the last round that there can be; None before they are known."""
+        if not self._rounds:
             return None
         if self._first is None:
             self._first = (result.round, result.seconds)
-            return None
         rounds, seconds = result.round - self._first[0], result.seconds - self._first[1]
         if rounds < 1 or seconds < SETTLED:
             return None
-        self._said = True
         return (self._rounds - result.round - 1) * seconds / rounds
-
-
-def duration(seconds: float) -> str:
-    """For people: two figures of the largest unit are enough."""
-    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * length or (unit == "h" and seconds >= length):
-            return (
-                f"{seconds / length:.1f} {unit}"
-                if seconds < 10 * length
-                else (f"{seconds / length:.0f} {unit}")
-            )
-    return f"{seconds:.0f} s"
 
 
 def size(number: float) -> str:

@@ -328,4 +328,4 @@ def _told(out: Path, name: str, summary: dict[str, Any]) -> None:
         say(f'next: {where}train entities on it: a job with method = "finetune" and in [model]')
         say(f'      encoder = "{place}"')
     else:
-        say(f"next: {where}fednotes predict {place} TEXT")
+        say(f"next: {where}fednotes predict {place} --text TEXT")

@@ -269,7 +269,7 @@ def _member(setup: Setup) -> Member:
     torch.set_num_threads(file.threads or job.threads)
     torch.use_deterministic_algorithms(file.device == "cpu")
     loaded = load_own(job, cache=file.cache)
-    for note in loaded.notes:
+    for note in loaded.told:
         logger.info("%s", note)
     data = loaded.data[0]
     own = describe(job, data)

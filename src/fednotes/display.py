@@ -15,14 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from fednotes.costs import LARGE, LONG, SHORT, Pace, Traffic, duration, size
+from fednotes.costs import LARGE, LONG, SHORT, Pace, Traffic, size
 from fednotes.data.cohort import Bags
 from fednotes.data.patient_sites import SitePatients
 from fednotes.engines.inprocess import RoundResult
+from fednotes.report.run import duration
 from fednotes.simulate import Part, site_metrics
 
 if TYPE_CHECKING:
-    from fednotes.data.checks import Report
+    from fednotes.data.findings import Report
     from fednotes.data.stats import CorpusStats
 
 CONDITIONS = ("alone", "federated", "pooled")
@@ -61,7 +62,7 @@ class RichDisplay:
         self._close()
         self._part, self._rounds, self._sentences = part, rounds, sentences
         self._started: tuple[int, float] | None = None
-        self._pace = Pace(rounds)
+        self._pace, self._told = Pace(rounds), False
         self._scores = ""
         self._unit = "patients" if isinstance(part.sites[0], SitePatients) else "sent"
         self._bar = _bar(self.console)
@@ -81,22 +82,26 @@ class RichDisplay:
             )
             if not found and "valid_f1" in result.metrics:  # between real sites: over all of them
                 self._scores = f"F1 {result.metrics['valid_f1']:.3f}"
-        rate = f"{self._rate(result):.0f} {self._unit}/s  " if self._sentences else ""
+        pace = self._rate(result)  # from here the time left is counted, too
+        rate = f"{pace:.0f} {self._unit}/s  " if self._sentences else ""
         line = (
             f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  {rate}"
             f"↑{size(result.bytes_up)} ↓{size(result.bytes_down)}"
         )
         self._bar.update(self._task, completed=result.round + 1, line=line)
+        left = self._pace.left(result)
         if result.evaluated and not self.console.is_terminal:
+            more = f"  {duration(left)} left at most" if left else ""
             self.console.print(
-                f"{self._part.name}: round {result.round + 1}/{self._rounds or '?'}  {line}",
+                f"{self._part.name}: round {result.round + 1}/{self._rounds or '?'}  {line}{more}",
                 highlight=False,
                 soft_wrap=True,
             )
-
-        left = self._pace.left(result)
-        if left is not None and left > SHORT:
-            self._tell_cost(f"{self._part.name}: {duration(left)} more at most", left > LONG)
+        if left is not None and not self._told:
+            self._told = True
+            if left > SHORT:
+                text = f"{self._part.name}: {duration(left)} more at most"
+                self._tell_cost(text, left > LONG)
 
     def _tell_cost(self, line: str, much: bool) -> None:
         """A line of what a run costs; where that is much, a person is asked."""

@@ -25,17 +25,22 @@ class SiteConfig:
     path: a file or folder that is split here; or train, valid and test, each a file or
         folder (without valid, a tenth of train is held out). Relative to the job file;
         `$NAME` stands for an environment variable.
-    format: of the files; guessed from their content if empty.
+    format: of the files; guessed from their content if empty. on_error: "refuse" a corpus with
+        anything wrong in it, or "skip" each line, mention or document that cannot be used; what
+        was skipped is counted.
     where: "genre=nw" keeps the documents whose meta has this value. share: "2/3" is the
         second of three random parts of `path`, disjoint and together everything, for sites
         that divide one corpus; dealt after `where`, by `split` and the job's seed.
     types: the entity types kept, after label_map; all if empty. A label mapped to "" is
         dropped. test_types: those kept in the test part, if it is annotated more completely.
-    split: what stays together when `path` is split: "sentence", "document", "patient" or a
-        key of the documents' meta. valid_fraction, test_fraction: of the units.
+    split: what stays together when `path` is split: "patient", "document", "sentence" or a key
+        of the documents' meta; if empty, the patient where the corpus names patients, else the
+        document. "sentence" puts sentences of one note in several parts. valid_fraction,
+        test_fraction: of the sentences.
     fraction: of the training sentences that are used. mask_overlap: the ratio of surface
         forms, annotated at another site too, that are masked in training (`data/split.py`).
-    max_sentences, max_test_sentences: random ones of the training and test data; 0 is all.
+    max_sentences, max_valid_sentences, max_test_sentences: at most so many of the training,
+        validation and test data are used, random ones; 0 is all.
     flatten: what becomes of overlapping and discontinuous mentions.
     repeats: "drop", training sentences that occur in `valid` or `test` are left out; or "keep",
         a published division is taken as it is.
@@ -46,18 +51,20 @@ class SiteConfig:
     valid: str = ""
     test: str = ""
     format: str = ""
+    on_error: Literal["refuse", "skip"] = "refuse"
     where: str = ""
     share: str = ""
     types: tuple[str, ...] = ()
     test_types: tuple[str, ...] = ()
     label_map: Mapping[str, str] = field(default_factory=dict)
     scheme: Scheme = "BIO"
-    split: str = "sentence"
+    split: str = ""
     valid_fraction: float = 0.1
     test_fraction: float = 0.2
     fraction: float = 1.0
     mask_overlap: float = 0.0
     max_sentences: int = 0
+    max_valid_sentences: int = 0
     max_test_sentences: int = 0
     flatten: Literal["outermost", "first_fragment", "drop"] = "outermost"
     repeats: Literal["drop", "keep"] = "drop"
@@ -78,7 +85,7 @@ class SiteConfig:
             _check_distinct(name, getattr(self, name))
         if self.fraction == 0:
             raise ConfigError("fraction = 0: a site needs training data")
-        for name in ("max_sentences", "max_test_sentences"):
+        for name in ("max_sentences", "max_valid_sentences", "max_test_sentences"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: 0 is all, below is nothing")
         if self.where and not re.fullmatch(r"[^=]+=.+", self.where):

@@ -28,6 +28,7 @@ from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import assign, build, read_toml
 from fednotes.core.types import SiteData
+from fednotes.data.findings import Finding
 from fednotes.job_tables import (
     FederationConfig,
     NotesConfig,
@@ -62,7 +63,7 @@ _TABLES = {
     "federation",
     *PATIENT_TABLES,
 }
-_SITES: dict[str, type[Any]] = {  # by the method's DATA: what its sites hold
+SITE_TABLES: dict[str, type[Any]] = {  # by the method's DATA: what its sites hold
     "documents": SiteConfig,
     "notes": NotesConfig,
     "patients": PatientsConfig,
@@ -125,11 +126,23 @@ class Sites:
     complete: the same texts with every type annotated everywhere, where that is known: for
         generated sites and sampled tag sets.
     notes: what was changed on the way, as counts.
+    findings: what to know of the files before they were split and reduced.
     """
 
     data: tuple[Any, ...]
     complete: tuple[SiteData, ...] | None = None
     notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the data, and what was skipped: to be known before training."""
+        return tuple(f"{f.where}: {f.message}" for f in self.findings if f.level != "info")
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What a run says of its data: `warnings`, and what was changed on the way."""
+        return (*(f"warning: {text}" for text in self.warnings), *self.notes)
 
 
 def built_in_jobs() -> dict[str, Path]:
@@ -181,7 +194,7 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
             raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, _TOP | _TABLES)}")
         if key in _TABLES and not isinstance(table[key], Mapping):
             raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
-    top = build(_Top, {k: v for k, v in table.items() if k in _TOP}, where)
+    top = build(TopConfig, {k: v for k, v in table.items() if k in _TOP}, where)
     if top.method not in (known := method_names()):
         raise ConfigError(f"{where}: method = {top.method!r}; {nearest(top.method, known)}")
     for condition in top.conditions:
@@ -221,7 +234,15 @@ def data_kind(method: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Top:
+class TopConfig:
+    """The keys of a job file outside its tables.
+
+    method: names a module of `fednotes.methods`. title, notes: for people. preset: the method's
+    settings to begin with, "best" or "paper". seed: the same one, the same run. conditions: what
+    is trained, of "alone" (each site by itself), "federated" and "pooled" (all notes in one place).
+    threads: of this process.
+    """
+
     method: str
     title: str = ""
     notes: str = ""
@@ -260,7 +281,7 @@ def _sources(table: Mapping[str, Any], where: str, kind: str) -> tuple[Any, dict
             )
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}: sites.{site} is a value, expected a table [sites.{site}]")
-        sites[site] = build(_SITES[kind], values, f"{where} [sites.{site}]")
+        sites[site] = build(SITE_TABLES[kind], values, f"{where} [sites.{site}]")
     return None, sites
 
 
@@ -291,7 +312,7 @@ def _tags(table: Mapping[str, Any], where: str, method: str) -> TagsConfig | Non
     return tags
 
 
-def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> Any:
+def _config(top: TopConfig, table: Mapping[str, Any], folder: Path, where: str) -> Any:
     module = importlib.import_module(f"fednotes.methods.{top.method}")
     if top.preset not in module.PRESETS:
         raise ConfigError(
@@ -320,7 +341,7 @@ def _config(top: _Top, table: Mapping[str, Any], folder: Path, where: str) -> An
     return build(module.Config, values | {"model": model}, f"{where} [training]")
 
 
-def _patients(top: _Top, table: Mapping[str, Any], where: str) -> PatientTables:
+def _patients(top: TopConfig, table: Mapping[str, Any], where: str) -> PatientTables:
     """The tables of a job on patients; what the preset says of [concepts] is in them."""
     preset = importlib.import_module(f"fednotes.methods.{top.method}").PRESETS[top.preset]
     reads = isinstance(table.get("concepts"), Mapping) or "synthetic" in table

@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.core.errors import ConfigError, DataError, ModelError, nearest
 from fednotes.core.output import write_out
 from fednotes.core.types import Document
 from fednotes.data.cohort import PRESENT, UNLABELLED, Bags, Vectors
 from fednotes.data.concepts import by_patient
-from fednotes.data.formats import FORMATS, guess_format, read
+from fednotes.data.formats import FORMATS, examine, guess_format, read
 from fednotes.data.formats.files import open_file, visible
+from fednotes.data.formats.problems import OnError
 from fednotes.data.labelled_patients import LABELS, read_beside, read_gold, renamed
 from fednotes.data.notes import read_notes
 from fednotes.data.obesity import read_texts
@@ -40,15 +41,19 @@ _NAME = 100  # characters of a path that a message shows
 
 def predict_text(
     model: Path,
-    text: str,
+    path: str,
     format: str,
     out: Path | None,
     device: str,
     backbone: str | None = None,
+    *,
+    text: str | None = None,
+    on_error: OnError = "refuse",
 ) -> None:
-    """Predict and write. text: a path, `-` for stdin, or the text itself.
+    """Predict and write.
 
-    backbone: where the frozen encoder is, if it has moved since the model was saved.
+    path: a file or folder, or `-` for stdin. text: a text in place of it. backbone: where the
+    frozen encoder is, if it has moved since the model was saved. on_error: as `formats.read`.
 
     Raises ConfigError where brat is asked for without a folder, DataError for a bad file.
     """
@@ -57,26 +62,28 @@ def predict_text(
     if format == "brat" and out is None:
         raise ConfigError("brat is a folder of files: give --out FOLDER")
     recogniser = load_model(model, device, backbone)
-    predicted = recogniser.predict(documents_of(text))
+    predicted = recogniser.predict(documents_of(path, text, on_error))
     if out is not None:
         FORMATS[format].write(predicted, out)
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "predictions"
-        FORMATS[format].write(predicted, path)
-        sys.stdout.write(path.read_text(encoding="utf-8"))
+        made = Path(folder) / "predictions"
+        FORMATS[format].write(predicted, made)
+        sys.stdout.write(made.read_text(encoding="utf-8"))
 
 
-def documents_of(text: str) -> tuple[Document, ...]:
-    """Documents from a corpus file or folder, plain text files, stdin or the text itself.
+def documents_of(
+    name: str, text: str | None = None, on_error: OnError = "refuse"
+) -> tuple[Document, ...]:
+    """Documents from a corpus file or folder, plain text files, stdin (`-`), or the text given.
 
-    Raises DataError for a single word that is no path, and for what cannot be read.
+    Raises DataError for a path that does not exist, and for what cannot be read.
     """
-    if text == "-":
+    if text is not None:
+        return (_given(name, text),)
+    if name == "-":
         return (Document("stdin", _decoded("stdin", sys.stdin.buffer.read())),)
-    path = _path(text)
-    if path is None:
-        return (Document("text", _decoded("the text", os.fsencode(text))),)
+    path = _path(name)
     try:
         format = guess_format(path)
     except DataError:
@@ -84,22 +91,28 @@ def documents_of(text: str) -> tuple[Document, ...]:
         if not files or (path.is_dir() and any(file.suffix != ".txt" for file in files)):
             raise
         return tuple(Document(f.stem, _decoded(str(f), _bytes(f))) for f in files)
-    return read(path, format)
+    return read(path, format, on_error)
 
 
-def _path(text: str) -> Path | None:
-    """The file or folder that is meant, or None for text. Raises DataError for a single word."""
+def _given(name: str, text: str) -> Document:
+    if name != "-":
+        raise ConfigError("give a path or --text, not both")
+    if not text.strip():
+        raise DataError("--text: there is no text")
+    return Document("text", _decoded("the text", os.fsencode(text)))
+
+
+def _path(text: str) -> Path:
+    """The file or folder that is meant: never a text. Raises DataError where there is none."""
     path = Path(text)
     try:
         exists = bool(text.strip()) and path.exists()
-    except (OSError, ValueError):  # a text longer than a path may be
+    except (OSError, ValueError):  # longer than a path may be
         exists = False
-    if exists:
-        return path
-    if text.split() == [text]:  # rather a slip in a path than a note of one word
+    if not exists:
         name = text if len(text) <= _NAME else f"{text[:_NAME]}…"
-        raise DataError(f"{name}: no such file; for text give more than one word or use -")
-    return None
+        raise DataError(f"{name}: no such file or folder; for text use --text or -")
+    return path
 
 
 def _bytes(path: Path) -> bytes:
@@ -121,26 +134,94 @@ def evaluate_path(
     device: str,
     label_map: Mapping[str, str] | None = None,
     backbone: str | None = None,
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Scores of a saved model on annotated documents, and the labels that it does not know.
+    *,
+    types: Sequence[str] = (),
+    on_error: OnError = "refuse",
+) -> Evaluation:
+    """Scores of a saved model on annotated documents.
 
-    label_map: as in the job; unknown labels are left out of the scores. backbone: as in
-    `predict_text`.
-    Raises DataError if the file annotates none of the model's types.
+    Scored are the model's types that the documents annotate, for their silence about another
+    says nothing; or `types`, which may be among those that they do not mention.
+    label_map: as in the job; unknown labels are left out of the scores. backbone, on_error: as
+    in `predict_text`.
+    Raises DataError if the file annotates none of the model's types, ConfigError for a label to
+    map or a type that is not there.
     """
     recogniser = load_model(model, device, backbone)
-    documents = relabel(read(path, format), label_map or {}, None)
-    types, found = recogniser.tagset.types, types_of(documents)
-    if not set(found) & set(types):
+    documents, problems = examine(path, format)
+    if on_error == "refuse" or not documents:
+        problems.refuse()
+    known = recogniser.tagset.types
+    _require_mapping(label_map or {}, types_of(documents), known, path)
+    documents = relabel(documents, label_map or {}, None)
+    found = types_of(documents)
+    for label in types:
+        if label not in known:
+            raise ConfigError(f"--types: the model has no {label!r}; {nearest(label, known)}")
+    scored = tuple(t for t in known if t in (types or found))
+    if not scored:
         raise DataError(
             f"{path} annotates {', '.join(found) or 'nothing'}, the model knows "
-            f"{', '.join(types)}: no label is common; name them alike with --map OLD=NEW"
+            f"{', '.join(known)}: no label is common; name them alike with --map OLD=NEW"
         )
     gold = tuple(
-        replace(d, spans=flatten(d.spans, "outermost")[0]) for d in relabel(documents, {}, types)
+        replace(d, spans=flatten(d.spans, "outermost")[0]) for d in relabel(documents, {}, known)
     )
-    scores = SpanCounts.of(gold, recogniser.predict(gold), types=types).scores()
-    return scores, tuple(label for label in found if label not in types)
+    return Evaluation(
+        SpanCounts.of(gold, recogniser.predict(gold), types=scored).scores(),
+        tuple(label for label in found if label not in known),
+        tuple(label for label in known if label not in scored and label not in found),
+        tuple(label for label in known if label not in scored and label in found),
+        str(problems),
+    )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of mentions, and what was not scored.
+
+    unknown: labels of the documents that the model lacks. silent: types of the model that the
+    documents do not annotate. left: types that they do, but that were not asked for. skipped:
+    what of the documents could not be used.
+    """
+
+    scores: dict[str, Any]
+    unknown: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    skipped: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The scores, and what was not scored, for JSON."""
+        rest = {"unknown": self.unknown, "not_annotated": self.silent, "not_asked": self.left}
+        return {**self.scores, "not_scored": {k: list(v) for k, v in rest.items()}}
+
+    def told(self) -> Iterator[str]:
+        """What was not scored, a line each."""
+        if self.unknown:
+            names = ", ".join(self.unknown)
+            yield f"the model has no {names}: left out (--map OLD=NEW)"
+        if self.silent:
+            names = ", ".join(self.silent)
+            yield f"not annotated here, so not scored: {names} (--types scores them all the same)"
+        if self.skipped:
+            yield f"left out of the documents: {self.skipped}"
+
+
+def _require_mapping(
+    label_map: Mapping[str, str], found: Sequence[str], known: Sequence[str], path: Path
+) -> None:
+    """Raises ConfigError for a label that is not there, or that becomes none of the model's."""
+    for old, new in label_map.items():
+        if old not in found:
+            near = nearest(old, found)
+            near = f"; {near}" if near.startswith("did") else ""
+            raise ConfigError(
+                f"--map {old}={new}: {path} has no label {old!r}, it has "
+                f"{', '.join(found) or 'none'}{near}"
+            )
+        if new and new not in known:
+            raise ConfigError(f"--map {old}={new}: the model has no {new!r}; {nearest(new, known)}")
 
 
 def score_table(scores: dict[str, Any]) -> Table:
@@ -168,14 +249,21 @@ def _numbers(score: dict[str, Any]) -> list[str]:
 
 
 def predict_patients(
-    model: Path, text: str, format: str, out: Path | None, device: str, place: str | None = None
+    model: Path,
+    path: str,
+    format: str,
+    out: Path | None,
+    device: str,
+    place: str | None = None,
+    *,
+    text: str | None = None,
 ) -> None:
     """Predict phenotypes by patient and write them; after stage 1 alone, billing codes.
 
     Each patient's result says how many mentions of concepts it rests on ("concepts"), where the
     model reads concepts: without any it says nothing of the patient.
 
-    text: as in `predict_text`; a note without a patient is a patient of its own, by its id.
+    path, text: as in `predict_text`; a note without a patient is a patient of its own, by its id.
     place: where the model's dictionary, or encoder, is now, if it has moved.
     Counts of patients without concepts or with too many go to stderr.
 
@@ -184,7 +272,7 @@ def predict_patients(
     if format not in ("jsonl", "csv"):
         raise ConfigError(f"phenotypes are written as jsonl or csv: {format} is for mentions")
     phenotyper = load_phenotyper(model, device)
-    patients, inputs = _read_patients(model, phenotyper, notes_of(text), place)
+    patients, inputs = _read_patients(model, phenotyper, notes_of(path, text), place)
     results = _results(phenotyper, patients, inputs)
     if format == "csv":
         what = "phenotype" if phenotyper.phenotypes else "code"
@@ -197,14 +285,16 @@ def predict_patients(
         sys.stdout.write(written)
 
 
-def notes_of(text: str) -> dict[str, list[str]]:
-    """Texts by patient from a file or folder of notes, stdin or the text itself.
+def notes_of(name: str, text: str | None = None) -> dict[str, list[str]]:
+    """Texts by patient from a file or folder of notes, stdin, or the text given.
 
     Raises DataError as `documents_of`, and for a path without any note.
     """
-    path = None if text == "-" else _path(text)
-    if path is None:
-        return {document.id: [document.text] for document in documents_of(text)}
+    if name == "-":
+        return {document.id: [document.text] for document in documents_of(name, text)}
+    if text is not None:
+        _given(name, text)
+    path = _path(name)
     records = [path] if path.name.lower().endswith((".xml", ".xml.gz")) else []
     if path.is_dir():  # the obesity challenge's summaries, without its annotations
         records = [p for p in visible(path) if "patient_records" in p.name.lower()]
@@ -315,6 +405,8 @@ def evaluate_patients(
             raise DataError(
                 f"{labels}: no patient with notes in {path} is labelled: are ids the same?"
             )
+    before = tuple(dict.fromkeys(name for own in gold.values() for name in own))
+    _require_mapping(label_map or {}, before, phenotyper.phenotypes, labels or path)
     gold, found, clashes = renamed(gold, label_map or {})
     if clashes:
         print(

@@ -52,7 +52,8 @@ def document_silos(job: Job, sites: Sites) -> Sites:
         )
         for at in range(number)
     )
-    return Sites(made, None, (*sites.notes, f"{unit} in {number} silos: {', '.join(told)}"))
+    dealt = f"{unit} in {number} silos: {', '.join(told)}"
+    return Sites(made, None, (*sites.notes, dealt), sites.findings)
 
 
 def _unit(site: str, document: Document, by: str) -> Key:

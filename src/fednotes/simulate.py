@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from fednotes.core.parsing import parse_json
 from fednotes.core.store import write_json, write_text
 from fednotes.costs import Traffic, traffic
 from fednotes.engines.inprocess import InProcess, RoundResult
+from fednotes.hints import described, never_right, nothing_found, pooled_below_alone
 from fednotes.jobs import POOLED, Job
 from fednotes.metrics.site_scores import mean_scores as mean_scores
 from fednotes.metrics.site_scores import summed_scores
@@ -101,23 +102,33 @@ def simulate(
     with ExitStack() as mine:
         mine.enter_context(held(out))
         refuse(job, out, resume, replace_old)
-        sites = load_sites(job, display.features if display else None, cache)
-        config = job.module.for_sites(job.config, sites.data)
-        for text in _warnings(job):
+        sites, config, parts = prepare(job, display.features if display else None, cache)
+        for text in (*sites.warnings, *_warnings(job)):
             if display:
                 display.warn(text)
         if display and (cost := traffic(job, config, sites.data)):
             display.cost(cost)
-        parts = _parts(job, sites, config)
         if replace_old and set_aside(out):
             mine.enter_context(held(out))  # a new folder, for the other one went with its lock
         claim(job, out, sites, resume)
         with goes_on(f"{command} --resume"):
             results = _train(job, sites, parts, out, resume, device, display, cache)
-            summary = _summary(job, sites, results) | {"command": command}
+            summary = _summary(job, sites, parts, results) | {"command": command}
             write_json(out / "summary.json", summary)
             write_report(out)
     return summary
+
+
+def prepare(
+    job: Job, progress: Callable[[int, int], None] | None = None, cache: Path | None = None
+) -> tuple[Sites, Any, list[Part]]:
+    """A job's data, its method's settings for them, and the parts of its run; nothing is trained.
+
+    progress, cache: of `load_sites`. Raises FednotesError for what cannot be.
+    """
+    sites = load_sites(job, progress, cache)
+    config = job.module.for_sites(job.config, sites.data)
+    return sites, config, parts_of(job, sites, config)
 
 
 def _train(
@@ -146,7 +157,7 @@ def _train(
     return results
 
 
-def _parts(job: Job, sites: Sites, config: Any) -> list[Part]:
+def parts_of(job: Job, sites: Sites, config: Any) -> list[Part]:
     """The training runs of the asked conditions."""
     parts = []
     if "alone" in job.conditions:
@@ -190,24 +201,14 @@ def _run(
 ) -> dict[str, Any]:
     """Train one part and score it on every site's test data."""
     progress = display.features if display else None
-    members = [
-        job.module.Site(
-            data,
-            part.config,
-            directory=directory,
-            device=device,
-            cache=cache or default_cache(),
-            progress=progress,
-        )
-        for data, directory in zip(part.sites, _folders(job, part, folder), strict=True)
-    ]
+    members = members_of(job, part, _folders(job, part, folder), device, cache, progress)
     sizes = [member.num_examples for member in members]
     engine = InProcess(
         members,
         directory=folder / "checkpoints",
         resume=resume,
         observer=lambda result: _observe(result, part, log, display),
-        secure=job.federation.secure_sum and part.condition == "federated",
+        secure=summed_securely(job, part),
     )
     state = engine.resume()
     log.rewind(part, state.round if state else 0)
@@ -229,6 +230,33 @@ def _run(
         "eta": getattr(members[0], "eta", None),
         "valid": {member.id: getattr(member, "valid_score", None) for member in members},
     }
+
+
+def members_of(
+    job: Job,
+    part: Part,
+    folders: Sequence[Path | None],
+    device: str = "cpu",
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Any]:
+    """The sites of a part with their models and encoded data. Raises FednotesError."""
+    return [
+        job.module.Site(
+            data,
+            part.config,
+            directory=directory,
+            device=device,
+            cache=cache or default_cache(),
+            progress=progress,
+        )
+        for data, directory in zip(part.sites, folders, strict=True)
+    ]
+
+
+def summed_securely(job: Job, part: Part) -> bool:
+    """Whether a part's sums are secure."""
+    return job.federation.secure_sum and part.condition == "federated"
 
 
 def _observe(result: RoundResult, part: Part, log: _Log, display: Display | None) -> None:
@@ -293,7 +321,9 @@ def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]
     return found
 
 
-def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _summary(
+    job: Job, sites: Sites, parts: Sequence[Part], results: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
     """What summary.json holds; fractions, not percent."""
     ids = [site.id for site in sites.data]
     scores: dict[str, dict[str, Any]] = {site: {} for site in ids}
@@ -306,6 +336,8 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         for key in sorted(OUTCOME - {"scores"}):
             spent[key] = spent.get(key, 0) + result[key]
     federated = conditions.get("federated", {})
+    mean = {c: mean_scores([scores[s][c] for s in ids]) for c in conditions}
+    heads = any(part.condition == "pooled" and len(part.sites) > 1 for part in parts)
     return {
         "title": job.title,
         "method": job.method,
@@ -316,7 +348,7 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         "eta": results.get("federated", {}).get("eta"),
         "annotated": {s.id: list(s.tags.types) for s in sites.data if hasattr(s, "tags")},
         "sites": scores,
-        "mean": {c: mean_scores([scores[s][c] for s in ids]) for c in conditions},
+        "mean": mean,
         "valid": {c: _validation(results, c) for c in conditions},
         "micro": {
             c: found for c in conditions if (found := summed_scores([scores[s][c] for s in ids]))
@@ -324,7 +356,14 @@ def _summary(job: Job, sites: Sites, results: Mapping[str, dict[str, Any]]) -> d
         "conditions": conditions,
         "config": job.table,
         "versions": versions(),
-        "notes": [*sites.notes, *_warnings(job), *_described(results), *_hints(scores)],
+        "notes": [
+            *sites.told,
+            *_warnings(job),
+            *described(results),
+            *nothing_found(scores),
+            *(never_right(scores, sites.data) if job.data == "documents" else ()),
+            *pooled_below_alone(mean, conditions, sites.data, heads),
+        ],
     }
 
 
@@ -335,53 +374,3 @@ def _validation(results: Mapping[str, dict[str, Any]], condition: str) -> dict[s
     sites = {site: score for part in parts for site, score in part.get("valid", {}).items()}
     judged = [score for score in sites.values() if score is not None]
     return {"mean": fmean(judged) if judged else None, "sites": sites}
-
-
-def _described(results: Mapping[str, dict[str, Any]]) -> Iterator[str]:
-    """How much of the model travels."""
-    if text := results.get("federated", {}).get("described"):
-        yield f"federated: {text}"
-
-
-def _hints(scores: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What to try where a model found nothing."""
-    for site, by_condition in scores.items():
-        for condition, score in by_condition.items():
-            if not score:
-                yield f"{site}: nothing is held out there, so it has no score and is in no mean"
-                break
-            if "by_output" in score:
-                yield from _phenotype_hints(f"{site}, {condition}", score)
-            if "by_type" not in score:
-                continue  # no mentions are judged here
-            if not any(of_type["support"] for of_type in score["by_type"].values()):
-                yield f"{site}: no mention in its test data, so its scores say nothing"
-                break
-            if score["relaxed"]["f1"] == 0:
-                yield (
-                    f"{site}, {condition}: no mention found: train longer (epochs or rounds of "
-                    "[training]) or raise training.learning_rate"
-                )
-
-
-def _phenotype_hints(where: str, score: Mapping[str, Any]) -> Iterator[str]:
-    """Diseases whose score says little, by name."""
-    never, alone = [], []
-    for disease, found in score["by_output"].items():
-        present, absent = (found.get(name, {}).get("support", 0) for name in ("present", "absent"))
-        if present and not found["present"].get("predicted", 1):
-            never.append(disease)
-        if not (present and absent):
-            alone.append(disease)
-    if never:
-        yield f"{where}: predicts nobody to have {_named(never)}: train longer, or weigh classes"
-    if alone:
-        yield (
-            f"{where}: the test patients are all present or all absent for {_named(alone)}: "
-            "these have no AUROC"
-        )
-
-
-def _named(names: Sequence[str], shown: int = 6) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more

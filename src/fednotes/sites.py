@@ -1,6 +1,6 @@
 """A job's sites → their data.
 
-read        files, mapped labels; `where` and `share`
+read        files, mapped labels; `where` and `share` (`site_corpora.py`)
 flat        one annotation that every part is cut from: all types that the job asks for
 split       train, valid, test; without leaks
 reduced     `fraction`, `mask_overlap`, at most so many sentences
@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import chain
 from pathlib import Path
 
 from fednotes.cohort_jobs import load_patient_sites
-from fednotes.core.errors import ConfigError, DataError, FednotesError, nearest
+from fednotes.core.errors import ConfigError, FednotesError, nearest
 from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.data import heterogeneous, synthetic
-from fednotes.data.formats import read
+from fednotes.data.checks import bare_documents
+from fednotes.data.findings import Finding
 from fednotes.data.split import (
     mask_overlap,
     sentence_documents,
@@ -33,15 +33,11 @@ from fednotes.data.split import (
 )
 from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
 from fednotes.job_tables import SiteConfig, TagsConfig
-from fednotes.jobs import Job, Sites, expand
+from fednotes.jobs import Job, Sites
 from fednotes.note_jobs import load_note_sites
 from fednotes.silo_jobs import document_silos
+from fednotes.site_corpora import Documents, Parts, read_sites
 
-Documents = tuple[Document, ...]
-Parts = dict[str, Documents]
-Reader = Callable[[str, str, str], Documents]
-
-_SHOWN = 12  # values in a message
 _DRAWS = 10_000
 
 
@@ -72,8 +68,8 @@ def _load_documents(job: Job) -> Sites:
         sets = _draw(job.tags, job.seed, types, texts)
         return _sampled(sets, types, complete, [])
     notes: list[str] = []
-    reader = _reader(job)
-    raw = {name: _read_site(job, name, site, reader, notes) for name, site in job.sites.items()}
+    findings: list[Finding] = []
+    raw = read_sites(job, notes, findings)
     found = {name: types_of(chain(*parts.values())) for name, parts in raw.items()}
     complete_types = _complete(job.tags, _asked(job, found).values()) if job.tags else ()
     kept = _kept(job, found, complete_types)
@@ -82,16 +78,18 @@ def _load_documents(job: Job) -> Sites:
         name: _parts_of(job, name, site, raw.pop(name), kept[name], notes)
         for name, site in job.sites.items()
     }
+    for name, parts in whole.items():
+        findings += bare_documents(tuple(chain(*parts.values())), name)
     full = tuple(_full(job, name, site, whole, notes) for name, site in job.sites.items())
     if job.tags is not None and job.tags.sampled:
         everything = [chain(*parts.values()) for parts in whole.values()]
         sets = _draw(job.tags, job.seed, complete_types, everything)
-        return _sampled(sets, complete_types, full, notes)
+        return replace(_sampled(sets, complete_types, full, notes), findings=tuple(findings))
     data = tuple(_own(job.sites[site.id], site) for site in full)
     if job.tags is not None:
         _require_learnable(job.tags.types, data)
         notes += _tag_notes(data)
-    return Sites(data, None, tuple(notes))
+    return Sites(data, None, tuple(notes), tuple(findings))
 
 
 def _left_out(
@@ -257,73 +255,6 @@ def _kept(
     return {name: tuple(t for t in complete if t in own) for name, own in asked.items()}
 
 
-def _reader(job: Job) -> Reader:
-    """(path, format, where it is named) → documents; a file that sites share is read once."""
-
-    @cache
-    def read_once(path: Path, format: str) -> Documents:
-        return read(path, format or None)
-
-    def reader(text: str, format: str, where: str) -> Documents:
-        path = Path(expand(text, where))
-        return read_once(path if path.is_absolute() else job.folder / path, format)
-
-    return reader
-
-
-def _read_site(job: Job, name: str, site: SiteConfig, reader: Reader, notes: list[str]) -> Parts:
-    """The documents of `path`, or of train, valid and test, with mapped labels."""
-    given = [part for part in ("path", "train", "valid", "test") if getattr(site, part)]
-    try:
-        raw = {p: reader(getattr(site, p), site.format, f"sites.{name}.{p}") for p in given}
-    except ConfigError as error:
-        raise ConfigError(f"site {name!r}: {error}") from error
-    _check_labels(name, site, types_of(chain(*raw.values())), notes)
-    try:
-        chosen = {part: _where(documents, site.where) for part, documents in raw.items()}
-        if site.share:
-            number, of = site.shares
-            shares = {str(i): 1 / of for i in range(1, of + 1)}
-            chosen["path"] = split(chosen["path"], shares, site.split, job.seed)[str(number)]
-    except FednotesError as error:
-        raise type(error)(f"site {name!r}: {error}") from error
-    return {part: relabel(documents, site.label_map) for part, documents in chosen.items()}
-
-
-def _where(documents: Documents, where: str) -> Documents:
-    """The documents whose meta has the value; all if nothing is asked."""
-    if not where:
-        return documents
-    key, _, value = where.partition("=")
-    chosen = tuple(d for d in documents if str(d.meta.get(key)) == value)
-    if not chosen:
-        known = sorted({str(d.meta[key])[:20] for d in documents if key in d.meta})
-        keys = sorted({k for d in documents for k, v in d.meta.items() if isinstance(v, str | int)})
-        raise DataError(
-            f"where = {where!r}: no document has this value; "
-            + (
-                f"{key} is one of {', '.join(known[:_SHOWN])}"
-                if known
-                else f"their meta has {', '.join(keys[:_SHOWN]) or 'nothing to choose by'}"
-            )
-        )
-    return chosen
-
-
-def _check_labels(name: str, site: SiteConfig, found: tuple[str, ...], notes: list[str]) -> None:
-    """A type that is asked for but occurs in no file of the site is a misspelt one."""
-    for label in site.label_map:
-        if label not in found:
-            notes.append(f"{name}: label_map has {label!r}, which is not annotated")
-    mapped = sorted({site.label_map.get(label, label) for label in found} - {""})
-    for label in (*site.types, *site.test_types):
-        if label not in mapped:
-            raise DataError(
-                f"site {name!r} asks for the type {label!r}, its files have "
-                f"{', '.join(mapped) or 'no entity'}; {nearest(label, mapped)}"
-            )
-
-
 def _parts_of(
     job: Job,
     name: str,
@@ -341,6 +272,9 @@ def _parts_of(
     if site.train and site.repeats == "drop":
         for part in ("valid", "test"):
             parts["train"], dropped = without_leaks(parts["train"], parts[part])
+            if part == "test" and not site.valid:  # valid was held out of train
+                parts["valid"], more = without_leaks(parts["valid"], parts["test"])
+                dropped += more
             if dropped:
                 notes.append(f"{name}: {dropped} training sentences dropped that occur in {part}")
     return parts
@@ -385,14 +319,18 @@ def _split(job: Job, site: SiteConfig, flat: Mapping[str, Documents]) -> Parts:
 def _reduced(
     job: Job, name: str, site: SiteConfig, parts: Mapping[str, Parts], notes: list[str]
 ) -> Parts:
-    """The parts after `mask_overlap`, `fraction` and the most sentences of train and test."""
+    """The parts after `mask_overlap`, `fraction` and the most sentences of each."""
     own = dict(parts[name])
     if site.mask_overlap:
         others = [other["train"] for key, other in parts.items() if key != name]
         own["train"] = mask_overlap(own["train"], others, site.mask_overlap, job.seed)
     if site.fraction < 1:
         own["train"] = subsample(sentence_documents(own["train"]), site.fraction, job.seed)
-    for part, most in (("train", site.max_sentences), ("test", site.max_test_sentences)):
+    for part, most in (
+        ("train", site.max_sentences),
+        ("valid", site.max_valid_sentences),
+        ("test", site.max_test_sentences),
+    ):
         sentences = sentence_documents(own[part]) if most else ()
         if len(sentences) > most > 0:
             own[part] = subsample(sentences, most / len(sentences), job.seed)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.data.checks import Report, check_documents, check_sites
+from fednotes.data.checks import check_documents, check_sites
+from fednotes.data.findings import Report
 from fednotes.data.formats import read
 
 SECRET = "Zyxwolan"
@@ -58,7 +59,7 @@ def test_everything_that_is_wrong_is_counted() -> None:
     assert report.worst == "error"
     assert counts(report, "unknown_labels") == {"Sign": 1}
     assert counts(report, "rare_types") == {"Drug": 3, "Dose": 0}
-    assert counts(report, "bare_documents") == {"documents": 5}
+    assert counts(report, "bare_documents") == {"documents": 5, "of": 8}
     assert counts(report, "unprintable") == {"characters": 2, "documents": 1}
     assert counts(report, "blank_documents") == {"documents": 1}
     assert counts(report, "repeated_ids") == {"documents": 1}

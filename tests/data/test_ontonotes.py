@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Span
-from fednotes.data.formats import conll, guess_format, ontonotes, read
+from fednotes.data.formats import conll, guess_format, read
 
 SAMPLE = """\
 #begin document (nw/made/00/made_0001); part 000
@@ -105,7 +105,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, made:
         words += [w for w, _ in bits]
         position += sum(len(w) + 1 for w, _ in bits)
     path = sample(tmp_path_factory.mktemp("x") / "x", "\n".join([*lines, "#end document", ""]))
-    (document,) = ontonotes.read(path)
+    (document,) = read(path)
     assert document.text.split() == words
     assert list(document.spans) == expected
     assert len(document.sentences) == len(made)
@@ -130,14 +130,14 @@ def test_what_is_wrong_is_named_with_its_line(
     assert old in SAMPLE
     path = sample(tmp_path / "bad", SAMPLE.replace(old, new, 1))
     with pytest.raises(DataError, match=f"bad{message}"):
-        ontonotes.read(path)
+        read(path, "ontonotes")
 
 
 def test_a_file_cut_short_or_without_words_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cut:22: the file ends before `#end document`"):
-        ontonotes.read(sample(tmp_path / "cut", SAMPLE.removesuffix("#end document\n")))
+        read(sample(tmp_path / "cut", SAMPLE.removesuffix("#end document\n")))
     lines = ["#begin document (nw/a); part 000", "nw/a 0 0 [WORD] X * - - - - * -", "", "#end"]
     with pytest.raises(DataError, match="the words are missing"):
-        ontonotes.read(sample(tmp_path / "a.gold_skel", "\n".join(lines)))
+        read(sample(tmp_path / "a.gold_skel", "\n".join(lines)), "ontonotes")
     with pytest.raises(DataError, match="holds no tokens"):
-        ontonotes.read(sample(tmp_path / "none", "#begin document (nw/a); part 000\n#end\n"))
+        read(sample(tmp_path / "none", "#begin document (nw/a); part 000\n#end\n"), "ontonotes")

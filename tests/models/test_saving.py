@@ -256,15 +256,15 @@ def test_predict_and_evaluate_take_every_kind(
 
     model = make(which, tmp_path)
     save_model(model, tmp_path / "model")
-    predict_text(tmp_path / "model", TEXT, "jsonl", None, "cpu")
+    predict_text(tmp_path / "model", "-", "jsonl", None, "cpu", text=TEXT)
     line = json.loads(capsys.readouterr().out.splitlines()[0])
     (wanted,) = model.predict((Document("text", TEXT),))
     assert line["text"] == TEXT
     assert len(line["spans"]) == len(wanted.spans)
     FORMATS["jsonl"].write(DOCUMENTS, tmp_path / "gold.jsonl")
-    scores, unknown = evaluate_path(tmp_path / "model", tmp_path / "gold.jsonl", None, "cpu")
-    assert scores["support"] == 3
-    assert unknown == ()
+    found = evaluate_path(tmp_path / "model", tmp_path / "gold.jsonl", None, "cpu")
+    assert found.scores["support"] == 3
+    assert found.unknown == ()
 
 
 def test_kinds() -> None:

@@ -291,12 +291,12 @@ def test_commands_take_it(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     model = loud(build(bert))
     save_model(model, tmp_path / "model")
     text = "took metoprolol and no pain ."
-    predict_text(tmp_path / "model", text, "jsonl", None, "cpu")
+    predict_text(tmp_path / "model", "-", "jsonl", None, "cpu", text=text)
     line = json.loads(capsys.readouterr().out.splitlines()[0])
     (wanted,) = model.predict((Document("text", text),))
     assert len(line["spans"]) == len(wanted.spans) > 0
     gold = notes(4)
     FORMATS["jsonl"].write(gold, tmp_path / "gold.jsonl")
-    scores, unknown = evaluate_path(tmp_path / "model", tmp_path / "gold.jsonl", None, "cpu")
-    assert scores["support"] == sum(len(d.spans) for d in gold)
-    assert unknown == ()
+    found = evaluate_path(tmp_path / "model", tmp_path / "gold.jsonl", None, "cpu")
+    assert found.scores["support"] == sum(len(d.spans) for d in gold)
+    assert found.unknown == ()

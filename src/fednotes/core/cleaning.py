@@ -34,11 +34,16 @@ def one_line(text: object, most: int | None = LINE) -> str:
     return clean(" ".join(str(text).split()), most)
 
 
+def joiners(text: str) -> set[int]:
+    """Where a character without width makes one emoji out of several."""
+    return {found.start() for found in _JOINER.finditer(text)}
+
+
 def _escaped(text: str) -> str:
-    joiners = {found.start() for found in _JOINER.finditer(text)}
+    joining = joiners(text)
     return "".join(
         c
-        if place in joiners or (c.isprintable() and not _UNSEEN.match(c))
+        if place in joining or (c.isprintable() and not _UNSEEN.match(c))
         else c.encode("unicode_escape").decode()
         for place, c in enumerate(text)
     )

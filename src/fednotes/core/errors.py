@@ -15,7 +15,8 @@ number, a label or a count at most.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -24,13 +25,44 @@ class FednotesError(Exception):
     """Base of all errors that are the user's to mend; the command line exits with code 2."""
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a corpus.
+
+    file: empty where no file is to blame. line: counted from 1; 0 is the whole file. kind: what
+    is lost with it, such as "line", "mention", "document" or "file".
+    """
+
+    file: str
+    line: int
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.message}" if place else self.message
+
+
 class DataError(FednotesError):
-    """A corpus file cannot be read as what it should be."""
+    """A corpus file cannot be read as what it should be.
+
+    problems: each by file and line, where they are known; the message is of the first.
+    """
+
+    def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
     @classmethod
     def at(cls, path: str | Path, line: int, message: str) -> DataError:
-        """An error at one line (counted from 1) of one file."""
-        return cls(f"{path}:{line}: {message}")
+        """An error at one line (counted from 1) of one file; 0 is the whole file."""
+        return cls.of([Problem(str(path), line, "line" if line else "file", message)])
+
+    @classmethod
+    def of(cls, problems: Sequence[Problem], number: int = 0) -> DataError:
+        """One error of problems, at least one; number: how many there are, if not all are given."""
+        more = max(number, len(problems)) - 1
+        return cls(f"{problems[0]}{f' (and {more:,} more)' if more else ''}", problems)
 
 
 class ConfigError(FednotesError):

@@ -4,65 +4,35 @@
     report = check_sites(sites)                      each part, each site, and all together
     for finding in report.findings: print(finding)   "warning  psytar/train: 3 of …"
 
-Levels: info (good to know), warning (look at it), error (training would fail or mislead).
+Levels: `data/findings.py`.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from itertools import combinations
 
 import numpy as np
 
+from fednotes.core.cleaning import joiners
 from fednotes.core.types import Document, SiteData, TagSet
+from fednotes.data.findings import Finding, Level, Report
+from fednotes.data.formats.problems import Problems
 from fednotes.data.split import MIN_WORDS, sentence_keys
 from fednotes.data.stats import overlapping_forms
 from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of
 from fednotes.data.text import split_sentences, tokenize
 
-Level = Literal["info", "warning", "error"]
-LEVELS: tuple[Level, ...] = ("info", "warning", "error")
 _WITHOUT_MENTIONS: tuple[tuple[str, Level, str, str], ...] = (  # part, level, code, effect
     ("train", "error", "no_mentions", ""),
     ("valid", "warning", "no_valid_mentions", ": no round can be chosen, the last model is kept"),
     ("test", "warning", "no_test_mentions", ": nothing can be measured here"),
 )
+_COUNTED = re.compile(r":[0-9]+$")  # an id that a reader made of a file and a number
+_REMEDY = ": what is measured there is known from there; keep each in one part"
 RARE = 20  # mentions below which a type can hardly be learnt or measured
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing found. code: stable name. where: corpus, site or part. counts: the numbers."""
-
-    level: Level
-    code: str
-    where: str
-    message: str
-    counts: Mapping[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return f"{self.level:<8} {self.where}: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All findings, in the order of the checks. Reports add."""
-
-    findings: tuple[Finding, ...] = ()
-
-    def __add__(self, other: Report) -> Report:
-        return Report(self.findings + other.findings)
-
-    @property
-    def worst(self) -> Level:
-        """The most serious level that occurs ("info" if nothing was found)."""
-        return max((f.level for f in self.findings), key=LEVELS.index, default="info")
-
-    def of(self, code: str) -> tuple[Finding, ...]:
-        """The findings with that code."""
-        return tuple(f for f in self.findings if f.code == code)
 
 
 def check_documents(
@@ -129,15 +99,44 @@ def _labels(documents: Sequence[Document], tagset: TagSet | None, where: str) ->
         yield Finding(
             "warning", "rare_types", where, f"types with fewer than {RARE} mentions: {shown}", rare
         )
-    bare = sum(not d.spans for d in documents)
-    if bare:
+    yield from bare_documents(documents, where)
+
+
+def problem_findings(problems: Problems, where: str, name: str) -> Iterable[Finding]:
+    """What the reader of a corpus left out, and what else it noted. name: of file or folder."""
+    if problems.number:
+        told = f"{problems} of {name} cannot be used: left out"
+        found = tuple(problems.found)
+        yield Finding("warning", "left_out", where, told, dict(problems.counts), found)
+    if repeated := len(problems.repeated):
+        told = f"{repeated} documents of {name} repeat an id; the later ones get another"
+        counts = {"documents": repeated}
+        yield Finding("error", "repeated_ids", where, told, counts, tuple(problems.repeated))
+    if problems.without:
+        told = f"{problems.without} texts of {name} have no annotations beside them: passed over"
+        counts = {"texts": problems.without}
+        yield Finding("warning", "texts_without_annotations", where, told, counts)
+
+
+def bare_documents(documents: Sequence[Document], where: str) -> Iterable[Finding]:
+    """How many documents have no mention; sentences of a document that was cut count once."""
+    annotated: dict[str, bool] = {}
+    for number, document in enumerate(documents):
+        name = str(document.meta.get("document", f"#{number}"))
+        annotated[name] = annotated.get(name, False) or bool(document.spans)
+    if bare := sum(not found for found in annotated.values()):
         yield Finding(
             "info",
             "bare_documents",
             where,
-            f"{bare} of {len(documents)} documents have no mention",
-            {"documents": bare},
+            f"{bare} of {len(annotated)} documents have no mention",
+            {"documents": bare, "of": len(annotated)},
         )
+
+
+def note_of(document: Document) -> str:
+    """The id of the note that a document is, or was cut out of."""
+    return str(document.meta.get("document", document.id))
 
 
 def _text(documents: Sequence[Document], where: str) -> Iterable[Finding]:
@@ -155,6 +154,7 @@ def _text(documents: Sequence[Document], where: str) -> Iterable[Finding]:
         if document.text.isprintable():
             continue
         number = sum(not c.isprintable() and not c.isspace() for c in document.text)
+        number -= len(joiners(document.text))
         odd, held = odd + number, held + bool(number)
     if odd:
         yield Finding(
@@ -281,8 +281,14 @@ def _repeats(documents: Sequence[Document], where: str) -> Iterable[Finding]:
         )
 
 
-def check_sites(sites: Sequence[SiteData], max_tokens: int = 256) -> Report:
-    """Check every part of every site, then what the parts and the sites share."""
+def check_sites(
+    sites: Sequence[SiteData], max_tokens: int = 256, chosen: Collection[str] = ()
+) -> Report:
+    """Check every part of every site, then what the parts and the sites share.
+
+    chosen: sites that were split by a unit of the user's choice, such as sentences: that a note
+    is in two parts is then a warning.
+    """
     if not sites:
         return Report((Finding("error", "empty", "job", "no sites"),))
     report = Report()
@@ -298,7 +304,7 @@ def check_sites(sites: Sequence[SiteData], max_tokens: int = 256) -> Report:
             else:
                 report += Report((Finding("warning", "empty_part", where, "no documents"),))
             keys[site.id, part] = Counter(k for d in documents for k in sentence_keys(d))
-        report += Report(tuple(_site_findings(site, keys)))
+        report += Report(tuple(_site_findings(site, keys, site.id in chosen)))
     return report + Report(tuple(_between(sites, keys)))
 
 
@@ -307,26 +313,48 @@ def _parts(site: SiteData) -> dict[str, tuple[Document, ...]]:
 
 
 def _site_findings(
-    site: SiteData, keys: Mapping[tuple[str, str], Counter[str]]
+    site: SiteData, keys: Mapping[tuple[str, str], Counter[str]], chosen: bool
 ) -> Iterable[Finding]:
     """Leakage between the parts of one site, and parts that can teach or measure nothing."""
     for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")):
         what = f"sentences of {b} occur in {a}"
         yield from _leak(keys[site.id, a], keys[site.id, b], "leakage", site.id, what)
-    patients = {p: {d.patient for d in docs if d.patient} for p, docs in _parts(site).items()}
-    shared = patients["train"] & (patients["valid"] | patients["test"])
-    if shared:
-        yield Finding(
-            "warning",
-            "shared_patients",
-            site.id,
-            f"{len(shared)} patients are in train and in valid or test",
-            {"patients": len(shared)},
-        )
+    yield from in_two_parts(_parts(site), site.id, "warning" if chosen else "error")
     for part, level, code, effect in _WITHOUT_MENTIONS:
         documents = _parts(site)[part]
         if documents and not any(d.spans for d in documents):
             yield Finding(level, code, f"{site.id}/{part}", f"nothing is annotated{effect}")
+
+
+def in_two_parts(
+    parts: Mapping[str, Sequence[Document]], where: str, level: Level = "error"
+) -> Iterable[Finding]:
+    """Patients and notes that are in two parts. A note is known by its text, or by its id where
+    that is no number of a line or sentence of its file."""
+    patients = {p: {d.patient for d in own if d.patient is not None} for p, own in parts.items()}
+    notes = {part: _notes(documents) for part, documents in parts.items()}
+    for a, b in combinations(parts, 2):
+        if shared := len(patients[a] & patients[b]):
+            told = f"{shared} patients are in {a} and in {b}{_REMEDY}"
+            yield Finding(level, "shared_patients", where, told, {"patients": shared})
+        ids = notes[a][0] & notes[b][0]
+        same = sum(d.id not in ids and _whole(d) in notes[a][1] for d in parts[b])
+        if shared := len(ids) + same:
+            told = f"{shared} notes are in {a} and in {b}, by their ids or texts{_REMEDY}"
+            yield Finding(level, "shared_notes", where, told, {"notes": shared})
+
+
+def _notes(documents: Sequence[Document]) -> tuple[set[str], set[str]]:
+    """The ids of notes that tell something, and the texts of whole notes."""
+    ids = {note_of(d) for d in documents}
+    texts = {text for d in documents if (text := _whole(d))}
+    return {name for name in ids if not _COUNTED.search(name)}, texts
+
+
+def _whole(document: Document) -> str:
+    """The text of a note of several sentences without regard to case and white space, else ""."""
+    keys = sentence_keys(document)
+    return "\n".join(keys) if len(keys) > 1 else ""
 
 
 def _leak(

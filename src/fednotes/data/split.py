@@ -1,4 +1,4 @@
-"""Splits that leak nothing: by sentence, document, patient or a given key.
+"""Splits that leak nothing: by patient, document, sentence or a given key.
 
     units       what must stay together: a sentence, a document, a patient, a value of a key
     groups      units joined (union-find) because they share an identical sentence
@@ -95,7 +95,7 @@ def sentence_keys(document: Document) -> list[str]:
 def split(
     documents: Iterable[Document],
     fractions: Mapping[str, float],
-    by: str = "sentence",
+    by: str = "",
     seed: int = 0,
     *,
     min_words: int = MIN_WORDS,
@@ -103,8 +103,9 @@ def split(
     """Deal `documents` out into the named parts.
 
     fractions: share of the sentences of each part; they sum to 1. A part of 0 is empty.
-    by: "sentence" (every result is a document of one sentence), "document", "patient", or a
-        key of `Document.meta`.
+    by: "patient", "document", "sentence" (every result is a document of one sentence) or a key
+        of `Document.meta`. Without it, what `unit_of` says; a document without a patient then
+        stands for itself.
     min_words: units of more than one sentence are joined by an identical sentence only if it
         has this many words: "She was discharged ." would make one group of a whole hospital.
         Split by sentence, identical sentences stay together whatever their length. Shorter
@@ -118,9 +119,11 @@ def split(
     or there are fewer groups than parts.
     """
     _check_fractions(fractions)
-    items = sentence_documents(documents) if by == "sentence" else tuple(documents)
+    lenient, documents = not by, tuple(documents)
+    by = by or unit_of(documents)
+    items = sentence_documents(documents) if by == "sentence" else documents
     keys = [sentence_keys(d) for d in items]
-    roots = _groups(items, keys, by, 1 if by == "sentence" else min_words)
+    roots = _groups(items, keys, by, 1 if by == "sentence" else min_words, lenient)
     members: dict[int, list[int]] = {}
     for index, root in enumerate(roots):
         members.setdefault(root, []).append(index)
@@ -130,8 +133,7 @@ def split(
     if len(groups) < len(wanted):
         raise DataError(
             f"cannot split {len(items)} documents by {by} into {len(wanted)} parts: they form "
-            f"only {len(groups)} group(s) with no sentence in common; "
-            "split by a smaller unit or give more data"
+            f"only {len(groups)} group(s) with no sentence in common; {_remedy(by)}"
         )
     dealt = _deal(sizes, wanted, rng_of(seed, "split", by))
     parts: dict[str, tuple[Document, ...]] = dict.fromkeys(fractions, ())
@@ -139,6 +141,21 @@ def split(
         indices = sorted(i for g in chosen for i in groups[g])
         parts[name] = tuple(items[i] for i in indices)
     return parts
+
+
+def unit_of(documents: Iterable[Document]) -> str:
+    """What a split leaves whole unless it is told: "patient" if any document has one, else
+    "document"."""
+    return "patient" if any(d.patient is not None for d in documents) else "document"
+
+
+def _remedy(by: str) -> str:
+    if by == "sentence":
+        return "give more data"
+    return (
+        "give more notes, train, valid and test files of your own, or a fraction of 0 for a part; "
+        'split = "sentence" also works, but puts sentences of one note in several parts'
+    )
 
 
 def _check_fractions(fractions: Mapping[str, float]) -> None:
@@ -149,9 +166,13 @@ def _check_fractions(fractions: Mapping[str, float]) -> None:
 
 
 def _groups(
-    items: Sequence[Document], keys: Sequence[Sequence[str]], by: str, min_words: int
+    items: Sequence[Document],
+    keys: Sequence[Sequence[str]],
+    by: str,
+    min_words: int,
+    lenient: bool,
 ) -> list[int]:
-    """The group (smallest index in it) of each document."""
+    """The group (smallest index in it) of each document. lenient: it may lack the unit."""
     parent = list(range(len(items)))
 
     def find(i: int) -> int:
@@ -163,7 +184,7 @@ def _groups(
     first: dict[tuple[str, str], int] = {}
     for index, sentences in enumerate(keys):
         names = [("sentence", key) for key in sentences if len(key.split()) >= min_words]
-        if by not in ("sentence", "document"):
+        if by not in ("sentence", "document") and not (lenient and items[index].patient is None):
             names.append(("unit", _unit(items, index, by)))
         for name in names:
             a, b = find(first.setdefault(name, index)), find(index)

@@ -24,7 +24,7 @@ from typing import Any
 from fednotes.core.errors import ConfigError, FednotesError, nearest
 from fednotes.core.settings import build, read_toml
 from fednotes.core.store import write_json, write_text
-from fednotes.costs import LONG, duration
+from fednotes.costs import LONG
 from fednotes.experiments.gather import choose, gather
 from fednotes.experiments.grid import Attention, Before, Grid, Row, Settings, Size
 from fednotes.experiments.plan import (
@@ -41,6 +41,7 @@ from fednotes.experiments.plan import (
 from fednotes.experiments.tables import markdown
 from fednotes.jobs import expand, load_job
 from fednotes.note_jobs import located
+from fednotes.report.run import duration
 from fednotes.stopping import call
 
 Told = Callable[[str, int, int], None]  # the run that has ended, how many have, of how many

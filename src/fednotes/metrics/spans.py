@@ -176,7 +176,7 @@ class SpanCounts:
         """Micro scores by definition, macro means, scores by type, and unseen forms.
 
         {"strict" | "relaxed" | "relaxed_one_to_one": {precision, recall, f1}, "support": n,
-        "by_type": {type: {the same, "support": n}}, "macro": {definition: {...}},
+        "by_type": {type: {the same, "support": n, "predicted": m}}, "macro": {definition: {...}},
         "unseen": {precision, recall, f1, "support": n}, "counts": {...}}. Support is the number
         of gold mentions. Macro: the mean over the types that occur in gold or predictions.
         Counts: of all types together, so that scores of several sites can be pooled.
@@ -185,7 +185,7 @@ class SpanCounts:
         by_type: dict[str, dict[str, object]] = {}
         for name, counts in self.by_type.items():
             by_type[name] = {d: counts.score(d) for d in DEFINITIONS}
-            by_type[name]["support"] = counts.gold
+            by_type[name] |= {"support": counts.gold, "predicted": counts.predicted}
         occur = [c for c in self.by_type.values() if c.gold or c.predicted]
         return {
             **{d: total.score(d) for d in DEFINITIONS},

@@ -9,7 +9,7 @@ kind = "token-classifier" an encoder fine-tuned whole, a softmax for each word
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -24,6 +24,7 @@ from fednotes.models.tagger_config import TaggerConfig, tagger_config
 from fednotes.models.token_classifier import TokenClassifierConfig, build_token_classifier
 
 ModelConfig = TaggerConfig | EncoderTaggerConfig | PromptBartConfig | TokenClassifierConfig
+# In the order of ModelConfig.
 KINDS = ("tagger", "encoder-tagger", "prompt-bart", "token-classifier")
 
 
@@ -44,11 +45,14 @@ def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
     if kind == "tagger":
         settings = {key: value for key, value in table.items() if key != "kind"}
         return tagger_config(settings, where)
-    if kind == "encoder-tagger":
-        return build(EncoderTaggerConfig, table, where)
-    if kind == "token-classifier":
-        return build(TokenClassifierConfig, table, where)
-    return build(PromptBartConfig, table, where)
+    made: ModelConfig = build(model_class(kind), table, where)
+    return made
+
+
+def model_class(kind: str) -> type[Any]:
+    """The class of a kind's specification."""
+    found: type[Any] = dict(zip(KINDS, get_args(ModelConfig), strict=True))[kind]
+    return found
 
 
 def build_model(

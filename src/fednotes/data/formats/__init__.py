@@ -1,7 +1,8 @@
 """Corpus files ⇄ Documents. One module a format; the format is guessed from the content.
 
-Every module has `read(path)` for a file or a folder and `accepts(path)`, whether one file
-looks like the format. `conll`, `brat` and `jsonl` also have `write(documents, path)`.
+Every module has `read(path, problems)` for a file or a folder, which notes what it cannot use
+and goes on, and `accepts(path)`, whether one file looks like the format. `conll`, `brat` and
+`jsonl` also have `write(documents, path)`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.types import Document
 from fednotes.data.formats import ade, brat, conll, i2b2, i2b2_2012, jsonl, ontonotes, pubtator
 from fednotes.data.formats.files import read_text, visible
+from fednotes.data.formats.problems import OnError, Problems
 
 # The order in which a file is tried: from what cannot be mistaken to the loosest.
 FORMATS: dict[str, ModuleType] = {
@@ -29,16 +31,33 @@ FORMATS: dict[str, ModuleType] = {
 }
 
 
-def read(path: str | os.PathLike[str], format: str | None = None) -> tuple[Document, ...]:
+def read(
+    path: str | os.PathLike[str], format: str | None = None, on_error: OnError = "refuse"
+) -> tuple[Document, ...]:
     """The documents of a file or folder; ids are unique within one call.
 
-    format: a key of `FORMATS`; None guesses it. Raises DataError for anything wrong with the
-    files (with the line), ConfigError for a format that does not exist.
+    format: a key of `FORMATS`; None guesses it. on_error: "skip" leaves out what cannot be used
+    (`examine` counts it). Raises DataError for anything wrong with the files (each by its line),
+    or where nothing is left of them, ConfigError for a format that does not exist.
+    """
+    documents, problems = examine(path, format)
+    if on_error == "refuse" or not documents:
+        problems.refuse()
+    return documents
+
+
+def examine(
+    path: str | os.PathLike[str], format: str | None = None
+) -> tuple[tuple[Document, ...], Problems]:
+    """What can be used of a file or folder, and all that is wrong with the rest.
+
+    Raises DataError where there is no such file or no format fits, ConfigError as `read`.
     """
     if format is not None and format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}: {nearest(format, FORMATS)}")
-    documents: tuple[Document, ...] = FORMATS[format or guess_format(path)].read(Path(path))
-    return documents
+    problems = Problems()
+    documents = FORMATS[format or guess_format(path)].read(Path(path), problems)
+    return documents, problems
 
 
 def guess_format(path: str | os.PathLike[str]) -> str:

@@ -12,7 +12,6 @@ All rows of one sentence make one document with the union of their mentions.
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +22,8 @@ from typing import Literal
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, listing, read_text, unique
+from fednotes.data.formats.files import head, listing, read_text
+from fednotes.data.formats.problems import DERIVED, Found, Problems, unique
 
 _NEGATIVE = re.compile(r"(\d+) NEG (.*\S)")
 _PLACE = r"([^|]*[^|\s][^|]*)\|([0-9]{1,9})\|([0-9]{1,9})"  # text, start, end
@@ -58,35 +58,37 @@ def accepts(path: Path) -> bool:
     return bool(lines) and any(p.fullmatch(lines[0].rstrip()) for p in (_NEGATIVE, _RELATION))
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """One document per distinct sentence of an article, over all files of the folder.
 
     Labels: Drug, ADE, Dosage. `meta`: "pmid", to split by; "relations", rows (label, start,
     end, drug's start, drug's end); "unplaced", how many rows name a text that is not in the
-    sentence. Raises DataError, with the line, for a broken line, and where more than 1 row
-    in 20 cannot be placed.
+    sentence. Noted, with the line, is a broken line; and where more than 1 row in 20 cannot
+    be placed, each of them.
     """
     sentences: dict[tuple[str, str], _Sentence] = {}
-    for file in listing(Path(path), accepts, "the ADE corpus"):
-        for pmid, text, row in _rows(file):
-            sentence = sentences.setdefault((pmid, text), _Sentence(pmid, text))
-            if row is not None:
-                sentence.rows.append((file, row))
+    for file in listing(path, accepts, "the ADE corpus"):
+        with problems.passing("file"):
+            for pmid, text, row in _rows(file, problems):
+                sentence = sentences.setdefault((pmid, text), _Sentence(pmid, text))
+                if row is not None:
+                    sentence.rows.append((file, row))
     numbers: Counter[str] = Counter()
     documents, unplaced, rows = [], [], 0
     for sentence in sentences.values():
         numbers[sentence.pmid] += 1
         document, missing = _document(sentence, f"{sentence.pmid}:{numbers[sentence.pmid]}")
-        documents.append(document)
+        documents.append(Found(document, path, DERIVED))
         unplaced += missing
         rows += len(sentence.rows)
     if len(unplaced) > _MAX_UNPLACED * rows:
         message = f"a mention is not in its sentence ({len(unplaced)} of {rows} rows)"
-        raise DataError.at(*unplaced[0], message)
-    return unique(documents)
+        for place in unplaced:
+            problems.add(DataError.at(*place, message), "mention")
+    return unique(documents, problems)
 
 
-def _rows(path: Path) -> Iterator[tuple[str, str, _Row | None]]:
+def _rows(path: Path, problems: Problems) -> Iterator[tuple[str, str, _Row | None]]:
     """PMID, sentence and relation of each line."""
     label: Label = "Dosage" if "DOSE" in path.name.upper() else "ADE"
     for number, line in enumerate(read_text(path).split("\n"), 1):
@@ -98,7 +100,8 @@ def _rows(path: Path) -> Iterator[tuple[str, str, _Row | None]]:
         match = _RELATION.fullmatch(line.rstrip())
         if match is None:
             message = "expected PMID|sentence|text|start|end|drug|start|end or PMID NEG sentence"
-            raise DataError.at(path, number, message)
+            problems.add(DataError.at(path, number, message), "line")
+            continue
         pmid, text, other, start, _, drug, drug_start, _ = match.groups()
         row = _Row(number, label, other.strip(), int(start), drug.strip(), int(drug_start))
         yield pmid, text.strip(), row

@@ -27,8 +27,9 @@ from fednotes.data.formats.files import (
     listing,
     read_text,
     same_text,
-    unique,
+    visible,
 )
+from fednotes.data.formats.problems import Found, Problems, unique
 
 _PLACE = "[0-9]{1,9} [0-9]{1,9}"
 _MENTION = re.compile(rf"(T\S{{1,40}})\t(\S+) ({_PLACE}(?:;{_PLACE})*)\t(.*)", re.DOTALL)
@@ -55,39 +56,56 @@ def accepts(path: Path) -> bool:
     if path.suffix != ".ann":
         return path.suffix == ".txt" and path.with_suffix(".ann").is_file()
     lines = head(path)
-    return not lines or any(re.match(r"[TREAMN#*]\S*\t", line) for line in lines)
+    known = not lines or any(re.match(r"[TREAMN#*]\S*\t", line) for line in lines)
+    return known or path.with_suffix(".txt").is_file()
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Documents of one `.txt`/`.ann` pair or of all pairs in a folder; id: the file's name.
 
     The folders below are read too, their names before a / of the id, as `write` puts them.
     A %XX that `write` puts into a name is turned back. An empty `.txt` is a document without
-    text. A `.txt` file without `.ann` is passed over in a folder. Raises DataError for a missing
-    partner and, with the line, for a line that is cut short or does not fit the text.
+    text. A `.txt` file without `.ann` is passed over in a folder, and counted. Noted are a missing
+    partner and, with the line, a line that is cut short or does not fit the text.
     """
-    path = Path(path)
     files = listing(path, lambda p: p.suffix == ".ann" and accepts(p), "brat", True)
     base = path if path.is_dir() else path.parent
-    return unique(_read_pair(file.with_suffix(""), base) for file in files)
+    found: list[Found] = []
+    for file in files:
+        with problems.passing("document"):
+            found.append(Found(_read_pair(file.with_suffix(""), base, problems), file))
+    if path.is_dir() and any(file.with_suffix(".txt").is_file() for file in files):
+        texts = {p.with_suffix("") for p in visible(path, True) if p.suffix == ".txt"}
+        problems.without += len(texts - {file.with_suffix("") for file in files})
+    return unique(found, problems)
 
 
-def _read_pair(stem: Path, base: Path) -> Document:
+def _read_pair(stem: Path, base: Path, problems: Problems) -> Document:
     ann = Path(f"{stem}.ann")
     raw = read_text(_text_of(stem), empty=True, exact=True)
     lines = read_text(ann, empty=True).split("\n")
     lines = lines[:-1] if lines[-1] == "" else lines
     mentions: dict[int, _Mention] = {}
     ids: set[str] = set()
+    bad: set[int] = set()
     for number, line in enumerate(lines, 1):
-        mention = _parse(ann, number, line)
-        if mention is None:
+        try:
+            mention = _parse(ann, number, line)
+            if mention is not None and mention.id in ids:
+                raise DataError.at(ann, number, f"the id {mention.id} is used twice")
+        except DataError as error:
+            problems.add(error, "line")
+            bad.add(number)
             continue
-        if mention.id in ids:
-            raise DataError.at(ann, number, f"the id {mention.id} is used twice")
-        ids.add(mention.id)
-        mentions[number] = mention
-    text = _matching(raw, mentions, ann)
+        if mention is not None:
+            ids.add(mention.id)
+            mentions[number] = mention
+    text, failed = _matching(raw, mentions)
+    for number in failed:
+        problems.add(_misfit(ann, number, mentions.pop(number), text), "mention")
+    bad.update(failed)
+    if bad:
+        lines = [line for number, line in enumerate(lines, 1) if number not in bad]
     spans = tuple(mention.span for mention in mentions.values())
     name = "/".join(map(_unsafe, stem.relative_to(base).parts))
     return Document(name, text, spans, meta={"brat": tuple(lines)} if lines else {})
@@ -130,22 +148,28 @@ def _joined(pieces: Offsets) -> Offsets:
     return tuple(joined)
 
 
-def _matching(raw: str, mentions: dict[int, _Mention], path: Path) -> str:
-    """The reading of the text file that the mentions' offsets were counted in."""
+def _matching(raw: str, mentions: dict[int, _Mention]) -> tuple[str, list[int]]:
+    """The reading of the text file that the mentions' offsets were counted in: that which the
+    most mentions fit. And the lines of those that do not."""
     bare = raw.removeprefix("\ufeff")
     readings = (bare.replace("\r\n", "\n"), bare, raw.replace("\r\n", "\n"), raw)
-    failures = []
+    best: tuple[str, list[int]] | None = None
     for text in dict.fromkeys(readings):
-        failed = next((n for n, m in mentions.items() if not _agrees(text, m)), None)
-        if failed is None:
-            return text
-        failures.append(failed)
-    number = max(failures)
-    span = mentions[number].span
-    where = f"{mentions[number].id} at {span.start}:{span.end}"
-    if span.end > len(bare):
-        raise DataError.at(path, number, f"{where} lies outside the text ({len(bare)} characters)")
-    raise DataError.at(path, number, f"{where} is not what the text holds there")
+        failed = [n for n, m in mentions.items() if not _agrees(text, m)]
+        if best is None or len(failed) < len(best[1]):
+            best = text, failed
+        if not failed:
+            break
+    assert best is not None
+    return best
+
+
+def _misfit(path: Path, number: int, mention: _Mention, text: str) -> DataError:
+    span = mention.span
+    where = f"{mention.id} at {span.start}:{span.end}"
+    if span.end > len(text):
+        return DataError.at(path, number, f"{where} lies outside the text ({len(text)} characters)")
+    return DataError.at(path, number, f"{where} is not what the text holds there")
 
 
 def _agrees(text: str, mention: _Mention) -> bool:

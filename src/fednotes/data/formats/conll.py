@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +23,15 @@ import numpy as np
 from fednotes.core.errors import DataError
 from fednotes.core.output import write_out
 from fednotes.core.types import Document, Scheme, Span, TagSet
-from fednotes.data.formats.files import head, listing, read_text, unique
+from fednotes.data.formats.files import head, listing, read_text
+from fednotes.data.formats.problems import DERIVED, Found, Problems, unique
 from fednotes.data.tags import Alignment, FlattenCounts, decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
 _TAG = re.compile(r"O|[BIESLUM]-\S.*")
 _NEWDOC = re.compile(r"#\s*newdoc\b(?:\s+id\s*=\s*(.*\S))?")
 _START = "-DOCSTART-"
+_SUFFIXES = {".conll", ".bio", ".iob", ".iob2", ".bioes"}
 _CANONICAL = {"L": "E", "U": "S", "M": "I"}
 _LETTERS = {"BILOU": {"E": "L", "S": "U"}, "BMES": {"I": "M"}}
 
@@ -37,6 +40,7 @@ _LETTERS = {"BILOU": {"E": "L", "S": "U"}, "BMES": {"I": "M"}}
 class _Sentence:
     rows: list[list[str]] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
+    damaged: bool = False
 
     @property
     def tags(self) -> list[str]:
@@ -45,37 +49,46 @@ class _Sentence:
 
 @dataclass
 class _Part:
-    """One document of a file, as read. marker: the line that begins it, or ""."""
+    """One document of a file, as read. marker: the line that begins it, or ""; line: its number."""
 
     marker: str = ""
     name: str = ""
+    line: int = DERIVED
     sentences: list[_Sentence] = field(default_factory=list)
 
 
 def accepts(path: Path) -> bool:
-    """Whether most lines of the file end in a tag."""
+    """Whether most lines of the file end in a tag, or its name says so."""
+    if path.suffix.lower() in _SUFFIXES:
+        return True
     lines = [line for line in head(path)[:400] if not line.startswith("# ")]
     rows = (_split(line, "\t" if "\t" in line else " ") for line in lines)
     tokens = [row for row in rows if len(row) > 1 and _TAG.fullmatch(row[-1])]
     return 2 * len(tokens) > len(lines)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """Documents with the file's own tokens and sentences; tokens are joined by a space.
 
     A tag that its scheme does not allow there (an I- that continues nothing) is mended as
-    conlleval reads it; `meta["repaired"]` counts such tags. Raises DataError, with the line,
-    for a wrong number of columns or something that is no tag.
+    conlleval reads it; `meta["repaired"]` counts such tags. Noted, with the line, are a wrong
+    number of columns and something that is no tag; with such a line its sentence is left out.
     """
-    files = listing(Path(path), accepts, "CoNLL")
-    return unique(document for file in files for document in _read_file(file))
+    found: list[Found] = []
+    for file in listing(path, accepts, "CoNLL"):
+        with problems.passing("file"):
+            found += _read_file(file, problems)
+    return unique(found, problems)
 
 
-def _read_file(path: Path) -> list[Document]:
-    parts, separator = _parse(path)
+def _read_file(path: Path, problems: Problems) -> list[Found]:
+    before = problems.number
+    parts, separator = _parse(path, problems)
     sentences = [s for part in parts for s in part.sentences if s.rows]
+    if not sentences and problems.number > before:
+        return []
     if not sentences:
-        raise DataError(f"{path}: the file holds no tokens")
+        raise DataError.at(path, 0, "the file holds no tokens")
     scheme = _scheme_of([s.tags for s in sentences])
     types = sorted({tag[2:] for s in sentences for tag in s.tags if tag != "O"})
     tagset = TagSet(tuple(map(intern, types)), _base(scheme))
@@ -83,11 +96,12 @@ def _read_file(path: Path) -> list[Document]:
     documents = []
     for number, part in enumerate(parts, 1):
         name = part.name or f"{path.stem}:{number}"
-        documents.append(_document(name, part, tagset, shared))
+        line = part.line if part.name else DERIVED
+        documents.append(Found(_document(name, part, tagset, shared), path, line))
     return documents
 
 
-def _parse(path: Path) -> tuple[list[_Part], str]:
+def _parse(path: Path, problems: Problems) -> tuple[list[_Part], str]:
     """The file cut into documents and sentences, and its separator."""
     lines = read_text(path).split("\n")
     separator, width = _layout(lines)
@@ -98,7 +112,7 @@ def _parse(path: Path) -> tuple[list[_Part], str]:
         newdoc = None if token else _NEWDOC.fullmatch(line.strip())
         if newdoc or row[0] == _START:
             sentence, marked = _close(parts[-1], sentence), True
-            parts.append(_Part(line, (newdoc.group(1) or "") if newdoc else ""))
+            parts.append(_Part(line, (newdoc.group(1) or "") if newdoc else "", number))
         elif not line.strip(" \t"):
             sentence = _close(parts[-1], sentence)
         elif token and row[0].strip(" "):
@@ -106,7 +120,8 @@ def _parse(path: Path) -> tuple[list[_Part], str]:
         elif line.startswith("#") and not sentence.rows:
             sentence.comments.append(line)
         else:
-            raise DataError.at(path, number, _complaint(row, width))
+            problems.add(DataError.at(path, number, _complaint(row, width)), "line")
+            sentence.damaged = True
     _close(parts[-1], sentence)
     if marked:
         return parts[0 if parts[0].sentences else 1 :], separator
@@ -114,7 +129,15 @@ def _parse(path: Path) -> tuple[list[_Part], str]:
 
 
 def _layout(lines: Sequence[str]) -> tuple[str, int]:
-    """Separator and number of columns, from the first line that is surely a token's."""
+    """Separator and number of columns: what most lines have that end in a tag."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for line in lines:
+        separator = "\t" if "\t" in line else " "
+        row = _split(line, separator)
+        if len(row) > 1 and _TAG.fullmatch(row[-1]) and not line.startswith(("# ", _START)):
+            counts[separator, len(row)] += 1
+    if counts:
+        return counts.most_common(1)[0][0]
     sure = (line for line in lines if line.strip(" \t") and line[0] not in "#-")
     line = next(sure, None) or next((ln for ln in lines if _TAG.fullmatch(_split(ln)[-1])), "")
     separator = "\t" if "\t" in line else " "
@@ -128,7 +151,9 @@ def _split(line: str, separator: str = " ") -> list[str]:
 
 
 def _close(part: _Part, sentence: _Sentence) -> _Sentence:
-    """Ends a sentence; comments without one go before the next."""
+    """Ends a sentence; comments without one go before the next, a damaged one is left out."""
+    if sentence.damaged:
+        return _Sentence()
     if not sentence.rows:
         return sentence
     part.sentences.append(sentence)

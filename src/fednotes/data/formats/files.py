@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from fednotes.core.errors import DataError
 from fednotes.core.inputs import NotAFile, regular, require_file
-from fednotes.core.types import Document
 
 _HEAD = 1 << 16  # bytes that are enough to tell a format
 
@@ -24,11 +22,11 @@ def open_file(path: Path) -> BinaryIO:
     try:
         return open(path, "rb", opener=regular)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
+        raise DataError.at(path, 0, "no such file") from None
     except NotAFile as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+        raise DataError.at(path, 0, str(error.strerror)) from None
     except OSError as error:
-        raise DataError(f"{path}: cannot read: {error.strerror or error}") from None
+        raise DataError.at(path, 0, f"cannot read: {error.strerror or error}") from None
 
 
 def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
@@ -39,16 +37,19 @@ def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
     """
     try:
         with open_file(path) as file:
-            text = file.read().decode("utf-8")
+            data = file.read()
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: byte {error.start} is not UTF-8: convert the file, "
-            "for example with `iconv -f latin1 -t utf-8`"
+        raise DataError.at(
+            path,
+            data.count(b"\n", 0, error.start) + 1,
+            f"byte {error.start} is not UTF-8: convert the file, "
+            "for example with `iconv -f latin1 -t utf-8`",
         ) from None
     except OSError as error:
-        raise DataError(f"{path}: cannot read: {error.strerror}") from None
+        raise DataError.at(path, 0, f"cannot read: {error.strerror}") from None
     if not empty and not text.strip("\ufeff \t\r\n"):
-        raise DataError(f"{path}: the file is empty")
+        raise DataError.at(path, 0, "the file is empty")
     return text if exact else text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
@@ -118,24 +119,6 @@ def is_inside(path: Path, folder: Path) -> bool:
     except NotAFile as error:
         raise DataError(f"{path}: {error.strerror}") from None
     return stat.S_ISREG(mode)
-
-
-def unique(documents: Iterable[Document]) -> tuple[Document, ...]:
-    """The documents, later ones of the same id renamed `id~2`, `id~3` …"""
-    given = list(documents)
-    taken = {document.id for document in given}
-    seen: set[str] = set()
-    result: list[Document] = []
-    for document in given:
-        if document.id in seen:
-            number = 2
-            while f"{document.id}~{number}" in taken:
-                number += 1
-            document = replace(document, id=f"{document.id}~{number}")
-            taken.add(document.id)
-        seen.add(document.id)
-        result.append(document)
-    return tuple(result)
 
 
 def same_text(left: str, right: str) -> bool:

@@ -16,7 +16,8 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, is_inside, listing, read_text, unique
+from fednotes.data.formats.files import head, is_inside, listing, read_text
+from fednotes.data.formats.problems import Found, Problems, unique
 from fednotes.data.text import normalise
 
 _PLACE = r"([0-9]{1,9}):([0-9]{1,9})"  # line:token
@@ -31,18 +32,22 @@ def accepts(path: Path) -> bool:
     return not lines or lines[0].startswith('c="')
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """One document per record; tokens and sentences are the file's own.
 
-    `meta["mismatched"]` counts concepts whose text is not what their offsets hold. Raises
-    DataError for a missing text, and with the line for a broken line or offsets outside the
-    text, or where most concepts do not match (the wrong text).
+    `meta["mismatched"]` counts concepts whose text is not what their offsets hold. Noted
+    are a missing text, and with the line a broken line or offsets outside the text, and where
+    most concepts do not match (the wrong text).
     """
-    path = Path(path)
     if path.suffix == ".txt" and path.is_file() and not path.with_suffix(".con").is_file():
         raise DataError(f"{path}: there is no .con file beside it; give the .con file")
     files = listing(path, lambda p: p.suffix == ".con" and accepts(p), "i2b2 2010")
-    return unique(_read_record(file.with_suffix(".con")) for file in files)
+    found: list[Found] = []
+    for file in files:
+        with problems.passing("document"):
+            con = file.with_suffix(".con")
+            found.append(Found(_read_record(con, problems), con))
+    return unique(found, problems)
 
 
 def _text_of(con: Path) -> Path:
@@ -54,10 +59,10 @@ def _text_of(con: Path) -> Path:
         found = place / name
         if os.path.lexists(found) and is_inside(found, place.parent):
             return found
-    raise DataError(f"{con}: its text {name} is neither beside it nor in a folder txt beside")
+    raise DataError.at(con, 0, f"its text {name} is neither beside it nor in a folder txt beside")
 
 
-def _read_record(con: Path) -> Document:
+def _read_record(con: Path, problems: Problems) -> Document:
     text = read_text(_text_of(con))
     position = 0
     lines: list[list[tuple[int, int]]] = []  # token offsets by line
@@ -69,7 +74,11 @@ def _read_record(con: Path) -> Document:
     for number, line in enumerate(read_text(con, empty=True).split("\n"), 1):
         if not line.strip():
             continue
-        span, form = _span(con, number, line.rstrip(), lines)
+        try:
+            span, form = _span(con, number, line.rstrip(), lines)
+        except DataError as error:
+            problems.add(error, "mention")
+            continue
         spans.append(span)
         if normalise(text[span.start : span.end]) != normalise(form):
             mismatched, first = mismatched + 1, first or number

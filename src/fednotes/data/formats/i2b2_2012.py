@@ -12,7 +12,6 @@ and of times (DATE, TIME, DURATION, FREQUENCY). Section times and links are not 
 from __future__ import annotations
 
 import html
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,8 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, listing, read_text, unique
+from fednotes.data.formats.files import head, listing, read_text
+from fednotes.data.formats.problems import Found, Problems, unique
 from fednotes.data.text import normalise
 
 _TEXT = re.compile(r"<TEXT>(?:\s*<!\[CDATA\[(.*?)\]\]>\s*|(.*?))</TEXT>", re.DOTALL)
@@ -41,27 +41,35 @@ def accepts(path: Path) -> bool:
     return bool(lines) and lines[0].startswith("<") and any("<TEXT>" in line for line in lines)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """One document per record; its lines are its sentences.
 
-    `meta["mismatched"]` counts mentions whose text is not what their offsets hold. Raises
-    DataError for a file without text or tags, and with the line for a broken tag or offsets
-    outside the text, or where most mentions do not match.
+    `meta["mismatched"]` counts mentions whose text is not what their offsets hold. Noted
+    are a file without text or tags, and with the line a broken tag or offsets outside the text,
+    and where most mentions do not match.
     """
-    return unique(_read_record(f) for f in listing(Path(path), accepts, "i2b2 2012"))
+    found: list[Found] = []
+    for file in listing(path, accepts, "i2b2 2012"):
+        with problems.passing("document"):
+            found.append(Found(_read_record(file, problems), file))
+    return unique(found, problems)
 
 
-def _read_record(path: Path) -> Document:
+def _read_record(path: Path, problems: Problems) -> Document:
     content = read_text(path)
     found = _TEXT.search(content)
     if found is None:
-        raise DataError(f"{path}: there is no TEXT element: it is no i2b2 2012 record")
+        raise DataError.at(path, 0, "there is no TEXT element: it is no i2b2 2012 record")
     if "<TAGS" not in content[found.end() :]:
-        raise DataError(f"{path}: there is no TAGS element after the text: is the file whole?")
+        raise DataError.at(path, 0, "there is no TAGS element after the text: is the file whole?")
     raw = found.group(1) if found.group(1) is not None else html.unescape(found.group(2))
     first = content.count("\n", 0, found.end()) + 1
     lines = content[found.end() :].split("\n")
-    mentions = [_mention(path, n, line) for n, line in enumerate(lines, first) if _TAG.match(line)]
+    mentions: list[_Mention] = []
+    for number, line in enumerate(lines, first):
+        if _TAG.match(line):
+            with problems.passing("mention"):
+                mentions.append(_mention(path, number, line))
     text, shift = _placed(raw, mentions)
     spans = []
     wrong: list[int] = []
@@ -69,7 +77,8 @@ def _read_record(path: Path) -> Document:
         span = Span(start + shift, end + shift, intern(label))
         if not 0 <= span.start < span.end <= len(text):
             message = f"{start}:{end} is no stretch of the text ({len(raw)} characters)"
-            raise DataError.at(path, number, message)
+            problems.add(DataError.at(path, number, message), "mention")
+            continue
         if normalise(text[span.start : span.end]) != normalise(form):
             wrong.append(number)
         spans.append(span)

@@ -22,7 +22,8 @@ from fednotes.core.errors import DataError
 from fednotes.core.output import write_out
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats.files import head, listing, read_text, unique
+from fednotes.data.formats.files import head, listing, read_text
+from fednotes.data.formats.problems import DERIVED, Found, Problems, unique
 
 # Keys that hold spans; those of the second pair mean something else beside one of the first.
 _SPAN_KEYS = (("spans", "entities"), ("labels", "label"))
@@ -30,23 +31,26 @@ _OWN_KEYS = {"id", "text", "patient", "codes", "meta", "sentences", "tokens"}
 
 
 def accepts(path: Path) -> bool:
-    """Whether the first line begins a JSON object."""
+    """Whether the first line begins a JSON object, or the file's name says so."""
     lines = head(path)
-    return bool(lines) and lines[0].lstrip().startswith("{")
+    return path.suffix == ".jsonl" or (bool(lines) and lines[0].lstrip().startswith("{"))
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """A document per line; id: the record's, else `<file>:<line>`.
 
-    Records that an annotator rejected or ignored (Prodigy's "answer") are left out. Raises
-    DataError, with the line, for bad JSON, offsets outside the text or other wrong values.
+    Records that an annotator rejected or ignored (Prodigy's "answer") are left out. Noted, with
+    the line, are bad JSON, offsets outside the text and other wrong values.
     """
-    files = listing(Path(path), accepts, "JSONL")
-    return unique(document for file in files for document in _read_file(file))
+    found: list[Found] = []
+    for file in listing(path, accepts, "JSONL"):
+        with problems.passing("file"):
+            found += _read_file(file, problems)
+    return unique(found, problems)
 
 
-def _read_file(path: Path) -> list[Document]:
-    documents = []
+def _read_file(path: Path, problems: Problems) -> list[Found]:
+    found, before = [], problems.number
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
@@ -54,23 +58,31 @@ def _read_file(path: Path) -> list[Document]:
             record = parse_json(line, strict=False)
         except JsonError as error:
             reason = f"no JSON ({error}): expected one whole object a line"
-            raise DataError.at(path, number, reason) from None
+            problems.add(DataError.at(path, number, reason), "line")
+            continue
+        bad: list[str] = []
         try:
-            document = _document(record, f"{path.stem}:{number}")
+            document = _document(record, f"{path.stem}:{number}", bad)
         except _RecordError as error:
-            raise DataError.at(path, number, str(error)) from None
+            problems.add(DataError.at(path, number, str(error)), "document")
+            continue
+        for reason in bad:
+            problems.add(DataError.at(path, number, reason), "mention")
         if document is not None:
-            documents.append(document)
-    if not documents:
-        raise DataError(f"{path}: every record is marked as rejected or ignored")
-    return documents
+            derived = record.get("id") is None
+            found.append(Found(document, path, DERIVED if derived else number))
+    if not found and problems.number == before:
+        raise DataError.at(path, 0, "every record is marked as rejected or ignored")
+    return found
 
 
 class _RecordError(Exception):
     """What is wrong with a record; `_read_file` adds where."""
 
 
-def _document(record: Any, name: str) -> Document | None:
+def _document(record: Any, name: str, bad: list[str]) -> Document | None:
+    """The document of a record, None if it was rejected. bad: takes what is wrong with mentions,
+    which are left out."""
     if not isinstance(record, dict):
         raise _RecordError("the line is no JSON object")
     if record.get("answer", "accept") != "accept":
@@ -81,13 +93,18 @@ def _document(record: Any, name: str) -> Document | None:
     if any("\ud800" <= c <= "\udfff" for c in text):
         raise _RecordError("the text holds half of a surrogate pair")
     key = _span_key(record)
-    spans = tuple(_span(value, len(text)) for value in record[key]) if key else ()
+    spans = []
+    for value in record[key] if key else ():
+        try:
+            spans.append(_span(value, len(text)))
+        except _RecordError as error:
+            bad.append(str(error))
     patient = record.get("patient")
     given = record.get("id")
     return Document(
         name if given is None else str(given),
         text,
-        spans,
+        tuple(spans),
         None if patient is None else str(patient),
         tuple(map(str, _list(record, "codes"))),
         _meta(record, key),

@@ -12,14 +12,14 @@ release first, by the scripts that come with the columns.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, listing, read_text, unique
+from fednotes.data.formats.files import head, listing, read_text
+from fednotes.data.formats.problems import Found, Problems, unique
 
 _BEGIN = re.compile(r"#begin document \(([^()\s]+)\)(?:;\s*part\s+(\d+))?\s*")
 _WORD, _ENTITY = 3, 10  # columns
@@ -95,56 +95,68 @@ def accepts(path: Path) -> bool:
     return bool(lines) and _BEGIN.fullmatch(lines[0]) is not None
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """A document for each part of each document; `meta["genre"]`: nw, bc, bn, mz, tc, wb or pt.
 
     Words are joined by a space, sentences by a line end; brackets get their own form back
     (-LRB- is "("). Of a folder's files only those called `…gold_conll` are read if there are
-    any: the same texts with automatic columns lie beside them. Raises DataError, with the line.
+    any: the same texts with automatic columns lie beside them. Noted, with the line, is
+    what is wrong; with it its part of a document is left out.
     """
-    files = listing(Path(path), accepts, "OntoNotes in CoNLL-2012 columns")
+    files = listing(path, accepts, "OntoNotes in CoNLL-2012 columns")
     gold = [file for file in files if file.name.endswith("gold_conll")]
-    return unique(document for file in gold or files for document in _read_file(file))
+    found: list[Found] = []
+    for file in gold or files:
+        with problems.passing("file"):
+            found += _read_file(file, problems)
+    return unique(found, problems)
 
 
-def _read_file(path: Path) -> list[Document]:
-    documents: list[Document] = []
+def _read_file(path: Path, problems: Problems) -> list[Found]:
+    documents: list[Found] = []
     part: _Part | None = None
-    number = 0
+    number = begun = 0
+    damaged, before = False, problems.number
     for number, line in enumerate(read_text(path).split("\n"), 1):
         row = line.split()
         wrong = ""
+        if damaged and not line.startswith("#begin"):
+            continue
         if line.startswith("#begin"):
             begin = _BEGIN.fullmatch(line)
             if begin is None or part is not None:
                 wrong = "a document begins inside another" if begin else "no name of a document"
             else:
-                part = _Part(begin[1], int(begin[2] or 0))
+                part, begun, damaged = _Part(begin[1], int(begin[2] or 0)), number, False
         elif part is None:
             wrong = "this stands before `#begin document (…)`" if row else ""
         elif not row or line.startswith("#end"):
             wrong = part.end_sentence()
             if row and not wrong:
-                documents += [part.document()] if part.tokens else []
+                documents += [Found(part.document(), path, begun)] if part.tokens else []
                 part = None
         elif len(row) <= _ENTITY:
             wrong = f"{len(row)} columns, expected 12 or more"
         else:
             wrong = part.add(_BRACKETS.get(row[_WORD], row[_WORD]), row[_ENTITY])
         if wrong:
-            raise DataError.at(path, number, wrong)
+            problems.add(DataError.at(path, number, wrong), "document")
+            part, damaged = None, True
     if part is not None:
-        raise DataError.at(path, number, "the file ends before `#end document`")
-    if not documents:
-        raise DataError(f"{path}: the file holds no tokens")
+        error = DataError.at(path, number, "the file ends before `#end document`")
+        problems.add(error, "document")
+    if not documents and problems.number == before:
+        raise DataError.at(path, 0, "the file holds no tokens")
     return _with_words(path, documents)
 
 
-def _with_words(path: Path, documents: list[Document]) -> list[Document]:
+def _with_words(path: Path, documents: list[Found]) -> list[Found]:
     """The columns as they are given out have no words, only [WORD]."""
-    if all(set(document.text.split()) <= {"[WORD]"} for document in documents):
-        raise DataError(
-            f"{path}: the words are missing ([WORD]): fill them in from the LDC's release with "
-            "the script skeleton2conll of the shared task"
+    if documents and all(set(found.document.text.split()) <= {"[WORD]"} for found in documents):
+        raise DataError.at(
+            path,
+            0,
+            "the words are missing ([WORD]): fill them in from the LDC's release with "
+            "the script skeleton2conll of the shared task",
         )
     return documents

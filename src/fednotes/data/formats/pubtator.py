@@ -10,7 +10,6 @@ concept, `meta["relations"]` a row per relation.
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import Any
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, listing, read_text, same_text, unique
+from fednotes.data.formats.files import head, listing, read_text, same_text
+from fednotes.data.formats.problems import Found, Problems, unique
 
 _PASSAGE = re.compile(r"([^\s|]+)\|([ta])\|(.*)", re.DOTALL)
 _OFFSET = re.compile(r"[0-9]{1,9}")
@@ -37,23 +37,27 @@ class _Article:
 
 
 def accepts(path: Path) -> bool:
-    """Whether the first line is a title."""
+    """Whether the first line is a title, or the file's name says so."""
     lines = head(path)
     match = _PASSAGE.fullmatch(lines[0]) if lines else None
-    return match is not None and match.group(2) == "t"
+    return path.suffix == ".pubtator" or (match is not None and match.group(2) == "t")
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Document, ...]:
+def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """One document per article; id: its PMID.
 
-    Raises DataError, with the line, for a line that fits no pattern or offsets that do not
-    hold the mention's text.
+    Noted, with the line, are a line that fits no pattern and offsets that do not hold the
+    mention's text.
     """
-    files = listing(Path(path), accepts, "PubTator")
-    return unique(_document(file, a) for file in files for a in _articles(file))
+    found: list[Found] = []
+    for file in listing(path, accepts, "PubTator"):
+        with problems.passing("file"):
+            articles = _articles(file, problems)
+            found += [Found(_document(file, a, problems), file, a.line) for a in articles]
+    return unique(found, problems)
 
 
-def _articles(path: Path) -> list[_Article]:
+def _articles(path: Path, problems: Problems) -> list[_Article]:
     articles: list[_Article] = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
@@ -65,24 +69,29 @@ def _articles(path: Path) -> list[_Article]:
         columns = line.split("\t")
         name = passage.group(1) if passage else columns[0]
         if not articles or articles[-1].id != name:
-            raise DataError.at(path, number, "no title line with this PMID goes before")
-        if passage is None:
+            error = DataError.at(path, number, "no title line with this PMID goes before")
+            problems.add(error, "line")
+        elif passage is None:
             articles[-1].rows.append((number, columns))
         elif articles[-1].abstract is not None:
-            raise DataError.at(path, number, "a second abstract for one PMID")
+            problems.add(DataError.at(path, number, "a second abstract for one PMID"), "line")
         else:
             articles[-1].abstract = passage.group(3)
     return articles
 
 
-def _document(path: Path, article: _Article) -> Document:
+def _document(path: Path, article: _Article, problems: Problems) -> Document:
     text = f"{article.title}\n{article.abstract}" if article.abstract else article.title
     spans, concepts, relations = [], [], []
     for number, columns in article.rows:
         if _is_relation(columns, text):
             relations.append(tuple(columns[1:]))
             continue
-        span = _span(path, number, columns, text)
+        try:
+            span = _span(path, number, columns, text)
+        except DataError as error:
+            problems.add(error, "mention")
+            continue
         spans.append(span)
         if columns[5:]:
             concepts.append((span.start, span.end, span.label, *columns[5:]))

@@ -1,0 +1,320 @@
+"""`fednotes check` finds everything, of files and of jobs; readers leave out what they must."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_jobs import JOB, SITES, corpus
+
+from fednotes.checking import check_files, check_job
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.data.formats import examine, read
+from fednotes.predict import evaluate_path
+
+NOTE = "Ann took aspirin for pain.\nShe had a rash on the second day.\n"
+GOOD = "T1\tDrug 9 16\taspirin\n"
+
+
+def brat(folder: Path) -> Path:
+    """A folder in which every kind of thing is wrong once, and one note that is right."""
+    folder.mkdir()
+    files: dict[str, tuple[str | bytes, str]] = {
+        "good": (NOTE, GOOD),
+        "cut": (NOTE, GOOD + "T2\tADE 37 41\trash\nT3\tAD"),
+        "beyond": (NOTE, GOOD + "T2\tADE 90 94\trash\n"),
+        "moved": (NOTE, GOOD + "T2\tADE 36 40\trash\n"),
+        "twice": (NOTE, GOOD + GOOD),
+        "latin": (NOTE.replace("Ann", "Zoë").encode("latin-1"), GOOD),
+        "bare": (NOTE, ""),
+    }
+    for name, (text, lines) in files.items():
+        data = text if isinstance(text, bytes) else text.encode()
+        (folder / f"{name}.txt").write_bytes(data)
+        (folder / f"{name}.ann").write_text(lines)
+    (folder / "alone.ann").write_text(GOOD)
+    (folder / "unread.txt").write_text(NOTE)
+    return folder
+
+
+WRONG = [
+    ("alone.ann", None, "document"),
+    ("beyond.ann", 2, "mention"),
+    ("cut.ann", 3, "line"),
+    ("latin.txt", 1, "document"),
+    ("moved.ann", 2, "mention"),
+    ("twice.ann", 2, "line"),
+]
+
+
+def test_all_problems_of_all_files(tmp_path: Path) -> None:
+    found = check_files([brat(tmp_path / "notes")]).to_dict()
+    places = [(Path(p["file"]).name, p["line"], p["kind"]) for p in found["problems"]]
+    wrong = [("alone.txt" if name == "alone.ann" else name, *rest) for name, *rest in WRONG]
+    assert places == wrong
+    assert found["counts"] == {"problems": 6, "kinds": {"document": 2, "mention": 2, "line": 2}}
+    texts = [f for f in found["findings"] if f["code"] == "texts_without_annotations"]
+    assert [f["counts"] for f in texts] == [{"texts": 1}]
+    assert "rash" not in json.dumps(found)
+
+
+def test_refusing_and_skipping(tmp_path: Path) -> None:
+    """The refusal lists all; skipping leaves out the line, mention or document and counts it."""
+    folder = brat(tmp_path / "notes")
+    with pytest.raises(DataError, match=r"alone.txt: no such file \(and 5 more\)") as caught:
+        read(folder)
+    assert len(caught.value.problems) == 6
+    kept = {d.id: len(d.spans) for d in read(folder, None, "skip")}
+    assert kept == {"bare": 0, "beyond": 1, "cut": 2, "good": 1, "moved": 1, "twice": 1}
+    assert str(examine(folder)[1]) == "2 documents, 2 mentions, 2 lines"
+    skipped = check_files([folder], None, "skip")
+    assert not skipped.wrong
+    (left,) = skipped.report.of("left_out")
+    assert left.counts == {"document": 2, "mention": 2, "line": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "places", "documents"),
+    [
+        ("a.conll", "a O\nb B-X\n\nc O O\nd O\n\ne B-X\n", [(4, "line")], 2),
+        ("a.conll", "a X\nb Y\n", [(1, "line"), (2, "line")], 0),
+        ("a.jsonl", '{"text": "ab"}\n{"text"\n{"text": 3}\n', [(2, "line"), (3, "document")], 1),
+        (
+            "a.jsonl",
+            '{"text": "ab", "spans": [{"start": 0, "end": 9, "label": "X"}, [0, 1, "X"]]}\n',
+            [(1, "mention")],
+            1,
+        ),
+        ("a.pubtator", "1|t|ab\n1\t0\t9\tab\tX\n2\t0\t1\ta\tX\n", [(2, "mention"), (3, "line")], 1),
+    ],
+)
+def test_every_line_that_is_wrong(
+    tmp_path: Path, name: str, content: str, places: list[tuple[int, str]], documents: int
+) -> None:
+    """In a file whose name says its format, however much of it is wrong."""
+    (tmp_path / name).write_text(content)
+    found, problems = examine(tmp_path / name)
+    # PubTator's lines are read before its mentions.
+    assert sorted((p.line, p.kind) for p in problems.found) == places
+    assert len(found) == documents
+
+
+def test_ids_that_repeat(tmp_path: Path) -> None:
+    """Each is named with its line; ids that a reader makes of files and lines do not count."""
+    path = tmp_path / "a.jsonl"
+    rows = [{"id": name, "text": f"note {i}"} for i, name in enumerate("xyx")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = check_files([path]).to_dict()["problems"]
+    repeated = [(p["line"], p["kind"]) for p in problems if p["kind"] == "repeated_id"]
+    assert repeated == [(3, "repeated_id")]
+    (tmp_path / "b").mkdir()
+    for folder in ("b/one", "b/two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "n.conll").write_text("a B-X\n")
+    assert not [p for p in check_files([tmp_path / "b"]).wrong if p.kind == "repeated_id"]
+
+
+def lines(path: Path, numbers: range, patient: int = 0, same: str = "") -> Path:
+    """Notes of two sentences; `patient` of them share one, `same` is the id of the first."""
+    rows: list[dict[str, Any]] = []
+    for i in numbers:
+        text = f"Case number {i} took aspirin today.\nShe went home on day {i} of it."
+        start = text.index("aspirin")
+        rows.append({"id": f"n{i}", "text": text, "spans": [[start, start + 7, "Drug"]]})
+    for row in rows[:patient]:
+        row["patient"] = "p"
+    if same:
+        rows[0]["id"] = same
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "kinds"),
+    [
+        ({}, {}, []),
+        ({"patient": 2}, {"patient": 1}, ["shared_patients"]),
+        ({"same": "m7"}, {"same": "m7"}, ["shared_notes"]),
+        ({"same": "a:7"}, {"same": "a:7"}, []),  # as a reader would make it
+    ],
+)
+def test_a_note_or_patient_in_two_files(
+    tmp_path: Path, train: dict[str, Any], test: dict[str, Any], kinds: list[str]
+) -> None:
+    """Given to the command, and as train and test of a job."""
+    a = lines(tmp_path / "a.jsonl", range(30), **train)
+    b = lines(tmp_path / "b.jsonl", range(100, 130), **test)
+    assert [p.kind for p in check_files([a, b]).wrong] == kinds
+    job = tmp_path / "job.toml"
+    job.write_text(JOB + '[sites.north]\ntrain = "a.jsonl"\ntest = "b.jsonl"\n')
+    assert [p.kind for p in check_job(str(job)).wrong] == kinds
+
+
+def test_a_note_in_two_files_is_known_by_its_text(tmp_path: Path) -> None:
+    a = lines(tmp_path / "a.jsonl", range(30))
+    b = lines(tmp_path / "b.jsonl", range(29, 60), same="z")
+    (found,) = check_files([a, b]).wrong
+    assert found.kind == "shared_notes"
+    assert "1 notes are in a.jsonl and in b.jsonl" in found.message
+
+
+def test_sentences_of_a_note_in_two_parts(tmp_path: Path) -> None:
+    """Who asked for it is warned, and who did not has none."""
+    lines(tmp_path / "a.jsonl", range(60))
+    for split, level in (("", []), ('split = "sentence"\n', ["warning"] * 3)):
+        job = tmp_path / "job.toml"
+        job.write_text(JOB + f'[sites.north]\npath = "a.jsonl"\n{split}')
+        found = check_job(str(job))
+        assert not found.wrong
+        assert [f.level for f in found.report.of("shared_notes")] == level
+
+
+def test_a_job_of_sites_that_skip(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", range(60))
+    path.write_text(path.read_text() + "{\n{\n")
+    site = '[sites.north]\npath = "a.jsonl"\n'
+    job = tmp_path / "job.toml"
+    job.write_text(JOB + site)
+    assert [(p.line, p.kind) for p in check_job(str(job)).wrong] == [(61, "line"), (62, "line")]
+    job.write_text(JOB + site + 'on_error = "skip"\n')
+    found = check_job(str(job))
+    assert not found.wrong
+    assert found.sites is not None
+    assert "warning: north: 2 lines of a.jsonl cannot be used: left out" in found.sites.told
+
+
+def test_problems_of_every_site_and_of_the_model(tmp_path: Path) -> None:
+    for name, line in (("north", "a B-X\nb O\nc\n"), ("south", "a B-X\nb O\n\nc O O O\n")):
+        (tmp_path / f"{name}.conll").write_text(line)
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.replace("[model]", '[model]\nword_vectors = "none.txt"') + SITES)
+    wrong = check_job(str(job)).wrong
+    assert [(Path(p.file).name, p.line) for p in wrong[:2]] == [
+        ("north.conll", 3),
+        ("south.conll", 4),
+    ]
+    (model,) = wrong[2:]
+    assert "none.txt" in model.message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("[model]", '[model]\nword_vectors = "none.txt"', "none.txt"),
+        ("[model]", '[model]\ncontextual = "no/such"', "no/such"),
+        ("[model]", "[model]\ntager = 1", "unknown key 'tager'"),
+        ("[training]", "[training]\nepocs = 1", "unknown key 'epocs'"),
+        ("[training]", "[federation]\nsecure_sum = true\n[training]", "it takes 3"),
+        ("[training]", "[training", "not a TOML file"),
+    ],
+)
+def test_what_a_simulation_would_refuse(
+    tmp_path: Path, old: str, new: str, told: str, give: Callable[..., tuple[int, str, str]]
+) -> None:
+    """The check says what `simulate` says, and that before it trains."""
+    corpus(tmp_path / "north.conll", "Drug", "north")
+    corpus(tmp_path / "south.conll", "Drug", "south")
+    job = tmp_path / "job.toml"
+    job.write_text((JOB + SITES).replace(old, new, 1))
+    (wrong,) = check_job(str(job)).wrong
+    assert told in wrong.message
+    code, _, err = give("simulate", job, "--out", tmp_path / "run")
+    assert code == 2
+    assert told in err
+
+
+def test_the_command_itself(tmp_path: Path, give: Callable[..., tuple[int, str, str]]) -> None:
+    """0: nothing is wrong. 1: problems. 2: it could not be done."""
+    path = lines(tmp_path / "a.jsonl", range(30))
+    assert give("check", path)[0] == 0
+    code, out, _ = give("check", path, "--json")
+    assert code == 0
+    assert json.loads(out)["problems"] == []
+    path.write_text("{\n")
+    code, out, err = give("check", path, "--json")
+    assert (code, err) == (1, "")
+    (problem,) = json.loads(out)["problems"]
+    assert (problem["file"], problem["line"], problem["kind"]) == (str(path), 1, "line")
+    for wrong in (
+        [tmp_path / "nothing"],
+        [path, tmp_path / "nothing.jsonl"],
+        [path, path],
+        [path, "--format", "jsn"],
+        [path, "--set", "seed=2"],
+        ["no.toml"],
+        ["demo", "--set", "seed"],
+        ["demo", path],
+        ["demo", "--on-error", "skip"],
+    ):
+        code, out, err = give("check", *wrong)
+        assert (code, out, len(err.splitlines())) == (2, "", 1), wrong
+
+
+def test_what_is_no_job(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such job file"):
+        check_job(str(tmp_path / "no.toml"))
+
+
+def test_an_error_lists_twenty(tmp_path: Path, give: Callable[..., tuple[int, str, str]]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("{\n" * 50)
+    code, _, err = give("corpus", "stats", path)
+    rows = err.splitlines()
+    assert code == 2
+    assert "a.jsonl:1: no JSON" in rows[0]
+    assert rows[0].endswith("(and 49 more)")
+    assert "a.jsonl:20: " in rows[19]
+    assert rows[20].startswith("error: 30 more; `fednotes check` lists all")
+    assert len(rows) == 21
+
+
+def test_stats_of_what_can_be_used(
+    tmp_path: Path, give: Callable[..., tuple[int, str, str]]
+) -> None:
+    path = lines(tmp_path / "a.jsonl", range(30))
+    path.write_text(path.read_text() + "{\n")
+    code, out, _ = give("corpus", "stats", path, "--on-error", "skip", "--json")
+    assert code == 0
+    made = json.loads(out)
+    assert made["left_out"] == {"a.jsonl": {"line": 1}}
+    assert made["sites"][0]["documents"] == 30
+    assert "left out of a.jsonl: 1 line" in give("corpus", "stats", path, "--on-error", "skip")[1]
+
+
+class Finder:
+    """A model that finds the first two words of every note, as two types."""
+
+    tagset = TagSet(("ADE", "Drug"))
+
+    def predict(self, documents: Sequence[Document]) -> tuple[Document, ...]:
+        spans = (Span(0, 4, "Drug"), Span(5, 9, "ADE"))
+        return tuple(replace(d, spans=spans) for d in documents)
+
+
+@pytest.mark.parametrize(
+    ("types", "precision", "silent", "left"),
+    [((), 1.0, ("ADE",), ()), (("ADE", "Drug"), 0.5, (), ()), (("ADE",), 0.0, (), ("Drug",))],
+)
+def test_only_annotated_types_are_scored(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    types: tuple[str, ...],
+    precision: float,
+    silent: tuple[str, ...],
+    left: tuple[str, ...],
+) -> None:
+    """Ten notes with one drug each that is found, and no word on side effects: what is found of
+    these is wrong only where they are asked for."""
+    path = tmp_path / "gold.jsonl"
+    row = json.dumps({"text": "drug rash", "spans": [[0, 4, "Drug"]]}) + "\n"
+    path.write_text(row * 10)
+    monkeypatch.setattr("fednotes.predict.load_model", lambda *given: Finder())
+    found = evaluate_path(tmp_path, path, None, "cpu", types=types)
+    assert found.scores["strict"]["precision"] == precision
+    assert (found.silent, found.left) == (silent, left)
+    assert set(found.scores["by_type"]) <= set(types or ("Drug",))
