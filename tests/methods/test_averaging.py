@@ -95,8 +95,11 @@ def run(sites: list[Fit], config: Averaging, **options: Any) -> dict[str, torch.
     return server.result
 
 
-def by_hand(site: Fit, config: Averaging, epochs: int) -> dict[str, torch.Tensor]:
-    """A plain torch loop: AdamW in two groups, linear rise and fall, gradients clipped."""
+def by_hand(
+    site: Fit, config: Averaging, epochs: int, losses: list[tuple[float, int]] | None = None
+) -> dict[str, torch.Tensor]:
+    """A plain torch loop: AdamW in two groups, linear rise and fall, gradients clipped. losses:
+    receives each step's, and over how many points."""
     model = net()
     weights = [p for p in model.parameters() if p.dim() > 1]
     biases = [p for p in model.parameters() if p.dim() == 1]
@@ -115,7 +118,10 @@ def by_hand(site: Fit, config: Averaging, epochs: int) -> dict[str, torch.Tensor
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * (up if step < rise else min(1.0, down))
             optimizer.zero_grad()
-            (model(site.x[rows]) - site.y[rows]).square().mean().backward()
+            loss = (model(site.x[rows]) - site.y[rows]).square().mean()
+            loss.backward()
+            if losses is not None:
+                losses.append((float(loss.detach()), len(rows)))
             torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
             optimizer.step()
             step += 1
@@ -132,6 +138,18 @@ def test_one_site_federated_is_central_training_bit_for_bit(local: int) -> None:
     config = replace(CONFIG, local_epochs=local)
     site = Fit(1, config)
     assert equal(run([site], config), by_hand(site, config, 3 * local))
+
+
+def test_a_cycles_loss_is_the_mean_over_its_examples() -> None:
+    """Of two epochs over 14 points in steps of 4, 4, 4 and 2, by NumPy's average."""
+    config = replace(CONFIG, cycles=1, local_epochs=2)
+    told: list[float] = []
+    run([Fit(1, config, 14)], config, observer=lambda r: told.append(r.metrics["loss"]))
+    losses: list[tuple[float, int]] = []
+    by_hand(Fit(1, config, 14), config, 2, losses)
+    assert [points for _, points in losses] == [4, 4, 4, 2] * 2
+    values, points = np.array(losses).T
+    assert told == [pytest.approx(np.average(values, weights=points), rel=1e-6)]
 
 
 def test_the_mean_is_weighted_by_sample_sizes() -> None:

@@ -450,7 +450,7 @@ def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) 
     no later one is better than all before; the third only finds more by half."""
     gold = Document("1", "a b c d e f", (Span(0, 3, "Drug"), Span(4, 7, "Drug")))
     exact, half, other = gold.spans[0], Span(4, 5, "Drug"), Span(0, 1, "Drug")
-    member = fedner.Site(replace(sites[0], tags=TagSet(("Drug",))), config(sites[:1]))
+    member = fedner.Site(sites[0], config(sites[:1]))
     member.data = replace(member.data, valid=(gold,))
     kept = []
     for found in ((exact, Span(8, 9, "Drug")), (other, half), (exact, half), (half,)):

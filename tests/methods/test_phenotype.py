@@ -199,6 +199,14 @@ def test_a_classifier_that_nobody_trained_stays() -> None:
     assert averaged(shared, Total.of([update]))["svm.weight"].tolist() == [[3.0, 2.0]]
 
 
+def test_one_patient_is_enough_to_move_a_classifier() -> None:
+    """Of one patient at one site the sum is the mean; of none the classifier stays."""
+    shared = {"svm.weight": torch.tensor([[3.0, 5.0]])}
+    given = {"svm.weight": torch.tensor([[0.0, 8.0]]).double()}
+    update = Update({**given, "patients": torch.tensor([0.0, 1.0]).double()})
+    assert averaged(shared, Total.of([update]))["svm.weight"].tolist() == [[3.0, 8.0]]
+
+
 def test_calibration_is_the_pooled_one() -> None:
     """Platt scaling of all held-out patients in one place gives the same a and b."""
     sites = sites_of(3)

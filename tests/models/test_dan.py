@@ -168,6 +168,17 @@ def test_nothing_labelled_is_zero_and_moves_nothing() -> None:
     assert all(torch.equal(before[n], p) for n, p in dan.trainable().items())
 
 
+def test_one_labelled_pair_is_the_mean() -> None:
+    """Minus the logarithm of NumPy's sigmoid of the one labelled output."""
+    dan, labels = network().eval(), np.full((2, OUTPUTS), -1, np.int8)
+    bags = Bags.of([[1], [2]], VOCABULARY)
+    labels[1, 3] = 1
+    logit = float(dan(bags)[1, 3].detach())
+    assert float(dan.loss(bags, labels).detach()) == pytest.approx(
+        np.log1p(np.exp(-logit)), rel=1e-5
+    )
+
+
 def test_unlabelled_pairs_do_not_count() -> None:
     """Oracle: a network of the labelled outputs alone; 2 (questionable) counts as unlabelled."""
     dan, labels = network(), random_labels()

@@ -42,5 +42,5 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
         )
     row, column, count = bags.counts()
     value = count * idf[column]  # [phenotype tf-idf]
-    length = np.sqrt(np.bincount(row, value**2, minlength=len(bags)))  # [phenotype tf-idf]
+    length = np.sqrt(np.bincount(row, value**2))  # [phenotype tf-idf]
     return Features.from_entries(row, column, value / length[row], (len(bags), bags.vocabulary))
