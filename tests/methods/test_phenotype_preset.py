@@ -328,6 +328,17 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path: Path, last: int) -> N
         assert torch.equal(again.tensors[name], value), name
 
 
+def test_the_secure_sum_agrees_on_the_same_concepts_and_start() -> None:
+    """Counts are whole numbers there; the rest differs by its fixed point."""
+    sites, config = with_vectors(sites_of(3)), paper_config(cycles=1)
+    plain, _ = trained(sites, config)
+    secure, _ = trained(sites, config, secure=True)
+    assert torch.equal(secure.tensors["network.known"], plain.tensors["network.known"])
+    for name in ("embedding", "hidden_weight"):
+        one, other = (state.tensors[f"network.{name}"] for state in (secure, plain))
+        assert torch.allclose(one, other, atol=1e-3), name
+
+
 # ---- what cannot be
 
 
