@@ -120,7 +120,7 @@ class Config:
             )
 
 
-# "paper" is Appendix C; "best" what was measured to be best on a CPU: docs/results.md
+# "paper" is Appendix C; "best" is what few runs on a CPU suggest: docs/results.md
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "training": {"rounds": 25, "local_epochs": 1, "batch_size": 8, "learning_rate": 3e-5},
