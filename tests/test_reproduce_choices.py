@@ -357,6 +357,23 @@ def test_the_other_jobs_of_a_grid(
     assert [row["label"] for row in table["rows"]] == ["mine, pre-trained"]
 
 
+def test_pairs_of_rows_that_several_jobs_have(tiny: Start, tmp_path: Path) -> None:
+    """`{job}` in both: a pair for each job."""
+    rows = "".join(
+        f'[[runs]]\nlabel = "{{job}}, {label}"\nbase = "{job}"\nconditions = ["federated"]\n'
+        for job in ("real", "paper")
+        for label in ("a", "b")
+    )
+    start = GRID.index("[[runs]]")
+    old = '[["searched/federated", "plain/federated"]]'
+    tiny(GRID[:start].replace(old, '[["{job}, a/federated", "{job}, b/federated"]]') + rows)
+    table = reproduce("fedner-tiny", tmp_path / "out", workers=1)
+    assert [(pair["first"], pair["second"]) for pair in table["pairs"]] == [
+        (f"{job}, a, federated", f"{job}, b, federated") for job in ("real", "paper")
+    ]
+    assert "3 seeds: no difference is claimed." in lines(tmp_path / "out")
+
+
 CORPORA = {  # every experiment on a job of its method with two sites of other names
     "fedner": '[model]\nword_vectors = "glove.txt"\ncontextual = "minilm"',
     "distill": '[tags]\ndesign = "disjoint"\ntypes = ["A", "B"]',

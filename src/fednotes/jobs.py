@@ -19,6 +19,7 @@ import pkgutil
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
@@ -145,7 +146,8 @@ class Sites:
         return (*(f"warning: {text}" for text in self.warnings), *self.notes)
 
 
-def built_in_jobs() -> dict[str, Path]:
+@lru_cache(maxsize=1)
+def built_in_jobs() -> Mapping[str, Path]:
     """The jobs that come with the package, by name: `demo`, `fedner/table2`, …"""
     root = Path(str(resources.files("fednotes") / "experiments"))
     found = {str(path.relative_to(root).with_suffix("")): path for path in root.rglob("*.toml")}

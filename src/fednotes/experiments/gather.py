@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,11 +18,17 @@ from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
 
 
 def gather(
-    grid: Grid, rows: Sequence[Row], size: Size, runs: Sequence[Run], tried: Tried
+    grid: Grid,
+    rows: Sequence[Row],
+    size: Size,
+    runs: Sequence[Run],
+    tried: Tried,
+    names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Mean and standard deviation over seeds for every row, condition and site.
 
-    runs: one for each row, condition and seed. tried: what `choose` found on the way.
+    runs: one for each row, condition and seed. tried: what `choose` found on the way. names: of
+    the jobs, for pairs of rows whose labels have one.
     """
     found, read = [], {}
     for row in rows:
@@ -47,7 +54,7 @@ def gather(
         "megabytes": grid.megabytes,
         "seconds": grid.seconds,
         "rows": found,
-        **_tested(grid, read),
+        **_tested(grid, read, names),
         "paper": grid.paper,
         "paper_note": grid.paper_note,
     }
@@ -102,21 +109,25 @@ def choose(runs: Sequence[Run]) -> tuple[Settings, list[dict[str, Any]]]:
     return best, [{"set": list(choice), "validation": mean} for choice, mean in means.items()]
 
 
-def _tested(grid: Grid, read: Mapping[tuple[str, str], Summaries]) -> dict[str, Any]:
+def _tested(
+    grid: Grid, read: Mapping[tuple[str, str], Summaries], names: Sequence[str]
+) -> dict[str, Any]:
     """The pairs, or why they could not be tested. Nothing is claimed of validation scores."""
     try:
-        return {"pairs": [] if grid.score == "validation" else list(_pairs(grid, read))}
+        return {"pairs": [] if grid.score == "validation" else list(_pairs(grid, read, names))}
     except MissingExtra as missing:
         return {"pairs": [], "untested": str(missing)}
 
 
-def _pairs(grid: Grid, read: Mapping[tuple[str, str], Summaries]) -> Iterator[dict[str, Any]]:
+def _pairs(
+    grid: Grid, read: Mapping[tuple[str, str], Summaries], names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     """Pairs of rows: the mean difference over the seeds that both have, tested where these are
     enough."""
     both = [(name, "federated") for name, c in read if c == "alone" and (name, "federated") in read]
     asked = [((name, c), (name, "alone")) for name, c in both]
-    for pair in grid.pairs:
-        first, second = (_end(name) for name in pair)
+    for pair, name in product(grid.pairs, names or ("",)):
+        first, second = (_end(text.replace("{job}", name)) for text in pair)
         if first in read and second in read:  # a row may be of the full size alone
             asked.append((first, second))
     for ends in dict.fromkeys(asked):

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ from fednotes.stopping import call
 Told = Callable[[str, int, int], None]  # the run that has ended, how many have, of how many
 
 
-def grids() -> dict[str, Path]:
+@lru_cache(maxsize=1)
+def grids() -> Mapping[str, Path]:
     """Grid files by name, such as `fedner-table2`."""
     root = Path(str(resources.files("fednotes") / "experiments"))
     found = {f"{path.parent.name}-{path.stem}": path for path in sorted(root.glob("*/*.toml"))}
@@ -114,7 +116,8 @@ def reproduce(
     if grid.attention is not None:
         table = _attention(grid.attention, models[size.seeds[0]], folder, size, jobs, grid.base)
     else:
-        table = gather(grid, rows, size, runs, tried)
+        names = list(dict.fromkeys(jobs.named(row.base or grid.base) for row in rows))
+        table = gather(grid, rows, size, runs, tried, names)
     table |= {"experiment": name, "full": full, "settings": list(settings)}
     table |= {"base": dict(jobs.own), "name": called}
     write_json(folder / "results.json", table, private=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fednotes.metrics.compare import FEWEST_SEEDS
+
 KINDS = ("strict", "relaxed")
 MISSING = {"mean": None, "std": None, "n": 0}  # of a number that exists in no run
 _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"))
@@ -23,6 +25,7 @@ def _lines(table: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     if table.get("by_output"):
         yield from _disease_lines(table)
+        yield from _choice_lines(table)
         yield from _pair_lines(table)
         return
     if table["columns"]:
@@ -70,11 +73,12 @@ def _pair_lines(table: Mapping[str, Any]) -> Iterator[str]:
             cells = [_difference(pair["differences"].get(name)) for name in columns]
             names = f"{pair['first']} − {pair['second']}"
             yield f"| {names} | {len(pair['seeds'])} | " + " | ".join(cells) + " |"
-    few = {len(pair["seeds"]) for pair in table["pairs"] if not pair["differences"]}
-    for seeds in sorted(few):
+    few = {len(row["seeds"]) for row in table["rows"] if len(row["seeds"]) < FEWEST_SEEDS}
+    if few and table["score"] == "test":
         yield ""
-        yield f"{seeds} seed{'s' * (seeds != 1)}: no difference is claimed" + (
-            " between the other rows." if tested else "."
+        yield (
+            f"{' or '.join(map(str, sorted(few)))} seed{'s' * (few != {1})}: no difference is "
+            + ("claimed between the other rows." if tested else "claimed.")
         )
     if "untested" in table:
         yield ""

@@ -123,7 +123,7 @@ class Config:
             )
 
 
-# "paper" is Appendix C; "best" what was measured to be best on a CPU: docs/results.md
+# "paper" is Appendix C; "best" is what few runs on a CPU suggest: docs/results.md
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
         "training": {
