@@ -192,11 +192,10 @@ def _report(job: Job, sites: Sites) -> Report:
     if job.silos and chosen:
         chosen = {site.id for site in sites.data}
     known = {(f.code, f.where) for f in sites.findings}
-    bare = {where for code, where in known if code == "bare_documents"}
     found = [
         finding
         for finding in check_sites(list(sites.data), chosen=chosen).findings
         if (finding.code, finding.where) not in known
-        and not (finding.code == "bare_documents" and finding.where.split("/")[0] in bare)
+        and not (finding.code == "bare_documents" and job.synthetic is None)
     ]
     return Report((*sites.findings, *found))
