@@ -318,3 +318,21 @@ def test_only_annotated_types_are_scored(
     assert found.scores["strict"]["precision"] == precision
     assert (found.silent, found.left) == (silent, left)
     assert set(found.scores["by_type"]) <= set(types or ("Drug",))
+
+
+def test_runs_are_compared_on_the_data_they_had(
+    tmp_path: Path, give: Callable[..., tuple[int, str, str]]
+) -> None:
+    """A job that would be split otherwise now is told from the run it made."""
+    for name in ("north", "south"):
+        corpus(tmp_path / f"{name}.conll", "Drug", name)
+    job, run = tmp_path / "job.toml", tmp_path / "run"
+    job.write_text(JOB.replace('["federated"]', '["alone", "federated"]') + SITES)
+    assert give("simulate", job, "--out", run)[0] == 0
+    assert give("compare", run, run, "--samples", 5)[0] == 0
+    record = json.loads((run / "job.json").read_text())
+    record["notes"]["south"] = "0" * 64
+    (run / "job.json").write_text(json.dumps(record))
+    code, _, err = give("compare", run, run, "--samples", 5)
+    assert code == 2
+    assert "site 'south' has other data, or parts, than when this run was made" in err
