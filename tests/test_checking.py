@@ -158,7 +158,10 @@ def test_a_note_or_patient_in_two_files(
 def test_a_note_in_two_files_is_known_by_its_text(tmp_path: Path) -> None:
     a = lines(tmp_path / "a.jsonl", range(30))
     b = lines(tmp_path / "b.jsonl", range(29, 60), same="z")
-    (found,) = check_files([a, b]).wrong
+    checked = check_files([a, b])
+    (leak,) = checked.report.of("leakage")
+    assert leak.counts == {"sentences": 2, "of": 62, "long": 2}
+    (found,) = checked.wrong
     assert found.kind == "shared_notes"
     assert "1 notes are in a.jsonl and in b.jsonl" in found.message
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.data.checks import check_documents, check_sites, in_two_parts, problem_findings
+from fednotes.data.checks import check_documents, check_sites, in_two_parts, leaks, problem_findings
 from fednotes.data.findings import Report
 from fednotes.data.formats import examine
 from fednotes.data.formats.problems import OnError
@@ -96,7 +96,8 @@ def check_files(
         report += Report(tuple(problem_findings(problems, name, path.name)))
         if documents or not problems.found:
             report += check_documents(documents, None, name)
-    return Checked(tuple(found), number, report + Report(tuple(in_two_parts(parts, "corpus"))))
+    between = (*in_two_parts(parts, "corpus"), *leaks(parts, "corpus"))
+    return Checked(tuple(found), number, report + Report(between))
 
 
 def _bare(error: Exception, path: Path) -> str:

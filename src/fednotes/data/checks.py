@@ -323,14 +323,23 @@ def _site_findings(
     site: SiteData, keys: Mapping[tuple[str, str], Counter[str]], chosen: bool
 ) -> Iterable[Finding]:
     """Leakage between the parts of one site, and parts that can teach or measure nothing."""
-    for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")):
-        what = f"sentences of {b} occur in {a}"
-        yield from _leak(keys[site.id, a], keys[site.id, b], "leakage", site.id, what)
+    yield from _leaks({part: keys[site.id, part] for part in _parts(site)}, site.id)
     yield from in_two_parts(_parts(site), site.id, "warning" if chosen else "error")
     for part, level, code, effect in _WITHOUT_MENTIONS:
         documents = _parts(site)[part]
         if documents and not any(d.spans for d in documents):
             yield Finding(level, code, f"{site.id}/{part}", f"nothing is annotated{effect}")
+
+
+def leaks(parts: Mapping[str, Sequence[Document]], where: str) -> Iterable[Finding]:
+    """Sentences that are in two parts, each pair of parts by itself."""
+    keys = {p: Counter(k for d in own for k in sentence_keys(d)) for p, own in parts.items()}
+    yield from _leaks(keys, where)
+
+
+def _leaks(keys: Mapping[str, Counter[str]], where: str) -> Iterable[Finding]:
+    for a, b in combinations(keys, 2):
+        yield from _leak(keys[a], keys[b], "leakage", where, f"sentences of {b} occur in {a}")
 
 
 def in_two_parts(
