@@ -20,6 +20,8 @@ WORKERS ?= -n auto --dist worksteal
 VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := build/tools
+# Errors alone: twice quiet leaves out warnings of caches, versions and users.
+INSTALL := pip install -qq --disable-pip-version-check --root-user-action=ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -70,7 +72,7 @@ audit: $(VENV)/.dev $(TOOLS)/.done
 # These stay out of the environment that they judge.
 $(TOOLS)/.done:
 	$(PYTHON) -m venv --clear $(TOOLS)
-	$(TOOLS)/bin/python -m pip install --quiet 'cyclonedx-bom>=7,<8' 'pip-audit>=2.9,<3'
+	$(TOOLS)/bin/python -m $(INSTALL) 'cyclonedx-bom>=7,<8' 'pip-audit>=2.9,<3'
 	@touch $@
 
 clean:
@@ -87,14 +89,14 @@ $(VENV)/.torch:
 		echo "fednotes needs Python 3.11 or newer, and '$(PYTHON)' is" \
 			"$$($(PYTHON) --version 2>&1): name a newer one: make PYTHON=python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m $(INSTALL) '$(TORCH)'
 	@touch $@
 
 $(VENV)/.base: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install --quiet -e .
+	$(BIN)/python -m $(INSTALL) -e .
 	@touch $@
 
 # The development environment is the base one and more.
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m $(INSTALL) -e '.[dev]'
 	@touch $(VENV)/.base $@

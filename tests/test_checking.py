@@ -158,7 +158,10 @@ def test_a_note_or_patient_in_two_files(
 def test_a_note_in_two_files_is_known_by_its_text(tmp_path: Path) -> None:
     a = lines(tmp_path / "a.jsonl", range(30))
     b = lines(tmp_path / "b.jsonl", range(29, 60), same="z")
-    (found,) = check_files([a, b]).wrong
+    checked = check_files([a, b])
+    (leak,) = checked.report.of("leakage")
+    assert leak.counts == {"sentences": 2, "of": 62, "long": 2}
+    (found,) = checked.wrong
     assert found.kind == "shared_notes"
     assert "1 notes are in a.jsonl and in b.jsonl" in found.message
 
@@ -318,3 +321,21 @@ def test_only_annotated_types_are_scored(
     assert found.scores["strict"]["precision"] == precision
     assert (found.silent, found.left) == (silent, left)
     assert set(found.scores["by_type"]) <= set(types or ("Drug",))
+
+
+def test_runs_are_compared_on_the_data_they_had(
+    tmp_path: Path, give: Callable[..., tuple[int, str, str]]
+) -> None:
+    """A job that would be split otherwise now is told from the run it made."""
+    for name in ("north", "south"):
+        corpus(tmp_path / f"{name}.conll", "Drug", name)
+    job, run = tmp_path / "job.toml", tmp_path / "run"
+    job.write_text(JOB.replace('["federated"]', '["alone", "federated"]') + SITES)
+    assert give("simulate", job, "--out", run)[0] == 0
+    assert give("compare", run, run, "--samples", 5)[0] == 0
+    record = json.loads((run / "job.json").read_text())
+    record["notes"]["south"] = "0" * 64
+    (run / "job.json").write_text(json.dumps(record))
+    code, _, err = give("compare", run, run, "--samples", 5)
+    assert code == 2
+    assert "site 'south' has other data, or parts, than when this run was made" in err

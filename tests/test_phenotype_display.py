@@ -23,7 +23,7 @@ from fednotes.display import (
     patients_table,
     result_table,
 )
-from fednotes.simulate import _hints
+from fednotes.hints import nothing_found
 
 
 def shown(table: Table | None, width: int = 200) -> list[list[str]]:
@@ -120,10 +120,10 @@ def test_a_narrow_terminal_cuts_names_not_numbers(width: int) -> None:
 def test_hints_name_what_was_never_found() -> None:
     score = site_score(1)
     score["by_output"]["asthma"]["present"]["predicted"] = 0
-    (never, lone) = _hints({"north": {"federated": score}})
+    (never, lone) = nothing_found({"north": {"federated": score}})
     assert never.startswith("north, federated: predicts nobody to have asthma:")
     assert "all present or all absent for gout" in lone
-    assert list(_hints({"north": {"federated": codes_alone(1)}})) == []
+    assert list(nothing_found({"north": {"federated": codes_alone(1)}})) == []
 
 
 # what `check` shows

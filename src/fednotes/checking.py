@@ -12,7 +12,7 @@ from typing import Any
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.data.checks import check_documents, check_sites, in_two_parts, problem_findings
+from fednotes.data.checks import check_documents, check_sites, in_two_parts, leaks, problem_findings
 from fednotes.data.findings import Report
 from fednotes.data.formats import examine
 from fednotes.data.formats.problems import OnError
@@ -96,7 +96,8 @@ def check_files(
         report += Report(tuple(problem_findings(problems, name, path.name)))
         if documents or not problems.found:
             report += check_documents(documents, None, name)
-    return Checked(tuple(found), number, report + Report(tuple(in_two_parts(parts, "corpus"))))
+    between = (*in_two_parts(parts, "corpus"), *leaks(parts, "corpus"))
+    return Checked(tuple(found), number, report + Report(between))
 
 
 def _bare(error: Exception, path: Path) -> str:
@@ -192,11 +193,10 @@ def _report(job: Job, sites: Sites) -> Report:
     if job.silos and chosen:
         chosen = {site.id for site in sites.data}
     known = {(f.code, f.where) for f in sites.findings}
-    bare = {where for code, where in known if code == "bare_documents"}
     found = [
         finding
         for finding in check_sites(list(sites.data), chosen=chosen).findings
         if (finding.code, finding.where) not in known
-        and not (finding.code == "bare_documents" and finding.where.split("/")[0] in bare)
+        and not (finding.code == "bare_documents" and job.synthetic is None)
     ]
     return Report((*sites.findings, *found))

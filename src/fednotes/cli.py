@@ -232,8 +232,8 @@ def evaluate(
     asked = tuple(dict.fromkeys(name.strip() for name in types.split(",") if name.strip()))
     of_patients = is_phenotyper(model)
     if of_patients:
-        if format or asked:
-            option = "--format" if format else "--types"
+        if format or asked or on_error is OnError.skip:
+            option = "--format" if format else "--types" if asked else "--on-error"
             raise FednotesError(f"{option} is for annotated text, not for labelled patients")
         place = dictionary or backbone
         scores, unknown = evaluate_patients(model, path, device, renamed, place, labels)

@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.core.types import Document
+from fednotes.core.types import Document, SiteData
 from fednotes.data.patient_sites import SitePatients
 from fednotes.jobs import CONDITIONS, POOLED, Job, parse_job
 from fednotes.metrics.classification import paired_auroc, paired_macro_f1
@@ -17,7 +17,7 @@ from fednotes.metrics.compare import Bootstrap, paired_bootstrap
 from fednotes.models.features import default_cache
 from fednotes.models.phenotyper import Phenotyper, load_phenotyper
 from fednotes.models.saving import load_model
-from fednotes.run_folder import recorded
+from fednotes.run_folder import fingerprint, recorded
 from fednotes.sites import load_sites
 
 ALL_SITES = "all sites"  # the row of runs whose sites share their test patients
@@ -51,8 +51,11 @@ def compare_runs(
         others = own if same else load_sites(job_b).data
         return compare_patients((a, own, condition), (b, others, against), samples, metric)
     sites = load_sites(job_a).data
+    _require_same(a, sites)
     if a.resolve() != b.resolve():
-        other = {site.id: site.test for site in load_sites(job_b).data}
+        others = load_sites(job_b).data
+        _require_same(b, others)
+        other = {site.id: site.test for site in others}
         for site in sites:
             if [d.text for d in other.get(site.id, ())] != [d.text for d in site.test]:
                 raise DataError(f"{a} and {b} do not have the same test data at site {site.id!r}")
@@ -66,6 +69,18 @@ def compare_runs(
             site.test, predicted[0], predicted[1], metric, samples, types=site.tags.types
         )
     return found
+
+
+def _require_same(run: Path, sites: Sequence[SiteData]) -> None:
+    """Raises DataError unless a run's sites are split as they were when it trained."""
+    before = recorded(run).get("notes", {})
+    for site in sites:
+        if before.get(site.id, own := fingerprint(site)) != own:
+            raise DataError(
+                f"{run}: site {site.id!r} has other data, or parts, than when this run was made: "
+                "what it is tested on may be what it learnt; give it its files back (jobs without "
+                '`split` were once split by sentence: add split = "sentence" to its job.json)'
+            )
 
 
 def job_of(run: Path) -> Job:

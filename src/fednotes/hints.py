@@ -16,11 +16,12 @@ def pooled_below_alone(
     conditions: Mapping[str, Mapping[str, float]],
     sites: Sequence[Any],
     heads: bool,
+    personal: int = 0,
 ) -> Iterator[str]:
     """A line where one model of all notes is worse than each site's own, with what the run knows.
 
     mean, conditions: of the summary. sites: their data. heads: whether pooled has an output
-    layer for each site.
+    layer for each site. personal: epochs of its own that a site has alone, and pooled has not.
     """
     kind = next((k for k in _JUDGED if k in mean.get("alone", {})), "")
     own, pooled = (((mean.get(c) or {}).get(kind) or {}).get("f1") for c in ("alone", "pooled"))
@@ -36,6 +37,8 @@ def pooled_below_alone(
         )
     elif len(sites) > 1:
         reasons.append("one model serves all sites, whose notes may differ in kind")
+    if personal:
+        reasons.append(f"alone ends with {personal} personal epochs, pooled has none")
     if rounds["pooled"] < each:
         reasons.append("it took fewer rounds: raise epochs or patience")
     yield (

@@ -338,6 +338,8 @@ def _summary(
     federated = conditions.get("federated", {})
     mean = {c: mean_scores([scores[s][c] for s in ids]) for c in conditions}
     heads = any(part.condition == "pooled" and len(part.sites) > 1 for part in parts)
+    epochs = {part.condition: getattr(part.config, "personal_epochs", 0) for part in parts}
+    personal = epochs.get("alone", 0) - epochs.get("pooled", 0)
     return {
         "title": job.title,
         "method": job.method,
@@ -362,7 +364,7 @@ def _summary(
             *described(results),
             *nothing_found(scores),
             *(never_right(scores, sites.data) if job.data == "documents" else ()),
-            *pooled_below_alone(mean, conditions, sites.data, heads),
+            *pooled_below_alone(mean, conditions, sites.data, heads, max(0, personal)),
         ],
     }
 

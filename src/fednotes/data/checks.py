@@ -122,7 +122,7 @@ def bare_documents(documents: Sequence[Document], where: str) -> Iterable[Findin
     """How many documents have no mention; sentences of a document that was cut count once."""
     annotated: dict[str, bool] = {}
     for number, document in enumerate(documents):
-        name = str(document.meta.get("document", f"#{number}"))
+        name = _counted_as(document, number)
         annotated[name] = annotated.get(name, False) or bool(document.spans)
     if bare := sum(not found for found in annotated.values()):
         yield Finding(
@@ -132,6 +132,11 @@ def bare_documents(documents: Sequence[Document], where: str) -> Iterable[Findin
             f"{bare} of {len(annotated)} documents have no mention",
             {"documents": bare, "of": len(annotated)},
         )
+
+
+def _counted_as(document: Document, number: int) -> str:
+    """What a document counts as: the note that it was cut out of, or itself, the number-th."""
+    return str(document.meta.get("document", f"#{number}"))
 
 
 def note_of(document: Document) -> str:
@@ -149,21 +154,23 @@ def _text(documents: Sequence[Document], where: str) -> Iterable[Finding]:
             f"{blank} documents are blank",
             {"documents": blank},
         )
-    odd = held = 0
-    for document in documents:
+    odd = 0
+    held: set[str] = set()
+    for place, document in enumerate(documents):
         if document.text.isprintable():
             continue
         number = sum(not c.isprintable() and not c.isspace() for c in document.text)
         number -= len(joiners(document.text))
-        odd, held = odd + number, held + bool(number)
+        odd += number
+        held |= {_counted_as(document, place)} if number else set()
     if odd:
         yield Finding(
             "warning",
             "unprintable",
             where,
-            f"{odd} characters in {held} documents cannot be printed (control characters, "
+            f"{odd} characters in {len(held)} documents cannot be printed (control characters, "
             "byte-order marks, private use)",
-            {"characters": odd, "documents": held},
+            {"characters": odd, "documents": len(held)},
         )
 
 
@@ -316,14 +323,23 @@ def _site_findings(
     site: SiteData, keys: Mapping[tuple[str, str], Counter[str]], chosen: bool
 ) -> Iterable[Finding]:
     """Leakage between the parts of one site, and parts that can teach or measure nothing."""
-    for a, b in (("train", "valid"), ("train", "test"), ("valid", "test")):
-        what = f"sentences of {b} occur in {a}"
-        yield from _leak(keys[site.id, a], keys[site.id, b], "leakage", site.id, what)
+    yield from _leaks({part: keys[site.id, part] for part in _parts(site)}, site.id)
     yield from in_two_parts(_parts(site), site.id, "warning" if chosen else "error")
     for part, level, code, effect in _WITHOUT_MENTIONS:
         documents = _parts(site)[part]
         if documents and not any(d.spans for d in documents):
             yield Finding(level, code, f"{site.id}/{part}", f"nothing is annotated{effect}")
+
+
+def leaks(parts: Mapping[str, Sequence[Document]], where: str) -> Iterable[Finding]:
+    """Sentences that are in two parts, each pair of parts by itself."""
+    keys = {p: Counter(k for d in own for k in sentence_keys(d)) for p, own in parts.items()}
+    yield from _leaks(keys, where)
+
+
+def _leaks(keys: Mapping[str, Counter[str]], where: str) -> Iterable[Finding]:
+    for a, b in combinations(keys, 2):
+        yield from _leak(keys[a], keys[b], "leakage", where, f"sentences of {b} occur in {a}")
 
 
 def in_two_parts(

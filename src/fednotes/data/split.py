@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, Offsets, SiteData, Span, TagSet
 from fednotes.data.stats import overlapping_forms, span_form
@@ -197,9 +197,11 @@ def _unit(items: Sequence[Document], index: int, by: str) -> str:
     value = document.patient if by == "patient" else document.meta.get(by)
     if value is None:
         lacking = sum((d.patient if by == "patient" else d.meta.get(by)) is None for d in items)
+        hint = nearest(by, ("patient", "document", "sentence", *document.meta))
+        if by == "patient" or not hint.startswith("did"):
+            hint = "leave split out: known patients stay together, and each other document"
         raise DataError(
-            f"cannot split by {by}: {lacking} of {len(items)} documents have none; "
-            "split by document or sentence instead"
+            f"cannot split by {by}: {lacking} of {len(items)} documents have none; {hint}"
         )
     return str(value)
 

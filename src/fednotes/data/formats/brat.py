@@ -34,6 +34,7 @@ from fednotes.data.formats.problems import Found, Problems, unique
 _PLACE = "[0-9]{1,9} [0-9]{1,9}"
 _MENTION = re.compile(rf"(T\S{{1,40}})\t(\S+) ({_PLACE}(?:;{_PLACE})*)\t(.*)", re.DOTALL)
 _OTHER = re.compile(r"[RAMN]\S*\t\S+ .*|E\S*\t\S+:\S.*|#\S*\t\S.*|\*\t\S+ .*", re.DOTALL)
+_STRAY = 5  # so many mentions that do not fit, and most of all: it is another text
 _WORD = re.compile(r"[^\s:]+")
 # The %XX that `_safe` writes. A % of an id is escaped only where it would begin one of them.
 _CODE = "%(?:[01][0-9A-F]|22|25|2A|2E|3A|3C|3E|3F|5C|7C|7F)"
@@ -66,7 +67,8 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     The folders below are read too, their names before a / of the id, as `write` puts them.
     A %XX that `write` puts into a name is turned back. An empty `.txt` is a document without
     text. A `.txt` file without `.ann` is passed over in a folder, and counted. Noted are a missing
-    partner and, with the line, a line that is cut short or does not fit the text.
+    partner and, with the line, a line that is cut short or does not fit the text, and a text
+    that most of its mentions do not fit.
     """
     files = listing(path, lambda p: p.suffix == ".ann" and accepts(p), "brat", True)
     base = path if path.is_dir() else path.parent
@@ -101,6 +103,9 @@ def _read_pair(stem: Path, base: Path, problems: Problems) -> Document:
             ids.add(mention.id)
             mentions[number] = mention
     text, failed = _matching(raw, mentions)
+    if len(failed) >= _STRAY and 2 * len(failed) > len(mentions):
+        told = f"{len(failed)} of {len(mentions)} mentions do not fit the text: is it theirs?"
+        raise DataError.at(ann, failed[0], told)
     for number in failed:
         problems.add(_misfit(ann, number, mentions.pop(number), text), "mention")
     bad.update(failed)
