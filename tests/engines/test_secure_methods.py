@@ -109,15 +109,18 @@ def sites() -> list[SiteData]:
     return [site.data for site in generate(num_sites=4, sentences_per_site=16, seed=5)]
 
 
-@pytest.mark.parametrize("exchange", ["gradients", "weights"])
-def test_fedner(sites: list[SiteData], exchange: str) -> None:
-    """The shares of the mini-batch follow from one sum, which must be exact."""
+@pytest.mark.parametrize(
+    ("exchange", "words"), [("gradients", 50), ("weights", 50), ("gradients", 1500)]
+)
+def test_fedner(sites: list[SiteData], exchange: str, words: int) -> None:
+    """The shares of the mini-batch follow from one sum, which must be exact, and so must marks."""
     tags = sites[0].tags
     for site in sites[1:]:
         tags = tags.union(site.tags)
     settings = fedner.Config(
-        model=TAGGER, batch_size=10, epochs=2, seed=3, tags=tags, exchange=exchange
-    )
+        model=replace(TAGGER, hashed_words=words), batch_size=10, epochs=2, seed=3, tags=tags,
+        exchange=exchange,
+    )  # fmt: skip
     engine, _, _ = compare(
         lambda: ([fedner.Site(s, settings) for s in sites], lambda e: fedner.train(e, settings)),
         close=CLOSE,

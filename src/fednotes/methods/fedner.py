@@ -13,6 +13,8 @@ Privacy-preserving Medical Named Entity Recognition with Federated Learning".
     L^i         mean negative log likelihood of the mini-batch, `Tagger.loss`
     α           `Config.learning_rate`
 
+Of large word tables in θ_s, rows travel (`word_rows.py`); the numbers are the same.
+
 Eq. 1 sums over sentences; L^i is the mean here, because Eq. 2 weights by |S_i| already and a
 sum over |N_i| ∝ |S_i| sentences would weight twice.
 """
@@ -31,10 +33,11 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.store import restoring
 from fednotes.core.tensors import load_into, nbytes
 from fednotes.core.types import SiteData, TagSet
-from fednotes.core.update import Total
+from fednotes.core.update import Tensors, Total
 from fednotes.data.split import pool
 from fednotes.data.text import split_sentences
 from fednotes.federation import Federation, State
+from fednotes.methods import word_rows
 from fednotes.methods.fedner_site import Site as Site
 from fednotes.methods.fedner_site import batch_share
 from fednotes.methods.optim import Adam
@@ -145,7 +148,9 @@ def train(federation: Federation, config: Config) -> State:
     for round in federation.rounds(server.round, last + 1):
         if server.converged:
             break
-        total = federation.sum(task, server.shared, round=round.number)  # [fedner alg 1]
+        if server.lacks_rows:
+            server.mark(federation.sum("mark", round=round.number))
+        total = federation.sum(task, server.sent, round=round.number)  # [fedner alg 1]
         server.step(total)  # [fedner alg 1]
         evaluated = (round.number + 1) % period == 0 or round.number == last
         if evaluated:
@@ -162,6 +167,10 @@ class Server:
         self.config = config
         self.shared = initial(config)
         self._adam = Adam(self.shared, config.learning_rate)
+        by_rows = config.exchange == "gradients"
+        self._tables = word_rows.tables(self.shared) if by_rows else ()
+        self._rows: word_rows.Rows = {}  # of the tables, that the next round's mini-batches read
+        self._most = 0  # sites in a sum so far
         self.round = 0
         self.examples = self.batch = 0  # Σ|S_j|, Σ|N_j|, once agreed
         self.best = -1.0
@@ -176,11 +185,30 @@ class Server:
         """No better validation F1 for `patience` evaluations, where the best one is selected."""
         return self.config.select == "best" and self.waited >= self.config.patience
 
+    @property
+    def lacks_rows(self) -> bool:
+        """Whether it is to be asked which rows of word tables the next mini-batches read."""
+        return self._rows.keys() != set(self._tables)
+
+    def mark(self, total: Total) -> None:
+        """Take the rows that sites have marked."""
+        self._rows = word_rows.marked(total.tensors, self._tables)
+        self._most = max(self._most, total.sites)
+
+    @property
+    def sent(self) -> Tensors:
+        """What a round of training begins with."""
+        return word_rows.some(self.shared, self._rows)
+
     def step(self, total: Total) -> None:
         """θ_s ← θ_s − α ∂L/∂θ_s by Adam; or θ_s ← the weighted mean of the sites' θ_s."""
         if self.config.exchange == "gradients":
+            gradient = word_rows.whole(total.mean(), self.shared, self._rows)
             # Σ |S_i| ∂L^i/∂θ_s / Σ |S_j|
-            self._adam.step(total.mean())  # [fedner eq 2]
+            self._adam.step(gradient)  # [fedner eq 2]
+            self._rows = {}
+            if total.sites >= self._most:  # else marks of a site are missing
+                self.mark(total)
         else:
             self.shared = total.mean()  # [fedner eq 2]
         self.round += 1

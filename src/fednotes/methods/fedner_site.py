@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from fednotes.core.types import Document, SiteData
 from fednotes.core.update import Tensors, Update
 from fednotes.data.batches import buckets
 from fednotes.federation import State
+from fednotes.methods import word_rows
 from fednotes.methods.optim import Adam
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.models.saving import save_model
@@ -39,7 +41,7 @@ class Site:
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
-        {"count", "take_share", "gradients", "train", "evaluate", "finish"}
+        {"count", "take_share", "mark", "gradients", "train", "evaluate", "finish"}
     )
 
     def __init__(
@@ -68,6 +70,9 @@ class Site:
         parameters = self.tagger.trainable()
         self.shared = {n: p for n, p in parameters.items() if _layer(n) not in config.private}
         self.private = {n: p for n, p in parameters.items() if _layer(n) in config.private}
+        by_rows = config.exchange == "gradients"
+        self.tables = word_rows.tables(self.shared) if by_rows else ()
+        self._secret = secrets.randbits(63)  # of the marks
         local = self.private if config.exchange == "gradients" else parameters
         self.adam = Adam(local, config.learning_rate)
         self.steps = 0  # mini-batches so far
@@ -91,7 +96,7 @@ class Site:
 
     def covered(self, task: str) -> dict[str, int]:
         """The local steps and tokens behind an update of this task; a site's policy asks."""
-        if task == "gradients":
+        if task in ("mark", "gradients"):
             return {"steps": 1, "batch": self._smallest()}
         steps = self.config.local_epochs * self._batches_per_epoch()
         tokens = int(self.train_set.lengths.sum())  # an epoch more reads the same ones
@@ -123,18 +128,32 @@ class Site:
 
     # training
 
+    def mark(self, tensors: Tensors, *, round: int) -> Update:
+        """The rows of word tables that the next mini-batch reads (`word_rows.py`)."""
+        return Update(self._marks())
+
+    def _marks(self) -> dict[str, torch.Tensor]:
+        if not self.tables:
+            return {}
+        read = self.tagger.word_rows(self.train_set, self._batch(self.steps))
+        rng = rng_of(self._secret, "marks", self.id, self.steps)
+        return word_rows.marks(read, self.shared, self.tables, rng)
+
     def gradients(self, tensors: Tensors, *, round: int) -> Update:
-        """One mini-batch: step θ_p, return ∂L^i/∂θ_s with weight |S_i|."""
-        load_into(self.shared, tensors)
+        """One mini-batch: step θ_p, return ∂L^i/∂θ_s with weight |S_i|; of tables the rows that
+        came."""
+        rows = word_rows.take(self.shared, tensors, self.tables)
         loss = self._backward(self._batch(self.steps))
         gradients = {
             name: torch.zeros_like(value) if value.grad is None else value.grad.cpu()
             for name, value in self.shared.items()
         }
+        gradients |= {name: gradients[name][ids] for name, ids in rows.items()}
         for parameter in self.shared.values():
             parameter.grad = None
         self.adam.step()  # [fedner private] θ_p^i ← θ_p^i − α ∂L^i/∂θ_p^i
-        return Update(gradients, self.num_examples, self._reported(loss))  # [fedner eq 2]
+        told = gradients | self._marks()
+        return Update(told, self.num_examples, self._reported(loss))  # [fedner eq 2]
 
     def train(self, tensors: Tensors, *, round: int) -> Update:
         """`local_epochs` epochs of the whole tagger; return θ_s with weight |S_i|."""
@@ -251,7 +270,10 @@ class Site:
         own = self.private if self.config.exchange == "gradients" else self.tagger.trainable()
         tensors = {f"private.{name}": value.detach() for name, value in own.items()}
         tensors |= self.adam.state() | {f"best.{n}": value for n, value in self.best.items()}
-        return State(self.steps, tensors, {"best_f1": self.best_f1, "share": self.share})
+        facts: dict[str, Any] = {"best_f1": self.best_f1, "share": self.share}
+        if self.tables:
+            facts["secret"] = self._secret
+        return State(self.steps, tensors, facts)
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
@@ -261,6 +283,8 @@ class Site:
         self.best = dict(_without_prefix(state.tensors, "best."))
         self.steps, self.best_f1 = state.round, float(state.facts["best_f1"])
         self.share = int(state.facts["share"])
+        if self.tables:
+            self._secret = int(state.facts["secret"])
 
 
 def batch_share(size: int, examples: int, config: Config) -> int:

@@ -194,6 +194,16 @@ class Tagger(nn.Module):
         tables = word, hashed, characters, lengths, context
         return Prepared(encoded, encoded.lengths, *tables, known)
 
+    def word_rows(self, prepared: Prepared, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of each trainable table of words that these sentences read, repeats too."""
+        form = prepared.encoded.form[Batch.of(prepared, indices, self.device).tokens]
+        found = {}
+        if prepared.word is not None and self.config.train_words:
+            found["words.weight"] = prepared.word.numpy()[form]
+        if prepared.hashed is not None:
+            found["words.hashed"] = prepared.hashed.numpy()[form]
+        return found
+
     def annotate(
         self, corpus: Corpus, documents: Sequence[Document], known: Collection[str]
     ) -> Prepared:

@@ -1,0 +1,78 @@
+"""Bytes of a round of FedNER whose word vectors are trained: whole tables, and rows.
+
+    FEDNOTES_CORPORA=... python benchmarks/word_rows.py [--rounds 10]
+
+The paper's sizes: 40,000 words of 300 numbers, mini-batches of 64 sentences, the layers of section
+4.1 (no language model, which is frozen and does not travel), on the three corpora of `fedner/real`.
+The vectors are random; their words are those of the corpora and made-up ones. Both runs end with
+the same bits. What is counted are numbers in the memory of one process: a secure sum sends eight
+bytes for a number, up, where four are counted here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fednotes.data.text import tokenize
+from fednotes.engines.inprocess import InProcess, RoundResult
+from fednotes.jobs import load_job
+from fednotes.methods import fedner, word_rows
+from fednotes.sites import load_sites
+
+WORDS, SIZE = 40_000, 300
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vectors.txt"
+        job = load_job(
+            "fedner/real",
+            (
+                "preset=paper",
+                "model.contextual=''",
+                f"model.word_vectors={path}",
+                "model.train_words=true",
+                f"training.rounds={rounds}",
+            ),
+        )
+        data = load_sites(job).data
+        forms = {
+            d.text[a:b].lower()
+            for site in data
+            for d in site.train
+            for a, b in d.tokens or tokenize(d.text)
+        }
+        words = [w for w in sorted(forms) if not w.isspace()]
+        words = [*words, *(f"other{i}" for i in range(WORDS))][:WORDS]
+        table = np.random.default_rng(1).normal(size=(WORDS, SIZE)).astype(np.float32)
+        rows = (" ".join(f"{x:.4f}" for x in row) for row in table)
+        lines = (f"{word} {row}\n" for word, row in zip(words, rows, strict=True))
+        path.write_text("".join(lines), "utf-8")
+        config = fedner.for_sites(job.config, data)
+        ends, sizes = [], []
+        for name, least in (("whole tables", WORDS + 9), ("rows", word_rows.LEAST)):
+            word_rows.LEAST = least
+            seen: list[RoundResult] = []
+            members = [fedner.Site(site, config) for site in data]
+            ends.append(fedner.train(InProcess(members, observer=seen.append), config).tensors)
+            first, last = seen[0], seen[-2]  # the last round evaluates
+            each = (last.round - first.round) * len(data)
+            up = (last.bytes_up - first.bytes_up) / each
+            down = (last.bytes_down - first.bytes_down) / each
+            sizes.append(up + down)
+            print(f"{name:>12}: {up / 1e6:6.2f} MB up, {down / 1e6:6.2f} MB down a site and round")
+        same = all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+        print(f"{len(forms):,} words in the corpora; the same bits: {same}")
+        print(f"word_rows ratio={sizes[0] / sizes[1]:.1f} of bytes against whole tables")
+
+
+if __name__ == "__main__":
+    main()
