@@ -89,7 +89,8 @@ def test_check_warns(
         f'[sites.{n}]\nnotes = "{n}.csv"\ncodes = "codes.csv"\ncodes_format = "table"\n'
         for n in "ab"
     )
-    (place / "job.toml").write_text(JOB + tables)
+    few = "[training]\nmin_patients = 1\n"  # or a simulation would refuse them, and so the check
+    (place / "job.toml").write_text(JOB + few + tables)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     monkeypatch.setattr(sys, "argv", ["fednotes", "check", str(place / "job.toml")])
     cli.main()
