@@ -169,14 +169,14 @@ def test_the_loss_of_each_variant(variant: str) -> None:
     strength times the slope where they tell the site, for "hong" of half the square."""
     losses, weights, project = made()
     settings = adversarial.Config(variant=variant, strength=0.7, entropy=0.2)
-    value = adversarial_loss(losses, weights, 1, 0.25, settings)
-    domain = plain_domain(losses, weights, 1)
+    value = adversarial_loss(losses, weights, 2, 0.25, settings)
+    domain = plain_domain(losses, weights, 2)
     outputs, own = (t.detach().numpy() for t in (losses.outputs, weights["domain.outputs"]))
     specific = outputs @ np.linalg.pinv(own) @ own
     expected = {
         "ganin": domain,
         "peng": domain
-        + cross_entropy(outputs, own, 1)
+        + cross_entropy(outputs, own, 2)
         - 0.2 * entropy(plain_scores(specific, project)).mean(),
         "hong": domain**2 / 2
         + 0.2 * entropy(plain_scores(outputs, project))[losses.pseudo.numpy()].mean(),
@@ -186,9 +186,9 @@ def test_the_loss_of_each_variant(variant: str) -> None:
     for layer, hidden in enumerate(losses.hidden):
         weight = weights[f"domain.{layer}"]
         up, down = (
-            scale * slopes(lambda: plain_domain(losses, weights, 1), at) for at in (hidden, weight)
+            scale * slopes(lambda: plain_domain(losses, weights, 2), at) for at in (hidden, weight)
         )
-        probability = softmax((hidden @ weight.T).detach().numpy())[:, 1:2]
+        probability = softmax((hidden @ weight.T).detach().numpy())[:, 2:3]
         up *= -0.7 * np.tanh(1.25) * (probability > 1 / 3)
         assert up.any()
         np.testing.assert_allclose(grad_of(value, hidden), up, atol=1e-8)
