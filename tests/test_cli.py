@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import fednotes
 from fednotes import cli
 from fednotes.core.types import Document
 from fednotes.data.formats import read
@@ -459,3 +461,11 @@ def test_cache_clear(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert run("cache", "clear")[0] == f"2.5 MB freed in {tmp_path}\n"
     assert kept.exists()
     assert not gone.exists()
+
+
+def test_the_package_is_the_command() -> None:
+    """`python -m fednotes` where the console script is not on the path."""
+    told = subprocess.run(
+        [sys.executable, "-m", "fednotes", "--version"], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == f"fednotes {fednotes.__version__}\n"
