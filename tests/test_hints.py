@@ -81,18 +81,18 @@ def test_types_that_score_nothing() -> None:
 
 
 def test_lines_tell_the_time_left() -> None:
-    """Two seconds a round, and seven rounds left after the third: 14 seconds."""
+    """Three seconds a round, and seven rounds left after the third: 21 seconds."""
     out = io.StringIO()
     display = RichDisplay(Console(file=out, width=200))
     part: Any = SimpleNamespace(name="federated", sites=(object(),), judged=lambda counts: counts)
     display.begin(part, 10, 5)
     for number in range(3):
         metrics = {"loss": 1.0}
-        display.round(RoundResult(number, metrics, 1, 0, 0, 100 + 2.0 * number, True))
+        display.round(RoundResult(number, metrics, 1, 0, 0, 100 + 3.0 * number, True))
     display.end()
     lines = out.getvalue().splitlines()
     assert "left" not in lines[0]  # the first says nothing of the pace
-    assert lines[2].endswith("14.0 s left at most")
+    assert lines[2].endswith("21.0 s left at most")
 
 
 def test_the_joiner_of_an_emoji_is_printable() -> None:
