@@ -20,7 +20,7 @@ def mean(total, weight):
 
 def positive(x):
     # [fedner eq 1]
-    y = x if x > 0 else 0
+    y = x if x > 3 else 0
     return y
 
 
@@ -36,7 +36,7 @@ def test_mean():
     assert mean(6, 3) == 2
 
 def test_positive():
-    assert [positive(x) for x in (-2, 1, 5)] == [0, 1, 5]
+    assert [positive(x) for x in (-2, 3, 4)] == [0, 0, 4]
 
 def test_last():
     assert [last(n) for n in (4, 5, 6, 9)] == [4, 5, 5, 5]
@@ -90,10 +90,10 @@ def test_every_mutant_dies(make: Make, capsys: pytest.CaptureFixture[str]) -> No
         "+    return total",
         "+    y = x",
         "+    y = 0",
-        "+    y = x if x >= 0 else 0",
-        "+    y = x if x > 1 else 0",
-        "+    y = x if x > 0 else 1",
-        "+    while n >= 5:  # [fedner alg 1]",
+        "+    y = x if (x >= 3) else 0",
+        "+    y = x if x > 4 else 0",
+        "+    y = x if x > 3 else 1",
+        "+    while (n >= 5):  # [fedner alg 1]",
         "+    while n > 6:  # [fedner alg 1]",
     }
     assert "src/fednotes/toy.py:4  [fedner eq 2]" in told

@@ -458,4 +458,6 @@ def test_who_says_no_is_heeded(
     with pytest.raises(FednotesError, match="no"):
         reproduce("fedner-tiny", tmp_path / "out", workers=2, agree=no)
     assert len(asked) == 1
-    assert questions[0].startswith("about 20 h 00 min at most for 20 more runs, if each takes as long")
+    assert questions[0].startswith(
+        "about 20 h 00 min at most for 20 more runs, if each takes as long"
+    )
