@@ -424,7 +424,8 @@ def fail(message: str, more: Sequence[object] = ()) -> None:
         print(f"error: {one_line(problem, None)}", file=sys.stderr)
     if more:
         left = f"{len(more) + 1 - _LISTED:,} more; " if len(more) >= _LISTED else ""
-        remedy = '`fednotes check` lists all; on_error = "skip" leaves these out'
+        remedy = '`fednotes check` lists all; --on-error skip (on_error = "skip" of a job\'s site) '
+        remedy += "leaves these out"
         print(f"error: {left}{remedy}", file=sys.stderr)
     sys.exit(2)
 
