@@ -230,6 +230,8 @@ def evaluate(
             raise FednotesError(f"--map {pair}: expected OLD=NEW, each OLD once")
         renamed[old] = new
     asked = tuple(dict.fromkeys(name.strip() for name in types.split(",") if name.strip()))
+    if types and not asked:
+        raise FednotesError(f"--types {types}: names no type")
     of_patients = is_phenotyper(model)
     if of_patients:
         if format or asked or on_error is OnError.skip:
