@@ -191,6 +191,29 @@ def test_a_job_of_sites_that_skip(tmp_path: Path) -> None:
     assert "warning: north: 2 lines of a.jsonl cannot be used: left out" in found.sites.told
 
 
+def test_types_that_only_held_out_data_have(tmp_path: Path) -> None:
+    """No mistake, so exit code 0; a run says that they are not scored."""
+    for part, text in {
+        "train": "a B-X\nb O\n\nc B-X\n",
+        "valid": "d B-Y\ne O\n\nf B-X\n",
+        "test": "g B-Y\nh B-Z\n\ni B-X\nj B-Y\n",
+    }.items():
+        (tmp_path / f"{part}.conll").write_text(text)
+    parts = 'train = "train.conll"\nvalid = "valid.conll"\ntest = "test.conll"\n'
+    job = tmp_path / "job.toml"
+    job.write_text(JOB + f"[sites.north]\n{parts}")
+    found = check_job(str(job))
+    assert found.wrong == ()
+    counted = {f.where: dict(f.counts) for f in found.report.of("unlearnt_types")}
+    assert counted == {"north/valid": {"Y": 1}, "north/test": {"Y": 2, "Z": 1}}
+    assert found.sites is not None
+    told = "warning: north/test: 3 mentions are of types that no training mention has (Y, Z): "
+    assert any(line.startswith(told) for line in found.sites.told)
+    job.write_text(JOB + f'[sites.north]\n{parts}types = ["X", "Y", "Z"]\n')
+    named = check_job(str(job))
+    assert (named.wrong, named.report.of("unlearnt_types")) == ((), ())
+
+
 def test_problems_of_every_site_and_of_the_model(tmp_path: Path) -> None:
     for name, line in (("north", "a B-X\nb O\nc\n"), ("south", "a B-X\nb O\n\nc O O O\n")):
         (tmp_path / f"{name}.conll").write_text(line)

@@ -319,6 +319,28 @@ def test_predict_formats(
     assert spans_of(read(tmp_path / "new.jsonl")[0]) == expected
 
 
+def test_predictions_never_replace_what_is_read(
+    run: Run, refused: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "a.txt").write_text(TEXT, encoding="utf-8")
+    (folder / "a.ann").write_text(f"T1\tADE 0 1\t{TEXT[0]}\n")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for source, out, format in (
+        (folder, folder, "brat"),
+        (folder / "a.txt", folder, "brat"),
+        (folder / "a.txt", folder / "a.txt", "jsonl"),
+        (folder, folder / "a.ann", "conll"),
+    ):
+        told = refused("predict", model, source, "--out", out, "--format", format)
+        assert "would replace files of" in told
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    run("predict", model, folder, "--out", tmp_path / "new", "--format", "brat")
+    run("predict", model, folder, "--out", tmp_path / "new", "--format", "brat")  # its own again
+    assert "names no type" in refused("evaluate", model, folder, "--types", ",")
+
+
 def test_evaluate(run: Run, trained: Path, model: Path) -> None:
     """The numbers of --json are those counted here from the tagger's own predictions."""
     gold = read(trained.parent / "north-test.txt")

@@ -13,6 +13,7 @@ from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
 from phenotype_scores import CONDITIONS, OUTPUTS, codes_alone, site_score, summary, summary_of
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fednotes.data.cohort import Bags, Cohort
 from fednotes.data.patient_sites import SitePatients
@@ -52,6 +53,14 @@ def test_the_result_table_has_macro_f1_and_auroc() -> None:
     assert row(result_table(values), "mean") == [
         cell for c in CONDITIONS for cell in numbers(values["mean"][c])
     ]
+
+
+def test_a_title_is_shown_as_it_is() -> None:
+    """Square brackets are no markup."""
+    values = summary_of({"a": {"federated": codes_alone(1)}}) | {"title": "ADR [/v2]"}
+    title = result_table(values).title
+    assert isinstance(title, str)
+    assert Text.from_markup(title).plain.startswith("ADR [/v2] (")
 
 
 def test_stage_1_alone_shows_its_codes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 from scipy import stats
@@ -12,6 +13,7 @@ from scipy import stats
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
+from fednotes.experiments.grid import Row
 from fednotes.experiments.plan import Run
 from fednotes.experiments.reproduce import grids, load_grid, reproduce
 from fednotes.metrics.compare import paired_t
@@ -288,6 +290,42 @@ def test_settings_that_do_not_fit_show_before_any_run(
     with pytest.raises(ConfigError, match=message):
         reproduce("fedner-tiny", tmp_path / "out", base=(str(own_job(tmp_path / "jobs")),))
     assert asked == []
+
+
+def test_a_setting_that_the_job_has_no_use_for_can_be_changed(tiny: Start, tmp_path: Path) -> None:
+    """`project` is of contextual features, which the job has none of; its own errors stay alone."""
+    _, asked = tiny(GRID.replace('"preset=paper"', '"model.project=8"', 1))
+    path = own_job(tmp_path / "jobs")
+    with pytest.raises(ConfigError, match=r"project = 8 .*; --set KEY=VALUE .*--full"):
+        reproduce("fedner-tiny", tmp_path / "out", base=(str(path),))
+    given = ("model.project=0",)
+    reproduce("fedner-tiny", tmp_path / "out", base=(str(path),), settings=given, seeds=(1,))
+    assert asked
+    text = (tmp_path / "out" / "fedner-tiny-mine" / "results.md").read_text(encoding="utf-8")
+    assert "\nChanged in every run: `model.project=0`.\n" in text
+    path.write_text(path.read_text(encoding="utf-8") + "pth = 'x'\n", encoding="utf-8")
+    alone = r"^.*mine.toml \[sites.south\]: unknown key 'pth'; did you mean 'path'\?$"
+    with pytest.raises(ConfigError, match=alone):
+        reproduce("fedner-tiny", tmp_path / "out", base=(str(path),))
+
+
+def test_a_run_that_fails_says_its_first_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the hint below it, nor what an earlier run wrote into the same log."""
+    run = Run(Row("a", ("alone",)), "alone", 1, tmp_path / "runs" / "x", ("simulate", "job.toml"))
+
+    def call(command: object, stdout: IO[str], **others: object) -> int:
+        stdout.write(next(said))
+        return 2
+
+    monkeypatch.setattr(module, "call", call)
+    several = "a note\nerror: f:1: bad\nerror: f:2: bad\nerror: a hint\n"
+    said = iter(("error: old\n", several, "x\n"))
+    for expected in ("old", "f:1: bad", "x"):
+        with pytest.raises(FednotesError) as found:
+            module._run(run)
+        assert str(found.value) == f"{expected} (in: fednotes simulate job.toml)"
 
 
 def test_generated_sites_take_no_settings_of_corpora(tiny: Start, tmp_path: Path) -> None:

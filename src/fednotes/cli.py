@@ -230,6 +230,8 @@ def evaluate(
             raise FednotesError(f"--map {pair}: expected OLD=NEW, each OLD once")
         renamed[old] = new
     asked = tuple(dict.fromkeys(name.strip() for name in types.split(",") if name.strip()))
+    if types and not asked:
+        raise FednotesError(f"--types {types}: names no type")
     of_patients = is_phenotyper(model)
     if of_patients:
         if format or asked or on_error is OnError.skip:
@@ -424,7 +426,8 @@ def fail(message: str, more: Sequence[object] = ()) -> None:
         print(f"error: {one_line(problem, None)}", file=sys.stderr)
     if more:
         left = f"{len(more) + 1 - _LISTED:,} more; " if len(more) >= _LISTED else ""
-        remedy = '`fednotes check` lists all; on_error = "skip" leaves these out'
+        remedy = '`fednotes check` lists all; --on-error skip (on_error = "skip" of a job\'s site) '
+        remedy += "leaves these out"
         print(f"error: {left}{remedy}", file=sys.stderr)
     sys.exit(2)
 

@@ -160,7 +160,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     first = columns[0][0] if columns else "masked"
     what = {"masked": "masked words of held-out notes", "codes": "codes of test patients"}
     title = what.get(first, "test F1 in %")
-    table = Table(title=f"{summary['title']} ({title}, seed {summary['seed']})")
+    table = Table(title=f"{escape(summary['title'])} ({title}, seed {summary['seed']})")
     table.add_column("site")
     for condition in conditions:
         for number, column in enumerate(columns):
@@ -170,7 +170,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         if first == "phenotypes" and not any(first in scores.get(c, {}) for c in conditions):
             hidden += 1
         else:
-            table.add_row(site, *_cells(scores, conditions, columns))
+            table.add_row(Text(site), *_cells(scores, conditions, columns))
     if hidden:
         table.caption = f"{hidden} more sites have no labelled test patient"
     table.add_section()

@@ -55,12 +55,15 @@ def predict_text(
     path: a file or folder, or `-` for stdin. text: a text in place of it. backbone: where the
     frozen encoder is, if it has moved since the model was saved. on_error: as `formats.read`.
 
-    Raises ConfigError where brat is asked for without a folder, DataError for a bad file.
+    Raises ConfigError where brat is asked for without a folder, or `out` is what is read, DataError
+    for a bad file.
     """
     if format == "csv":
         raise ConfigError("csv is for phenotypes of patients: mentions are jsonl, brat or conll")
     if format == "brat" and out is None:
         raise ConfigError("brat is a folder of files: give --out FOLDER")
+    if out is not None:
+        _require_apart(path, out)
     recogniser = load_model(model, device, backbone)
     predicted = recogniser.predict(documents_of(path, text, on_error))
     if out is not None:
@@ -113,6 +116,16 @@ def _path(text: str) -> Path:
         name = text if len(text) <= _NAME else f"{text[:_NAME]}…"
         raise DataError(f"{name}: no such file or folder; for text use --text or -")
     return path
+
+
+def _require_apart(name: str, out: Path) -> None:
+    """Raises ConfigError where predictions would replace what is read, and its annotations."""
+    if name == "-" or not out.exists():
+        return
+    path, to = Path(name).resolve(), out.resolve()
+    read_from = path.parent if path.is_file() else path
+    if to in (path, read_from) or (to.is_file() and path in to.parents):
+        raise ConfigError(f"--out {out}: predictions would replace files of {name}: give another")
 
 
 def _bytes(path: Path) -> bytes:
@@ -271,6 +284,8 @@ def predict_patients(
     """
     if format not in ("jsonl", "csv"):
         raise ConfigError(f"phenotypes are written as jsonl or csv: {format} is for mentions")
+    if out is not None:
+        _require_apart(path, out)
     phenotyper = load_phenotyper(model, device)
     patients, inputs = _read_patients(model, phenotyper, notes_of(path, text), place)
     results = _results(phenotyper, patients, inputs)

@@ -22,7 +22,7 @@ from fednotes.core.errors import ConfigError, FednotesError, nearest
 from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.data import heterogeneous, synthetic
-from fednotes.data.checks import bare_documents
+from fednotes.data.checks import bare_documents, unlearnt
 from fednotes.data.findings import Finding
 from fednotes.data.split import (
     mask_overlap,
@@ -89,6 +89,7 @@ def _load_documents(job: Job) -> Sites:
     if job.tags is not None:
         _require_learnable(job.tags.types, data)
         notes += _tag_notes(data)
+    findings += chain(*map(unlearnt, data))
     return Sites(data, None, tuple(notes), tuple(findings))
 
 

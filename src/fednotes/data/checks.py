@@ -305,9 +305,11 @@ def check_sites(
             where = f"{site.id}/{part}"
             if documents or part == "train":
                 types = site.scored_types if part == "test" else site.tags.types
-                report += check_documents(
-                    documents, TagSet(types, site.tags.scheme), where, max_tokens
-                )
+                tagset = TagSet(types, site.tags.scheme)
+                found = check_documents(documents, tagset, where, max_tokens).findings
+                if part != "train":  # not wrong: `unlearnt` says what becomes of them
+                    found = tuple(f for f in found if f.code != "unknown_labels")
+                report += Report(found)
             else:
                 report += Report((Finding("warning", "empty_part", where, "no documents"),))
             keys[site.id, part] = Counter(k for d in documents for k in sentence_keys(d))
@@ -325,10 +327,28 @@ def _site_findings(
     """Leakage between the parts of one site, and parts that can teach or measure nothing."""
     yield from _leaks({part: keys[site.id, part] for part in _parts(site)}, site.id)
     yield from in_two_parts(_parts(site), site.id, "warning" if chosen else "error")
+    yield from unlearnt(site)
     for part, level, code, effect in _WITHOUT_MENTIONS:
         documents = _parts(site)[part]
         if documents and not any(d.spans for d in documents):
             yield Finding(level, code, f"{site.id}/{part}", f"nothing is annotated{effect}")
+
+
+def unlearnt(site: SiteData) -> Iterable[Finding]:
+    """Mentions held out whose types no training mention has, where the job names no types."""
+    for part, types in (("valid", site.tags.types), ("test", site.scored_types)):
+        labels = Counter(s.label for d in _parts(site)[part] for s in d.spans)
+        unknown = {label: n for label, n in sorted(labels.items()) if label not in types}
+        if unknown:
+            yield Finding(
+                "warning",
+                "unlearnt_types",
+                f"{site.id}/{part}",
+                f"{sum(unknown.values())} mentions are of types that no training mention has "
+                f"({', '.join(unknown)}): they are not scored; map them to others (label_map), or "
+                "name all types of the site (types)",
+                unknown,
+            )
 
 
 def leaks(parts: Mapping[str, Sequence[Document]], where: str) -> Iterable[Finding]:

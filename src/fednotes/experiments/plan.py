@@ -159,7 +159,7 @@ def plan(
                 chosen = (*common, *choice, f"seed={seed}", f"conditions=['{condition}']")
                 for model, folder in (models or {}).get(seed, {}).items():
                     chosen = tuple(each.replace("{" + model + "}", folder) for each in chosen)
-                made = _checked(row, path or job, chosen)
+                made = _checked(row, path or job, chosen, settings if own else None)
                 place = out / "runs" / _digest(made, path is not None)
                 sets = [word for setting in chosen for word in ("--set", setting)]
                 command = ("simulate", job, "--out", str(place), *sets)
@@ -177,12 +177,19 @@ def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:
     return row.seeds if row.seeds and not full else size.seeds
 
 
-def _checked(row: Row, job: Path | str, settings: Settings) -> Job:
-    """The job with its settings. Raises ConfigError, which names the row, where they do not fit."""
+def _checked(row: Row, job: Path | str, settings: Settings, given: Settings | None) -> Job:
+    """The job with its settings. Raises ConfigError, which names the row, where they do not fit.
+
+    given: what the user set, on a job of the user's own.
+    """
     try:
         return load_job(job, settings)
     except ConfigError as error:
-        raise ConfigError(f"row {row.label!r}: {error}") from error
+        remedy = ""
+        if given is not None:
+            load_job(job, given)  # whose error would be the job's own
+            remedy = "; --set KEY=VALUE changes what the row sets, --full leaves the budget's out"
+        raise ConfigError(f"row {row.label!r}: {error}{remedy}") from error
 
 
 def _require_sites(row: Row, job: str, settings: Settings) -> None:

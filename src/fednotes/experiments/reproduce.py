@@ -248,6 +248,7 @@ def _run(run: Run) -> str:
         resume = ["--resume"] if run.begun else []
         log = run.folder.with_suffix(".log")
         with log.open("a", encoding="utf-8") as file:
+            before = file.tell()
             code = call(
                 [sys.executable, "-m", "fednotes.cli", *run.arguments, *resume],
                 stdout=file,
@@ -255,11 +256,17 @@ def _run(run: Run) -> str:
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
         if code:
-            lines = log.read_text(encoding="utf-8").strip().splitlines() or ["no output"]
-            raise FednotesError(
-                f"{lines[-1].removeprefix('error: ')} (in: fednotes {shlex.join(run.arguments)})"
-            )
+            said = _said(log.read_bytes()[before:].decode("utf-8", "replace"))
+            raise FednotesError(f"{said} (in: fednotes {shlex.join(run.arguments)})")
     return f"{run.row.label}, {run.condition}, seed {run.seed}"
+
+
+def _said(output: str) -> str:
+    """The first error that a command told, else its last line."""
+    lines = output.strip().splitlines() or ["no output"]
+    return next((line for line in lines if line.startswith("error: ")), lines[-1]).removeprefix(
+        "error: "
+    )
 
 
 def _attention(

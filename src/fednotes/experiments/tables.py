@@ -23,6 +23,9 @@ def _lines(table: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"### {table['title']}"
     yield ""
+    if changed := table.get("settings"):
+        yield f"Changed in every run: {_settings(changed)}."
+        yield ""
     if table.get("by_output"):
         yield from _disease_lines(table)
         yield from _choice_lines(table)
