@@ -619,12 +619,3 @@ def test_an_update_minus_its_contribution_leaves_the_others() -> None:
     b = Update({"g": torch.tensor([0.25, 8.0])}, 2)
     rest = Total.of((a, b)).tensors["g"] - contribution(a)["g"]
     assert torch.equal(rest, torch.tensor([0.5, 16.0], dtype=torch.float64))
-
-
-def test_words_for_types_are_the_pointer_models() -> None:
-    """A job's words for its types stand where another kind of model takes the place of its own."""
-    words = {"label_words": {"NORP": "nationality"}}
-    assert distill.model_config({**words, "kind": "prompt-bart", "backbone": "x"}).label_words
-    assert distill.model_config(words) == distill.model_config({})
-    with pytest.raises(ConfigError, match="label_word"):
-        distill.model_config({"label_word": {}})

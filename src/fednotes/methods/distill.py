@@ -22,7 +22,7 @@ Heterogeneous Tag Sets".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Literal
@@ -38,7 +38,7 @@ from fednotes.methods.distill_site import FEWEST_CONTRIBUTORS
 from fednotes.methods.distill_site import Site as Site
 from fednotes.metrics.spans import SpanCounts
 from fednotes.models.build import ModelConfig, build_model
-from fednotes.models.build import model_config as any_model
+from fednotes.models.build import model_config as model_config
 from fednotes.models.prompt_bart import PromptBartConfig
 from fednotes.models.tagger_config import TaggerConfig
 
@@ -300,16 +300,6 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     if config.weighting and len(sites) < FEWEST_CONTRIBUTORS:
         raise RefusedError(_too_few(len(sites)))
     return replace(config, tags=reduce(TagSet.union, (site.tags for site in sites)))
-
-
-def model_config(table: Mapping[str, Any]) -> ModelConfig:
-    """Settings of any kind of model. `label_words` say what a type is called where a model reads
-    the types' names; another kind in a job's place needs none and takes none.
-
-    Raises ConfigError as `models.build.model_config`.
-    """
-    named = table.get("kind") == PromptBartConfig.kind
-    return any_model(table if named else {k: v for k, v in table.items() if k != "label_words"})
 
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
