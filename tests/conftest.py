@@ -13,8 +13,6 @@ import pytest
 import torch
 from scratch import ended_with_us
 
-from fednotes import cli
-
 Give = Callable[..., tuple[int, str, str]]
 
 os.environ.pop("COLUMNS", None)  # xdist's, of no screen: what is printed is as in a pipe
@@ -81,6 +79,7 @@ def site_notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
 @pytest.fixture
 def give(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
     """Give a command in this process: exit code, stdout, stderr."""
+    from fednotes import cli  # once COLUMNS is gone
 
     def given(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fednotes", *map(str, arguments)])
