@@ -203,8 +203,8 @@ class Server:
     def step(self, total: Total) -> None:
         """θ_s ← θ_s − α ∂L/∂θ_s by Adam; or θ_s ← the weighted mean of the sites' θ_s."""
         if self.config.exchange == "gradients":
-            # Σ |S_i| ∂L^i/∂θ_s / Σ |S_j| [fedner eq 2]
-            gradient = word_rows.whole(total.mean(), self.shared, self._rows)
+            mean = total.mean()  # [fedner eq 2] Σ |S_i| ∂L^i/∂θ_s / Σ |S_j|
+            gradient = word_rows.whole(mean, self.shared, self._rows)
             self._adam.step(gradient)  # [fedner eq 2]
             self._rows = {}
             if total.sites >= self._most:  # else marks of a site are missing
