@@ -39,7 +39,7 @@ def watches(kit: Path) -> list[int]:
 def ended(process: subprocess.Popen[str], sign: int) -> tuple[int, str]:
     """The exit code after a signal, and all that was printed."""
     process.send_signal(sign)
-    told, _ = process.communicate(timeout=30)
+    told, _ = process.communicate(timeout=120)
     return process.returncode, told
 
 
@@ -59,7 +59,7 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     assert f"h1 runs already (process {site.pid})" in again
     (first,) = watches(server)
     os.kill(first, signal.SIGKILL)
-    until(lambda: watches(server) not in ([], [first]), 30)
+    until(lambda: watches(server) not in ([], [first]), 90)
     code, told = ended(site, signal.SIGTERM)
     assert code == 0
     assert "fednotes.contact: connected to the server" in told
