@@ -113,23 +113,26 @@ def test_a_job_changes_one_value_of_a_presets_table(tmp_path: Path) -> None:
 
 
 def test_rmsprop_is_the_written_rule() -> None:
-    """a ← 0.9 a + 0.1 g², w ← w − 0.01 g / (√a + 1e-7); a gradient of zero moves nothing."""
+    """a ← 0.9 a + 0.1 g², w ← w − rate g / (√a + 1e-7), by its own rate of 0.02 until a step names
+    another; a gradient of zero moves nothing."""
     rng = np.random.default_rng(0)
     w = {"one": rng.normal(size=(3, 4)), "two": rng.normal(size=4)}
     ours = {n: torch.tensor(v, dtype=torch.float32) for n, v in w.items()}
     a = {n: np.zeros_like(v) for n, v in w.items()}
-    optimizer = RMSprop(ours, 1.0)
+    optimizer = RMSprop(ours, 0.02)
     for step in range(5):
         g = {n: rng.normal(size=v.shape) * 10.0 ** -(2 * step) for n, v in w.items()}
         g["one"][1] = 0.0
         if step == 3:  # a restart in between
             kept = {n: v.clone() for n, v in optimizer.state().items()}
-            optimizer = RMSprop(ours, 1.0)
+            optimizer = RMSprop(ours, 0.02)
             optimizer.restore(kept)
-        optimizer.step({n: torch.tensor(v, dtype=torch.float32) for n, v in g.items()}, rate=0.01)
+        rate = 0.02 if step < 2 else 0.01
+        told = {n: torch.tensor(v, dtype=torch.float32) for n, v in g.items()}
+        optimizer.step(told, **({} if step < 2 else {"rate": rate}))
         for n in w:
             a[n] = 0.9 * a[n] + 0.1 * g[n] ** 2
-            w[n] -= 0.01 * g[n] / (np.sqrt(a[n]) + 1e-7)
+            w[n] -= rate * g[n] / (np.sqrt(a[n]) + 1e-7)
     for n in w:
         np.testing.assert_allclose(ours[n], w[n], rtol=1e-5, atol=1e-6)
 
