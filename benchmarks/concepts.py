@@ -17,8 +17,8 @@ import time
 
 import numpy as np
 
-from fednotes.data.concept_dictionary import Dictionary, dictionary_of
-from fednotes.data.concepts import Matcher, singular, words_of
+from fednotes.patients.concepts import Matcher, singular, words_of
+from fednotes.patients.dictionary import Dictionary, dictionary_of
 
 LONGEST = 6
 

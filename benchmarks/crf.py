@@ -18,7 +18,7 @@ import torch
 import torchcrf
 from torch import Tensor
 
-from fednotes.models.crf import CRF
+from fednotes.taggers.crf import CRF
 
 BATCH, TAGS = 32, 11
 

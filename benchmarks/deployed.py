@@ -45,15 +45,16 @@ from typing import Any, ClassVar
 
 import torch
 
+from fednotes.core.federation import Federation, State
 from fednotes.core.update import Tensors, Update
-from fednotes.engines import pipe, processes, provision
+from fednotes.engines import pipe
 from fednotes.engines.asking import Policy
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import SiteHost
 from fednotes.engines.inprocess import InProcess
+from fednotes.engines.nvflare import processes, provision
 from fednotes.engines.pipe import Setup
 from fednotes.engines.wire import Frame
-from fednotes.federation import Federation, State
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from scratch import scratch
@@ -212,7 +213,7 @@ def network(base: Path) -> Iterator[tuple[dict[str, Path], int]]:
 RUN = """
 import sys, time
 from pathlib import Path
-from fednotes.engines.nvflare import connect
+from fednotes.engines.nvflare.server import connect
 with connect(Path(sys.argv[1]), sys.argv[2], 30) as server:
     while set(server.sites(within=15)) != set(sys.argv[4:]):
         time.sleep(0.3)

@@ -45,8 +45,8 @@ from fednotes.data.synthetic import generate
 from fednotes.data.tags import types_of
 from fednotes.engines.inprocess import InProcess, RoundResult
 from fednotes.methods import fedner
-from fednotes.models import tagger as tagger_module
-from fednotes.models.tagger_config import TaggerConfig, tagger_config
+from fednotes.taggers import tagger as tagger_module
+from fednotes.taggers.tagger import TaggerConfig, tagger_config
 
 MODELS: dict[str, TaggerConfig] = {
     "cnn-clstm-crf": tagger_config({"tagger": "cnn-clstm-crf", "hashed_words": 4096}),

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fednotes.models.features import cached_features, load_encoder
+from fednotes.encoders.features import cached_features, load_encoder
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from scratch import scratch

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.data.masking import Masked, mask
-from fednotes.data.packing import Sequences
-from fednotes.models.language_model import (
+from fednotes.encoders.language_model import (
     LanguageModel,
     LanguageModelConfig,
     build_language_model,
 )
+from fednotes.encoders.masking import Masked, mask
+from fednotes.encoders.packing import Sequences
 
 
 def batch(model: LanguageModel, rows: int, tokens: int) -> tuple[Sequences, Masked]:

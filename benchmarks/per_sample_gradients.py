@@ -27,8 +27,8 @@ from torch import Tensor
 
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import buckets
-from fednotes.models.pointer_corpus import PointerCorpus
-from fednotes.models.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
+from fednotes.taggers.pointer import PointerCorpus
+from fednotes.taggers.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from scratch import scratch

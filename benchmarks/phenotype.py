@@ -4,7 +4,7 @@
     python benchmarks/phenotype.py --vocabulary 100000 --batch 128
     python benchmarks/phenotype.py --patients 4421     a tenth of it
 
-Invented patients (`data/synthetic_cohort.py`). An epoch here is a whole global cycle of
+Invented patients (`patients/synthetic_cohort.py`). An epoch here is a whole global cycle of
 `methods/phenotype.py` with one local epoch, the agreement on outputs included. "Padded" is
 what one would write first: concepts padded to the longest patient of a batch, embedded,
 averaged under a mask, Adam over the whole table; it trains `--steps` batches spread over the
@@ -30,13 +30,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednotes.data.cohort import Bags, Cohort
-from fednotes.data.patient_sites import FeatureSpace, SitePatients
-from fednotes.data.synthetic_cohort import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import phenotype
-from fednotes.models.dan import Dan, DanConfig
-from fednotes.models.phenotyper import PhenotypeConfig
+from fednotes.patients.cohort import Bags, Cohort, FeatureSpace, SitePatients
+from fednotes.patients.dan import Dan, DanConfig
+from fednotes.patients.phenotyper import PhenotypeConfig
+from fednotes.patients.synthetic_cohort import generate
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from scratch import scratch

@@ -21,8 +21,8 @@ import torch
 
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Total, Update
-from fednotes.privacy.secagg import Limits, MaskedMessage, ServerChain, SiteChain, to_wire
-from fednotes.privacy.secagg_messages import Message
+from fednotes.privacy.secure_sum.messages import Message
+from fednotes.privacy.secure_sum.sums import Limits, MaskedMessage, ServerChain, SiteChain, to_wire
 
 T = TypeVar("T")
 

@@ -30,12 +30,12 @@ from fednotes.data.split import sentence_documents
 from fednotes.data.synthetic import generate
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import SiteHost
-from fednotes.engines.opened import OPENED
 from fednotes.engines.pace import Pace
-from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.question import OPENED
+from fednotes.engines.secure_server import SecureSeal, SecureSum
 from fednotes.engines.wire import Frame, decode_request
 from fednotes.methods import fedner
-from fednotes.models.tagger_config import tagger_config
+from fednotes.taggers.tagger import tagger_config
 
 SIZES = (20, 60, 100)
 JOB = "steady"

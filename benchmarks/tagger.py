@@ -32,9 +32,9 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import buckets
 from fednotes.data.formats import read
 from fednotes.data.tags import types_of
-from fednotes.models.layers import INVENTORY
-from fednotes.models.tagger import PRESETS, Prepared, Tagger
-from fednotes.models.vectors import WordVectors
+from fednotes.encoders.vectors import WordVectors
+from fednotes.taggers.layers import INVENTORY
+from fednotes.taggers.tagger import PRESETS, Prepared, Tagger
 
 BATCH, WORD_DIM, CONTEXT_DIM = 32, 300, 384
 

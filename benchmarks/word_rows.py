@@ -20,9 +20,9 @@ import torch
 
 from fednotes.data.text import tokenize
 from fednotes.engines.inprocess import InProcess, RoundResult
-from fednotes.jobs import load_job
+from fednotes.jobs.documents import load_sites
+from fednotes.jobs.job import load_job
 from fednotes.methods import fedner, word_rows
-from fednotes.sites import load_sites
 
 WORDS, SIZE = 40_000, 300
 

@@ -79,14 +79,14 @@ def site_notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
 @pytest.fixture
 def give(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
     """Give a command in this process: exit code, stdout, stderr."""
-    from fednotes import cli  # once COLUMNS is gone
+    from fednotes.cli import app  # once COLUMNS is gone
 
     def given(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fednotes", *map(str, arguments)])
         capsys.readouterr()
         code = 0
         try:
-            cli.main()
+            app.main()
         except SystemExit as stopped:
             code = int(stopped.code or 0)
         return (code, *capsys.readouterr())

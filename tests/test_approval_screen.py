@@ -14,14 +14,15 @@ from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
-from fednotes import cli_groups, kit_cli
-from fednotes.cli import app
+from fednotes.cli import groups
+from fednotes.cli import kit as kit_cli
+from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
-from fednotes.engines.kit_files import KIT_FILE
-from fednotes.guard import NotApproved, approvals_of, pending, require_approved
-from fednotes.privacy.approval import fingerprint
-from fednotes.privacy.policy import Policy
-from fednotes.site_file import SITE_FILE, policy_of
+from fednotes.engines.nvflare.kit import KIT_FILE
+from fednotes.jobs.deployed.site_file import SITE_FILE, policy_of
+from fednotes.rules.approval import fingerprint
+from fednotes.rules.guard import NotApproved, approvals_of, pending, require_approved
+from fednotes.rules.policy import Policy
 
 SITES = ["h1", "h2", "h3"]
 JOB: dict[str, Any] = {"name": "ner", "method": "fedner", "sites": SITES, "training": {"epochs": 3}}
@@ -99,7 +100,7 @@ def test_a_job_s_words_cannot_show_another_job(
     asked(kit, forged)
     screen = io.StringIO()
     console = Console(width=60, force_terminal=True, color_system=None, file=screen)
-    for module in (cli_groups, kit_cli):
+    for module in (groups, kit_cli):
         monkeypatch.setattr(module, "console", console)
     kit_cli._show_job(kit, forged, fingerprint(forged), policy_of(kit).quorum("h1"))
     rows = screen.getvalue().split("\n")

@@ -19,14 +19,14 @@ from scipy.stats import spearmanr
 from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError
 from fednotes.experiments.attention import (
     analyse,
+    embed,
     markdown,
     named_models,
     run_attention,
     stretches,
+    turned,
 )
-from fednotes.experiments.attention_plots import embed, turned
-from fednotes.metrics.attention import measure
-from fednotes.models.attention_maps import attention_maps
+from fednotes.experiments.attention_maps import attention_maps, measure
 
 transformers = pytest.importorskip("transformers")
 

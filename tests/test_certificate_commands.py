@@ -14,13 +14,12 @@ pytest.importorskip("nvflare")
 import intruders
 from typer.testing import CliRunner
 
-from fednotes import deploy_cli
-from fednotes.cli import app
+from fednotes.cli import deploy
+from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
-from fednotes.engines import processes, provision
-from fednotes.engines.certificates import check_kit
-from fednotes.engines.trust import Trust
-from fednotes.preflight import preflight
+from fednotes.engines.nvflare import processes, provision
+from fednotes.engines.nvflare.certificates import Trust, check_kit
+from fednotes.jobs.deployed.preflight import preflight
 
 
 def given(*words: object) -> str:
@@ -176,8 +175,8 @@ def test_the_authority_s_key_can_have_a_passphrase(
         assert options["hide_input"]
         return "the second"
 
-    monkeypatch.setattr(deploy_cli.typer, "prompt", prompt)
-    monkeypatch.setattr(deploy_cli, "_is_terminal", lambda: True)
+    monkeypatch.setattr(deploy.typer, "prompt", prompt)
+    monkeypatch.setattr(deploy, "_is_terminal", lambda: True)
     provisioned(base, "--new-root")
     assert asked == [
         "the passphrase of the authority's key",

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tiny_jobs import JOB, SITES, corpus
 
-from fednotes.checking import check_files, check_job
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.formats import examine, read
-from fednotes.predict import evaluate_path
+from fednotes.jobs.checking import check_files, check_job
+from fednotes.jobs.predict import evaluate_path
 
 NOTE = "Ann took aspirin for pain.\nShe had a rash on the second day.\n"
 GOOD = "T1\tDrug 9 16\taspirin\n"
@@ -339,7 +339,7 @@ def test_only_annotated_types_are_scored(
     path = tmp_path / "gold.jsonl"
     row = json.dumps({"text": "drug rash", "spans": [[0, 4, "Drug"]]}) + "\n"
     path.write_text(row * 10)
-    monkeypatch.setattr("fednotes.predict.load_model", lambda *given: Finder())
+    monkeypatch.setattr("fednotes.jobs.predict.load_model", lambda *given: Finder())
     found = evaluate_path(tmp_path, path, None, "cpu", types=types)
     assert found.scores["strict"]["precision"] == precision
     assert (found.silent, found.left) == (silent, left)

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fednotes
-from fednotes import cli
+from fednotes.cli import app
 from fednotes.core.types import Document
 from fednotes.data.formats import read
 from fednotes.metrics.spans import SpanCounts
-from fednotes.models.saving import load_model
+from fednotes.taggers.saving import load_model
 
 NAME = "Zebulonovic"  # stands for what must never be shown
 DRUGS = ("aspirin", "codeine", "heparin", "insulin")
@@ -90,10 +90,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         capsys.readouterr()
         if code:
             with pytest.raises(SystemExit) as stopped:
-                cli.main()
+                app.main()
             assert stopped.value.code == code
         else:
-            cli.main()
+            app.main()
         caught = capsys.readouterr()
         return caught.out, caught.err
 
@@ -122,7 +122,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         arguments = ["simulate", str(write_job(folder)), "--out", str(folder / "run")]
         patch.setattr(sys, "argv", ["fednotes", *arguments])
-        cli.main()
+        app.main()
     return folder / "run"
 
 

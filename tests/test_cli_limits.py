@@ -15,7 +15,7 @@ import pytest
 import torch
 from tiny_jobs import JOB, SITES, corpus
 
-from fednotes.models import frozen
+from fednotes.encoders import frozen
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +44,8 @@ def folder(tmp_path: Path) -> Path:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     (path / "job.toml").write_text(JOB + "[synthetic]\nsites = 1\nsentences = 12\n")
-    from fednotes.jobs import load_job
-    from fednotes.simulate import simulate
+    from fednotes.jobs.job import load_job
+    from fednotes.jobs.simulate import simulate
 
     simulate(load_job(path / "job.toml"), path / "run")
     return path / "run" / "federated" / "sites" / "discharge" / "model"
@@ -183,7 +183,7 @@ def test_places_that_cannot_be_written(folder: Path, model: Path, give) -> None:
 
 
 def process(*arguments: object, **options) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "fednotes.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "fednotes.cli.app", *map(str, arguments)]
     return subprocess.run(command, stderr=subprocess.PIPE, timeout=120, check=False, **options)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fednotes import cli
-from fednotes.jobs import Sites, parse_job
-from fednotes.sites import load_sites
+from fednotes.cli import app
+from fednotes.jobs.documents import load_sites
+from fednotes.jobs.job import Sites, parse_job
 
 SECRET = "Wilhelmina"
 JOB = """\
@@ -93,7 +93,7 @@ def test_check_warns(
     (place / "job.toml").write_text(JOB + few + tables)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     monkeypatch.setattr(sys, "argv", ["fednotes", "check", str(place / "job.toml")])
-    cli.main()
+    app.main()
     caught = capsys.readouterr()
     told = (caught.out + caught.err).splitlines()
     assert sum(line.startswith("warning: b: 10 patients' ids") for line in told) == 1

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import FednotesError
-from fednotes.data.cohort import Cohort, deal
-from fednotes.data.patient_sites import SitePatients
-from fednotes.jobs import Job, parse_job
-from fednotes.simulate import simulate
-from fednotes.sites import load_sites
+from fednotes.jobs.documents import load_sites
+from fednotes.jobs.job import Job, parse_job
+from fednotes.jobs.simulate import simulate
+from fednotes.patients.cohort import Cohort, SitePatients, deal
 
 TERMS = ("asthma", "gout", "cough", "fever", "nausea", "rash")
 CODES = ("4019", "25000", "4280")

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fednotes import cli
+from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import holding
-from fednotes.data.cohort import Bags
-from fednotes.jobs import Sites, parse_job
-from fednotes.models.phenotyper import Phenotyper, Representation
-from fednotes.models.svm import LinearSVMs
-from fednotes.patient_features import ConceptFeatures, features_for
-from fednotes.patient_tables import ConceptsConfig
-from fednotes.predict import evaluate_patients
-from fednotes.sites import load_sites
+from fednotes.jobs.documents import load_sites
+from fednotes.jobs.job import Sites, parse_job
+from fednotes.jobs.patient_features import ConceptFeatures, features_for
+from fednotes.jobs.patient_tables import ConceptsConfig
+from fednotes.jobs.predict import evaluate_patients
+from fednotes.patients.classifiers import LinearSVMs
+from fednotes.patients.cohort import Bags
+from fednotes.patients.phenotyper import Phenotyper, Representation
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 TERMS = ("asthma", "cough", "gout")
@@ -189,7 +189,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr(sys, "argv", ["fednotes", *map(str, arguments)])
         capsys.readouterr()
         with suppress(SystemExit):  # the messages tell
-            cli.main()
+            app.main()
         caught = capsys.readouterr()
         assert SECRET not in caught.err
         return caught.out, caught.err

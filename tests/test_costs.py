@@ -11,12 +11,12 @@ import torch
 import typer
 from rich.console import Console
 
-from fednotes import display as module
-from fednotes.costs import LARGE, Pace, Traffic, size
-from fednotes.display import RichDisplay
+from fednotes.cli import display as module
+from fednotes.cli.display import RichDisplay
 from fednotes.engines.inprocess import RoundResult
-from fednotes.jobs import parse_job
-from fednotes.simulate import simulate
+from fednotes.jobs.costs import LARGE, Pace, Traffic, size
+from fednotes.jobs.job import parse_job
+from fednotes.jobs.simulate import simulate
 
 TAGGER = {
     "tagger": "cnn-clstm-crf", "hashed_words": 64, "word_dim": 4, "char_dim": 4,

@@ -14,15 +14,15 @@ import pytest
 from hospitals import DISTILL, Hospitals, weights
 from typer.testing import CliRunner
 
-from fednotes.cli import app
+from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError, RefusedError
-from fednotes.deployment import PROBLEM, server_main
 from fednotes.engines.journal import Journal
-from fednotes.engines.kit_files import KIT_FILE
-from fednotes.guard import NotApproved, approvals_of, pending, require_approved
-from fednotes.privacy.approval import fingerprint
-from fednotes.privacy.policy import Policy
-from fednotes.site_words import discreet, outward
+from fednotes.engines.nvflare.kit import KIT_FILE
+from fednotes.jobs.deployed.site import PROBLEM, server_main
+from fednotes.jobs.deployed.site_file import discreet, outward
+from fednotes.rules.approval import fingerprint
+from fednotes.rules.guard import NotApproved, approvals_of, pending, require_approved
+from fednotes.rules.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("one_process")
 WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")

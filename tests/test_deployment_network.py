@@ -20,7 +20,7 @@ from places import Place, opened, project, stopped, until
 from proxy import Proxy, proxy
 
 from fednotes.data.synthetic import generate, write_sites
-from fednotes.engines import processes
+from fednotes.engines.nvflare import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 NAMES = ("discharge", "reports", "posts")

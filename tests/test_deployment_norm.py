@@ -22,9 +22,9 @@ from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.update import Update
 from fednotes.engines.asking import Event
 from fednotes.engines.host import SiteHost
-from fednotes.engines.validation import limits_of
+from fednotes.engines.summing import limits_of
 from fednotes.engines.wire import decode_reply
-from fednotes.job_tables import FederationConfig
+from fednotes.jobs.job import FederationConfig
 
 SITES = ("a", "b", "c")
 BIG = 3.0  # in each of 5 × 4 numbers: a norm of 13.4
@@ -40,7 +40,7 @@ def net_of(folder: Path, max_norm: float, secure: bool = False) -> Net:
     for site in SITES:
         seal = None
         if secure:
-            from fednotes.engines.secure import SecureSeal
+            from fednotes.engines.secure_server import SecureSeal
 
             seal = SecureSeal(site, SITES, job=JOB)
         net.hosts[site] = SiteHost(
@@ -76,7 +76,7 @@ def test_the_others_are_added_without_it(at: str, tmp_path: Path) -> None:
 def test_under_the_secure_sum_the_site_alone_checks(tmp_path: Path) -> None:
     """Nothing of the update leaves, masked or not, and no value of it is said."""
     pytest.importorskip("cryptography")
-    from fednotes.engines.secure import SecureSum
+    from fednotes.engines.secure_server import SecureSum
 
     net, events = net_of(tmp_path, 10.0, secure=True), list[Event]()
     engine = net.engine(

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hospitals import DISTILL, FEDNER, Hospitals, corpus, simulated, weights
 
-from fednotes.guard import LEDGER, RULES
-from fednotes.privacy.ledger import show
-from fednotes.privacy.ledger_check import verify
+from fednotes.rules.guard import LEDGER, RULES
+from fednotes.rules.ledger import show
+from fednotes.rules.ledger_check import verify
 
 pytestmark = pytest.mark.usefixtures("one_process")
 WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")

@@ -26,11 +26,11 @@ from hospitals import (
     weights,
 )
 
-from fednotes.agreement import agreement_of, as_text
 from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.deployed_jobs import load_deployed
 from fednotes.engines.wire import decode_reply
-from fednotes.guard import pending
+from fednotes.jobs.deployed.agreement import agreement_of, as_text
+from fednotes.jobs.deployed.sites import load_deployed
+from fednotes.rules.guard import pending
 
 pytestmark = pytest.mark.usefixtures("one_process")
 WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")
@@ -305,7 +305,7 @@ def test_a_server_that_agrees_on_something_else_is_refused(site_notes: Any, tmp_
     """The sites' descriptions are right, and the fingerprint of the agreement is another."""
     hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
     with (
-        mock.patch("fednotes.deployment.agreement_of", return_value="0" * 64),
+        mock.patch("fednotes.jobs.deployed.site.agreement_of", return_value="0" * 64),
         pytest.raises(ConfigError, match="another configuration of this job than the server"),
     ):
         hospitals.run()
@@ -319,8 +319,10 @@ def test_a_server_that_tells_of_more_sites_is_refused(site_notes: Any, tmp_path:
         return found | {f"none-{n}": next(iter(found.values())) for n in range(50)}
 
     with (
-        mock.patch("fednotes.deployment.as_text", lambda found: as_text(more(found))),
-        mock.patch("fednotes.deployment.agreement_of", lambda j, f: agreement_of(j, more(f))),
+        mock.patch("fednotes.jobs.deployed.site.as_text", lambda found: as_text(more(found))),
+        mock.patch(
+            "fednotes.jobs.deployed.site.agreement_of", lambda j, f: agreement_of(j, more(f))
+        ),
         pytest.raises(ConfigError, match=r"is told of 5\d sites that agree; the approved job"),
     ):
         hospitals.run()
@@ -355,15 +357,15 @@ back = ["icd9:722"]
 
 def test_another_version_is_named(site_notes: Any, tmp_path: Path) -> None:
     hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
-    from fednotes import deployment
+    from fednotes.jobs.deployed import site
 
     def older(job: Any, own: Any) -> Any:
         made = described(job, own)
         return replace(made, version="0.0.1") if own.id == "posts" else made
 
-    described = deployment.describe
+    described = site.describe
     with (
-        mock.patch.object(deployment, "describe", older),
+        mock.patch.object(site, "describe", older),
         pytest.raises(ConfigError, match=r"posts 0\.0\.1.*install the same one"),
     ):
         hospitals.run()

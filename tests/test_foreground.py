@@ -16,7 +16,7 @@ pytest.importorskip("nvflare")
 from intruders import free_port, project
 from places import Place, stopped, until
 
-from fednotes.engines import processes, provision
+from fednotes.engines.nvflare import processes, provision
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     code, told = ended(running, signal.SIGINT)
     assert code == 130
     assert "site 'h1' is connected" in told
-    assert "fednotes.engines.watch: watching" in told
+    assert "fednotes.engines.nvflare.watch: watching" in told
     assert told.count("the watch has ended") == 1  # which was killed
     assert [processes.of_kit(kit.resolve()) for kit in (server, h1)] == [[], []]
 

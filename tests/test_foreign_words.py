@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from fednotes import cli, cli_groups
-from fednotes.agreement import Description, agreed_config
+from fednotes.cli import app, groups
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.engines.host import explained
-from fednotes.engines.seldom import Seldom
+from fednotes.engines.nvflare.log import Seldom
 from fednotes.engines.wire import Reply, WireError, decode_reply, encode
-from fednotes.kit_status import last_problem
-from fednotes.privacy.policy import JobFacts, Policy, PolicyRefusal, check_job
+from fednotes.jobs.deployed.agreement import Description, agreed_config
+from fednotes.jobs.deployed.status import last_problem
 from fednotes.report.html import write_report
+from fednotes.rules.policy import JobFacts, Policy, PolicyRefusal, check_job
 
 EVIL = "1\x1b[2J\n2026-01-01 00:00:00,000 ERROR fednotes.x: all is lost \u202e\u200b"
 HIDDEN = ("\x1b", "\u202e", "\u200b")
@@ -30,9 +30,9 @@ def plain(text: str) -> bool:
 
 
 def test_a_command_says_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    cli_groups.say(f"job {EVIL}")
+    groups.say(f"job {EVIL}")
     with pytest.raises(SystemExit):
-        cli.fail(EVIL)
+        app.fail(EVIL)
     said = capsys.readouterr()
     assert plain(said.out)
     assert plain(said.err)

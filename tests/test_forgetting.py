@@ -10,14 +10,14 @@ import pytest
 from hospitals import FEDNER, Hospitals
 from typer.testing import CliRunner
 
-from fednotes.cli import app
+from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
-from fednotes.engines import processes
-from fednotes.engines.kit_files import KIT_FILE
+from fednotes.engines.nvflare import processes
+from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.engines.pipe import only_one
-from fednotes.guard import approvals_of, ledger_of
-from fednotes.privacy.ledger_check import verify
-from fednotes.site_file import SITE_FILE
+from fednotes.jobs.deployed.site_file import SITE_FILE
+from fednotes.rules.guard import approvals_of, ledger_of
+from fednotes.rules.ledger_check import verify
 
 pytestmark = pytest.mark.usefixtures("one_process")
 JOB_ID = "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c"

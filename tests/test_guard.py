@@ -12,15 +12,15 @@ import pytest
 import torch
 from guarded import SITES, TABLE, Exchange, Guarded
 
-from fednotes import guard as module
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Update
 from fednotes.engines.host import BEGIN, CHECKPOINT, END
-from fednotes.engines.secure import SecureSum
+from fednotes.engines.secure_server import SecureSum
 from fednotes.engines.wire import Request, encode
-from fednotes.privacy.ledger import head_path
-from fednotes.privacy.ledger_check import verify
-from fednotes.privacy.policy import JobFacts, Policy, PolicyRefusal
+from fednotes.rules import guard as module
+from fednotes.rules.ledger import head_path
+from fednotes.rules.ledger_check import verify
+from fednotes.rules.policy import JobFacts, Policy, PolicyRefusal
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 OPEN = Policy(secure_sum="off", share_scores=True, source="[policy] of /srv/ward7/site.toml")

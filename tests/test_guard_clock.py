@@ -12,11 +12,11 @@ import pytest
 import torch
 from guarded import TABLE, Guarded
 
-from fednotes import guard as module
 from fednotes.core.update import Update
-from fednotes.guard import approvals_of, ledger_of
-from fednotes.privacy.ledger import FIRST, head_path
-from fednotes.privacy.policy import Policy
+from fednotes.rules import guard as module
+from fednotes.rules.guard import approvals_of, ledger_of
+from fednotes.rules.ledger import FIRST, head_path
+from fednotes.rules.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 NOON = datetime(2030, 5, 6, 12, tzinfo=UTC)

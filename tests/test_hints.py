@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fednotes.cli.display import RichDisplay
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.checks import check_documents
-from fednotes.display import RichDisplay
 from fednotes.engines.inprocess import RoundResult
-from fednotes.hints import never_right, pooled_below_alone
+from fednotes.jobs.simulate import never_right, pooled_below_alone
 
 ROUNDS = {"alone": {"rounds": 60}, "pooled": {"rounds": 20}}
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from fednotes import __version__, jobs
+from fednotes import __version__
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
-from fednotes.job_keys import reference, tables
+from fednotes.jobs import job
+from fednotes.jobs.keys import reference, tables
 
 
 def listed(name: str = "") -> set[str]:
@@ -23,20 +24,20 @@ def test_every_key_of_every_table() -> None:
     for head, made in tables():
         section = reference().split(f"{head}\n")[1].split("\n\n")[0]
         for field in fields(made):
-            hidden = "[training]" in head and field.name in jobs.FILLED_IN
+            hidden = "[training]" in head and field.name in job.FILLED_IN
             assert (f"  {field.name} = " in section) != hidden, (head, field.name)
 
 
 def test_every_table_of_a_job() -> None:
     heads = reference()
-    for table in jobs._TABLES:
+    for table in job._TABLES:
         assert f"\n[{table}" in heads, table
-    assert listed("top") == jobs._TOP
+    assert listed("top") == job._TOP
 
 
-@pytest.mark.parametrize("name", sorted(jobs.built_in_jobs()))
+@pytest.mark.parametrize("name", sorted(job.built_in_jobs()))
 def test_every_key_of_the_jobs_that_there_are(name: str) -> None:
-    table = read_toml(jobs.built_in_jobs()[name])
+    table = read_toml(job.built_in_jobs()[name])
     for key, value in table.items():
         if not isinstance(value, dict):
             assert key in listed("top")

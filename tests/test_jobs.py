@@ -12,11 +12,11 @@ import pytest
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import SiteData, TagSet
-from fednotes.job_tables import SilosConfig
-from fednotes.jobs import (
+from fednotes.jobs.job import (
     CONDITIONS,
     FILLED_IN,
     Job,
+    SilosConfig,
     TagsConfig,
     built_in_jobs,
     load_job,

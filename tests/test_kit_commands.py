@@ -17,13 +17,13 @@ import intruders
 from places import opened
 from typer.testing import CliRunner
 
-from fednotes import kit_status
-from fednotes.cli import app
+from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.store import write_json
-from fednotes.engines import processes, provision
-from fednotes.engines.contact import CONTACT_FILE
-from fednotes.site_file import SITE_FILE, read_site_file
+from fednotes.engines.nvflare import processes, provision
+from fednotes.engines.nvflare.contact import CONTACT_FILE
+from fednotes.jobs.deployed import status as kit_status
+from fednotes.jobs.deployed.site_file import SITE_FILE, read_site_file
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_a_site_s_status_says_whether_the_server_answers(
     said = given("site", "status", kit)
     assert "it has not answered yet" in said
     assert f"next: fednotes preflight {kit}" in said
-    monkeypatch.setattr("fednotes.preflight.preflight", lambda kit: [])
+    monkeypatch.setattr("fednotes.jobs.deployed.preflight.preflight", lambda kit: [])
     said = given("preflight", kit)  # which does not send back to `status`
     assert "a revoked kit" in said
     assert f"fednotes kit trust {kit} trust.pem" in said
@@ -197,10 +197,10 @@ def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
     when = datetime.now().replace(microsecond=0) - timedelta(seconds=30)
     log.write_text(
         f"{when},001 ERROR nvflare.x: not ours\n"
-        f"{when},001 INFO fednotes.deployment: refused give (7): no room\n"
+        f"{when},001 INFO fednotes.jobs.deployed.site: refused give (7): no room\n"
         f"{when},002 WARNING fednotes.contact: the server has not answered for 20 s; trying on\n"
         f"{when},003 INFO fednotes.contact: connected to the server\n"
-        f"{when},004 INFO fednotes.deployment: refused @scores (9): this site's scores stay here\n"
+        f"{when},004 INFO fednotes.rules: refused @scores (9): this site's scores stay here\n"
     )
     found = kit_status.last_problem(log)
     assert found == kit_status.Problem(when, "refused give (7): no room")

@@ -10,10 +10,10 @@ import pytest
 from ledgers import MESSAGE, written
 from typer.testing import CliRunner
 
+from fednotes.cli.ledger import ledger
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.engines.kit_files import KIT_FILE
-from fednotes.ledger_cli import ledger
-from fednotes.privacy.ledger import Ledger, head_path, of_kit
+from fednotes.engines.nvflare.kit import KIT_FILE
+from fednotes.rules.ledger import Ledger, head_path, of_kit
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from fednotes.core.errors import BusyError
-from fednotes.core.lock import LOCK
-from fednotes.jobs import load_job
-from fednotes.simulate import simulate
+from fednotes.core.store import LOCK
+from fednotes.jobs.job import load_job
+from fednotes.jobs.simulate import simulate
 
 JOB = """
 method = "fedner"
@@ -41,7 +41,7 @@ lstm_units = 4
 # As a shell starts a command in the foreground, whatever this process ignores.
 START = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "import runpy; runpy.run_module('fednotes.cli', run_name='__main__', alter_sys=True)"
+    "import runpy; runpy.run_module('fednotes.cli.app', run_name='__main__', alter_sys=True)"
 )
 
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from fednotes import cli, methods
+from fednotes import methods
+from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.settings import read_toml
-from fednotes.data.note_sites import SiteNotes
 from fednotes.data.notes import read_notes
-from fednotes.data.shared_text import index_documents, shared_text
+from fednotes.data.notes.sites import SiteNotes
+from fednotes.data.overlap import index_documents, shared_text
 from fednotes.data.silos import patient_of
-from fednotes.job_tables import NotesConfig
-from fednotes.jobs import Job, Sites, built_in_jobs, parse_job
-from fednotes.sites import load_sites
+from fednotes.jobs.documents import load_sites
+from fednotes.jobs.job import Job, NotesConfig, Sites, built_in_jobs, parse_job
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 
@@ -213,7 +213,7 @@ def run(
         capsys.readouterr()
         code = 0
         try:
-            cli.main()
+            app.main()
         except SystemExit as stopped:
             code = int(str(stopped.code or 0))
         caught = capsys.readouterr()

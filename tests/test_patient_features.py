@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fednotes.cohort_jobs import features_of
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.data.cohort import Bags, Vectors
-from fednotes.patient_features import features_for
-from fednotes.patient_tables import ConceptsConfig, TextConfig
+from fednotes.jobs.patient_features import features_for
+from fednotes.jobs.patient_tables import ConceptsConfig, TextConfig
+from fednotes.jobs.patients import features_of
+from fednotes.patients.cohort import Bags, Vectors
 
 NOTES = {"p": ["Has gout and a cough.", "No gout."], "q": ["Well."], "r": ["cough " * 9]}
 
@@ -90,7 +90,7 @@ def test_vectors_are_kept_and_named_by_their_encoder(
 ) -> None:
     """The mean over notes of the mean over words, by hand: ((3+4+3+1+5+1)/6 + (2+4+1)/3) / 2."""
     encoder = Encoder()
-    monkeypatch.setattr("fednotes.patient_features.load_encoder", lambda spec: encoder)
+    monkeypatch.setattr("fednotes.jobs.patient_features.load_encoder", lambda spec: encoder)
     features = features_for(TextConfig("x"), tmp_path)
     told: list[tuple[int, int]] = []
     made = features.make({**NOTES, "e": [" "]}, lambda *n: told.append(n), tmp_path / "cache")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fednotes.core.errors import ConfigError
-from fednotes.jobs import Job, parse_job
-from fednotes.patient_tables import ConceptsConfig, PatientsConfig, SyntheticPatientsConfig
+from fednotes.jobs.job import Job, parse_job
+from fednotes.jobs.patient_tables import ConceptsConfig, PatientsConfig, SyntheticPatientsConfig
 
 CONCEPTS = {"dictionary": "terms.tsv"}
 PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}

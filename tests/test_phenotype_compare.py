@@ -9,13 +9,12 @@ import pytest
 from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
 from sklearn.metrics import f1_score, roc_auc_score
 
-from fednotes.compare_runs import ALL_SITES, compare_patients
 from fednotes.core.errors import DataError
-from fednotes.data.cohort import Bags, Cohort
-from fednotes.data.patient_sites import SitePatients
+from fednotes.jobs.compare import ALL_SITES, compare_patients
 from fednotes.metrics.classification import paired_macro_f1
-from fednotes.models.phenotyper import Phenotyper, Representation
-from fednotes.models.svm import LinearSVMs
+from fednotes.patients.classifiers import LinearSVMs
+from fednotes.patients.cohort import Bags, Cohort, SitePatients
+from fednotes.patients.phenotyper import Phenotyper, Representation
 
 
 def machine(folder: Path, columns: dict[int, int]) -> None:

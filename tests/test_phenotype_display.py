@@ -15,16 +15,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fednotes.data.cohort import Bags, Cohort
-from fednotes.data.patient_sites import SitePatients
-from fednotes.display import (
+from fednotes.cli.display import (
     disease_table,
     labels_table,
     nothing_judged,
     patients_table,
     result_table,
 )
-from fednotes.hints import nothing_found
+from fednotes.jobs.simulate import nothing_found
+from fednotes.patients.cohort import Bags, Cohort, SitePatients
 
 
 def shown(table: Table | None, width: int = 200) -> list[list[str]]:

@@ -17,15 +17,14 @@ import numpy as np
 import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
-from fednotes import cli
+from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.cohort import Bags, Vectors
-from fednotes.data.patient_sites import FeatureSpace
-from fednotes.models.phenotyper import Phenotyper, Representation
-from fednotes.models.svm import LinearSVMs
-from fednotes.patient_features import ConceptFeatures, Made, features_for
-from fednotes.patient_tables import ConceptsConfig
-from fednotes.predict import evaluate_patients, predict_patients
+from fednotes.jobs.patient_features import ConceptFeatures, Made, features_for
+from fednotes.jobs.patient_tables import ConceptsConfig
+from fednotes.jobs.predict import evaluate_patients, predict_patients
+from fednotes.patients.classifiers import LinearSVMs
+from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
+from fednotes.patients.phenotyper import Phenotyper, Representation
 
 NAME = "Zebulonovic"  # stands for what must never be shown
 TERMS = ("asthma", "gout", "hypertension")
@@ -41,10 +40,10 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         capsys.readouterr()
         if code:
             with pytest.raises(SystemExit) as stopped:
-                cli.main()
+                app.main()
             assert stopped.value.code == code
         else:
-            cli.main()
+            app.main()
         caught = capsys.readouterr()
         assert NAME not in caught.err
         return caught.out, caught.err
@@ -157,7 +156,7 @@ def test_vectors_of_text_have_no_concepts(
             vectors = Vectors(np.ones((len(notes), 2), np.float32))
             return Made(tuple(notes), vectors, {"left_out": 0, "without": 0})
 
-    monkeypatch.setattr("fednotes.predict.opened", lambda recipe, place: Stub())
+    monkeypatch.setattr("fednotes.jobs.predict.opened", lambda recipe, place: Stub())
     predict_patients(tmp_path / "m", "-", "jsonl", None, "cpu", text="Known gout.")
     (found,) = lines(capsys.readouterr().out)
     assert found.keys() == {"patient", "probabilities", "labels"}
@@ -317,7 +316,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         arguments = ["simulate", str(folder / "job.toml"), "--out", str(folder / "run")]
         patch.setattr(sys, "argv", ["fednotes", *arguments])
-        cli.main()
+        app.main()
     torch.use_deterministic_algorithms(False)
     return folder / "run"
 

@@ -19,8 +19,9 @@ pytest.importorskip("nvflare")
 import intruders
 from proxy import proxy
 
-from fednotes.engines import kit_files, provision
-from fednotes.preflight import (
+from fednotes.engines.nvflare import kit as kit_files
+from fednotes.engines.nvflare import provision
+from fednotes.jobs.deployed.preflight import (
     Check,
     answer_of,
     await_answer,

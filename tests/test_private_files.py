@@ -13,11 +13,11 @@ from hospitals import DISTILL, FEDNER, Hospitals, ServerKilled
 from places import opened
 
 from fednotes.core import store
-from fednotes.deployment import server_main
-from fednotes.guard import RULES
-from fednotes.jobs import parse_job
+from fednotes.jobs.deployed.site import server_main
+from fednotes.jobs.job import parse_job
+from fednotes.jobs.simulate import simulate
 from fednotes.report.html import write_report
-from fednotes.simulate import simulate
+from fednotes.rules.guard import RULES
 
 TABLE: dict[str, Any] = {
     "method": "fedner",

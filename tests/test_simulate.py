@@ -20,10 +20,10 @@ import torch
 
 from fednotes.core import store
 from fednotes.core.errors import ConfigError, DataError, FednotesError
-from fednotes.jobs import Job, parse_job
-from fednotes.models.saving import load_model
-from fednotes.simulate import mean_scores, simulate
-from fednotes.sites import load_sites
+from fednotes.jobs.documents import load_sites
+from fednotes.jobs.job import Job, parse_job
+from fednotes.jobs.simulate import mean_scores, simulate
+from fednotes.taggers.saving import load_model
 
 MODEL = {
     "tagger": "cnn-clstm-crf", "hashed_words": 64, "word_dim": 4, "char_dim": 4,
@@ -203,7 +203,15 @@ def test_killed_and_resumed_is_bit_identical_to_never_killed(tmp_path: Path) -> 
     """kill -9 of a real process once the federated part has a checkpoint."""
     file = as_toml(LONG, tmp_path / "tiny.toml")
     killed = tmp_path / "killed"
-    command = [sys.executable, "-m", "fednotes.cli", "simulate", str(file), "--out", str(killed)]
+    command = [
+        sys.executable,
+        "-m",
+        "fednotes.cli.app",
+        "simulate",
+        str(file),
+        "--out",
+        str(killed),
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
@@ -388,7 +396,7 @@ def test_different_tag_sets_are_pooled_with_a_head_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the last checkpoint, which is kept here, only the CRF is private."""
-    monkeypatch.setattr("fednotes.simulate.shutil.rmtree", lambda *_, **__: None)
+    monkeypatch.setattr("fednotes.jobs.simulate.shutil.rmtree", lambda *_, **__: None)
     sites = {
         "a": site(tmp_path, "a", ("Drug", "ADE"), 0),
         "b": site(tmp_path, "b", ("Chemical", "ADE"), 50),

@@ -11,11 +11,11 @@ import pytest
 import torch
 from tiny_models import save_bert
 
-from fednotes.compare_runs import compare_runs
+from fednotes.cli.display import result_table
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.display import result_table
-from fednotes.jobs import Job, parse_job
-from fednotes.simulate import simulate
+from fednotes.jobs.compare import compare_runs
+from fednotes.jobs.job import Job, parse_job
+from fednotes.jobs.simulate import simulate
 
 transformers = pytest.importorskip("transformers")
 

@@ -9,14 +9,14 @@ import sys
 import time
 from pathlib import Path
 
-from fednotes import cli
-from fednotes.stopping import ends_at_once
+from fednotes.cli import app
+from fednotes.core.stopping import ends_at_once
 
 HEARD = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
 STUBBORN = """
 import threading, time
 from pathlib import Path
-from fednotes.stopping import ends_at_once
+from fednotes.core.stopping import ends_at_once
 threading.Thread(target=time.sleep, args=(60,)).start()
 with ends_at_once("first") as farewell:
     farewell.line = "the run goes on"
@@ -58,7 +58,7 @@ def test_it_ends_in_spite_of_threads_and_excepts(tmp_path: Path) -> None:
 
 STARTS = """
 import sys, time
-from fednotes.stopping import until_it_begins
+from fednotes.core.stopping import until_it_begins
 until_it_begins(["fednotes", "run", "job.toml"])
 assert not {"torch", "typer", "nvflare", "dataclasses"} & set(sys.modules)
 print("ready", flush=True)
@@ -73,7 +73,7 @@ while True:
 def test_a_command_that_is_still_being_read_in_ends_without_a_traceback(tmp_path: Path) -> None:
     _, told = interrupted(STARTS, tmp_path)
     assert told == "stopped; nothing was handed in\n"
-    source = Path(cli.__file__).read_text()
+    source = Path(app.__file__).read_text()
     assert source.index("until_it_begins(sys") < source.index("import typer")
 
 

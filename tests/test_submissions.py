@@ -14,16 +14,8 @@ from typing import Any
 import pytest
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.deployed_jobs import load_deployed
-from fednotes.submissions import (
-    Run,
-    abort,
-    claim,
-    hand_in,
-    prepare,
-    read_run,
-    release,
-)
+from fednotes.jobs.deployed.runs import Run, abort, claim, hand_in, prepare, read_run, release
+from fednotes.jobs.deployed.sites import load_deployed
 
 RUN = Run("job-1", Path("/kits/admin"), "a job", ("h1", "h2"), "f" * 64)
 

@@ -1,5 +1,5 @@
 """`python -m fednotes` is the command `fednotes`."""
 
-from fednotes.cli import main
+from fednotes.cli.app import main
 
 main()

@@ -15,8 +15,8 @@ from fednotes.core.parsing import read_json
 from fednotes.core.settings import read_toml
 from fednotes.core.store import load_state
 from fednotes.data.formats.files import open_file
-from fednotes.privacy.approval import Approvals
-from fednotes.privacy.ledger import show
+from fednotes.rules.approval import Approvals
+from fednotes.rules.ledger import show
 
 
 @pytest.fixture(autouse=True)

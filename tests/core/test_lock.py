@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.core import lock
+from fednotes.core import store
 from fednotes.core.errors import BusyError, FednotesError
-from fednotes.core.lock import held
+from fednotes.core.store import held
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 HOLD = """
 import sys, time
 from pathlib import Path
-from fednotes.core.lock import held
+from fednotes.core.store import held
 with held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -47,11 +47,11 @@ def test_the_second_is_told_who_holds_it_and_a_dead_one_s_is_taken_over(tmp_path
         with pytest.raises(BusyError, match=pattern), held(folder):
             pytest.fail("two at once")
         process.kill()
-    with (folder / lock.LOCK).open("a") as left:  # nobody could tidy up
+    with (folder / store.LOCK).open("a") as left:  # nobody could tidy up
         left.write("of one with a longer command" * 100)
     with held(folder):
-        assert (folder / lock.LOCK).read_text().startswith(f"process {os.getpid()} on")
-        assert "longer" not in (folder / lock.LOCK).read_text()
+        assert (folder / store.LOCK).read_text().startswith(f"process {os.getpid()} on")
+        assert "longer" not in (folder / store.LOCK).read_text()
     assert os.listdir(folder) == []
 
 
@@ -76,22 +76,22 @@ def test_a_folder_may_be_moved_while_it_is_held(tmp_path: Path) -> None:
         with pytest.raises(BusyError), held(other):
             pytest.fail("it is ours there too")
         with held(one):
-            assert os.listdir(one) == [lock.LOCK]
-            assert (one / lock.LOCK).stat().st_mode & 0o777 == 0o600
+            assert os.listdir(one) == [store.LOCK]
+            assert (one / store.LOCK).stat().st_mode & 0o777 == 0o600
     assert os.listdir(other) == ["file"]
 
 
 def test_a_folder_that_is_moved_just_before_it_is_locked_is_not_taken_for_the_one_there_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other, flock = tmp_path / "one", tmp_path / "other", lock.fcntl.flock
+    one, other, flock = tmp_path / "one", tmp_path / "other", store.fcntl.flock
 
     def late(number: int, what: int) -> None:
         if not other.exists():
             one.rename(other)
         flock(number, what)
 
-    monkeypatch.setattr(lock.fcntl, "flock", late)
+    monkeypatch.setattr(store.fcntl, "flock", late)
     with held(one), pytest.raises(BusyError), held(one):
         pytest.fail("two at once")
 
@@ -100,7 +100,7 @@ COUNT = """
 import sys
 from pathlib import Path
 from fednotes.core.errors import BusyError
-from fednotes.core.lock import held
+from fednotes.core.store import held
 folder, done = Path(sys.argv[1]), 0
 while done < 100:
     try:
@@ -128,7 +128,7 @@ def test_there_is_never_more_than_one(tmp_path: Path) -> None:
 
 def test_what_somebody_wrote_into_the_lock_is_cleaned_and_cut(tmp_path: Path) -> None:
     with held(tmp_path):
-        (tmp_path / lock.LOCK).write_bytes(b"\x1b[2Jboo\xff\n" + b"x" * 100_000)
+        (tmp_path / store.LOCK).write_bytes(b"\x1b[2Jboo\xff\n" + b"x" * 100_000)
         with pytest.raises(BusyError) as told, held(tmp_path):
             pytest.fail("two at once")
     assert str(told.value).isprintable()
@@ -137,7 +137,7 @@ def test_what_somebody_wrote_into_the_lock_is_cleaned_and_cut(tmp_path: Path) ->
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("text")
-    (tmp_path / lock.LOCK).symlink_to("precious")
+    (tmp_path / store.LOCK).symlink_to("precious")
     with pytest.raises(FednotesError, match="cannot be written"), held(tmp_path):
         pytest.fail("held through a link")
     assert (tmp_path / "precious").read_text() == "text"
@@ -150,7 +150,7 @@ def test_a_file_system_without_locks_is_told_of(
         raise OSError(problem, os.strerror(problem))
 
     problem = errno.ENOLCK
-    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    monkeypatch.setattr(store.fcntl, "flock", flock)
     with caplog.at_level(logging.WARNING), held(tmp_path):
         assert "has no locks" in caplog.text
     problem = errno.EIO

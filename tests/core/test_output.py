@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fednotes.core.errors import FednotesError
-from fednotes.core.output import write_out
+from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.formats import jsonl
 
@@ -80,7 +80,7 @@ def test_a_fifo_is_given_the_bytes_and_stays(tmp_path: Path) -> None:
 def test_stdout_by_name_is_stdout(tmp_path: Path, name: str, to: str) -> None:
     """Also where the shell has led it into a file: what was printed before and after is there."""
     program = (
-        "import sys; from pathlib import Path; from fednotes.core.output import write_out\n"
+        "import sys; from pathlib import Path; from fednotes.core.store import write_out\n"
         "print('before', flush=True); write_out(Path(sys.argv[1]), 'text\\n'); print('after')"
     )
     with open(tmp_path / "out", "ab") as file:

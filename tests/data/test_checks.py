@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.data.checks import check_documents, check_sites
-from fednotes.data.findings import Report
+from fednotes.data.checks import Report, check_documents, check_sites
 from fednotes.data.formats import read
 
 SECRET = "Zyxwolan"

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.code_table import read_codes
-from fednotes.data.ehr import read_mimic
+from fednotes.patients.tables import read_codes, read_mimic
 
 File = Callable[..., Path]
 SECRET = "Wilhelmina"

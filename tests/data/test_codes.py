@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.codes import (
+from fednotes.patients.codes import (
     SYSTEMS,
     categories,
     categories_of_job,
@@ -25,7 +25,7 @@ from fednotes.data.codes import (
     phenotype_labels,
     public_categories,
 )
-from fednotes.data.ehr import read_codiesp, read_mimic
+from fednotes.patients.tables import read_codiesp, read_mimic
 
 
 def _patients(count: int, seed: int, name: str = "p") -> dict[str, frozenset[str]]:

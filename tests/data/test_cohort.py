@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.cohort import Bags, Cohort, Vectors, deal, fingerprint, pooled, split
+from fednotes.patients.cohort import Bags, Cohort, Vectors, deal, fingerprint, pooled, split
 
 
 def _lists(patients: int, vocabulary: int, seed: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from fednotes.core.errors import ConfigError
-from fednotes.data.concept_context import (
+from fednotes.patients.context import (
     AFTER,
     BEFORE,
     KINDS,

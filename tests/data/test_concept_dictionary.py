@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.concept_dictionary import (
+from fednotes.patients.dictionary import (
     ALL_TYPES,
     Dictionary,
+    cleaned,
     dictionary_of,
     read_dictionary,
     read_obo,
     read_table,
     read_umls,
 )
-from fednotes.data.concept_terms import cleaned
 
 File = Callable[..., Path]
 

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError, MissingExtra
-from fednotes.data.concept_dictionary import Dictionary, dictionary_of, read_obo
-from fednotes.data.concept_words import plurals_of
-from fednotes.data.concepts import Matcher, bags, by_patient, singular, words_of
 from fednotes.data.notes import Note
+from fednotes.patients.concepts import Matcher, bags, by_patient, singular, words_of
+from fednotes.patients.dictionary import Dictionary, dictionary_of, plurals_of, read_obo
 
 TERMS = [
     ("C0000001", "heart failure"),

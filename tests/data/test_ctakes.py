@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.formats.ctakes import Found, bags, read, read_xmi
+from fednotes.patients.ctakes import Found, bags, read, read_xmi
 
 File = Callable[..., Path]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.ehr import EXAMPLES, read_codiesp, read_mimic, read_omop
+from fednotes.patients.tables import EXAMPLES, read_codiesp, read_mimic, read_omop
 
 File = Callable[..., Path]
 DIAGNOSES = (

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.label_table import PatientLabels, read_labels
-from fednotes.data.obesity import DISEASES
+from fednotes.patients.labels import PatientLabels, read_labels
+from fednotes.patients.obesity import DISEASES
 
 File = Callable[..., Path]
 SECRET = "Wilhelmina"

@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from fednotes.core.errors import DataError
-from fednotes.data.ehr import read_codiesp, read_mimic
-from fednotes.data.formats import ctakes, read
+from fednotes.data.formats import read
 from fednotes.data.formats.files import open_file
 from fednotes.data.notes import read_notes
-from fednotes.data.obesity import read_obesity
-from fednotes.models.graft_tasks import read_texts
-from fednotes.predict import documents_of, notes_of
+from fednotes.jobs.predict import documents_of, notes_of
+from fednotes.patients import ctakes
+from fednotes.patients.obesity import read_obesity
+from fednotes.patients.tables import read_codiesp, read_mimic
+from fednotes.taggers.graft_tasks import read_texts
 
 SECRET = "Zyxwolan was given."
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError
-from fednotes.data.masking import IGNORED, denoise, mask
-from fednotes.data.packing import Specials
+from fednotes.encoders.masking import IGNORED, denoise, mask
+from fednotes.encoders.packing import Specials
 
 SPECIALS = Specials(cls=1, sep=2, mask=3, pad=0, others=(4,))
 VOCABULARY = 1000

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document
-from fednotes.data.note_deal import NoteCorpus, site_notes
-from fednotes.data.note_sites import SiteNotes, fingerprint, note_files, pooled_notes
 from fednotes.data.notes import Note, NoteCounts
-from fednotes.data.shared_text import index_documents
+from fednotes.data.notes.deal import NoteCorpus, site_notes
+from fednotes.data.notes.sites import SiteNotes, fingerprint, note_files, pooled_notes
+from fednotes.data.overlap import index_documents
 from fednotes.data.silos import patient_of, split_notes
 
 

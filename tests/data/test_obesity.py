@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.obesity import (
+from fednotes.patients.obesity import (
     DISEASES,
     label_matrix,
     read_judgments,

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.packing import Plan, Specials, _shorten, gather, plan_full, plan_pairs
-from fednotes.data.token_cache import Tokens, tokens_of
+from fednotes.encoders.packing import Plan, Specials, _shorten, gather, plan_full, plan_pairs
+from fednotes.encoders.token_cache import Tokens, tokens_of
 
 SPECIALS = Specials(cls=1, sep=2, mask=3, pad=0)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fednotes.core.types import Document
 from fednotes.data.formats import read
 from fednotes.data.notes import read_notes
-from fednotes.data.shared_text import (
+from fednotes.data.overlap import (
     MIN_WORDS,
     NGRAM,
     SharedText,

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import read
-from fednotes.data.split import (
-    mask_overlap,
-    sentence_documents,
-    split,
-    subsample,
-    without_leaks,
-)
+from fednotes.data.split import mask_overlap, sentence_documents, split, subsample, without_leaks
 from fednotes.data.stats import overlapping_forms, span_form
 
 THREE = {"train": 0.8, "valid": 0.1, "test": 0.1}

@@ -13,8 +13,14 @@ from fednotes.core.types import Document
 from fednotes.data.checks import check_sites
 from fednotes.data.formats import read
 from fednotes.data.stats import forms_of, span_form
-from fednotes.data.synthetic import SyntheticSite, generate, write_sites
-from fednotes.data.synthetic_writer import GENRE_TYPES, TYPES, _compile
+from fednotes.data.synthetic import (
+    GENRE_TYPES,
+    TYPES,
+    SyntheticSite,
+    _compile,
+    generate,
+    write_sites,
+)
 from fednotes.data.tags import encode
 from fednotes.data.text import split_sentences, tokenize
 

@@ -11,9 +11,9 @@ from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import normalize
 
 from fednotes.core.errors import ConfigError
-from fednotes.data.cohort import Bags, Cohort, fingerprint, pooled
-from fednotes.data.obesity import DISEASES
-from fednotes.data.synthetic_cohort import JUDGED, LIMIT, TABLE_1, generate, phenotypes
+from fednotes.patients.cohort import Bags, Cohort, fingerprint, pooled
+from fednotes.patients.obesity import DISEASES
+from fednotes.patients.synthetic_cohort import JUDGED, LIMIT, TABLE_1, generate, phenotypes
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError
-from fednotes.data.codes import parse, public_categories, system_of
-from fednotes.data.concepts import Matcher
-from fednotes.data.synthetic_patients import PHENOTYPES, dictionary, generate
+from fednotes.patients.codes import parse, public_categories, system_of
+from fednotes.patients.concepts import Matcher
+from fednotes.patients.synthetic import PHENOTYPES, dictionary, generate
 
 
 def test_equal_arguments_equal_patients() -> None:

@@ -22,8 +22,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace
 from fednotes.core.errors import DataError, ModelError
 from fednotes.core.store import holding
 from fednotes.data.notes import Note, read_notes
-from fednotes.data.packing import plan_full
-from fednotes.data.token_cache import (
+from fednotes.encoders.packing import plan_full
+from fednotes.encoders.token_cache import (
     Tokenize,
     Tokens,
     cached_tokens,
@@ -116,7 +116,7 @@ def test_a_killed_writer_leaves_nothing_behind(tmp_path: Path) -> None:
         import os, signal, sys
         from pathlib import Path
         from fednotes.data.notes import Note
-        from fednotes.data.token_cache import cached_tokens
+        from fednotes.encoders.token_cache import cached_tokens
 
         def tokenize(texts):
             os.kill(os.getpid(), signal.SIGKILL)

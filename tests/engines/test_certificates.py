@@ -24,8 +24,8 @@ from nvflare.private.fed.server.client_manager import ClientManager
 from nvflare.private.fed.utils.identity_utils import IdentityAsserter, TokenVerifier
 
 from fednotes.core.errors import ConfigError
-from fednotes.engines import processes, provision
-from fednotes.engines.certificates import check_kit
+from fednotes.engines.nvflare import processes, provision
+from fednotes.engines.nvflare.certificates import check_kit
 
 
 @pytest.fixture(scope="module")

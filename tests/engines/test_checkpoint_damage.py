@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from fednotes.core.errors import ModelError
+from fednotes.core.federation import State
 from fednotes.core.store import load_state, save_state
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.inprocess import InProcess
-from fednotes.federation import State
 
 NAMES = ("tensors.safetensors", "facts.json", "manifest.json")
 JUNK = st.one_of(

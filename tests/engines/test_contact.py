@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.engines.contact import Contact, Known, Members, connected, contact_of, place_of
+from fednotes.engines.nvflare.contact import (
+    Contact,
+    Known,
+    Members,
+    connected,
+    contact_of,
+    place_of,
+)
 
 
 class Clock:

@@ -16,14 +16,13 @@ from fault_toy import JOB, SITES, SIZES, Toy, by_hand, toy_job
 
 from fednotes.core import store
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, RefusedError, TrainingError
+from fednotes.core.federation import State
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.asking import Asker, Event, Grouped, Policy
 from fednotes.engines.host import BEGIN, SiteHost
 from fednotes.engines.inprocess import RoundResult
-from fednotes.engines.summing import Exchange, PlainSum
-from fednotes.engines.validation import Limits
+from fednotes.engines.summing import Exchange, Limits, PlainSum
 from fednotes.engines.wire import Frame, Reply, Request, encode
-from fednotes.federation import State
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 

@@ -16,14 +16,13 @@ from fault_net import STRICT, Net, ServerKilled
 from fault_toy import SITES, Toy, by_hand, toy_job
 
 from fednotes.core.errors import TrainingError
+from fednotes.core.federation import SiteTasks
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
-from fednotes.federation import SiteTasks
 from fednotes.methods import fedner
-from fednotes.methods.averaging import Averaging, Server, run_cycles
-from fednotes.methods.averaging_site import AveragingSite, Step
-from fednotes.models.tagger_config import TaggerConfig
+from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
+from fednotes.taggers.tagger import TaggerConfig
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 

@@ -22,9 +22,11 @@ from cryptography.hazmat.primitives.serialization import (
 from secure_net import SITES, network, random_updates
 
 from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.engines import nvflare_site, pipe, provision
-from fednotes.engines.identity import CertificateIdentity
-from fednotes.privacy.masks import joined
+from fednotes.engines import pipe
+from fednotes.engines.nvflare import provision
+from fednotes.engines.nvflare import site as nvflare_site
+from fednotes.engines.nvflare.certificates import CertificateIdentity
+from fednotes.privacy.secure_sum.masks import joined
 
 TEXT = b"\x00keys\xff" * 9
 

@@ -13,12 +13,12 @@ import torch
 
 from fednotes.core import store
 from fednotes.core.errors import FednotesError, ModelError, TrainingError
+from fednotes.core.federation import State
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import KEPT_CHECKPOINTS, InProcess, RoundResult
-from fednotes.federation import State
 from fednotes.methods import fedner
-from fednotes.models.tagger_config import TaggerConfig
+from fednotes.taggers.tagger import TaggerConfig
 
 
 class Counter:

@@ -30,9 +30,9 @@ import psutil
 import refusal_mains
 from intruders import SUBMIT, UNTIL_FINISHED, Network, log_of, until, ward_job
 
-from fednotes.engines import inside, processes, provision
-from fednotes.engines.kit_files import COMM_FILE, INSIDE
-from fednotes.engines.seldom import KIT_VARIABLE
+from fednotes.engines.nvflare import presence, processes, provision
+from fednotes.engines.nvflare.kit import COMM_FILE, INSIDE
+from fednotes.engines.nvflare.log import KIT_VARIABLE
 
 NOBODY = 65534
 ROUNDS = 60
@@ -110,12 +110,12 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
         assert until(lambda: len(list(frames.glob("*"))) > 8, 60)
         assert [ports(kits[name]) for name in names] == [{port}, set(), set()]
         for name, spoken in (("server", "server.x"), ("h1", "server"), ("h1", "h1.x")):
-            assert intrude(str(kits[name] / INSIDE / inside.SOCKET), spoken) == "PermissionError"
+            assert intrude(str(kits[name] / INSIDE / presence.SOCKET), spoken) == "PermissionError"
             assert stat.S_IMODE((kits[name] / INSIDE).stat().st_mode) == 0o700
             kits[name].chmod(0o755)  # which its start had closed
             (kits[name] / INSIDE).chmod(0o777)  # the system's word of who it is remains
-            (kits[name] / INSIDE / inside.SOCKET).chmod(0o777)
-            said = intrude(str(kits[name] / INSIDE / inside.SOCKET), spoken)
+            (kits[name] / INSIDE / presence.SOCKET).chmod(0o777)
+            said = intrude(str(kits[name] / INSIDE / presence.SOCKET), spoken)
             assert said in ("told 0 bytes", "ConnectionResetError", "BrokenPipeError")
             assert f"user {NOBODY} of this machine was refused" in log_of(kits[name])
             (kits[name] / INSIDE).chmod(0o700)
@@ -156,11 +156,11 @@ def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
     (kit / INSIDE).mkdir(mode=0o755)
     for _ in range(2):
         (kit / INSIDE).chmod(0o755)
-        listener = inside._Listener(inside.InsideDriver(), SimpleNamespace(), kit / INSIDE)
+        listener = presence._Listener(presence.InsideDriver(), SimpleNamespace(), kit / INSIDE)
         assert stat.S_IMODE((kit / INSIDE).stat().st_mode) == 0o700
         with (
             socket.socket(socket.AF_UNIX) as door,
-            inside.address_in(kit / INSIDE) as address,
+            presence.address_in(kit / INSIDE) as address,
         ):
             door.connect(address)
             accepted, _ = listener.get_request()
@@ -170,7 +170,7 @@ def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
                 assert not listener.verify_request(accepted, None)
             accepted.close()
         listener.server_close()
-    assert (kit / INSIDE / inside.SOCKET).is_socket()
+    assert (kit / INSIDE / presence.SOCKET).is_socket()
 
 
 def test_a_kit_that_was_made_before_is_closed_too(

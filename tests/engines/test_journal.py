@@ -18,12 +18,12 @@ from fault_toy import JOB, Toy
 
 from fednotes.core import store
 from fednotes.core.errors import ModelError, RefusedError
+from fednotes.core.federation import State
 from fednotes.core.update import Update
 from fednotes.engines import journal
 from fednotes.engines.host import CHECKPOINT, SiteHost
 from fednotes.engines.journal import Journal
 from fednotes.engines.wire import Reply, Request, decode_reply, encode
-from fednotes.federation import State
 
 X, Y = {"x": torch.ones(4)}, {"x": torch.full((4,), 2.0)}
 

@@ -21,20 +21,19 @@ from fault_net import STRICT, Net
 from fault_toy import JOB, SITES, Toy
 
 from fednotes.core.errors import FednotesError, TrainingError
+from fednotes.core.federation import State
 from fednotes.core.update import Update
 from fednotes.engines import secure_wire
 from fednotes.engines.asking import Policy
 from fednotes.engines.host import SiteHost
-from fednotes.engines.opened import OPENED
-from fednotes.engines.question import Asked
-from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.question import OPENED, Asked
+from fednotes.engines.secure_server import SecureSeal, SecureSum
 from fednotes.engines.wire import Frame, Request, decode_reply, decode_request, encode
-from fednotes.federation import State
-from fednotes.guard import SiteGuard, ledger_of, settle
-from fednotes.privacy.ledger import show
-from fednotes.privacy.policy import Policy as Rules
-from fednotes.privacy.secagg_messages import MaskedMessage, UnmaskRequest
-from fednotes.privacy.secagg_server import SecureServer
+from fednotes.privacy.secure_sum.messages import MaskedMessage, UnmaskRequest
+from fednotes.privacy.secure_sum.server import SecureServer
+from fednotes.rules.guard import SiteGuard, ledger_of, settle
+from fednotes.rules.ledger import show
+from fednotes.rules.policy import Policy as Rules
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
@@ -408,7 +407,7 @@ def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
 
     before = case.opened()
     with (  # a server that does not listen to it, and asks all the same
-        mock.patch("fednotes.engines.opened.Opened.survivors", nothing_before),
+        mock.patch("fednotes.engines.question.Opened.survivors", nothing_before),
         pytest.raises(TrainingError, match="a sum of this very task was opened before, over"),
     ):
         case.served(policy=LOOSE, resume=False).sum("count")

@@ -26,9 +26,12 @@ from nvflare.fuel.utils import fobs
 from nvflare.security.security import FLAuthorizer
 
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
-from fednotes.engines import kit_files, nvflare_site, pipe, presence, provision
-from fednotes.engines import nvflare as flare
-from fednotes.engines.certificates import check_kit
+from fednotes.engines import pipe
+from fednotes.engines.nvflare import kit as kit_files
+from fednotes.engines.nvflare import presence, provision
+from fednotes.engines.nvflare import server as flare
+from fednotes.engines.nvflare import site as nvflare_site
+from fednotes.engines.nvflare.certificates import check_kit
 
 PROJECT = provision.ProjectConfig("ward", "localhost", ("h1", "h2", "h3"), port=18002)
 ROLES = ("project_admin", "lead", "org_admin", "member")

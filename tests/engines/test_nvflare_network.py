@@ -18,7 +18,8 @@ pytest.importorskip("nvflare")
 from intruders import SUBMIT, UNTIL_FINISHED, as_admin, free_port, project
 
 from fednotes.core.errors import ConfigError
-from fednotes.engines import pipe, processes, provision
+from fednotes.engines import pipe
+from fednotes.engines.nvflare import processes, provision
 
 pytestmark = pytest.mark.network
 

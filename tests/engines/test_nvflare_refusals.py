@@ -29,11 +29,11 @@ from intruders import Network, answered, log_of, until, ward_job
 from nvflare.lighter.utils import verify_folder_signature
 
 from fednotes.core.errors import ConfigError
-from fednotes.engines import processes, provision
 from fednotes.engines.asking import Asker, Event, Policy
-from fednotes.engines.contact import Known, contact_of
-from fednotes.engines.presence import SECOND_FILE
-from fednotes.engines.validation import LIMITS
+from fednotes.engines.nvflare import processes, provision
+from fednotes.engines.nvflare.contact import Known, contact_of
+from fednotes.engines.nvflare.presence import SECOND_FILE
+from fednotes.engines.summing import LIMITS
 from fednotes.engines.wire import Frame, Reply, Request, decode_reply, decode_request, encode
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]  # some two minutes: real processes

@@ -16,10 +16,10 @@ from nvflare.fuel.f3.cellnet import defs as cells
 from nvflare.fuel.f3.message import Message
 
 from fednotes.core.errors import ConfigError
-from fednotes.engines import nvflare as flare
-from fednotes.engines import nvflare_site
-from fednotes.privacy.ledger import of_kit, show
-from fednotes.privacy.policy import JobFacts, Policy, PolicyRefusal, check_job
+from fednotes.engines.nvflare import server as flare
+from fednotes.engines.nvflare import site
+from fednotes.rules.ledger import of_kit, show
+from fednotes.rules.policy import JobFacts, Policy, PolicyRefusal, check_job
 
 
 def context(kit: Path) -> Any:
@@ -32,17 +32,17 @@ def context(kit: Path) -> Any:
     )
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, error: Exception) -> nvflare_site.FednotesExecutor:
+def refused(monkeypatch: pytest.MonkeyPatch, error: Exception) -> site.FednotesExecutor:
     """An executor whose host does not start."""
 
     def fails(*anything: Any) -> None:
         raise error
 
-    monkeypatch.setattr(nvflare_site, "require_admins_signature", fails)
-    return nvflare_site.FednotesExecutor()
+    monkeypatch.setattr(site, "require_admins_signature", fails)
+    return site.FednotesExecutor()
 
 
-def asked(executor: nvflare_site.FednotesExecutor, kit: Path) -> str | None:
+def asked(executor: site.FednotesExecutor, kit: Path) -> str | None:
     reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), context(kit), None)
     assert flare.FRAME not in reply
     reason: str | None = reply.get_header(flare.REASON)

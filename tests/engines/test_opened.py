@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fednotes.core.errors import FednotesError, RefusedError
-from fednotes.engines.opened import OPENED, Opened
+from fednotes.engines.question import OPENED, Opened
 
 FIRST, SECOND, THIRD = b"\x01" * 32, b"\x02" * 32, b"\x03" * 32
 

@@ -20,7 +20,7 @@ pytest.importorskip("nvflare")
 import intruders
 from intruders import Network, until
 
-from fednotes.engines import provision
+from fednotes.engines.nvflare import provision
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 

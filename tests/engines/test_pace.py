@@ -16,7 +16,7 @@ from secure_net import Giver
 from fednotes.core.update import Update
 from fednotes.engines.host import SiteHost
 from fednotes.engines.pace import CLASSES, NAME, Pace, class_of, seconds_of, slowest
-from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.secure_server import SecureSeal, SecureSum
 from fednotes.engines.wire import Request, decode_reply, encode
 
 pytestmark = pytest.mark.usefixtures("instant_disk")

@@ -18,12 +18,19 @@ from cryptography.x509.oid import AttributeOID
 from secure_net import SITES, network, random_updates
 
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.engines import provision, renewal
-from fednotes.engines.certificates import certificate_of, check_kit, stems, valid_until
-from fednotes.engines.identity import CertificateIdentity
-from fednotes.engines.nvflare_site import require_admins_signature
-from fednotes.engines.renewal import request, take_renewal
-from fednotes.engines.trust import Trust, take
+from fednotes.engines.nvflare import certificates, provision
+from fednotes.engines.nvflare.certificates import (
+    CertificateIdentity,
+    Trust,
+    certificate_of,
+    check_kit,
+    request,
+    stems,
+    take,
+    take_renewal,
+    valid_until,
+)
+from fednotes.engines.nvflare.site import require_admins_signature
 
 PROJECT = intruders.project(18002, *SITES)
 
@@ -221,7 +228,7 @@ def test_a_power_cut_while_it_is_put_in_its_place_loses_nothing(
     """Before each of the four files of the server: the next call ends it."""
     kit = kits["server"]
     answer = signed(kits, request(kit))
-    real, left = renewal.replace_file, [when]
+    real, left = certificates.replace_file, [when]
 
     def cut(*arguments: Any, **options: Any) -> None:
         left[0] -= 1
@@ -229,10 +236,10 @@ def test_a_power_cut_while_it_is_put_in_its_place_loses_nothing(
             raise KeyboardInterrupt
         real(*arguments, **options)
 
-    monkeypatch.setattr(renewal, "replace_file", cut)
+    monkeypatch.setattr(certificates, "replace_file", cut)
     with pytest.raises(KeyboardInterrupt):
         take_renewal(kit, answer)
-    monkeypatch.setattr(renewal, "replace_file", real)
+    monkeypatch.setattr(certificates, "replace_file", real)
     take_renewal(kit, answer)
     assert check_kit(kit) == []
     assert not (kit / "renewal").exists()

@@ -13,10 +13,10 @@ pytest.importorskip("nvflare")
 import intruders
 from intruders import Network, log_of, until
 
-from fednotes.engines import provision
-from fednotes.engines.contact import Known, connected, contact_of
-from fednotes.engines.processes import status
-from fednotes.engines.trust import Trust, take
+from fednotes.engines.nvflare import provision
+from fednotes.engines.nvflare.certificates import Trust, take
+from fednotes.engines.nvflare.contact import Known, connected, contact_of
+from fednotes.engines.nvflare.processes import status
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -68,7 +68,7 @@ def test_a_root_is_replaced_while_sites_are_connected(
     net: tuple[Network, provision.ProjectConfig, Path],
 ) -> None:
     """The server's new certificate is taken by a site that does not know the new root yet."""
-    from fednotes.engines.renewal import request, take_renewal
+    from fednotes.engines.nvflare.certificates import request, take_renewal
 
     network, project, out = net
     h1, server = network.kits["h1"], network.server

@@ -17,15 +17,15 @@ from fault_toy import JOB
 from secure_net import SITES, Giver, check, network, random_updates, tasks
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.federation import State
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import secure_wire as wire
 from fednotes.engines.host import BEGIN
 from fednotes.engines.inprocess import InProcess
-from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.secure_server import SecureSeal, SecureSum
 from fednotes.engines.wire import Request, decode_reply
-from fednotes.federation import State
-from fednotes.privacy.fixed_point import encode
-from fednotes.privacy.secagg import Ed25519Identity
+from fednotes.privacy.secure_sum.fixed_point import encode
+from fednotes.privacy.secure_sum.sums import Ed25519Identity
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 

@@ -12,7 +12,7 @@ from fednotes.core.errors import RefusedError
 from fednotes.core.update import Tensors
 from fednotes.engines import secure_wire as wire
 from fednotes.engines.wire import Request, decode_request, encode
-from fednotes.privacy.secagg import KeysMessage, UnmaskRequest
+from fednotes.privacy.secure_sum.sums import KeysMessage, UnmaskRequest
 
 SITES = tuple(f"hospital-{i:03d}" for i in range(250))
 

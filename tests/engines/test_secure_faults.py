@@ -20,8 +20,8 @@ from faults import FAULTS, PHASES
 from fednotes.core.errors import TrainingError
 from fednotes.engines import secure_wire
 from fednotes.engines.inprocess import InProcess
-from fednotes.engines.opened import OPENED
-from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.question import OPENED
+from fednotes.engines.secure_server import SecureSeal, SecureSum
 from fednotes.engines.wire import decode_reply
 
 LOST = ("corrupt", "after the round")  # the site's own disk: what was on it is gone

@@ -13,14 +13,14 @@ import torch
 from fault_toy import JOB
 from secure_net import network, random_updates
 
-from fednotes import deployment
 from fednotes.core.errors import FednotesError, RefusedError
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import secure_wire as wire
-from fednotes.engines.secure import SecureSeal
+from fednotes.engines.secure_server import SecureSeal
 from fednotes.engines.secure_site import MOST_LIMITS, context_of
 from fednotes.engines.wire import Request
-from fednotes.privacy.secagg import (
+from fednotes.jobs.deployed import site
+from fednotes.privacy.secure_sum.sums import (
     KeysMessage,
     ServerChain,
     SharesMessage,
@@ -158,8 +158,8 @@ def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> Non
             sites=names, site=names[0], identity=None, state=Path("nowhere")
         )
         ends: list[Any] = [
-            deployment._summing(job, setup, JOB),
-            deployment._sealer(job, setup, JOB),
+            site._summing(job, setup, JOB),
+            site._sealer(job, setup, JOB),
         ]
         threshold = max(least or sites, sites // 2 + 1)
         assert ends[0].least == ends[1]._threshold == threshold

@@ -19,15 +19,15 @@ from tiny_models import save_bert
 
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Total, Update
-from fednotes.data.note_sites import SiteNotes
 from fednotes.data.notes import Note
+from fednotes.data.notes.sites import SiteNotes
 from fednotes.data.synthetic import generate
+from fednotes.encoders.language_model import LanguageModelConfig
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import adversarial, distill, fedner, finetune, phenotype, pretrain
-from fednotes.models.language_model import LanguageModelConfig
-from fednotes.models.phenotyper import PhenotypeConfig
-from fednotes.models.tagger_config import TaggerConfig
-from fednotes.models.token_classifier import TokenClassifierConfig
+from fednotes.patients.phenotyper import PhenotypeConfig
+from fednotes.taggers.tagger import TaggerConfig
+from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 TAGGER = TaggerConfig(
     char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4

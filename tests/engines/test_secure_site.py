@@ -12,10 +12,10 @@ from fault_toy import JOB
 from fednotes.core.errors import RefusedError
 from fednotes.core.update import Update
 from fednotes.engines import secure_wire as wire
-from fednotes.engines.secure import SecureSeal
+from fednotes.engines.secure_server import SecureSeal
 from fednotes.engines.secure_site import context_of
 from fednotes.engines.wire import Request
-from fednotes.privacy.secagg import KeysMessage, ServerChain, SharesMessage, from_wire
+from fednotes.privacy.secure_sum.sums import KeysMessage, ServerChain, SharesMessage, from_wire
 
 SITES = ("a", "b", "c", "d")
 QUESTION = b"q"

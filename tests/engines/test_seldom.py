@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.engines.kit_files import _logging
-from fednotes.engines.seldom import KIT_VARIABLE, Seldom
+from fednotes.engines.nvflare.kit import _logging
+from fednotes.engines.nvflare.log import KIT_VARIABLE, Seldom
 
 AGAIN = "Failed to get_task from server. Will try it again."
 

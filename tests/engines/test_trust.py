@@ -26,11 +26,17 @@ from nvflare.fuel.f3.connection import ConnState
 from nvflare.fuel.f3.message import Message
 
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.engines import certificates, nvflare_trust, provision, trust
-from fednotes.engines.certificates import certificate_of, check_kit, shown_problem
-from fednotes.engines.identity import CertificateIdentity
-from fednotes.engines.nvflare_site import require_admins_signature
-from fednotes.engines.trust import Trust, settle, take
+from fednotes.engines.nvflare import certificates, gate, provision
+from fednotes.engines.nvflare.certificates import (
+    CertificateIdentity,
+    Trust,
+    certificate_of,
+    check_kit,
+    settle,
+    shown_problem,
+    take,
+)
+from fednotes.engines.nvflare.site import require_admins_signature
 
 PROJECT = intruders.project(18002, "h1", "h2")
 TEXT = b"keys"
@@ -65,7 +71,7 @@ def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
         def now(cls, tz: Any = None) -> Any:
             return datetime.now(tz) + timedelta(days)
 
-    for module in (trust, certificates):
+    for module in (certificates, certificates):
         monkeypatch.setattr(module, "datetime", Later)
 
 
@@ -195,7 +201,7 @@ def test_what_the_authority_did_not_say_is_refused(out: Path, tmp_path: Path) ->
         with pytest.raises(RefusedError):
             take(h1, said)
     with pytest.raises(RefusedError, match="bytes are more than an authority says"):
-        take(h1, true + b"\n" * trust.MOST_BYTES)
+        take(h1, true + b"\n" * certificates.MOST_BYTES)
     assert (h1 / "startup/trust.pem").read_bytes() == before
     assert take(h1, true)
 
@@ -278,7 +284,7 @@ def test_neither_a_site_nor_a_stranger_is_a_bridge(out: Path, tmp_path: Path) ->
     victim = certificate_of(kit(out, "server") / "startup/server")
     for liar in (site, intruders.Authority.of(tmp_path / "other")):
         false = x509.load_pem_x509_certificate(liar.sign(victim, site.key, (-1, 9)))
-        assert trust.issued(false, liar.certificate)
+        assert certificates.issued(false, liar.certificate)
         problem = Trust.of(kit(out, "h1") / "startup").problem(false, (liar.certificate,))
         assert problem == "is not signed by rootCA.pem"
 
@@ -345,7 +351,7 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(out: Path) -> None:
         communicator=SimpleNamespace(conn_manager=manager),
         add_incoming_filter=lambda channel, topic, judge: filters.append(judge),
     )
-    doors = nvflare_trust.Doors(server / "startup", core)
+    doors = gate.Doors(server / "startup", core)
     there = {name: connection(kit(out, name)) for name in ("h1", "h2")}
     local = SimpleNamespace(state=ConnState.CONNECTED)  # a job's process, without a certificate
     for each in (*there.values(), local):
@@ -374,13 +380,13 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(out: Path) -> None:
 
 
 def test_server_and_site_give_each_other_what_they_lack(out: Path) -> None:
-    server, site = (nvflare_trust.Carrier(kit(out, name)) for name in ("server", "h1"))
+    server, site = (gate.Carrier(kit(out, name)) for name in ("server", "h1"))
 
     def passed(sender: Any, receiver: Any, name: str) -> bool:
         message = Message({}, None)
         sender.give(message, "server" if name == "h1" else "h1")
         receiver.hear(message, name)
-        return bool(message.get_header(nvflare_trust.SAID))
+        return bool(message.get_header(gate.SAID))
 
     def number(name: str) -> int:
         return Trust.of(kit(out, name) / "startup").number

@@ -10,14 +10,7 @@ import torch
 
 from fednotes.core.errors import RefusedError
 from fednotes.core.update import Update
-from fednotes.engines.validation import (
-    Limits,
-    agreed,
-    check_like,
-    check_update,
-    expected,
-    limits_of,
-)
+from fednotes.engines.summing import Limits, agreed, check_like, check_update, expected, limits_of
 
 GOOD = Update(
     {"w": torch.tensor([3.0, 0.0, -4.0]), "codes": torch.tensor([[1, 2]], dtype=torch.int8)},

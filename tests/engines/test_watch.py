@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fednotes.core.store import write_json
-from fednotes.engines.watch import (
+from fednotes.engines.nvflare.watch import (
     ATTEMPTS,
     PATIENCE_SECONDS,
     STUCK_SECONDS,

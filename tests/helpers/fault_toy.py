@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from fednotes.core.errors import TrainingError
+from fednotes.core.federation import Federation, State
 from fednotes.core.update import Tensors, Update
-from fednotes.federation import Federation, State
 
 SIZES = {"a": 3, "b": 5, "c": 7}
 SITES, ROUNDS, JOB = tuple(SIZES), 5, "job-1"

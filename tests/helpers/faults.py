@@ -26,8 +26,8 @@ from fednotes.core.update import Update
 from fednotes.engines.asking import Event, Policy
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import BEGIN, CHECKPOINT, Keeping, SiteHost
-from fednotes.engines.opened import OPENED
-from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.question import OPENED
+from fednotes.engines.secure_server import SecureSeal, SecureSum
 from fednotes.engines.wire import Frame, decode_reply, decode_request
 
 FAULTS = ("crash", "slow", "duplicate", "stale", "corrupt", "partition", "disk full", "server kill")

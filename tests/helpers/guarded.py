@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fednotes.core.federation import State
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.host import SiteHost
-from fednotes.engines.secure import SecureSeal
+from fednotes.engines.secure_server import SecureSeal
 from fednotes.engines.wire import Reply, Request, decode_reply, encode
-from fednotes.federation import State
-from fednotes.guard import SiteGuard, ledger_of, settle
-from fednotes.privacy.ledger import show
-from fednotes.privacy.policy import Policy
+from fednotes.rules.guard import SiteGuard, ledger_of, settle
+from fednotes.rules.ledger import show
+from fednotes.rules.policy import Policy
 
 SITES, JOB = ("a", "b", "c", "d"), "job-1"
 TABLE = {"name": "job", "sites": list(SITES), "min_sites": 3}

@@ -14,16 +14,16 @@ from safetensors.torch import load_file
 
 from fednotes.core.errors import FednotesError
 from fednotes.data.synthetic import generate, write_sites
-from fednotes.data.synthetic_patients import generate as generate_patients
-from fednotes.deployed_jobs import whole_table
-from fednotes.deployment import Member, server_main, site_main
 from fednotes.engines.host import explained, placeless
 from fednotes.engines.pipe import Setup
 from fednotes.engines.wire import Frame
-from fednotes.guard import settle
-from fednotes.jobs import parse_job
-from fednotes.simulate import simulate
-from fednotes.site_file import install
+from fednotes.jobs.deployed.site import Member, server_main, site_main
+from fednotes.jobs.deployed.site_file import install
+from fednotes.jobs.deployed.sites import whole_table
+from fednotes.jobs.job import parse_job
+from fednotes.jobs.simulate import simulate
+from fednotes.patients.synthetic import generate as generate_patients
+from fednotes.rules.guard import settle
 
 OPEN = "min_sites = 2\nsecure_sum = 'off'\nfreeze_embeddings = false\nshare_scores = true\n"
 

@@ -23,7 +23,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from fednotes.engines import kit_files, pipe, processes, provision
+from fednotes.engines import pipe
+from fednotes.engines.nvflare import kit as kit_files
+from fednotes.engines.nvflare import processes, provision
 
 HELPERS = Path(__file__).parent
 ADMIN = "admin@fednotes.org"
@@ -143,7 +145,7 @@ def as_admin(
     """Run a few lines as the admin, in a process of their own as a command would."""
     program = (
         "import json, sys, time\nfrom pathlib import Path\n"
-        "from fednotes.engines.nvflare import connect\n"
+        "from fednotes.engines.nvflare.server import connect\n"
         f"with connect(Path({str(kit)!r}), {person!r}, {seconds}) as server:\n"
         + "".join(f"    {line}\n" for line in code.splitlines())
     )

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.data.cohort import Bags, Cohort
-from fednotes.data.patient_sites import FeatureSpace, SitePatients
+from fednotes.core.federation import State
 from fednotes.engines.inprocess import InProcess
-from fednotes.federation import State
 from fednotes.methods import phenotype
 from fednotes.methods.phenotype import Config, Site, train
-from fednotes.models.dan import DanConfig
-from fednotes.models.phenotyper import PhenotypeConfig
+from fednotes.patients.cohort import Bags, Cohort, FeatureSpace, SitePatients
+from fednotes.patients.dan import DanConfig
+from fednotes.patients.phenotyper import PhenotypeConfig
 
 VOCABULARY = 60
 DISEASES = ("asthma", "diabetes", "gout")

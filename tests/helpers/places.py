@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from fednotes.engines import processes
+from fednotes.engines.nvflare import processes
 
 
 class Place:
@@ -28,7 +28,7 @@ class Place:
 
     def begin(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "fednotes.cli", *words],
+            [sys.executable, "-m", "fednotes.cli.app", *words],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import torch
 from dishonest import ask_as_others
 
+from fednotes.core.federation import State
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.asking import Policy
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import SiteHost
 from fednotes.engines.pipe import Setup
 from fednotes.engines.wire import Frame
-from fednotes.federation import State
 
 JOB = "refusals"
 SIZES = {"h1": 1.0, "h2": 2.0, "h3": 4.0, "h4": 8.0}

@@ -12,11 +12,11 @@ import torch
 from fault_net import Net
 from fault_toy import JOB
 
+from fednotes.core.federation import State
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.asking import Event
-from fednotes.engines.opened import OPENED
-from fednotes.engines.secure import SecureSeal, SecureSum
-from fednotes.federation import State
+from fednotes.engines.question import OPENED
+from fednotes.engines.secure_server import SecureSeal, SecureSum
 
 SITES = ("a", "b", "c", "d")
 

@@ -27,9 +27,9 @@ from fednotes.methods.adversarial import (
     reversal_strength,
     reverse,
 )
-from fednotes.models.build import build_model
-from fednotes.models.model import Losses
-from fednotes.models.prompt_bart import PromptBartConfig
+from fednotes.taggers.model import Losses
+from fednotes.taggers.prompt_bart import PromptBartConfig
+from fednotes.taggers.saving import build_model
 
 VARIANTS = ("ganin", "peng", "hong")
 

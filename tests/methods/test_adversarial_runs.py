@@ -16,14 +16,13 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.types import SiteData
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
-from fednotes.jobs import parse_job
+from fednotes.jobs.job import parse_job
+from fednotes.jobs.simulate import simulate
 from fednotes.methods import adversarial, distill
 from fednotes.methods.adversarial import discriminator_numbers, discriminators
-from fednotes.models.build import build_model
-from fednotes.models.prompt_bart import PromptBartConfig
-from fednotes.models.saving import load_model
-from fednotes.models.tagger_config import TaggerConfig
-from fednotes.simulate import simulate
+from fednotes.taggers.prompt_bart import PromptBartConfig
+from fednotes.taggers.saving import build_model, load_model
+from fednotes.taggers.tagger import TaggerConfig
 
 VARIANTS = ("ganin", "peng", "hong")
 MODEL = TaggerConfig(

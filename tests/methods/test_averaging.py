@@ -14,8 +14,7 @@ import torch
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods.averaging import Averaging, Server, run_cycles
-from fednotes.methods.averaging_site import AveragingSite, Step
+from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
 
 CONFIG = Averaging(cycles=3, batch_size=4, learning_rate=0.05, weight_decay=0.1, seed=7)
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hospitals import FEDNER, SITES, SMALL, corpus
 
-from fednotes.jobs import parse_job
-from fednotes.sites import load_sites
+from fednotes.jobs.documents import load_sites
+from fednotes.jobs.job import parse_job
 
 DISTILL = f'method = "distill"\n[training]\nunannotated = "pseudo"\n{SMALL}\n{SITES}'
 

@@ -20,13 +20,12 @@ from fednotes.data.batches import buckets
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill
-from fednotes.methods.distill_site import pseudo_complete, weighted_loss
+from fednotes.methods.distill import pseudo_complete, weighted_loss
 from fednotes.metrics.spans import SpanCounts
-from fednotes.models.build import build_model
-from fednotes.models.model import Losses
-from fednotes.models.prompt_bart import PromptBartConfig
-from fednotes.models.saving import load_model
-from fednotes.models.tagger_config import TaggerConfig
+from fednotes.taggers.model import Losses
+from fednotes.taggers.prompt_bart import PromptBartConfig
+from fednotes.taggers.saving import build_model, load_model
+from fednotes.taggers.tagger import TaggerConfig
 
 MODEL = TaggerConfig(
     char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4

@@ -18,11 +18,10 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import sentence_documents
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.deployed.site_file import outward
 from fednotes.methods import fedner
 from fednotes.metrics.spans import SpanCounts
-from fednotes.models.tagger import build_tagger
-from fednotes.models.tagger_config import TaggerConfig
-from fednotes.site_words import outward
+from fednotes.taggers.tagger import TaggerConfig, build_tagger
 
 MODEL = TaggerConfig(
     char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4

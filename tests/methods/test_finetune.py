@@ -18,13 +18,11 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import finetune
-from fednotes.methods.finetune import Config, Site
-from fednotes.methods.finetune_site import _Sentences, num_notes
+from fednotes.methods.finetune import Config, Site, _Sentences, num_notes
 from fednotes.metrics.spans import SpanCounts
-from fednotes.models.build import build_model
-from fednotes.models.encoder_tagger import EncoderTaggerConfig
-from fednotes.models.saving import load_model
-from fednotes.models.token_classifier import TokenClassifierConfig
+from fednotes.taggers.encoder_tagger import EncoderTaggerConfig
+from fednotes.taggers.saving import build_model, load_model
+from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 DRUGS, FINDINGS = ("aspirin", "ibuprofen"), ("pain", "fever", "cough", "nausea")
 FILL = "patient has the was given mg daily with on exam no".split()

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from fednotes.core.errors import ModelError, TrainingError
+from fednotes.core.federation import State
 from fednotes.core.store import restoring
 from fednotes.core.tensors import load_into, taken
 from fednotes.core.types import SiteData
 from fednotes.data.synthetic import generate
-from fednotes.federation import State
 from fednotes.methods import distill, fedner
-from fednotes.models.tagger_config import TaggerConfig
+from fednotes.taggers.tagger import TaggerConfig
 
 MODEL = TaggerConfig(char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5)
 DTYPES = (torch.int8, torch.bool, torch.complex64, torch.float64, torch.float8_e4m3fn)

@@ -25,21 +25,21 @@ from sklearn.linear_model import SGDClassifier
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.seeds import rng_of
 from fednotes.core.update import Total, Update
-from fednotes.data.codes import category, output_matrix
-from fednotes.data.cohort import ABSENT, PRESENT
-from fednotes.data.patient_sites import pooled_patients
 from fednotes.methods import phenotype
 from fednotes.methods.phenotype import Site, averaged
-from fednotes.models.dan import Dan
-from fednotes.models.phenotyper import PhenotypeConfig, load_phenotyper
-from fednotes.models.platt import fit_platt, platt_sums
-from fednotes.models.row_adam import RowAdam
-from fednotes.models.svm import LinearSVMs, SvmConfig
-from fednotes.models.tfidf import (
+from fednotes.patients.classifiers import (
+    LinearSVMs,
+    SvmConfig,
     document_frequencies,
+    fit_platt,
     inverse_document_frequencies,
+    platt_sums,
     tfidf,
 )
+from fednotes.patients.codes import category, output_matrix
+from fednotes.patients.cohort import ABSENT, PRESENT, pooled_patients
+from fednotes.patients.dan import Dan, RowAdam
+from fednotes.patients.phenotyper import PhenotypeConfig, load_phenotyper
 
 # ---- stage 1
 

@@ -20,15 +20,14 @@ from phenotype_patients import SPACE, VOCABULARY, code_labels, config_of, sites_
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of
-from fednotes.data.cohort import Bags
-from fednotes.data.patient_sites import ConceptVectors, SitePatients, pooled_patients
 from fednotes.engines.inprocess import RoundResult
-from fednotes.jobs import load_job, parse_job
+from fednotes.jobs.job import load_job, parse_job
 from fednotes.methods import phenotype
-from fednotes.methods.optim import RMSprop
+from fednotes.methods.optimizers import RMSprop
 from fednotes.methods.phenotype import PRESETS, Config, Site
-from fednotes.models.dan import Dan, DanConfig, Mixtures
-from fednotes.models.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.patients.cohort import Bags, ConceptVectors, SitePatients, pooled_patients
+from fednotes.patients.dan import Dan, DanConfig, Mixtures
+from fednotes.patients.phenotyper import PhenotypeConfig, load_phenotyper
 
 PAPERS = Path(__file__).parents[2] / "docs" / "papers.md"
 ROW = re.compile(r"^\| `([\w.]+)` \| `(.+?)` \| (.+?) \|$", re.MULTILINE)
@@ -408,7 +407,7 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str
 
 
 def test_a_damaged_list_of_known_concepts_is_no_model(tmp_path: Path) -> None:
-    from fednotes.models.phenotyper import network_settings
+    from fednotes.patients.phenotyper import network_settings
 
     network = Dan(NETWORK, VOCABULARY, 2, known=np.array([1, 4]))
     good = {n: v.detach() for n, v in network.state().items()}

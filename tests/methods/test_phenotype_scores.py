@@ -24,15 +24,14 @@ from phenotype_patients import (
 )
 from sklearn.metrics import brier_score_loss, f1_score, log_loss, roc_auc_score
 
-from fednotes.data.cohort import ABSENT, PRESENT, QUESTIONABLE, Cohort
-from fednotes.data.patient_sites import SitePatients
+from fednotes.core.federation import State
 from fednotes.engines.inprocess import RoundResult
-from fednotes.federation import State
 from fednotes.methods import phenotype
 from fednotes.methods.phenotype import Config
-from fednotes.models.dan import DanConfig
-from fednotes.models.phenotyper import PhenotypeConfig
-from fednotes.models.svm import SvmConfig
+from fednotes.patients.classifiers import SvmConfig
+from fednotes.patients.cohort import ABSENT, PRESENT, QUESTIONABLE, Cohort, SitePatients
+from fednotes.patients.dan import DanConfig
+from fednotes.patients.phenotyper import PhenotypeConfig
 
 
 def relabelled(site: SitePatients, part: str, labels: np.ndarray) -> SitePatients:

@@ -33,17 +33,15 @@ from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import SGDClassifier
 
 from fednotes.core.errors import ConfigError
+from fednotes.core.federation import State
 from fednotes.core.seeds import rng_of
-from fednotes.data.cohort import Cohort, Vectors
-from fednotes.data.patient_sites import FeatureSpace, SitePatients, pooled_patients
 from fednotes.engines.inprocess import RoundResult
-from fednotes.federation import State
 from fednotes.methods import phenotype
 from fednotes.methods.phenotype import Config, Site
-from fednotes.models.dan import Dan, DanConfig
-from fednotes.models.phenotyper import PhenotypeConfig, load_phenotyper
-from fednotes.models.row_adam import RowAdam
-from fednotes.models.svm import SvmConfig
+from fednotes.patients.classifiers import SvmConfig
+from fednotes.patients.cohort import Cohort, FeatureSpace, SitePatients, Vectors, pooled_patients
+from fednotes.patients.dan import Dan, DanConfig, RowAdam
+from fednotes.patients.phenotyper import PhenotypeConfig, load_phenotyper
 
 NETWORK = DanConfig(embedding=8, hidden=12)
 

@@ -13,16 +13,15 @@ import torch
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
-from fednotes.data.masking import mask
-from fednotes.data.note_sites import SiteNotes
 from fednotes.data.notes import Note
-from fednotes.data.packing import gather, plan_full
-from fednotes.data.token_cache import tokens_of
+from fednotes.data.notes.sites import SiteNotes
+from fednotes.encoders.language_model import LanguageModelConfig, build_language_model
+from fednotes.encoders.masking import mask
+from fednotes.encoders.packing import gather, plan_full
+from fednotes.encoders.token_cache import tokens_of
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import pretrain
-from fednotes.methods.pretrain import Config, Site
-from fednotes.methods.pretrain_site import shared_model
-from fednotes.models.language_model import LanguageModelConfig, build_language_model
+from fednotes.methods.pretrain import Config, Site, shared_model
 
 WORDS = "patient has pain in the chest left knee was given aspirin daily no fever cough".split()
 

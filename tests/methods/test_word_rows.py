@@ -17,7 +17,7 @@ from fednotes.core.update import Total
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import fedner, word_rows
-from fednotes.models.tagger_config import TaggerConfig
+from fednotes.taggers.tagger import TaggerConfig
 
 MODEL = TaggerConfig(
     char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=2048, word_dim=4

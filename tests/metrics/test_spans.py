@@ -18,8 +18,15 @@ from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
 from fednotes.data.text import normalise
-from fednotes.metrics.overlap import _augment, _largest_matching, _sweep
-from fednotes.metrics.spans import DEFINITIONS, SpanCounts, document_counts, forms_of
+from fednotes.metrics.spans import (
+    DEFINITIONS,
+    SpanCounts,
+    _augment,
+    _largest_matching,
+    _sweep,
+    document_counts,
+    forms_of,
+)
 
 LENGTH = 14
 TYPES = ("ADR", "Drug", "a/b")

@@ -12,10 +12,10 @@ import rounding
 import torch
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
-from fednotes.metrics.attention import measure
-from fednotes.models.attention_maps import (
+from fednotes.experiments.attention_maps import (
     AttentionModel,
     attention_maps,
+    measure,
     open_attention_model,
     require_comparable,
     token_ids,

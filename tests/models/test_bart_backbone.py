@@ -12,8 +12,8 @@ import torch
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.models.bart_backbone import load_backbone, words_of
-from fednotes.models.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
+from fednotes.encoders.bart import load_backbone, words_of
+from fednotes.taggers.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,8 +13,15 @@ from scipy.optimize import minimize
 
 from fednotes.core.errors import ConfigError, MissingExtra
 from fednotes.methods import phenotype
-from fednotes.models.converged import CHOICES, fit, fit_best, loss_of
-from fednotes.models.svm import Features, LinearSVMs, SvmConfig
+from fednotes.patients.classifiers import (
+    CHOICES,
+    Features,
+    LinearSVMs,
+    SvmConfig,
+    fit,
+    fit_best,
+    loss_of,
+)
 
 CONFIG = SvmConfig(loss="log", solver="converged", class_weights="balanced")
 WEIGHTS = np.array([[0.7, 2.5], [1.5, 0.4], [1.0, 1.0], [0.5, 3.0]])

@@ -14,7 +14,7 @@ import torch
 import torchcrf
 from torch import Tensor
 
-from fednotes.models.crf import CRF, Backend
+from fednotes.taggers.crf import CRF, Backend
 
 BACKENDS: tuple[Backend, ...] = ("numba", "torch")
 both = pytest.mark.parametrize("backend", BACKENDS)

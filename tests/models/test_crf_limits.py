@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fednotes.core import compiled
+from fednotes.core import kernels
 from fednotes.core.errors import ModelError
-from fednotes.models.crf import CRF, Backend
+from fednotes.taggers.crf import CRF, Backend
 
 BACKENDS: tuple[Backend, ...] = ("numba", "torch")
 both = pytest.mark.parametrize("backend", BACKENDS)
@@ -275,9 +275,9 @@ def test_kernels_compile_where_nothing_can_be_cached(monkeypatch: pytest.MonkeyP
             raise RuntimeError("cannot cache function: no locator available")
         return original(*arguments, **options)
 
-    monkeypatch.setattr(compiled.numba, "njit", without_cache)
+    monkeypatch.setattr(kernels.numba, "njit", without_cache)
 
     def double(x: float) -> float:
         return 2 * x
 
-    assert compiled.kernel("float64(float64)")(double)(1.5) == 3.0
+    assert kernels.kernel("float64(float64)")(double)(1.5) == 3.0

@@ -12,9 +12,8 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.settings import build
 from fednotes.core.tensors import load_into, snapshot
 from fednotes.core.update import Total, Update
-from fednotes.data.cohort import Bags
-from fednotes.models.dan import Dan, DanConfig, Mixtures, pool
-from fednotes.models.row_adam import RowAdam
+from fednotes.patients.cohort import Bags
+from fednotes.patients.dan import Dan, DanConfig, Mixtures, RowAdam, pool
 
 VOCABULARY, OUTPUTS = 40, 5
 CONFIG = DanConfig(embedding=7, hidden=6)

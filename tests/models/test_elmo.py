@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.models.elmo import BEGIN_SENTENCE, Elmo, character_ids, find_files
-from fednotes.models.features import load_encoder
+from fednotes.encoders.elmo import BEGIN_SENTENCE, Elmo, character_ids, find_files
+from fednotes.encoders.features import load_encoder
 
 h5py = pytest.importorskip("h5py")
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.models.encoder import HuggingFaceEncoder, windows
-from fednotes.models.features import cached_features, load_encoder
+from fednotes.encoders.encoder import HuggingFaceEncoder, windows
+from fednotes.encoders.features import cached_features, load_encoder
 
 transformers = pytest.importorskip("transformers")
 

@@ -13,12 +13,11 @@ import torch
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.models.backbone import open_backbone
-from fednotes.models.build import build_model, model_config
-from fednotes.models.encoder import HuggingFaceEncoder
-from fednotes.models.encoder_corpus import EncoderBatch
-from fednotes.models.encoder_tagger import EncoderTagger
-from fednotes.models.lora import LoRA, targets
+from fednotes.encoders.encoder import HuggingFaceEncoder
+from fednotes.encoders.lora import LoRA, targets
+from fednotes.taggers.corpora import EncoderBatch
+from fednotes.taggers.encoder_tagger import EncoderTagger, open_backbone
+from fednotes.taggers.saving import build_model, model_config
 
 transformers = pytest.importorskip("transformers")
 

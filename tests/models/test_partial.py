@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Scheme, TagSet
 from fednotes.data.tags import allowed_transitions
-from fednotes.models.crf import CRF, Backend
-from fednotes.models.partial import (
+from fednotes.taggers.crf import CRF, Backend
+from fednotes.taggers.partial import (
     added_tags,
     allowed_tags,
     posterior,

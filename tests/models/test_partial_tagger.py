@@ -20,9 +20,9 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.types import Document, Scheme, Span, TagSet
 from fednotes.data.batches import encode_corpus
-from fednotes.models.model import Losses
-from fednotes.models.partial import Soft, allowed_tags, posterior, retag
-from fednotes.models.tagger import Prepared, Tagger, tagger_config
+from fednotes.taggers.model import Losses
+from fednotes.taggers.partial import Soft, allowed_tags, posterior, retag
+from fednotes.taggers.tagger import Prepared, Tagger, tagger_config
 
 SCHEMES: tuple[Scheme, ...] = ("BIO", "BIOES", "IO")
 TYPES = ("ADR", "Drug", "Dose")
@@ -264,7 +264,7 @@ def test_gradients_equal_a_loop(
 ) -> None:
     """Autograd through `losses`, one sentence after the other; in batches, any order, and from
     training mode too (no dropout)."""
-    monkeypatch.setattr("fednotes.models.tagger_corpus.PREDICT_TOKENS", 40)
+    monkeypatch.setattr("fednotes.taggers.corpora.PREDICT_TOKENS", 40)
     tagger = build("BIOES")
     corpus = partly(tagger, known)
     corpus = build("BIOES", lstm_units=3).soften(corpus) if soft else corpus

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
-from fednotes.data.cohort import Bags, Vectors
-from fednotes.data.patient_sites import FeatureSpace
-from fednotes.models.dan import Dan, DanConfig
-from fednotes.models.phenotyper import (
+from fednotes.patients.classifiers import LinearSVMs
+from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
+from fednotes.patients.dan import Dan, DanConfig
+from fednotes.patients.phenotyper import (
     PhenotypeConfig,
     Phenotyper,
     Representation,
@@ -23,7 +23,6 @@ from fednotes.models.phenotyper import (
     load_phenotyper,
     network_settings,
 )
-from fednotes.models.svm import LinearSVMs
 
 SPACE = FeatureSpace(9, recipe={"fingerprint": "nine", "dictionary": "nine.tsv"})
 BAGS = Bags.of([[0, 0, 4], [], [8, 1, 2, 3]], 9)

@@ -14,24 +14,22 @@ from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.models.bart_decoding import Targets
-from fednotes.models.pointer import (
+from fednotes.taggers.pointer import (
     BEGIN,
     END,
     FIRST_LABEL,
     PAD,
     Grammar,
+    Limits,
+    PointerCorpus,
+    annotate_pointers,
     encode_entities,
+    encode_pointers,
     first_position,
     in_order,
     repair,
 )
-from fednotes.models.pointer_corpus import (
-    Limits,
-    PointerCorpus,
-    annotate_pointers,
-    encode_pointers,
-)
+from fednotes.taggers.prompt_bart import Targets
 
 TYPES = ("Drug", "ADE", "Disease")
 DRUG, ADE, DISEASE = range(FIRST_LABEL, FIRST_LABEL + 3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fednotes.core.errors import ModelError
-from fednotes.models.pretrained import open_config, open_pretrained, write_pretrained
+from fednotes.encoders.pretrained import open_config, open_pretrained, write_pretrained
 
 transformers = pytest.importorskip("transformers")
 

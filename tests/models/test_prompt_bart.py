@@ -13,10 +13,18 @@ import pytest
 import torch
 
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.models.bart_decoding import Memory, Sources, Stepper, Targets, teacher_forced
-from fednotes.models.pointer import END, first_position
-from fednotes.models.prompt_bart import PromptBart, PromptBartConfig, build_prompt_bart
-from fednotes.models.prompts import joined
+from fednotes.encoders.prompts import joined
+from fednotes.taggers.pointer import END, first_position
+from fednotes.taggers.prompt_bart import (
+    Memory,
+    PromptBart,
+    PromptBartConfig,
+    Sources,
+    Stepper,
+    Targets,
+    build_prompt_bart,
+    teacher_forced,
+)
 
 transformers = pytest.importorskip("transformers")
 

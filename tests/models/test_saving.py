@@ -14,9 +14,15 @@ from safetensors.torch import load_file, save_file
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.models.build import KINDS, build_model, kind_of, model_config
-from fednotes.models.saving import load_model, save_model
-from fednotes.predict import evaluate_path, predict_text
+from fednotes.jobs.predict import evaluate_path, predict_text
+from fednotes.taggers.saving import (
+    KINDS,
+    build_model,
+    kind_of,
+    load_model,
+    model_config,
+    save_model,
+)
 
 transformers = pytest.importorskip("transformers")
 

@@ -15,11 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fednotes import cli
+from fednotes.cli import app
 from fednotes.core.errors import ModelError
 from fednotes.core.types import TagSet
-from fednotes.models.build import build_model, model_config
-from fednotes.models.saving import load_model, save_model
+from fednotes.taggers.saving import build_model, load_model, model_config, save_model
 
 ODD = (None, True, -1, 1.5, 10**30, "x", [], {}, [1], [[]], {"a": None})
 DEEP = ("[" * 100_000, '{"format":1,"config":' * 20_000, '{"format":' * 60 + "1" + "}" * 60)
@@ -84,7 +83,7 @@ def test_predict_on_a_nested_description_is_one_line(
     words = ["fednotes", "predict", str(tmp_path / "m"), str(tmp_path / "note.txt")]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        app.main()
     assert ended.value.code == 2
     err = capsys.readouterr().err
     assert "tagger.json" in err

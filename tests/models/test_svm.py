@@ -13,12 +13,13 @@ from sklearn.linear_model import SGDClassifier
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.settings import build
 from fednotes.core.update import Total, Update
-from fednotes.models.platt import fit_platt, platt_sums
-from fednotes.models.svm import (
+from fednotes.patients.classifiers import (
     Features,
     LinearSVMs,
     SvmConfig,
     classes_of,
+    fit_platt,
+    platt_sums,
 )
 
 CLASSES = ((0, 1), (0, 1, 2), (0, 1), (0, 2))

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.models import tagger as tagger_module
-from fednotes.models.saving import load_model, save_model
-from fednotes.models.tagger import (
+from fednotes.taggers import tagger as tagger_module
+from fednotes.taggers.saving import load_model, save_model
+from fednotes.taggers.tagger import (
     LAYERS,
     PRESETS,
     Prepared,
@@ -487,7 +487,7 @@ def test_a_failed_save_leaves_the_earlier_tagger(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fednotes.models.saving._write", full)
+        patch.setattr("fednotes.taggers.saving._write", full)
         with pytest.raises(FednotesError, match="No space left"):
             save_model(tagger, path)
     with torch.no_grad():

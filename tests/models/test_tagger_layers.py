@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from fednotes.models import recurrence
-from fednotes.models.kernels import char_max, char_scatter
-from fednotes.models.layers import (
+from fednotes.taggers.kernels import recurrence
+from fednotes.taggers.kernels.characters import char_max, char_scatter
+from fednotes.taggers.layers import (
     BEGIN,
     CHARACTERS,
     END,
@@ -72,7 +72,7 @@ def test_lstm_is_torchs(
         def plain(a: Tensor, b: Tensor, w: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
             return recurrence._plain(a, w[0], sizes), recurrence._plain(b, w[1], sizes)
 
-        monkeypatch.setattr("fednotes.models.layers.bilstm", plain)
+        monkeypatch.setattr("fednotes.taggers.layers.bilstm", plain)
     sentences, layout, flat = _batch(lengths, 7)
     units = 5
     ours = BiLSTM(7, units, layers)

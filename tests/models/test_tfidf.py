@@ -7,8 +7,8 @@ import pytest
 from sklearn.feature_extraction.text import TfidfTransformer
 
 from fednotes.core.errors import DataError
-from fednotes.data.cohort import Bags
-from fednotes.models.tfidf import document_frequencies, inverse_document_frequencies, tfidf
+from fednotes.patients.classifiers import document_frequencies, inverse_document_frequencies, tfidf
+from fednotes.patients.cohort import Bags
 
 
 def bags(seed: int, patients: int = 40, vocabulary: int = 25) -> Bags:

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.models.build import build_model, model_config
-from fednotes.models.softmax_output import word_gradients, word_losses
-from fednotes.models.token_classifier import TokenClassifier
+from fednotes.taggers.partial import word_gradients, word_losses
+from fednotes.taggers.saving import build_model, model_config
+from fednotes.taggers.token_classifier import TokenClassifier
 
 transformers = pytest.importorskip("transformers")
 

@@ -19,15 +19,14 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import buckets, encode_corpus
 from fednotes.data.clinical import sentences
 from fednotes.data.synthetic import generate
-from fednotes.data.token_cache import fast_tokenizer
+from fednotes.encoders.encoder import CPU_BATCH
+from fednotes.encoders.token_cache import fast_tokenizer
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill
-from fednotes.methods.distill_site import pseudo_complete
-from fednotes.models.build import build_model, model_config
-from fednotes.models.encoder import CPU_BATCH
-from fednotes.models.encoder_corpus import by_encoder
-from fednotes.models.saving import load_model
-from fednotes.models.token_classifier import TokenClassifier, TokenClassifierConfig
+from fednotes.methods.distill import pseudo_complete
+from fednotes.taggers.corpora import by_encoder
+from fednotes.taggers.saving import build_model, load_model, model_config
+from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
 
 transformers = pytest.importorskip("transformers")
 

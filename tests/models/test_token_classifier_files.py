@@ -18,10 +18,9 @@ from safetensors.torch import load_file, save_file
 from fednotes.core.errors import ModelError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.formats import FORMATS
-from fednotes.models.build import build_model, model_config
-from fednotes.models.saving import load_model, save_model
-from fednotes.models.token_classifier import TokenClassifier
-from fednotes.predict import evaluate_path, predict_text
+from fednotes.jobs.predict import evaluate_path, predict_text
+from fednotes.taggers.saving import build_model, load_model, model_config, save_model
+from fednotes.taggers.token_classifier import TokenClassifier
 
 transformers = pytest.importorskip("transformers")
 

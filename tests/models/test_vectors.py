@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ModelError
-from fednotes.models import vectors
-from fednotes.models.vectors import load_vectors
+from fednotes.encoders import vectors
+from fednotes.encoders.vectors import load_vectors
 
 
 def _write(path: Path, text: str) -> Path:

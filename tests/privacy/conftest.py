@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fednotes.core.update import Total, Update
-from fednotes.privacy.secagg import (
+from fednotes.privacy.secure_sum.sums import (
     MaskedMessage,
     SecureServer,
     SecureSite,

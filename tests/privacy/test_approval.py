@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
-from fednotes.privacy.approval import (
+from fednotes.rules.approval import (
     Approvals,
     SiteLabels,
     agreement,

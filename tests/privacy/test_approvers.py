@@ -18,9 +18,8 @@ pytest.importorskip("cryptography")
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fednotes.core.errors import ConfigError
-from fednotes.privacy.approval import Approvals, Signer
-from fednotes.privacy.approvers import Quorum, make_key, public_of, read_key
-from fednotes.privacy.policy import Policy, policy_from
+from fednotes.rules.approval import Approvals, Quorum, Signer, make_key, public_of, read_key
+from fednotes.rules.policy import Policy, policy_from
 
 JOB = {"name": "ner", "method": "fedner"}
 OTHER = {**JOB, "seed": 2}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Total, Update
-from fednotes.privacy.fixed_point import (
+from fednotes.privacy.secure_sum.fixed_point import (
     BLOCK,
     Field,
     Layout,

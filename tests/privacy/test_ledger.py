@@ -22,8 +22,8 @@ import torch
 from ledgers import DIGEST, MESSAGE, lines_of, rehashed, written
 
 from fednotes.core.errors import FednotesError, RefusedError
-from fednotes.privacy import ledger as module
-from fednotes.privacy.ledger import (
+from fednotes.rules import ledger as module
+from fednotes.rules.ledger import (
     Entry,
     Ledger,
     decode_head,
@@ -33,7 +33,7 @@ from fednotes.privacy.ledger import (
     plain,
     show,
 )
-from fednotes.privacy.ledger_check import verify
+from fednotes.rules.ledger_check import verify
 
 
 class Killed(BaseException):
@@ -284,7 +284,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from datetime import UTC, datetime
-from fednotes.privacy.ledger import Entry, Ledger
+from fednotes.rules.ledger import Entry, Ledger
 entry = Entry(datetime(2026, 3, 1, tzinfo=UTC), "r", 0, "train", "server", (), 4, "0" * 64)
 ledger = Ledger(Path(sys.argv[1]))
 for number in range(10**6):

@@ -11,8 +11,8 @@ import pytest
 from ledgers import MESSAGE, lines_of, rehashed, written
 
 from fednotes.core.errors import ConfigError, DataError, RefusedError
-from fednotes.privacy.ledger import FIRST, Head, Ledger, decode_head, encode_head, head_path, show
-from fednotes.privacy.ledger_check import judge, noted_end, verify
+from fednotes.rules.ledger import FIRST, Head, Ledger, decode_head, encode_head, head_path, show
+from fednotes.rules.ledger_check import judge, noted_end, verify
 
 
 def test_an_unbroken_ledger_is_well(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError, MissingExtra, RefusedError
-from fednotes.privacy import masks
-from fednotes.privacy.secagg_site import SecureSite
+from fednotes.privacy.secure_sum import masks
+from fednotes.privacy.secure_sum.site import SecureSite
 
 # RFC 8439, appendix A.1: keystream of test vectors 1 and 2 (key 0, nonce 0, counters 0 and 1).
 ZERO_KEY_STREAM = bytes.fromhex(

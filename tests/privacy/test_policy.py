@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.privacy.policy import (
+from fednotes.rules.policy import (
     Facts,
     JobFacts,
     Policy,

@@ -12,8 +12,8 @@ import torch
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Total, Update
-from fednotes.privacy.fixed_point import Layout, encode
-from fednotes.privacy.secagg import (
+from fednotes.privacy.secure_sum.fixed_point import Layout, encode
+from fednotes.privacy.secure_sum.sums import (
     Limits,
     SecureServer,
     SecureSite,

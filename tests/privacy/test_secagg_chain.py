@@ -10,8 +10,8 @@ import torch
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Total, Update
-from fednotes.privacy.secagg import ServerChain, SiteChain
-from fednotes.privacy.secagg_messages import KeysMessage
+from fednotes.privacy.secure_sum.messages import KeysMessage
+from fednotes.privacy.secure_sum.sums import ServerChain, SiteChain
 
 SITES = ("a", "b", "c", "d")
 

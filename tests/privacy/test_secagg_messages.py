@@ -13,7 +13,8 @@ import torch
 
 from fednotes.core.errors import RefusedError
 from fednotes.core.update import Update
-from fednotes.privacy.secagg import (
+from fednotes.privacy.secure_sum.chain import SiteChain
+from fednotes.privacy.secure_sum.sums import (
     ConfirmMessage,
     KeysMessage,
     MaskedMessage,
@@ -23,7 +24,6 @@ from fednotes.privacy.secagg import (
     from_wire,
     to_wire,
 )
-from fednotes.privacy.secagg_chain import SiteChain
 
 SITES = ("a", "b", "c")
 

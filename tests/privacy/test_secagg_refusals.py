@@ -10,12 +10,13 @@ import torch
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Update
-from fednotes.privacy import masks, secagg_site
-from fednotes.privacy.fixed_point import encode
-from fednotes.privacy.masks import Ed25519Identity, add_streams
-from fednotes.privacy.secagg import KeysMessage, Limits, SecureSite, UnmaskRequest
-from fednotes.privacy.secagg_site import pair_stream, self_stream, session_id
-from fednotes.privacy.shamir import combine_bytes
+from fednotes.privacy.secure_sum import masks
+from fednotes.privacy.secure_sum import site as secagg_site
+from fednotes.privacy.secure_sum.fixed_point import encode
+from fednotes.privacy.secure_sum.masks import Ed25519Identity, add_streams
+from fednotes.privacy.secure_sum.shamir import combine_bytes
+from fednotes.privacy.secure_sum.site import pair_stream, self_stream, session_id
+from fednotes.privacy.secure_sum.sums import KeysMessage, Limits, SecureSite, UnmaskRequest
 
 A, B, C, D, E = "abcde"
 FIVE = (A, B, C, D, E)

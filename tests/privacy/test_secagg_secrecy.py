@@ -10,12 +10,13 @@ import torch
 from scipy import stats
 
 from fednotes.core.update import Update
-from fednotes.privacy import masks, secagg_server, secagg_site
-from fednotes.privacy.fixed_point import Layout, encode
-from fednotes.privacy.masks import add_streams
-from fednotes.privacy.secagg import UnmaskMessage, to_wire
-from fednotes.privacy.secagg_site import pair_stream, self_stream
-from fednotes.privacy.shamir import SHARE_BYTES, combine_bytes
+from fednotes.privacy.secure_sum import masks, server
+from fednotes.privacy.secure_sum import site as secagg_site
+from fednotes.privacy.secure_sum.fixed_point import Layout, encode
+from fednotes.privacy.secure_sum.masks import add_streams
+from fednotes.privacy.secure_sum.shamir import SHARE_BYTES, combine_bytes
+from fednotes.privacy.secure_sum.site import pair_stream, self_stream
+from fednotes.privacy.secure_sum.sums import UnmaskMessage, to_wire
 
 A, B, C, D = "abcd"
 SIZE = 40_000
@@ -43,7 +44,7 @@ class Oracle:
                     (np.add if sign > 0 else np.subtract)(words, shift, out=words)
 
         patch.setattr(secagg_site, "pair_stream", named)
-        patch.setattr(secagg_server, "pair_stream", named)
+        patch.setattr(server, "pair_stream", named)
         patch.setattr(masks, "add_streams", added)
 
 

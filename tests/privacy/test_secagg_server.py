@@ -11,9 +11,9 @@ import torch
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Update
-from fednotes.privacy.masks import Ed25519Identity
-from fednotes.privacy.secagg import SecureSite, UnmaskMessage
-from fednotes.privacy.shamir import SHARE_BYTES, share_bytes
+from fednotes.privacy.secure_sum.masks import Ed25519Identity
+from fednotes.privacy.secure_sum.shamir import SHARE_BYTES, share_bytes
+from fednotes.privacy.secure_sum.sums import SecureSite, UnmaskMessage
 
 A, B, C, D, E, F = "abcdef"
 SIX = (A, B, C, D, E, F)

@@ -9,7 +9,7 @@ from itertools import combinations, product
 import pytest
 
 from fednotes.core.errors import TrainingError
-from fednotes.privacy import shamir
+from fednotes.privacy.secure_sum import shamir
 
 
 def test_published_shares() -> None:

@@ -2,22 +2,54 @@
 
 Torch makes a float64 copy of each summand and takes about twice as long, which showed in
 every round. Each step is one IEEE product, sum or quotient, so the bits are NumPy's.
+
+How numba compiles this package's kernels: nopython, without the GIL, ahead of the first call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fednotes.core.compiled import kernel
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+# Parts of kernels. They must stand in the file of the kernel that calls them: numba's cache
+# looks at that file alone to see what changed. `contract` allows a fused multiply-add;
+# `reassoc` lets a sum run in vector lanes (in an order that depends on the length alone).
+part = numba.njit(fastmath={"contract"}, **_OPTIONS)
+reduction = numba.njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
+
+
+def kernel(*signatures: str, fused: bool = True) -> Callable[[Callable[..., Any]], Any]:
+    """Compile now for these signatures, or load what an earlier process compiled.
+
+    fused: a product and the sum after it may round once; False keeps NumPy's bits.
+    numba caches beside the source file, or in the user's cache directory where that is
+    read-only; where neither can be written (or the disk is full) nothing is cached.
+    """
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        options = _OPTIONS | ({"fastmath": {"contract"}} if fused else {})
+        try:
+            return numba.njit([*signatures], cache=True, **options)(function)
+        except (RuntimeError, OSError):
+            return numba.njit([*signatures], **options)(function)
+
+    return compiled
+
 
 BLOCK = 2**15  # numbers of a sum that stay in the cache while every summand is added
 
-Floats = NDArray[np.float32]
+Singles = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 
@@ -54,18 +86,18 @@ def _simple(value: Tensor) -> bool:
 
 
 @kernel("void(f8[::1], f4[::1], f8)", "void(f8[::1], f8[::1], f8)", fused=False)
-def _times(product: Doubles, value: Floats | Doubles, weight: float) -> None:
+def _times(product: Doubles, value: Singles | Doubles, weight: float) -> None:
     for i in range(value.size):
         product[i] = np.float64(value[i]) * weight
 
 
 @kernel("void(f8[::1], f4[::1], f8)", "void(f8[::1], f8[::1], f8)", fused=False)
-def _add(total: Doubles, value: Floats | Doubles, weight: float) -> None:
+def _add(total: Doubles, value: Singles | Doubles, weight: float) -> None:
     for i in range(value.size):
         total[i] += np.float64(value[i]) * weight
 
 
 @kernel("void(f4[::1], f8[::1], f8)", fused=False)
-def _divide(result: Floats, total: Doubles, weight: float) -> None:
+def _divide(result: Singles, total: Doubles, weight: float) -> None:
     for i in range(total.size):
         result[i] = total[i] / weight

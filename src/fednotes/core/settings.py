@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.inputs import regular
+from fednotes.core.parsing import regular
 
 T = TypeVar("T")
 

@@ -6,6 +6,14 @@ disk leaves the earlier one whole.
 
 What a run or a kit keeps derives from notes, so files and folders are for their owner alone
 unless whoever writes them says otherwise.
+
+What a person asked for, written where they asked for it (`--out`).
+
+One process a folder: who comes second is told who holds it.
+
+The lock is the system's (`flock`) on the file `lock` in the folder, so it ends with its process,
+however that ends; what is written in it is for people. It holds between machines only where the
+file system says so: NFS does from version 4 on, unless mounted with `nolock` or `local_lock`.
 """
 
 from __future__ import annotations
@@ -13,22 +21,26 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import os
 import secrets
+import shlex
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
+from platform import node
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fednotes.core.errors import FednotesError, ModelError, TrainingError
-from fednotes.core.inputs import regular
-from fednotes.core.parsing import read_json
+from fednotes.core.errors import BusyError, FednotesError, ModelError, TrainingError
+from fednotes.core.parsing import read_json, regular
 
 try:
     import fcntl
@@ -258,3 +270,134 @@ def _digest(path: Path) -> str:
 def _disk_error(path: Path, error: OSError) -> FednotesError:
     reason = error.strerror or str(error)
     return FednotesError(f"{path}: cannot be written ({reason}); what was there before is whole")
+
+
+def write_out(path: Path, text: str) -> None:
+    """Write a text as UTF-8 to a place that a person named.
+
+    A file is written whole or not at all, and keeps the permissions that it had. Through a link
+    it is the file that the link leads to; the link stays. A device or a FIFO (/dev/stdout) is
+    given the bytes. Raises FednotesError.
+    """
+    try:
+        data = text.encode("utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if _takes_bytes(path):
+            with open(path, "ab") as stream:  # what the same stdout was given before stays
+                stream.write(data)
+        else:
+            _replace(Path(os.path.realpath(path)), data)
+    except (OSError, UnicodeEncodeError) as error:
+        reason = getattr(error, "strerror", None) or "the text has characters that UTF-8 has not"
+        raise FednotesError(f"{path}: cannot be written ({reason})") from error
+
+
+def _takes_bytes(path: Path) -> bool:
+    """Whether a place is no file to be replaced: not even where the shell led stdout into one."""
+    place = os.path.abspath(path)
+    if place.startswith(("/dev/std", "/dev/fd/", "/proc/")):
+        return True
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """The file that `path` itself is; on disk when this returns."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        replace_file(path, data, mode=0o666)
+    else:
+        replace_file(path, data, mode=mode, exact=True)
+
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "lock"
+_MOST = 500  # bytes of it that are shown
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
+logger = logging.getLogger("fednotes.core.store")
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder, which is made if there is none; one in which nothing was put then goes.
+
+    It may be moved while it is held: the lock moves along. Raises BusyError, which names the
+    process, if another one holds it; FednotesError where it cannot be written.
+    """
+    try:
+        made = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        number, place = _taken(folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FednotesError(f"{folder}: cannot be written ({reason})") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(LOCK, dir_fd=place)  # while it is ours: who waits for it looks again
+        os.close(number)
+        os.close(place)
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _taken(folder: Path) -> tuple[int, int]:
+    """The open lock and the open folder, once both are those that the path leads to."""
+    while True:
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        number = -1
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            number = os.open(LOCK, flags, 0o600, dir_fd=place)
+            _lock(folder, number)
+            if _same(os.stat(LOCK, dir_fd=place), number) and _same(folder.stat(), place):
+                os.ftruncate(number, 0)
+                os.write(number, _who().encode("utf-8", "replace"))
+                return number, place
+        except FileNotFoundError:
+            pass  # the one who had it has just ended, or moved it away
+        except BaseException:
+            _close(number, place)
+            raise
+        _close(number, place)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def _lock(folder: Path, number: int) -> None:
+    try:
+        if fcntl is not None:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        told = os.pread(number, _MOST, 0).decode("utf-8", "replace")
+        who = "".join(c if c.isprintable() else "?" for c in told) or "another process"
+        raise BusyError(f"{folder}: in use by {who}: wait for its end, or end it") from error
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning("%s: this file system has no locks: start nothing else there", folder)
+
+
+def _who() -> str:
+    since = datetime.now().astimezone().isoformat(" ", "seconds")
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return f"process {os.getpid()} on {node()} since {since} ({command[: _MOST // 2]})"
+
+
+def _same(found: os.stat_result, number: int) -> bool:
+    return os.path.samestat(found, os.fstat(number))
+
+
+def _close(*numbers: int) -> None:
+    for number in numbers:
+        if number >= 0:
+            os.close(number)

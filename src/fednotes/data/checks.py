@@ -4,7 +4,11 @@
     report = check_sites(sites)                      each part, each site, and all together
     for finding in report.findings: print(finding)   "warning  psytar/train: 3 of …"
 
-Levels: `data/findings.py`.
+Levels: `data/checks.py`.
+
+What a check found: a level, a name that stays, a place, a sentence and its numbers.
+
+Levels: info (good to know), warning (look at it), error (training would fail or mislead).
 """
 
 from __future__ import annotations
@@ -12,18 +16,63 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
+from typing import Any, Literal
 
 import numpy as np
 
 from fednotes.core.cleaning import joiners
+from fednotes.core.errors import Problem
 from fednotes.core.types import Document, SiteData, TagSet
-from fednotes.data.findings import Finding, Level, Report
 from fednotes.data.formats.problems import Problems
 from fednotes.data.split import MIN_WORDS, sentence_keys
 from fednotes.data.stats import overlapping_forms
 from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of
 from fednotes.data.text import split_sentences, tokenize
+
+Level = Literal["info", "warning", "error"]
+LEVELS: tuple[Level, ...] = ("info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing found. code: stable name. where: corpus, site or part. counts: the numbers.
+    problems: each by file and line, where they are known."""
+
+    level: Level
+    code: str
+    where: str
+    message: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.level:<8} {self.where}: {self.message}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings, in the order of the checks. Reports add."""
+
+    findings: tuple[Finding, ...] = ()
+
+    def __add__(self, other: Report) -> Report:
+        return Report(self.findings + other.findings)
+
+    @property
+    def worst(self) -> Level:
+        """The most serious level that occurs ("info" if nothing was found)."""
+        return max((f.level for f in self.findings), key=LEVELS.index, default="info")
+
+    def of(self, code: str) -> tuple[Finding, ...]:
+        """The findings with that code."""
+        return tuple(f for f in self.findings if f.code == code)
+
 
 _WITHOUT_MENTIONS: tuple[tuple[str, Level, str, str], ...] = (  # part, level, code, effect
     ("train", "error", "no_mentions", ""),

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.tensors import nbytes
-from fednotes.engines.validation import Limits, check_update
+from fednotes.engines.summing import Limits, check_update
 from fednotes.engines.wire import Frame, Reply, Request, WireError, decode_reply, encode
 
 

@@ -8,29 +8,310 @@ faults has the bits of one without them in which the same sites took part.
 
 A method that asks for a round's first task without tensors means those that were sent last; a
 site that does not have them is sent them again.
+
+What the server keeps of a run: two checkpoints, and how often it was started.
+
+run.json             the number of starts, which sites know as the run
+round-00000012/      core/store.py: the method's state, and where every site stood
+
+Who takes part in a run: which sites are there, and where each of them stands.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from fednotes.core.errors import ModelError, RefusedError, TrainingError
+from fednotes.core.errors import ConfigError, ModelError, RefusedError, TrainingError
+from fednotes.core.federation import Option, State
+from fednotes.core.parsing import read_json
+from fednotes.core.settings import build
+from fednotes.core.store import load_state, restoring, save_state, write_json
 from fednotes.core.tensors import snapshot
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.asking import POLICY, Answers, Asker, Event, Policy, Transport
-from fednotes.engines.host import CHECKPOINT, END
-from fednotes.engines.inprocess import KEPT_CHECKPOINTS, CommittedRound, Observer, RoundResult
-from fednotes.engines.members import Members
-from fednotes.engines.server_files import Asked, Kept, Progress, ServerFiles
-from fednotes.engines.summing import PlainSum, Replies, Sites, Summing
-from fednotes.engines.validation import LIMITS, Limits
+from fednotes.engines.host import BEGIN, CHECKPOINT, END
+from fednotes.engines.inprocess import (
+    KEPT_CHECKPOINTS,
+    CommittedRound,
+    Observer,
+    RoundResult,
+    parted,
+)
+from fednotes.engines.summing import LIMITS, Limits, PlainSum, Replies, Sites, Summing
 from fednotes.engines.wire import Request
-from fednotes.federation import Option, State
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of the time before the first round, which a site that joins later is to do."""
+
+    task: str
+    tensors: Tensors
+    options: Mapping[str, Option]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands. number: of the checkpoint's request. counted, prepared: by site, the
+    last request that counts, and how many of `prologue` it has done."""
+
+    number: int
+    counted: Mapping[str, int]
+    prepared: Mapping[str, int]
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    summing: Mapping[str, Any] = field(default_factory=dict)  # `Summing.state`
+
+    @classmethod
+    def start(cls, sites: Sequence[str]) -> Progress:
+        """Before the first request."""
+        return cls(0, dict.fromkeys(sites, 0), dict.fromkeys(sites, 0))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint."""
+
+    state: State
+    progress: Progress
+    prologue: tuple[Asked, ...] = field(default_factory=tuple)
+
+
+class ServerFiles:
+    """The server's folder of one job.
+
+    Raises ModelError if it holds another job, FednotesError where it cannot be written.
+    """
+
+    def __init__(self, directory: Path, job: str) -> None:
+        self._directory, self._job = directory, job
+
+    def start(self) -> int:
+        """Count this start; the new run's number, on disk before any site hears of it."""
+        path, run = self._directory / "run.json", 0
+        if path.exists():
+            try:
+                kept = read_json(path)
+                run, job = int(kept["run"]), str(kept["job"])
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise ModelError(
+                    f"{path}: damaged; write the number of this job's starts into it, or more: "
+                    f'{{"job": "{self._job}", "run": 1000}}'
+                ) from error
+            if job != self._job:
+                raise ModelError(
+                    f"{self._directory}: holds job {job[:12]}, this is job {self._job[:12]}: "
+                    "take another folder"
+                )
+        write_json(path, {"job": self._job, "run": run + 1})
+        return run + 1
+
+    def clear(self) -> None:
+        """Forget the checkpoints; starts are counted on."""
+        for folder in self._directory.glob("*round-*"):
+            shutil.rmtree(folder)
+
+    def save(self, kept: Kept) -> None:
+        """Write a checkpoint, then delete all but the newest two."""
+        tensors = {f"server/{name}": value for name, value in kept.state.tensors.items()}
+        for index, asked in enumerate(kept.prologue):
+            tensors |= {f"asked{index}/{name}": value for name, value in asked.tensors.items()}
+        facts = {
+            "round": kept.state.round,
+            "server": dict(kept.state.facts),
+            "progress": asdict(kept.progress),
+            "prologue": [[asked.task, dict(asked.options)] for asked in kept.prologue],
+        }
+        save_state(self._directory / f"round-{kept.state.round:08d}", tensors, facts)
+        for old in self._folders()[KEPT_CHECKPOINTS:]:
+            shutil.rmtree(old)
+
+    def newest(self) -> Kept | None:
+        """The newest whole checkpoint; those after it are deleted.
+
+        Raises ModelError if all are damaged.
+        """
+        for cut in self._directory.glob(".round-*"):  # a killed run's, half-written
+            shutil.rmtree(cut, ignore_errors=True)
+        folders, why = self._folders(), ""
+        for folder in folders:
+            try:
+                tensors, facts = load_state(folder)
+                with restoring(folder):
+                    kept = _kept(tensors, facts)
+            except ModelError as error:
+                why = why or str(error)
+                continue
+            for damaged in folders[: folders.index(folder)]:
+                shutil.rmtree(damaged)
+            return kept
+        if folders:
+            raise ModelError(
+                f"{self._directory}: every checkpoint is damaged: start a new run "
+                f"(the newest: {why})"
+            )
+        return None
+
+    def marks(self) -> Iterator[int]:
+        """The request numbers of the checkpoints."""
+        for folder in reversed(self._folders()):
+            try:
+                facts = read_json(folder / "facts.json", strict=False)
+                yield int(facts["progress"]["number"])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+
+    def _folders(self) -> list[Path]:
+        """From the newest."""
+        return sorted(self._directory.glob("round-*"), reverse=True)
+
+
+def _kept(tensors: Tensors, facts: Mapping[str, Any]) -> Kept:
+    parts = parted(tensors)
+    prologue = tuple(
+        Asked(str(task), parts.get(f"asked{index}", {}), dict(options))
+        for index, (task, options) in enumerate(facts["prologue"])
+    )
+    state = State(facts["round"], parts.get("server", {}), facts["server"])
+    try:
+        return Kept(state, build(Progress, facts["progress"], "progress"), prologue)
+    except ConfigError as error:
+        raise ModelError(str(error)) from error
+
+
+class Members:
+    """The sites of a run, in their fixed order.
+
+    counted: by site, the number of its last request that counts. prologue: what was asked
+    before the first round; prepared: how much of it each site has done. knows: by site, the
+    last request with tensors that it did. away: who did not answer last.
+    """
+
+    def __init__(
+        self, asker: Asker, job: str, run: int, progress: Progress, prologue: Iterable[Asked]
+    ) -> None:
+        self._asker, self._job, self._run = asker, job, run
+        self.sites = tuple(progress.counted)
+        self.number, self.round = progress.number, 0
+        self.marks: tuple[int, ...] = ()
+        self.counted, self.prepared = dict(progress.counted), dict(progress.prepared)
+        self.prologue = list(prologue)
+        self.knows: dict[str, int] = {}
+        self.away = set(self.sites)
+        self._started, self._knocked = False, 0.0
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Who is there."""
+        return tuple(site for site in self.sites if site not in self.away)
+
+    def next_number(self) -> int:
+        """Each message to sites has its own."""
+        self.number += 1
+        return self.number
+
+    def request(self, task: str, **fields: Any) -> Request:
+        """The run's next request."""
+        self.next_number()
+        fields |= {"round": self.round, "counted": dict(self.counted), "marks": self.marks}
+        return Request(self._job, self._run, self.number, task, **fields)
+
+    def ask(
+        self, requests: Mapping[str, Request], *, least: int, timeout: float | None = None
+    ) -> Answers:
+        """The sites' answers; who gives none is away, who has lost its state is noted."""
+        answers = self._asker.ask(requests, least=least, timeout=timeout)
+        for site in sorted(answers.missing):
+            if site not in self.away:
+                text = f"site {site!r} did not answer request {self.number}"
+                self._asker.notify(Event("missing", self.number, text, site))
+            self.away.add(site)
+        for site, reply in answers.refused.items():
+            if reply.has == requests[site].counted[site]:
+                continue
+            text = f"site {site!r} has lost its state and goes on from request {reply.has}"
+            self._asker.notify(Event("behind", self.number, text, site))
+            self.counted[site] = reply.has
+            self.knows.pop(site, None)
+            if not reply.has:
+                self.prepared[site] = 0
+            answers.moved.add(site)
+        return answers
+
+    def tell(
+        self, sites: Sequence[str], task: str, *, least: int = 0, timeout: float | None = None
+    ) -> Answers:
+        """One of the engine's own messages. Those who stood elsewhere get it a second time."""
+        if not sites:
+            return Answers()
+        answers = self.ask(dict.fromkeys(sites, self.request(task)), least=least, timeout=timeout)
+        if answers.moved:
+            again = dict.fromkeys(sorted(answers.moved), self.request(task))
+            answers.merge(self.ask(again, least=0, timeout=timeout))
+        return answers
+
+    def gather(self, least: int, *, prepare: bool) -> tuple[str, ...]:
+        """The sites for a round's first request; waits until there are so many.
+
+        prepare: let those that were not there in the prologue do it now.
+        Raises TrainingError where so many can never be.
+        """
+        policy, now = self._asker.policy, self._asker.clock()
+        if not self._started:
+            self._knock(least, policy.timeout)
+        elif self.away and now - self._knocked >= policy.knock_every:
+            self._knock(0, policy.knock)
+        while True:
+            if prepare:
+                self.catch_up(self.present)
+            if len(self.present) >= least:
+                return self.present
+            self._knock(least - len(self.present), policy.timeout)
+
+    def _knock(self, least: int, timeout: float) -> None:
+        """Ask those that were away whether they are there."""
+        answers = self.tell(
+            sorted(self.away, key=self.sites.index), BEGIN, least=least, timeout=timeout
+        )
+        self._knocked = self._asker.clock()
+        for site in answers.replies:
+            self.away.discard(site)
+            text = f"site {site!r} is there"
+            self._asker.notify(Event("joined", self.number, text, site))
+        self._started = self._started or bool(answers.replies)
+        if len(answers.replies) + len(answers.missing) < least:
+            raise TrainingError(f"too few sites can take part: {answers.reasons}")
+
+    def catch_up(self, sites: Sequence[str]) -> None:
+        """Let sites do what they missed of the prologue; its sums are made, only they change."""
+        for index, asked in enumerate(self.prologue):
+            late = [s for s in sites if self.prepared[s] <= index and s not in self.away]
+            if not late:
+                continue
+            again = self.request(
+                asked.task,
+                first=index == 0,
+                preparing=True,
+                tensors=asked.tensors,
+                options=asked.options,
+            )
+            for site in self.ask(dict.fromkeys(late, again), least=0).replies:
+                self.counted[site], self.prepared[site] = again.number, index + 1
+            self.away |= {site for site in late if self.prepared[site] <= index}
+
+    def count(self, request: Request, included: Mapping[str, int]) -> None:
+        """These sites' answers to a request are in a sum; the number under which each did it."""
+        self.counted |= included
+        if request.tensors:
+            self.knows |= {s: number for s, number in included.items() if number == request.number}
 
 
 class Paused(Exception):

@@ -18,22 +18,15 @@ from typing import Protocol
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
+from fednotes.core.federation import SiteTasks
 from fednotes.core.store import restoring
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.journal import Journal
 from fednotes.engines.pace import Pace
 from fednotes.engines.pipe import place_of
 from fednotes.engines.question import Asked
-from fednotes.engines.validation import LIMITS, Limits, check_update
-from fednotes.engines.wire import (
-    Frame,
-    Reply,
-    Request,
-    WireError,
-    decode_request,
-    encode,
-)
-from fednotes.federation import SiteTasks
+from fednotes.engines.summing import LIMITS, Limits, check_update
+from fednotes.engines.wire import Frame, Reply, Request, WireError, decode_request, encode
 
 ROUND_LINE_SECONDS = 60.0  # between two lines of a site's log that say how far it is
 OURS = "@"  # begins the names of tasks that are the engine's own

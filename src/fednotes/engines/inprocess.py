@@ -15,11 +15,11 @@ from typing import Any
 from torch import Tensor
 
 from fednotes.core.errors import ModelError, RefusedError, TrainingError
+from fednotes.core.federation import Option, SiteTasks, State
 from fednotes.core.store import load_state, restoring, save_state
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.engines.secure_calls import SecureCalls
-from fednotes.federation import Option, SiteTasks, State
+from fednotes.engines.secure_server import SecureCalls
 
 NUMBER_BYTES = 8  # a weight, a metric or an option on the wire
 KEPT_CHECKPOINTS = 2

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
+from fednotes.core.federation import State
 from fednotes.core.parsing import read_json
 from fednotes.core.store import (
     load_state,
@@ -30,7 +31,6 @@ from fednotes.core.store import (
     write_json,
 )
 from fednotes.engines.wire import HEAD, Frame, Request, WireError, decode_reply, decode_request
-from fednotes.federation import State
 
 KEPT_REPLIES = 2
 MOST_BYTES = 2**35  # of requests since the newest state: a server must let a round begin by then

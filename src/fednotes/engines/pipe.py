@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fednotes.core.errors import BusyError, ConfigError, TrainingError
-from fednotes.core.lock import held
 from fednotes.core.parsing import read_json
-from fednotes.core.store import private_folder, write_json
-from fednotes.privacy.masks import Identity
+from fednotes.core.store import held, private_folder, write_json
+from fednotes.privacy.secure_sum.masks import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
 OUTCOME_FILE = "outcome.json"  # how the newest submission of a run stands, in the run's state
 SERVER_MAIN, SITE_MAIN = "FEDNOTES_SERVER_MAIN", "FEDNOTES_SITE_MAIN"  # "module:function"
-MAINS = {SERVER_MAIN: "fednotes.deployment:server_main", SITE_MAIN: "fednotes.deployment:site_main"}
+MAINS = {
+    SERVER_MAIN: "fednotes.jobs.deployed.site:server_main",
+    SITE_MAIN: "fednotes.jobs.deployed.site:site_main",
+}
 
 
 class Host(Protocol):

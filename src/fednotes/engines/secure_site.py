@@ -25,14 +25,13 @@ from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.tensors import fingerprint
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import secure_wire as wire
-from fednotes.engines.opened import Opened
 from fednotes.engines.pace import CLASSES
-from fednotes.engines.question import Asked, after
+from fednotes.engines.question import Asked, Opened, after
 from fednotes.engines.wire import Request
-from fednotes.privacy.fixed_point import Layout
-from fednotes.privacy.masks import Identity, digest, joined, need_cryptography
-from fednotes.privacy.secagg import Limits, SiteChain, needs_confirmation
-from fednotes.privacy.secagg_site import REFUSALS, checked_threshold
+from fednotes.privacy.secure_sum.fixed_point import Layout
+from fednotes.privacy.secure_sum.masks import Identity, digest, joined, need_cryptography
+from fednotes.privacy.secure_sum.site import REFUSALS, checked_threshold
+from fednotes.privacy.secure_sum.sums import Limits, SiteChain, needs_confirmation
 
 Answer = Callable[[Request, Mapping[str, Any]], Tensors]
 MOST_LIMITS = 3  # that are tried for one round and task: the last total's, the widest, one more

@@ -28,15 +28,15 @@ from fednotes.core.errors import RefusedError
 from fednotes.core.parsing import count_values, parse_json
 from fednotes.core.update import Tensors
 from fednotes.engines.wire import MAX_VALUES
-from fednotes.privacy.secagg import (
+from fednotes.privacy.secure_sum.messages import Message
+from fednotes.privacy.secure_sum.server import BOX_BYTES, RECEIPT_BYTES
+from fednotes.privacy.secure_sum.sums import (
     KeysMessage,
     MaskedMessage,
     UnmaskRequest,
     from_wire,
     to_wire,
 )
-from fednotes.privacy.secagg_messages import Message
-from fednotes.privacy.secagg_server import BOX_BYTES, RECEIPT_BYTES
 
 KEYS, SHARES, MASKED, CONFIRM, UNMASK = "@keys", "@shares", "@masked", "@confirm", "@unmask"
 MOST_NOTE = 2**21  # bytes; keys of 250 sites take 0.2 million, 8,000 counts 0.8

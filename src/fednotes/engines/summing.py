@@ -1,15 +1,159 @@
-"""How the replies of a request become a sum; the place where a secure one goes in."""
+"""How the replies of a request become a sum; the place where a secure one goes in.
+
+What an update must be before it is added: named right, shaped right, finite, of bounded size.
+
+The site runs this before anything leaves it, the server when a reply arrives. Under a secure
+sum the server sees no values, so there the site's own check is the only one of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+import logging
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
 from fednotes.core.errors import RefusedError
+from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.engines.validation import Expected, agreed, check_like
 from fednotes.engines.wire import Reply, Request
+
+Expected = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name → shape, type
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that an update may be.
+
+    norm: of all its floating-point tensors together (L2); infinite for no bound. nbytes: of
+    its tensors, or of what a secure sum sends in their place. weight: how much one site may
+    count. metrics: how many.
+    """
+
+    norm: float = math.inf
+    nbytes: int = 2**36
+    weight: float = 1e12
+    metrics: int = 10_000
+
+
+LIMITS = Limits()
+logger = logging.getLogger("fednotes.validation")
+
+
+def expected(tensors: Tensors) -> Expected:
+    """Names, shapes and types of these tensors."""
+    return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
+
+
+def agreed(updates: Iterable[Update], known: Expected | None = None) -> Expected:
+    """What the updates of one request should look like.
+
+    That is what `known` says where any update still looks so, else what most look like; of
+    equally many, what the first does.
+    """
+    seen = [expected(update.tensors) for update in updates]
+    if known is not None and known in seen:
+        return known
+    counts = Counter(tuple(sorted(each.items(), key=lambda item: item[0])) for each in seen)
+    return dict(counts.most_common(1)[0][0]) if counts else {}
+
+
+def limits_of(max_norm: float) -> Limits:
+    """The limits of a job with this `[federation] max_norm`, where 0 is none."""
+    return Limits(norm=max_norm or math.inf)
+
+
+def check_update(
+    update: Update,
+    site: str,
+    like: Expected | None = None,
+    limits: Limits = LIMITS,
+    *,
+    quoting: bool = False,
+) -> None:
+    """Pass an update that may be added to a sum.
+
+    like: what its tensors must be; None leaves that open. quoting: say the value that is wrong,
+    as a server may of what it was sent. A site's own refusal, which leaves it, names the tensor
+    and the rule alone; the value is in its log.
+    Raises RefusedError with the site and the reason.
+    """
+    rule, value = _numbers(update, limits)
+    rule = rule or (_unlike(update.tensors, like) if like is not None else "")
+    if not rule:
+        rule, value = _values(update.tensors, limits)
+    if not rule:
+        return
+    whole = f"{rule} ({value})" if value else rule
+    if not quoting:
+        logger.warning("%s", _refusal(site, whole))
+    raise _refusal(site, whole if quoting else rule)
+
+
+def check_like(update: Update, site: str, like: Expected) -> None:
+    """Names, shapes and types alone, of an update whose values were checked.
+
+    Raises RefusedError.
+    """
+    if rule := _unlike(update.tensors, like):
+        raise _refusal(site, rule)
+
+
+def _refusal(site: str, reason: str) -> RefusedError:
+    return RefusedError(f"site {site!r}: its update is refused: {reason}")
+
+
+def _numbers(update: Update, limits: Limits) -> tuple[str, str]:
+    """The rule that is broken, and by what; both empty for none."""
+    weight = float(update.weight)
+    if not 0 <= weight <= limits.weight:
+        return f"its weight must be 0 to {limits.weight:g}", f"it is {weight}"
+    if (count := len(update.metrics)) > limits.metrics:
+        return f"it has more than {limits.metrics:,} metrics", f"{count:,}"
+    for name, number in update.metrics.items():
+        if not math.isfinite(number):
+            return f"the metric {name!r} is not finite", f"it is {float(number)}"
+    if (size := nbytes(update.tensors)) > limits.nbytes:
+        return f"it has more than {limits.nbytes:,} bytes", f"{size:,}"
+    return "", ""
+
+
+def _unlike(tensors: Tensors, like: Expected) -> str:
+    if tensors.keys() != like.keys():
+        odd = sorted(tensors.keys() ^ like.keys())[0]
+        return f"tensor {odd!r} is " + ("unknown here" if odd in tensors else "missing")
+    for name, (shape, dtype) in like.items():
+        value = tensors[name]
+        if tuple(value.shape) != shape:
+            return f"tensor {name!r} has shape {tuple(value.shape)}, expected {shape}"
+        if value.dtype != dtype:
+            return f"tensor {name!r} has type {value.dtype}, expected {dtype}"
+    return ""
+
+
+def _values(tensors: Tensors, limits: Limits) -> tuple[str, str]:
+    square = 0.0
+    for name, value in tensors.items():
+        if not value.is_floating_point() or not value.numel():
+            continue
+        if not _finite(value):
+            return f"tensor {name!r} is not finite (NaN or infinity)", ""
+        if limits.norm < math.inf:
+            square += float(torch.linalg.vector_norm(value.detach(), dtype=torch.float64)) ** 2
+    if math.sqrt(square) > limits.norm:
+        return f"its norm is above {limits.norm:g}", f"it is {math.sqrt(square):.4g}"
+    return "", ""
+
+
+def _finite(value: Tensor) -> bool:
+    low, high = torch.aminmax(value.detach())  # one pass; a NaN is both
+    return math.isfinite(low) and math.isfinite(high)
+
 
 Replies = Mapping[str, Reply]  # by site
 Sites = Collection[str] | None  # None: all that the exchange is with

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from fednotes.core.cleaning import LINE, clean
 from fednotes.core.errors import TrainingError
+from fednotes.core.federation import Option
 from fednotes.core.parsing import count_values, parse_json
 from fednotes.core.update import Tensors, Update
-from fednotes.federation import Option
 
 Frame = bytes | bytearray | memoryview
 

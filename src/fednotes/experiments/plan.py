@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.experiments.grid import Before, Grid, Row, Settings, Size
-from fednotes.jobs import POOLED, Job, built_in_jobs, load_job, load_table
+from fednotes.jobs.job import POOLED, Job, built_in_jobs, load_job, load_table
 
 Models = Mapping[int, Mapping[str, str]]  # seed → name → folder
 

@@ -24,8 +24,8 @@ from typing import Any
 
 from fednotes.core.errors import ConfigError, FednotesError, nearest
 from fednotes.core.settings import build, read_toml
+from fednotes.core.stopping import call
 from fednotes.core.store import write_json, write_text
-from fednotes.costs import LONG
 from fednotes.experiments.gather import choose, gather
 from fednotes.experiments.grid import Attention, Before, Grid, Row, Settings, Size
 from fednotes.experiments.plan import (
@@ -40,10 +40,10 @@ from fednotes.experiments.plan import (
     seeds_of,
 )
 from fednotes.experiments.tables import markdown
-from fednotes.jobs import expand, load_job
-from fednotes.note_jobs import located
+from fednotes.jobs.costs import LONG
+from fednotes.jobs.job import expand, load_job
+from fednotes.jobs.notes import located
 from fednotes.report.run import duration
-from fednotes.stopping import call
 
 Told = Callable[[str, int, int], None]  # the run that has ended, how many have, of how many
 
@@ -250,7 +250,7 @@ def _run(run: Run) -> str:
         with log.open("a", encoding="utf-8") as file:
             before = file.tell()
             code = call(
-                [sys.executable, "-m", "fednotes.cli", *run.arguments, *resume],
+                [sys.executable, "-m", "fednotes", *run.arguments, *resume],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -48,15 +48,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
+from fednotes.core.federation import Federation, State
 from fednotes.core.seeds import seed_of
 from fednotes.core.tensors import nbytes
 from fednotes.core.types import SiteData
-from fednotes.federation import Federation, State
-from fednotes.methods import distill, distill_site
+from fednotes.methods import distill
 from fednotes.methods.distill import model_config as model_config
 from fednotes.methods.distill import planned as planned
-from fednotes.models.build import build_model
-from fednotes.models.model import Corpus, Losses, Model
+from fednotes.taggers.model import Corpus, Losses, Model
+from fednotes.taggers.saving import build_model
 
 MOST = 1000.0  # of strength and entropy
 RIDGE = 1e-6  # keeps the projection defined where rows of a discriminator depend on others
@@ -139,7 +139,7 @@ def discriminator_numbers(config: Config, model: Model) -> int:
     return sum(weight.numel() for weight in discriminators(config, model).values())
 
 
-class Site(distill_site.Site):
+class Site(distill.Site):
     """A site of `methods/distill.py` that also trains discriminators."""
 
     config: Config
@@ -175,7 +175,7 @@ class Site(distill_site.Site):
         self, corpus: Corpus, indices: np.ndarray, weights: np.ndarray, how: str, round: int
     ) -> tuple[Tensor, float, float]:
         losses = self.model.losses(corpus, indices, states=bool(self.discriminators))
-        total, source, target = distill_site.weighted_loss(losses, weights[indices], how)
+        total, source, target = distill.weighted_loss(losses, weights[indices], how)
         if self.discriminators:
             total = total + adversarial_loss(
                 losses, self.discriminators, self.label, round / self.config.rounds, self.config

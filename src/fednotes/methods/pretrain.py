@@ -8,23 +8,292 @@ et al. 2019 (infilling).
 
 By default the word embeddings and the output bias stay as they were: the sign of the bias'
 gradient tells every masked token of a batch, and the embedding's rows that change tell its words.
+
+The site side of pre-training: notes → tokens → masked sequences → a language model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError
-from fednotes.core.tensors import nbytes
-from fednotes.data.note_sites import SiteNotes, pooled_notes
-from fednotes.federation import Federation, State
-from fednotes.methods.averaging import Averaging, Server, run_cycles
-from fednotes.methods.pretrain_site import Site as Site
-from fednotes.methods.pretrain_site import scores, shared_model
-from fednotes.models.language_model import LanguageModelConfig, language_model_config
+import numpy as np
+import torch
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.federation import Federation, State
+from fednotes.core.seeds import rng_of
+from fednotes.core.tensors import load_into, nbytes, snapshot
+from fednotes.core.update import Tensors, Update
+from fednotes.data.notes.sites import NoteSource, SiteNotes, pooled_notes
+from fednotes.encoders.features import default_cache
+from fednotes.encoders.language_model import (
+    Guesses,
+    LanguageModel,
+    LanguageModelConfig,
+    build_language_model,
+    language_model_config,
+)
+from fednotes.encoders.masking import Masked, denoise, mask
+from fednotes.encoders.packing import Plan, Sequences, gather, plan_full, plan_pairs
+from fednotes.encoders.token_cache import Tokens, cached_tokens
+from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
+
+EVALUATED = 64  # sequences judged at once
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """One model for all the sites of a process: pre-training keeps nothing private.
+
+    initial: its parameters before training; every task begins with the server's.
+    """
+
+    model: LanguageModel
+    parameters: dict[str, torch.nn.Parameter]
+    head: tuple[str, ...]
+    initial: dict[str, torch.Tensor]
+
+
+@lru_cache(maxsize=2)
+def shared_model(config: LanguageModelConfig, seed: int, device: str) -> Shared:
+    """The process's one model of this configuration."""
+    model = build_language_model(config, seed, device)
+    parameters = model.trainable()
+    return Shared(model, parameters, tuple(model.head()), snapshot(parameters))
+
+
+@dataclass(frozen=True)
+class _Masked(Step):
+    """Some sequences to guess in."""
+
+    model: LanguageModel
+    sequences: Sequences
+    masked: Masked
+
+    @property
+    def examples(self) -> int:
+        return len(self.masked.positions)
+
+    def loss(self, batch: Sequence[_Masked]) -> torch.Tensor:
+        """Masked tokens count alike in the whole batch, and so do its pairs."""
+        found = self.model.loss(self.sequences, self.masked)
+        tokens = self.examples / max(1, sum(part.examples for part in batch))
+        rows = len(self.masked.inputs) / sum(len(part.masked.inputs) for part in batch)
+        return found.masked * tokens + found.next_sentence * rows
+
+    def rows(self, chosen: slice) -> _Masked:
+        """Some of the sequences."""
+        s, m = self.sequences, self.masked
+        labels = None if s.random_next is None else s.random_next[chosen]
+        part = Sequences(s.ids[chosen], s.segments[chosen], s.lengths[chosen], labels)
+        return _Masked(self.model, part, Masked(m.inputs[chosen], m.labels[chosen]))
+
+
+class Site(AveragingSite):
+    """One silo: its notes, tokenised once, and the tasks that the server may ask for.
+
+    directory: where the finished model and its scores are written; None writes nothing.
+    cache: folder below which tokens are kept for the next run.
+
+    Raises ConfigError where an update would tell too much: the embeddings are trained on
+    fewer tokens or steps than the configuration asks for.
+    """
+
+    def __init__(
+        self,
+        data: SiteNotes,
+        config: Config,
+        *,
+        directory: Path | None = None,
+        device: str = "cpu",
+        cache: Path | None = None,
+        progress: Any = None,
+    ) -> None:
+        self.data, self.config, self.directory = data, config, directory
+        shared = shared_model(config.model, config.seed, device)
+        self.model, self._initial = shared.model, shared.initial
+        if config.length > self.model.positions:
+            raise ConfigError(
+                f"length = {config.length}: {config.model.encoder} reads {self.model.positions} "
+                "tokens at most"
+            )
+        self._folder = (cache or default_cache()) / "tokens"
+        self.train_set = self._tokens(data.train)
+        self.valid_set = self._tokens(data.valid) if data.valid_patients else None
+        self._planned_epoch: tuple[int, Plan] | None = None
+        sequences = len(self._plan(0))
+        self.num_examples = sequences
+        super().__init__(
+            data.id,
+            config,
+            shared.parameters,
+            weight=max(1, self.train_set.patients),  # n_k, the number of patients
+            per_epoch=self._per_epoch(),
+            before=config.warm_up_cycles(self.model.new_head),
+            warm_up=shared.head,
+            first_rate=config.head_learning_rate,
+            device=device,
+        )
+        if self.model.revealing:
+            self.require_covered(len(self.train_set.ids), self._per_epoch(), config.model.train)
+        self.scores: dict[str, Any] = {}
+
+    def described(self) -> str:
+        """What is shared and what stays as it was."""
+        shared = sum(p.numel() for p in self.shared.values())
+        whole = sum(p.numel() for p in self.model.parameters())
+        return f"{shared:,} of {whole:,} parameters are trained and shared"
+
+    def covered(self, task: str) -> dict[str, int]:
+        """…and the tokens."""
+        told = super().covered(task)
+        return {**told, "tokens": len(self.train_set.ids)} if told else told
+
+    def _per_epoch(self) -> int:
+        return math.ceil(self.num_examples / self.config.batch_size)
+
+    def begin_warm_up(self) -> None:
+        """The encoder is not sent in a warm-up; another site or run may have trained it."""
+        load_into(self.shared, self._initial)
+
+    # sequences
+
+    def _tokens(self, notes: NoteSource) -> Tokens:
+        tokenizer = self.model.tokenizer
+        try:
+            return cached_tokens(
+                notes,
+                tokenizer.tokenize,
+                tokenizer.fingerprint,
+                self.model.vocabulary,
+                self._folder,
+            )
+        except DataError as error:
+            raise DataError(f"site {self.data.id!r}: {error}") from error
+
+    def _length(self, epoch: int) -> int:
+        """Tokens of a sequence: `length`, from the last cycles up to the kept one `long_length`."""
+        config = self.config
+        cycle = epoch // config.local_epochs
+        last = config.warm_up_cycles(self.model.new_head) + config.last_cycle
+        if cycle < last - config.long_cycles:
+            return config.length
+        return min(config.long_length, self.model.positions)
+
+    def _plan(self, epoch: int) -> Plan:
+        if self._planned_epoch is None or self._planned_epoch[0] != epoch:
+            make = plan_pairs if self.config.model.objective == "mlm+nsp" else plan_full
+            seed = self.config.seed
+            plan = make(self.train_set, self._length(epoch), seed, epoch)
+            self._planned_epoch = (epoch, plan)
+        return self._planned_epoch[1]
+
+    def steps(self, epoch: int) -> Iterator[list[Step]]:
+        """The epoch's mini-batches, in an order of its own."""
+        config, plan = self.config, self._plan(epoch)
+        self.model.train(True)
+        order = rng_of(config.seed, "order", self.id, epoch).permutation(len(plan))
+        for number, start in enumerate(range(0, len(order), config.batch_size)):
+            rows = order[start : start + config.batch_size]
+            rng = rng_of(config.seed, "mask", self.id, epoch, number)
+            batch = self._masked(self.train_set, plan, rows, rng)
+            size = config.batch_size // config.accumulate
+            yield [batch.rows(slice(at, at + size)) for at in range(0, len(rows), size)]
+
+    def _masked(
+        self, tokens: Tokens, plan: Plan, rows: np.ndarray, rng: np.random.Generator
+    ) -> _Masked:
+        config, specials = self.config, self.model.specials
+        sequences = gather(tokens, plan, rows, specials)
+        if config.model.objective == "denoise":
+            masked = denoise(sequences.ids, specials, rng, rate=config.infilled)
+        else:
+            continues = self.model.tokenizer.continues if config.whole_words else None
+            masked = mask(
+                sequences.ids,
+                specials,
+                self.model.vocabulary,
+                rng,
+                rate=config.masked,
+                continues=continues,
+            )
+        return _Masked(self.model, sequences, masked)
+
+    # judging
+
+    def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
+        """Counts on the site's held-out notes, masked in the same way every time."""
+        self.load(tensors)
+        return Update(metrics=self._judge(self.valid_set, self.id))
+
+    @torch.no_grad()
+    def _judge(self, tokens: Tokens | None, of: str) -> dict[str, float]:
+        """Counts on held-out notes of the site `of`, whoever has trained."""
+        counts = dict.fromkeys(("loss", "examples", "right", "pairs", "pairs_right"), 0.0)
+        if tokens is None:
+            return counts
+        make = plan_pairs if self.config.model.objective == "mlm+nsp" else plan_full
+        plan = make(tokens, self.config.length, self.config.seed, 0)
+        rng = rng_of(self.config.seed, "held out", of)
+        self.model.train(False)
+        for start in range(0, len(plan), EVALUATED):
+            rows = np.arange(start, min(start + EVALUATED, len(plan)))
+            batch = self._masked(tokens, plan, rows, rng)
+            with self._precision():
+                found: Guesses = self.model.loss(batch.sequences, batch.masked)
+            counts["loss"] += float(found.token_loss)
+            counts["examples"] += found.predictions
+            counts["right"] += found.right
+            counts["pairs"] += found.pairs
+            counts["pairs_right"] += found.pair_right
+        return counts
+
+    def scores_on(self, site: SiteNotes) -> dict[str, Any]:
+        """This model's scores on another site's held-out notes."""
+        held_out = self._tokens(site.valid) if site.valid_patients else None
+        return scores(self._judge(held_out, site.id))
+
+    @property
+    def valid_score(self) -> float | None:
+        """Minus the held-out loss of the model that was kept; None where nothing is held out."""
+        masked = self.scores.get("masked")
+        return None if masked is None else -float(masked["loss"])
+
+    def finish(self, tensors: Tensors) -> Update:
+        """Judge the model that was kept, and save it as a Hugging Face directory."""
+        self.load_kept(tensors)
+        counts = self._judge(self.valid_set, self.id)
+        self.scores = scores(counts)
+        if self.directory is not None:
+            self.model.save(self.directory / "model")
+        return Update(metrics=counts)
+
+
+def scores(counts: Mapping[str, float]) -> dict[str, Any]:
+    """Mean loss (nats), perplexity and share of right guesses; of next sentences, if any.
+
+    Empty where nothing is held out.
+    """
+    examples = counts["examples"]
+    if not examples:
+        return {}
+    loss = counts["loss"] / examples
+    found = {
+        "masked": {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 50.0)),
+            "accuracy": counts["right"] / examples,
+        }
+    }
+    if counts["pairs"]:
+        found["next_sentence"] = {"accuracy": counts["pairs_right"] / counts["pairs"]}
+    return found
+
 
 DATA = "notes"
 

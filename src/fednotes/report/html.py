@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fednotes.core.output import write_out
-from fednotes.core.store import write_text
+from fednotes.core.store import write_out, write_text
 from fednotes.report.curves import traffic, training_curves
 from fednotes.report.phenotypes import phenotype_scores
 from fednotes.report.run import Run, duration, escape, finite, get, mapping, read, size

@@ -19,16 +19,9 @@ from sys import intern
 from urllib.parse import quote, unquote
 
 from fednotes.core.errors import DataError
-from fednotes.core.output import write_out
+from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats.files import (
-    head,
-    is_inside,
-    listing,
-    read_text,
-    same_text,
-    visible,
-)
+from fednotes.data.formats.files import head, is_inside, listing, read_text, same_text, visible
 from fednotes.data.formats.problems import Found, Problems, unique
 
 _PLACE = "[0-9]{1,9} [0-9]{1,9}"

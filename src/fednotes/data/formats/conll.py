@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from fednotes.core.errors import DataError
-from fednotes.core.output import write_out
+from fednotes.core.store import write_out
 from fednotes.core.types import Document, Scheme, Span, TagSet
 from fednotes.data.formats.files import head, listing, read_text
 from fednotes.data.formats.problems import DERIVED, Found, Problems, unique

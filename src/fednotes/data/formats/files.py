@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fednotes.core.errors import DataError
-from fednotes.core.inputs import NotAFile, regular, require_file
+from fednotes.core.parsing import NotAFile, regular, require_file
 
 _HEAD = 1 << 16  # bytes that are enough to tell a format
 

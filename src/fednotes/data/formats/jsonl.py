@@ -19,8 +19,8 @@ from sys import intern
 from typing import Any
 
 from fednotes.core.errors import DataError
-from fednotes.core.output import write_out
 from fednotes.core.parsing import JsonError, parse_json
+from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.formats.files import head, listing, read_text
 from fednotes.data.formats.problems import DERIVED, Found, Problems, unique

@@ -1,0 +1,436 @@
+"""The command line. Every command ends with 0, or with one line on stderr and 2."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+from fednotes.core.stopping import Stopped, goes_on, stops, until_it_begins
+
+if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
+    until_it_begins(sys.argv)  # before what takes a second to import
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from fednotes import __version__
+from fednotes.cli.deploy import register
+from fednotes.cli.groups import (
+    OnError,
+    OnErrorOption,
+    attention,
+    backbones,
+    cache,
+    console,
+    corpus,
+    jobs,
+    say,
+    show_checked,
+)
+from fednotes.core.cleaning import one_line
+from fednotes.core.errors import DataError, FednotesError
+
+app = typer.Typer(
+    name="fednotes",
+    help="Federated learning for clinical text.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(corpus, name="corpus")
+app.add_typer(cache, name="cache")
+app.add_typer(jobs, name="job")
+app.add_typer(backbones, name="backbone")
+app.command()(attention)
+register(app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"fednotes {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which it is.")
+    ] = False,
+) -> None:
+    """Federated learning for clinical text."""
+
+
+Settings = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads this form
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."),
+]
+Backbone = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Where the frozen encoder is, if it has moved since training."),
+]
+Dictionary = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Where a phenotyping model's dictionary is, if it has moved."),
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Do not ask about what takes over an hour, or 10 GB a site.")
+]
+Device = Annotated[str, typer.Option(help="Where tensors live: cpu, cuda, cuda:1 …")]
+
+
+_LISTED = 20  # problems of a corpus that an error shows
+
+
+class Predictions(StrEnum):
+    """Formats of predictions: mentions as jsonl, brat or conll, phenotypes as jsonl or csv."""
+
+    jsonl = "jsonl"
+    brat = "brat"
+    conll = "conll"
+    csv = "csv"
+
+
+@app.command()
+def simulate(
+    job: Annotated[str, typer.Argument(help="A job file, or a built-in job such as `demo`.")],
+    out: Annotated[Path, typer.Option(help="The run's folder.")],
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")] = False,
+    device: Device = "cpu",
+    yes: Yes = False,
+) -> None:
+    """Train the job's sites on this machine: alone, federated, pooled."""
+    from fednotes.cli.display import RichDisplay, disease_table, nothing_judged, result_table
+    from fednotes.jobs.job import load_job
+    from fednotes.jobs.simulate import simulate as run
+
+    parsed = load_job(job, tuple(settings or ()))
+    check_device(device)
+    changes = [word for setting in settings or () for word in ("--set", setting)]
+    repeated = ["fednotes", "simulate", job, "--out", str(out), *changes]
+    with RichDisplay(console, ask=_asks(yes)) as display:
+        summary = run(
+            parsed,
+            out,
+            resume=resume,
+            overwrite=overwrite,
+            device=device,
+            display=display,
+            command=shlex.join(repeated),
+        )
+    if missing := nothing_judged(summary):
+        say(f"note: {missing}")
+    else:
+        console.print(result_table(summary))
+    if diseases := disease_table(summary):
+        console.print(diseases)
+    _tell(summary["notes"])
+    say(f"report: {out / 'report.html'}")
+
+
+def _asks(yes: bool) -> bool:
+    """Whether there is a person who can be asked; without one a run goes on."""
+    return not yes and console.is_terminal and sys.stdin.isatty()
+
+
+def _tell(notes: Iterable[str]) -> None:
+    """What was counted on the way; a warning stands out."""
+    for note in notes:
+        say(note if note.startswith("warning: ") else f"note: {note}")
+
+
+def _no_dictionary(model: Path, dictionary: str | None) -> None:
+    if dictionary is not None:
+        raise FednotesError(f"--dictionary: {model} is no phenotyping model, it reads none")
+
+
+def check_device(device: str) -> None:
+    """Raises FednotesError for a device that this machine lacks."""
+    import torch
+
+    try:
+        if torch.empty(1, device=device).is_meta:
+            raise RuntimeError("a device without memory")
+    except (RuntimeError, AssertionError) as error:
+        raise FednotesError(f"--device {device}: not available on this machine") from error
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
+    path: Annotated[str, typer.Argument(help="A file or folder, or - for stdin.")] = "-",
+    text: Annotated[Optional[str], typer.Option(help="A text in place of a path.")] = None,  # noqa: UP045
+    format: Annotated[
+        Predictions, typer.Option(help="How predictions are written; csv is for phenotypes.")
+    ] = Predictions.jsonl,
+    out: Annotated[Path | None, typer.Option(help="A file or folder; stdout if not given.")] = None,
+    on_error: OnErrorOption = OnError.refuse,
+    device: Device = "cpu",
+    backbone: Backbone = None,
+    dictionary: Dictionary = None,
+) -> None:
+    """Find the mentions in new text, or the phenotypes of the patients whose notes it is."""
+    from fednotes.jobs.predict import predict_patients, predict_text
+    from fednotes.patients.phenotyper import is_phenotyper
+
+    check_device(device)
+    if is_phenotyper(model):
+        place = dictionary or backbone
+        predict_patients(model, path, format.value, out, device, place, text=text)
+        return
+    _no_dictionary(model, dictionary)
+    predict_text(
+        model, path, format.value, out, device, backbone, text=text, on_error=on_error.value
+    )
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
+    path: Annotated[Path, typer.Argument(help="An annotated file or folder; labelled patients.")],
+    format: Annotated[str, typer.Option(help="Of the file; guessed if not given.")] = "",
+    label_map: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--map", metavar="OLD=NEW", help="Rename a label of the file."),
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="A table of labels of the patients whose notes PATH has.")
+    ] = None,
+    types: Annotated[
+        str, typer.Option(metavar="A,B", help="Score these types, and no others.")
+    ] = "",
+    on_error: OnErrorOption = OnError.refuse,
+    json_output: Annotated[bool, typer.Option("--json", help="Scores as JSON.")] = False,
+    device: Device = "cpu",
+    backbone: Backbone = None,
+    dictionary: Dictionary = None,
+) -> None:
+    """Score a saved model on annotated text, or on labelled patients."""
+    from fednotes.jobs.predict import (
+        Evaluation,
+        evaluate_path,
+        evaluate_patients,
+        patient_score_table,
+        score_table,
+    )
+    from fednotes.patients.phenotyper import is_phenotyper
+
+    check_device(device)
+    renamed: dict[str, str] = {}
+    for pair in label_map or ():
+        old, sign, new = pair.partition("=")
+        if not sign or old in renamed:
+            raise FednotesError(f"--map {pair}: expected OLD=NEW, each OLD once")
+        renamed[old] = new
+    asked = tuple(dict.fromkeys(name.strip() for name in types.split(",") if name.strip()))
+    if types and not asked:
+        raise FednotesError(f"--types {types}: names no type")
+    of_patients = is_phenotyper(model)
+    if of_patients:
+        if format or asked or on_error is OnError.skip:
+            option = "--format" if format else "--types" if asked else "--on-error"
+            raise FednotesError(f"{option} is for annotated text, not for labelled patients")
+        place = dictionary or backbone
+        scores, unknown = evaluate_patients(model, path, device, renamed, place, labels)
+        found = Evaluation(scores, unknown)
+    else:
+        _no_dictionary(model, dictionary)
+        if labels is not None:
+            raise FednotesError(f"--labels: {model} is no phenotyping model: it scores mentions")
+        found = evaluate_path(
+            model,
+            path,
+            format or None,
+            device,
+            renamed,
+            backbone,
+            types=asked,
+            on_error=on_error.value,
+        )
+    for line in found.told():
+        print(f"note: {one_line(line)}", file=sys.stderr)
+    if json_output:
+        console.print_json(data=found.scores if of_patients else found.to_dict())
+    else:
+        console.print((patient_score_table if of_patients else score_table)(found.scores))
+
+
+@app.command()
+def check(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH…|JOB", help="A corpus, its parts (train test), or a job."),
+    ],
+    format: Annotated[str, typer.Option(help="Of the files; guessed if not given.")] = "",
+    on_error: OnErrorOption = OnError.refuse,
+    settings: Settings = None,
+    json_output: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
+) -> None:
+    """What is wrong with a corpus or a job, and what to know of it before training.
+
+    Counts and places, never text. Exit code: 0 nothing is wrong, 1 there are problems, 2 the
+    check itself could not be done.
+    """
+    from fednotes.jobs.checking import check_files, check_job
+    from fednotes.jobs.job import built_in_jobs
+
+    if not all(target.strip() for target in targets):
+        raise FednotesError("name a corpus file or folder, or a job")
+    built_in = built_in_jobs()
+    if named := [t for t in targets if t.endswith(".toml") or t in built_in]:
+        if len(targets) > 1:
+            raise FednotesError(f"{named[0]}: check one job at a time, and nothing beside it")
+        if format or on_error is OnError.skip:
+            option = "--format" if format else "--on-error"
+            raise FednotesError(f"{option} is for a corpus; a job's sites have their own")
+        found = check_job(targets[0], tuple(settings or ()))
+    else:
+        if settings:
+            raise FednotesError("--set is for a job; this is a corpus")
+        found = check_files([Path(t) for t in targets], format or None, on_error.value)
+    if json_output:
+        console.print_json(data=found.to_dict())
+    else:
+        show_checked(found)
+    if found.wrong:
+        sys.exit(1)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run's folder.")],
+    out: Annotated[Optional[Path], typer.Option(help="RUN/report.html if not given.")] = None,  # noqa: UP045
+) -> None:
+    """Write a run's HTML report again."""
+    from fednotes.report.html import write_report
+
+    say(f"report: {write_report(run, out)}")
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="A run's folder.")],
+    b: Annotated[Path, typer.Argument(help="Another run's folder, or the same one.")],
+    condition: Annotated[str, typer.Option(help="Of the first run.")] = "federated",
+    against: Annotated[str, typer.Option(help="Condition of the second run.")] = "alone",
+    metric: Annotated[
+        str, typer.Option(help="strict or relaxed; runs on patients: macro F1, or auroc.")
+    ] = "strict",
+    samples: Annotated[int, typer.Option(min=1, help="Bootstrap samples.")] = 10_000,
+) -> None:
+    """Paired bootstrap between two runs on the same test data, site by site."""
+    from fednotes.jobs.compare import comparison_table
+
+    console.print(comparison_table(a, b, condition, against, metric, samples))
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="An experiment, such as fedner-table2.")],
+    out: Annotated[
+        Path | None, typer.Option(help="runs/reproduce if not given; grids share its runs.")
+    ] = None,
+    budget: Annotated[
+        bool, typer.Option("--budget/--full", help="About an hour on two cores, or all of it.")
+    ] = True,
+    base: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            metavar="[NAME=]JOB",
+            help="Your own job in place of the experiment's; NAME: of another that it uses.",
+        ),
+    ] = None,
+    settings: Settings = None,
+    seed: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(help="A seed in place of the experiment's own; may be repeated."),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
+    yes: Yes = False,
+) -> None:
+    """Repeat a paper's table or figure; go on where an earlier call stopped."""
+    from rich.markdown import Markdown
+
+    from fednotes.cli.display import runs_bar
+    from fednotes.experiments.plots import plot
+    from fednotes.experiments.reproduce import markdown
+    from fednotes.experiments.reproduce import reproduce as run
+
+    folder = out or Path("runs") / "reproduce"
+    with runs_bar(console, name) as tell, goes_on("the same command"):
+        table = run(
+            name,
+            folder,
+            full=not budget,
+            settings=tuple(settings or ()),
+            seeds=tuple(seed or ()),
+            base=tuple(base or ()),
+            workers=workers,
+            tell=tell,
+            say=say,
+            agree=tell.confirm if _asks(yes) else None,
+        )
+    console.print(Markdown(markdown(table)))
+    folder /= table["name"]
+    drawn = f", {folder / 'figure.png'}" if plot(table, folder / "figure.png") else ""
+    say(f"results: {folder / 'results.md'}{drawn}")
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        with stops():
+            _run()
+    except Stopped as stopped:
+        print(stopped.line, file=sys.stderr)
+        sys.exit(stopped.code)
+    except DataError as error:
+        fail(str(error), error.problems[1:])
+    except FednotesError as error:
+        fail(str(error))
+    except typer.Abort:
+        sys.exit(130)
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        fail(f"{error.filename or 'a file'}: {error.strerror or error}")
+    except Exception as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            fail("not enough memory: choose smaller layers or batches in the job's [model]")
+        if type(error).__module__.split(".")[0] not in ("click", "typer"):
+            raise
+        fail(error.format_message() if hasattr(error, "format_message") else str(error))
+
+
+def _run() -> None:
+    try:
+        app(standalone_mode=False)
+    except Exception as error:
+        if type(error).__name__ != "NoArgsIsHelpError":
+            raise
+        print(error)  # a command without its arguments shows its help
+
+
+def fail(message: str, more: Sequence[object] = ()) -> None:
+    """One line for the person who made the mistake. more: what is wrong beside it, a line each."""
+    print(f"error: {one_line(message, None)}", file=sys.stderr)
+    for problem in more[: _LISTED - 1]:
+        print(f"error: {one_line(problem, None)}", file=sys.stderr)
+    if more:
+        left = f"{len(more) + 1 - _LISTED:,} more; " if len(more) >= _LISTED else ""
+        remedy = '`fednotes check` lists all; --on-error skip (on_error = "skip" of a job\'s site) '
+        remedy += "leaves these out"
+        print(f"error: {left}{remedy}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,329 @@
+"""The commands of a network: its kits, their check, and runs. Each ends with what to do next."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from fednotes.cli.certificates import kit as certificates
+from fednotes.cli.groups import console, say
+from fednotes.cli.kit import site
+from fednotes.cli.ledger import ledger
+from fednotes.cli.server import Kit, server
+from fednotes.core.cleaning import clean
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
+
+if TYPE_CHECKING:
+    from fednotes.core.stopping import Farewell
+    from fednotes.engines.nvflare.authority import Authority, Secret
+    from fednotes.jobs.deployed.runs import Run
+
+Settings = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads this form
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    groups = (("site", site), ("server", server), ("ledger", ledger), ("kit", certificates))
+    for name, group in groups:
+        app.add_typer(group, name=name)
+    for command in (provision, preflight, run):
+        app.command()(command)
+
+
+def provision(
+    project: Annotated[Path, typer.Argument(help="A project's TOML: name, server, sites.")],
+    out: Annotated[Path, typer.Option(help="The folder of kits; it may have some already.")],
+    again: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="NAME", help="Revoke a kit that was lost, and make it once more."),
+    ] = None,
+    revoke: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="NAME", help="Say that a kit counts no more."),
+    ] = None,
+    sign: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="REQUEST", help="Answer the request of `fednotes kit renew`."),
+    ] = None,
+    new_root: Annotated[
+        bool, typer.Option("--new-root", help="Replace the root that signs kits.")
+    ] = False,
+    overlap: Annotated[
+        int, typer.Option(metavar="DAYS", min=1, help="How long the replaced root counts.")
+    ] = 90,
+    protect: Annotated[
+        bool, typer.Option("--protect", help="Put a passphrase on the authority's key.")
+    ] = False,
+    passphrase: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--passphrase-file",
+            metavar="FILE",
+            help="Read the passphrase from here, /dev/fd/3 too; with --protect a new one from the "
+            "next line. Without it the terminal asks.",
+        ),
+    ] = None,
+) -> None:
+    """Make one folder for the server, each site and the admin, to hand over.
+
+    Also what its authority does later: revoke kits, renew them, replace the root.
+    """
+    from fednotes.core.settings import build, read_toml
+    from fednotes.core.store import write_text
+    from fednotes.engines.nvflare.certificates import TRUST
+    from fednotes.engines.nvflare.provision import ProjectConfig, authority_of, folders
+    from fednotes.engines.nvflare.provision import provision as make
+
+    network = build(ProjectConfig, read_toml(project), str(project))
+    secret = _passphrase(passphrase)
+    if sign is not None or new_root or protect or revoke:
+        authority = authority_of(network, out, secret)
+        if new_root:
+            authority.replace(overlap)
+        if protect:
+            authority.protect()
+        answer = _answer(sign, authority, network.kit_of) if sign is not None else b""
+        authority.keep()
+        if sign is not None:
+            path = sign.with_suffix(".signed.pem")
+            write_text(path, answer.decode())
+            say(f"next: give the kit's owner {path}; there: fednotes kit renew KIT --take FILE")
+        if protect:
+            say("the authority's key has a passphrase now; without it nobody can sign kits")
+        if new_root:
+            say(f"next: {out / TRUST} to the server first: fednotes kit trust KIT {TRUST}")
+            say("      sites that connect get it by themselves; then renew each kit within")
+            say(f"      {overlap} days: fednotes kit renew KIT")
+        if not (revoke or again):
+            return
+    there = {name for name, folder in folders(network, out).items() if folder.exists()}
+    kits = make(network, out, tuple(again or ()), tuple(revoke or ()), secret)
+    for name, folder in kits.items():
+        kept = "kept" if folder.exists() else "handed over earlier; to replace it: --again " + name
+        say(f"{name}: {folder} ({kept if name in there or not folder.exists() else 'new'})")
+    if revoke or again:
+        names = ", ".join([*(revoke or ()), *(again or ())])
+        say(f"{names}: what is on record as made before counts no more")
+        say(
+            f"next: {out / TRUST} to the server, and to who is offline: fednotes kit trust KIT FILE"
+        )
+    say(f"{out / 'authority'} signs new kits: keep it offline, hand it to nobody")
+    say("next: give each its folder over a channel you trust; there: fednotes preflight KIT")
+
+
+def _passphrase(path: Path | None) -> Secret:
+    """What asks for passphrases: a line of a file each, or the terminal."""
+    lines = None if path is None else iter(_lines(path))
+
+    @cache
+    def ask(what: str) -> bytes:
+        if lines is not None:
+            if not (line := next(lines, b"")):
+                raise ConfigError(f"{path}: has no line for {what}")
+            return line
+        if not _is_terminal():
+            raise ConfigError(
+                f"{what} is needed: run this in a terminal, or --passphrase-file FILE"
+            )
+        new = what.startswith("a new")
+        text: str = typer.prompt(what, hide_input=True, confirmation_prompt=new, err=True)
+        return text.encode()
+
+    return ask
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _answer(request: Path, authority: Authority, kit_of: Callable[[str], str]) -> bytes:
+    from fednotes.engines.nvflare.certificates import bytes_of
+
+    try:
+        return authority.renew(bytes_of(request), kit_of)
+    except RefusedError as error:
+        raise ConfigError(f"{request}: {error}; nothing was signed") from error
+
+
+def preflight(kit: Kit) -> None:
+    """What would stop a kit, each with the remedy."""
+    from fednotes.engines.nvflare.kit import read_kit
+    from fednotes.engines.nvflare.processes import status
+    from fednotes.jobs.deployed.preflight import preflight as check
+    from fednotes.jobs.deployed.status import connection
+
+    checks = check(kit)
+    table = Table()
+    for head in ("check", "", "finding"):
+        table.add_column(head)
+    marks = {True: ("ok", ""), False: ("wrong", "bold red"), None: ("look", "yellow")}
+    for found in checks:
+        mark, style = marks[found.ok]
+        table.add_row(found.what, mark, Text(clean(found.told), overflow="fold"), style=style)
+    console.print(table)
+    wrong = [found for found in checks if found.ok is False]
+    if wrong:
+        raise FednotesError(f"{kit}: {len(wrong)} of the checks above must be mended first")
+    role = read_kit(kit)["role"]
+    if role != "admin" and (process := status(kit)).running:
+        up, told = connection(kit, process) if role == "site" else (True, "")
+        if up:
+            say(f"next: it runs; fednotes {role} status {kit}")
+        else:
+            say(f"{told}, but its port does: as while it starts, and for a revoked kit")
+            say(f"next: for the coordinator's trust.pem: fednotes kit trust {kit} trust.pem")
+        return
+    following = {
+        "server": f"fednotes server start {kit}",
+        "site": f"fednotes site start {kit} --site FILE",
+        "admin": f"fednotes run JOB --on {kit} --out RUN",
+    }
+    say(f"next: {following.get(str(role), '')}")
+
+
+def run(
+    job: Annotated[
+        str, typer.Argument(help="A job file, or a built-in job; not to --attach.")
+    ] = "",
+    on: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="The admin's kit."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="A new folder for the run.")] = Path("run"),
+    settings: Settings = None,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="Go on watching the run that OUT is of.")
+    ] = False,
+    abort: Annotated[
+        bool, typer.Option("--abort", help="End the run that OUT is of, for good.")
+    ] = False,
+) -> None:
+    """Run a job at the sites of a network: hand it in, watch it, fetch what it made."""
+    from fednotes.core.stopping import ends_at_once
+
+    if attach + abort + bool(job) != 1:
+        raise ConfigError(
+            "give a job to hand in, or --attach --out RUN to go on watching one, or --abort "
+            "--out RUN to end one"
+        )
+    with ends_at_once("stopped; nothing was handed in") as farewell:
+        if abort:
+            farewell.line = f"stopped; the run may go on: fednotes run --abort --out {out}"
+            _abort(out, on)
+        elif attach:
+            farewell.line = _goes_on(out)
+            _watch(_known(out, on), out)
+        else:
+            _watch(_handed_in(job, on, out, settings, farewell), out, fresh=True)
+
+
+def _goes_on(out: Path) -> str:
+    return f"the run goes on; to watch it again: fednotes run --attach --out {out}"
+
+
+def _known(out: Path, on: Path | None) -> Run:
+    from fednotes.jobs.deployed.runs import read_run
+
+    known = read_run(out)
+    return known if on is None else replace(known, kit=on.resolve())
+
+
+def _handed_in(
+    job: str, on: Path | None, out: Path, settings: list[str] | None, farewell: Farewell
+) -> Run:
+    """Hand a job in as a run that has OUT; no run is at the server that no folder knows."""
+    from fednotes.jobs.deployed.runs import admin_kit, claim, hand_in, prepare, release
+    from fednotes.jobs.deployed.sites import load_deployed
+
+    if on is None:
+        raise ConfigError("--on KIT: the admin's kit is needed")
+    kit, person = admin_kit(on)
+    parsed, declared = load_deployed(job, tuple(settings or ()))
+    known, least = prepare(parsed, declared, kit, out, time.time())
+    for text in getattr(parsed.module, "warnings", lambda config: ())(parsed.config):
+        say(f"warning: {text}")
+    from fednotes.engines.nvflare.server import connect
+    from fednotes.jobs.deployed.runs import quietly
+
+    claim(known, declared, out)
+    farewell.undo = lambda: release(out)
+    handing = False
+    try:
+        with quietly(connect, known, person) as session:
+            handing, farewell.undo = True, None
+            farewell.line = (
+                f"stopped while it was handed in; whether it was: fednotes run --attach --out {out}"
+            )
+            hand_in(session, known, declared, least, out)
+    except BaseException as error:
+        if not handing or not isinstance(error, TrainingError):
+            release(out)  # the server has nothing
+        raise
+    farewell.line = _goes_on(out)
+    say(f"handed in as run {known.name}, job {known.fingerprint[:12]}")
+    return known
+
+
+def _watch(known: Run, out: Path, fresh: bool = False) -> None:
+    from fednotes.cli.display import RichDisplay
+    from fednotes.engines.nvflare.server import connect
+    from fednotes.jobs.deployed.runs import Follower, admin_kit, quietly, watched
+
+    kit, person = admin_kit(known.kit)
+    with RichDisplay(console) as display:
+        follower = Follower(replace(known, kit=kit), out, display, say, fresh)
+        summary = watched(follower, partial(quietly, connect, known, person))
+    _told(out, known.name, summary)
+
+
+def _abort(out: Path, on: Path | None) -> None:
+    from fednotes.engines.nvflare.server import connect
+    from fednotes.jobs.deployed.runs import abort, admin_kit, quietly
+
+    known = _known(out, on)
+    _, person = admin_kit(known.kit)
+    with quietly(connect, known, person) as session:
+        abort(session, known, out)
+    say(f"run {known.name} was aborted; the server hands it in no more")
+    say(f"each site keeps what it has of it: KIT/state/{known.name}, and its ledger and decisions")
+    say("next: what waited behind it begins by itself; another job takes another --out")
+
+
+def _told(out: Path, name: str, summary: dict[str, Any]) -> None:
+    from fednotes.report.html import write_report
+
+    f1 = summary.get("metrics", {}).get("valid_f1")
+    judged = f", F1 {f1:.3f} on all sites' validation data" if f1 is not None else ""
+    say(f"done: {summary.get('rounds')} rounds in {summary.get('seconds', 0):.0f} s{judged}")
+    for place, scores in summary.get("scores", {}).items():
+        say(f"{place} shares its scores: {json.dumps(scores)[:200]}")
+    say(f"report: {write_report(out)}")
+    say(f"each site has its model and its own scores in KIT/results/{name}")
+    made = out / "model"
+    place = made if made.exists() else Path("KIT") / "results" / name / "model"
+    where = "" if made.exists() else "at a site: "
+    if summary.get("method") == "pretrain":  # of words, not of entities
+        say(f'next: {where}train entities on it: a job with method = "finetune" and in [model]')
+        say(f'      encoder = "{place}"')
+    else:
+        say(f"next: {where}fednotes predict {place} --text TEXT")

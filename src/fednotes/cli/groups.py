@@ -1,0 +1,279 @@
+"""Commands in groups (corpus, cache, backbone), and those that look at models' insides."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fednotes.core.cleaning import clean
+from fednotes.core.errors import FednotesError
+
+if TYPE_CHECKING:
+    from fednotes.data.notes.sites import SiteNotes
+    from fednotes.jobs.checking import Checked
+
+corpus = typer.Typer(help="Look at corpora.", no_args_is_help=True, rich_markup_mode=None)
+cache = typer.Typer(
+    help="The cache of what was made from notes: features, tokens, concepts.", no_args_is_help=True
+)
+jobs = typer.Typer(help="Job files.", no_args_is_help=True, rich_markup_mode=None)
+backbones = typer.Typer(help="Frozen backbones that need no download.", no_args_is_help=True)
+PIPED = 400  # columns where nobody looks at a screen: no label of a table is cut short there
+_SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
+console = Console(width=None if _SCREEN else PIPED)
+
+
+class OnError(StrEnum):
+    """What becomes of a corpus with something wrong in it."""
+
+    refuse = "refuse"
+    skip = "skip"
+
+
+OnErrorOption = Annotated[
+    OnError, typer.Option(help="skip leaves out, and counts, each line or mention that is wrong.")
+]
+
+
+class Output(StrEnum):
+    """Formats that predictions are written in."""
+
+    jsonl = "jsonl"
+    brat = "brat"
+    conll = "conll"
+
+
+def say(line: str) -> None:
+    """One line as it is: no colours, no markup, never wrapped, and nothing that moves a cursor."""
+    console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
+
+
+def notes_table(sites: Sequence[SiteNotes]) -> Table:
+    """What sites of notes hold, as counts: to train on, and held out to judge a model by."""
+    table = Table()
+    for head in ("site", "part", "notes", "patients", "characters", "longest note"):
+        table.add_column(head, justify="left" if head in ("site", "part") else "right")
+    for site in sites:
+        train = (site.train_notes, site.train_patients, site.train_characters, site.longest)
+        valid = (site.valid_notes, site.valid_patients, site.valid_characters)
+        table.add_row(Text(site.id), "train", *(f"{number:,}" for number in train))
+        table.add_row("", "held out", *(f"{number:,}" for number in valid))
+    return table
+
+
+def show_checked(found: Checked) -> None:
+    """What `fednotes check` found: tables, then each problem on a line."""
+    from fednotes.cli.display import findings_table, labels_table, patients_table
+
+    if found.job is not None and found.sites is not None:
+        for note in found.sites.notes:
+            say(note if note.startswith("warning: ") else f"note: {note}")
+        if found.job.reads_notes:
+            console.print(notes_table(found.sites.data))
+        elif found.job.data == "patients":
+            for table in (patients_table(found.sites.data), labels_table(found.sites.data)):
+                if table is not None:
+                    console.print(table)
+    if found.report.findings:
+        console.print(findings_table(found.report))
+    listed = [p for f in found.report.findings if f.level == "error" for p in f.problems]
+    for problem in (*found.problems, *listed):
+        say(str(problem))
+    if found.wrong:
+        counts = found.to_dict()["counts"]
+        kinds = ", ".join(f"{kind} {n:,}" for kind, n in counts["kinds"].items())
+        print(f"problems: {counts['problems']:,} ({kinds})", file=sys.stderr)
+
+
+@corpus.command("stats")
+def corpus_stats(
+    paths: Annotated[list[Path], typer.Argument(help="One corpus file or folder for each site.")],
+    format: Annotated[str, typer.Option(help="Of the files; guessed if not given.")] = "",
+    on_error: OnErrorOption = OnError.refuse,
+    json_output: Annotated[bool, typer.Option("--json", help="Counts as JSON.")] = False,
+) -> None:
+    """Sentences, types and entities of each site, and the entities that sites share."""
+    from fednotes.cli.display import stats_tables
+    from fednotes.data.formats import examine
+    from fednotes.data.stats import corpus_stats as count
+
+    names = [path.name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    if len(set(names)) < len(names):
+        raise FednotesError("a path is given twice: each stands for one site")
+    read = {n: examine(path, format or None) for n, path in zip(names, paths, strict=True)}
+    for documents, problems in read.values():
+        if on_error is OnError.refuse or not documents:
+            problems.refuse()
+    stats = count({name: documents for name, (documents, _) in read.items()})
+    left = {name: problems for name, (_, problems) in read.items() if problems.number}
+    if json_output:
+        counts = {name: dict(problems.counts) for name, problems in left.items()}
+        console.print_json(data=stats.to_dict() | {"left_out": counts})
+        return
+    for name, problems in left.items():
+        say(f"note: left out of {name}: {problems}")
+    for table in stats_tables(stats):
+        console.print(table)
+
+
+@corpus.command("overlap")
+def corpus_overlap(
+    notes: Annotated[list[Path], typer.Option(help="Notes to pre-train on; may be repeated.")],
+    documents: Annotated[
+        list[Path], typer.Option(help="An annotated corpus to test on; may be repeated.")
+    ],
+    format: Annotated[str, typer.Option(help="Of the notes; guessed if not given.")] = "",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail where a sentence is shared.")
+    ] = False,
+) -> None:
+    """Does text of annotated documents occur in notes? Sentences, word 13-grams; counts only."""
+    from fednotes.data.formats import read
+    from fednotes.data.notes import read_notes
+    from fednotes.data.overlap import MIN_WORDS, NGRAM, index_documents, shared_text
+
+    indexes = [index_documents(read(path)) for path in documents]
+    table = Table(
+        title=f"text in common: sentences of {MIN_WORDS} words or more, {NGRAM} words in a row"
+    )
+    for head in ("notes", "documents", "sentences", "shared", "in notes", "n-grams", "shared"):
+        table.add_column(head, justify="left" if head in ("notes", "documents") else "right")
+    total = 0
+    for path in notes:
+        texts = (note.text for note in read_notes(path, format or None))
+        for other, found in zip(documents, shared_text(texts, indexes), strict=True):
+            numbers = (
+                *(found.sentences, found.shared_sentences, found.notes_with_shared),
+                *(found.ngrams, found.shared_ngrams),
+            )
+            names = (Text("/".join(p.parts[-2:]), overflow="fold") for p in (path, other))
+            table.add_row(*names, *(f"{n:,}" for n in numbers))
+            total += found.shared_sentences
+    console.print(table)
+    if strict and total:
+        raise FednotesError(
+            f"{total:,} sentences of the notes occur in the documents: leave those notes out "
+            "(`exclude` in a job's site), or test on other documents"
+        )
+
+
+@corpus.command("list")
+def corpus_list() -> None:
+    """The corpora that jobs know, and where each is obtained."""
+    from fednotes.data.catalogue import CORPORA
+
+    for item in CORPORA:
+        console.print(f"[bold]{item.name}[/bold]  {item.what}", highlight=False)
+        console.print(f"    {item.size}; {item.licence}", highlight=False)
+        console.print(f"    from: {item.source}; {item.reference}", highlight=False)
+
+
+@corpus.command("synthesise")
+def corpus_synthesise(
+    out: Annotated[Path, typer.Argument(help="A new folder, one below it for each site.")],
+    sites: Annotated[int, typer.Option(help="How many sites.")] = 3,
+    sentences: Annotated[int, typer.Option(help="Training sentences a site, roughly.")] = 400,
+    seed: Annotated[int, typer.Option(help="The same seed, the same notes.")] = 1,
+    format: Annotated[Output, typer.Option(help="How they are written.")] = Output.conll,
+) -> None:
+    """Write generated notes of several sites, to try things out."""
+    from fednotes.data.synthetic import generate, write_sites
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FednotesError(f"{out} is not an empty folder")
+    made = generate(num_sites=sites, sentences_per_site=sentences, seed=seed)
+    write_sites(made, out, format.value)
+    say(f"{len(made)} sites in {out}; next: fednotes corpus stats {out}/*/train*")
+
+
+@jobs.callback()
+def _group() -> None:
+    """Job files."""
+
+
+@jobs.command("keys")
+def job_keys(
+    table: Annotated[str, typer.Argument(help="Of one table, such as sites, training, top.")] = "",
+) -> None:
+    """Every key of a job file: its default, and what it means."""
+    from fednotes.jobs.keys import reference
+
+    for line in reference(table).splitlines():
+        say(line)
+
+
+@cache.command("clear")
+def cache_clear() -> None:
+    """Delete the features, tokens and concepts that were made from notes."""
+    from fednotes.encoders.features import default_cache
+    from fednotes.jobs.deployed.status import clear_caches
+
+    folder = default_cache()
+    say(f"{clear_caches(folder) / 1e6:.1f} MB freed in {folder}")
+
+
+@backbones.command("graft")
+def backbone_graft(
+    out: Annotated[Path, typer.Argument(help="A new folder, in Hugging Face's BART layout.")],
+    text: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(help="Public text to train on, repeatable; generated notes if not given."),
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="minilm or a BERT directory.")] = "minilm",
+    layers: Annotated[int, typer.Option(min=1, help="Of the decoder.")] = 2,
+    steps: Annotated[int, typer.Option(min=0, help="Of training.")] = 2500,
+    seed: Annotated[int, typer.Option(help="The same seed, the same backbone.")] = 1,
+) -> None:
+    """Make a small BART of a BERT: its encoder as it is, a decoder trained on public text."""
+    from fednotes.cli.display import runs_bar
+    from fednotes.taggers.graft import describe, graft, read_texts
+
+    texts, names = read_texts(text or [], seed)
+    with runs_bar(console, "graft") as tell:
+        report = graft(
+            encoder, out, texts=texts, steps=steps, seed=seed, sources=names,
+            decoder_layers=layers, progress=lambda done, total: tell("steps", done, total),
+        )  # fmt: skip
+    for line in describe(report):
+        say(line)
+    say(f'in a job: [model] kind = "prompt-bart", backbone = "{out}"')
+
+
+def attention(
+    model: Annotated[
+        list[str], typer.Option(metavar="NAME=DIR", help="A model to compare; repeated for more.")
+    ],
+    notes: Annotated[list[Path], typer.Option(help="Notes to read; may be repeated.")],
+    out: Annotated[Path, typer.Option(help="The folder of results.")],
+    category: Annotated[
+        Optional[list[str]],  # noqa: UP045 - typer reads this form
+        typer.Option(help="Only notes of this category; may be repeated."),
+    ] = None,
+    sample: Annotated[int, typer.Option(min=1, help="Stretches of text.")] = 200,
+    length: Annotated[int, typer.Option(min=3, help="Tokens of a stretch.")] = 128,
+    seed: Annotated[int, typer.Option(help="The same seed, the same stretches.")] = 1,
+) -> None:
+    """Compare what the heads of several models attend to: entropy, and how alike heads are."""
+    from rich.markdown import Markdown
+
+    from fednotes.cli.display import runs_bar
+    from fednotes.experiments.attention import markdown, run_attention
+
+    chosen = tuple(category or ())
+    with runs_bar(console, "attention") as tell:
+        analysis = run_attention(
+            model, notes, out, sample, length, seed, categories=chosen, progress=tell
+        )
+    console.print(Markdown(markdown(analysis)))
+    say(f"results: {out / 'attention.md'}")

@@ -1,0 +1,393 @@
+"""The commands at a site's kit: its process, its rules and its decisions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+from rich.cells import chop_cells
+
+from fednotes.cli.groups import console, say
+from fednotes.cli.server import (
+    START_SECONDS,
+    Kit,
+    begin,
+    end,
+    of_role,
+    process_of,
+    require_sound,
+    require_stopped,
+)
+from fednotes.core.cleaning import clean
+from fednotes.core.errors import ConfigError, FednotesError
+
+if TYPE_CHECKING:
+    from fednotes.rules.approval import Quorum, Signer
+
+site = typer.Typer(help="A site's process, rules and decisions.", no_args_is_help=True)
+
+Job = Annotated[
+    str, typer.Argument(metavar="FINGERPRINT", help="Which job: how its fingerprint begins.")
+]
+
+
+# ---- the site's process ----------------------------------------------------------------------
+
+
+OwnFile = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--site", help="The site's own file; the one that it has if not given."),
+]
+
+
+def _ready(kit: Path, file: Path | None) -> None:
+    """Check a site's kit and file, and take the file over. Raises ConfigError for what is wrong."""
+    from fednotes.jobs.deployed.site_file import install, of_kit
+
+    of_role(kit, "site")
+    rules = f"to change its rules: fednotes site rules {kit} --site FILE"
+    require_stopped(kit, "site", rules if file is not None else "")
+    require_sound(kit, file)
+    if file is not None:
+        install(file, kit)
+    policy = of_kit(kit).policy
+    say(f"rules: sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}")
+
+
+@site.command("run")
+def site_run(kit: Kit, file: OwnFile = None) -> None:
+    """Run the site here until SIGTERM or Ctrl-C: for systemd and containers."""
+    from fednotes.engines.nvflare import processes
+
+    _ready(kit, file)
+    processes.run(kit)
+
+
+@site.command("start")
+def site_start(kit: Kit, file: OwnFile = None) -> None:
+    """Check the site's file, take it over into the kit, and run the site in the background."""
+    _ready(kit, file)
+    begun = begin(kit)
+    say(f"{begun.name} runs (process {begun.pid}); its log: {begun.log}")
+    _say_contact(kit, begun)
+
+
+def _say_contact(kit: Path, begun: Any) -> None:
+    """Wait until the server has let a new process in. Raises FednotesError if it does not."""
+    from fednotes.engines.nvflare import processes
+    from fednotes.jobs.deployed.preflight import reached
+    from fednotes.jobs.deployed.status import await_contact, connection, last_words
+
+    way = reached(kit)
+    if not way.ok:
+        say(f"not connected yet: {way.told}; it goes on trying")
+        say(f"next: fednotes preflight {kit}")
+        return
+    known = await_contact(kit, begun.pid, START_SECONDS)
+    if known is not None and known.refused:
+        processes.stop(kit)
+        raise FednotesError(f"{kit}: the server refuses this site: {known.refused}")
+    if not processes.status(kit).running:
+        raise FednotesError(f"{kit}: the process ended: {last_words(kit)}")
+    say(connection(kit, begun)[1])
+    say(f"next: fednotes site status {kit} shows jobs that wait for approval")
+
+
+@site.command("rules")
+def site_rules(
+    kit: Kit,
+    file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--site", help="A new file of the site; without it, the rules are shown."),
+    ] = None,
+) -> None:
+    """Show a site's file, or put a new one in its place, also while the site runs."""
+    from fednotes.core.settings import read_toml
+    from fednotes.engines.nvflare import processes
+    from fednotes.jobs.deployed.site_file import SITE_FILE, install, of_kit
+    from fednotes.rules.approval import difference
+
+    of_role(kit, "site")
+    if file is None:
+        for line in (of_kit(kit).path).read_text(encoding="utf-8").splitlines():
+            say(line)
+        say(f"next: fednotes site rules {kit} --site FILE puts another in its place")
+        return
+    require_sound(kit, file)
+    path = kit / SITE_FILE
+    before = read_toml(path) if path.exists() else {}
+    install(file, kit)
+    changed = difference(before, read_toml(path))
+    for line in changed:
+        say(f"  {line}")
+    if not changed:
+        say("nothing has changed")
+    elif processes.status(kit).running:
+        say(
+            "[policy] is in force now; all else from the next job on, or when the site is started "
+            "again"
+        )
+    else:
+        say("in force when the site is started")
+    say(f"next: fednotes site status {kit}")
+
+
+@site.command("stop")
+def site_stop(kit: Kit) -> None:
+    """Stop the site; its runs go on when it is started again."""
+    end(kit, "site")
+
+
+@site.command("status")
+def site_status(kit: Kit) -> None:
+    """Whether the site runs and is connected, what it serves, what waits for a decision, and its
+    own scores."""
+    from fednotes.jobs.deployed.site import RESULTS
+    from fednotes.jobs.deployed.status import connection, headline, last_problem, serving
+    from fednotes.rules.guard import approvals_of, ledger_of, named, pending
+
+    found = process_of(kit, "site")
+    up, told = connection(kit, found)
+    if found.running:
+        say(told)
+    for decision in approvals_of(kit).decisions()[-5:]:
+        by = clean(decision.by) + (f", with the key of {decision.person}" * bool(decision.person))
+        key = decision.fingerprint[:12]
+        say(f"job {named(decision.table)} ({key}): {decision.decision} by {by}")
+    say(f"messages that left: {ledger_of(kit).head().lines:,}")
+    for line in serving(kit, found):
+        say(line)
+    for path in sorted((kit / RESULTS).glob("*/scores.json")):
+        say(f"run {path.parent.name}: {headline(path)}; model: {path.parent / 'model'}")
+    problem = last_problem(found.log)
+    if problem is not None:
+        say(f"last problem ({problem.when:%F %H:%M:%S}): {problem.text}")
+    waiting = pending(kit)
+    if waiting:
+        quorum = _quorum(kit)
+        some = _some(quorum, approvals_of(kit, quorum).standing(waiting["table"]).people)
+        key = waiting["fingerprint"][:12]
+        say(f"job {named(waiting['table'])} ({key}) waits for a decision{some and f': {some}'}")
+        say(f"next: fednotes site approve {kit}" + " --key FILE" * bool(quorum.people))
+    elif not found.running:
+        say(f"next: fednotes site start {kit}")
+    elif not up:
+        say(f"next: fednotes preflight {kit}")
+    elif problem is not None and problem.recent:
+        say(f"next: mend the last problem above; more is in {found.log}")
+    else:
+        say("next: nothing to do here")
+
+
+@site.command("forget")
+def site_forget(
+    kit: Kit, run: Annotated[str, typer.Argument(metavar="RUN", help="As `site status` names it.")]
+) -> None:
+    """Delete what this site keeps of a run: journals, states, its model and scores, and the cache
+    of its notes. The ledger and the decisions stay."""
+    from fednotes.jobs.deployed.status import forget
+    from fednotes.rules.guard import ledger_of
+
+    of_role(kit, "site")
+    freed = forget(kit, run)
+    for folder, size in freed.items():
+        say(f"deleted: {folder}, {size:,} bytes")
+    say(f"{sum(freed.values()):,} bytes in all; {ledger_of(kit).path} still says what left")
+    say("should the server ask for this run again, the site begins it anew")
+    say(f"next: fednotes site status {kit}")
+
+
+# ---- decisions -------------------------------------------------------------------------------
+
+
+@site.command("key")
+def site_key(
+    person: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")],
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="A new file; NAME.key if not given."),
+    ] = None,
+    passphrase: Annotated[
+        bool, typer.Option("--passphrase", help="Ask for a passphrase that locks the file.")
+    ] = False,
+) -> None:
+    """Make a key by which one of several people approves jobs; hand it to nobody."""
+    from fednotes.rules.approval import make_key
+
+    path = out or Path(f"{person}.key")
+    words = "Passphrase"
+    secret = typer.prompt(words, hide_input=True, confirmation_prompt=True) if passphrase else ""
+    public = make_key(path, person, secret)
+    say(f"{path}: the key of {person}; keep it where nobody else can read it")
+    say("next: in [policy] of the site's file, with a line for each who may approve:")
+    say("      approvals = 2")
+    say(f'      approvers.{person} = "{public}"')
+
+
+@site.command("approve")
+def site_approve(
+    kit: Kit,
+    job: Job = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    key_file: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--key", metavar="FILE", help="Your key, where the site's rules list keys."),
+    ] = None,
+) -> None:
+    """Show the job that waits, and what changed since the last approved one; say yes to it.
+
+    With a fingerprint: to that job, also where it was rejected before.
+    """
+    from fednotes.rules.guard import approvals_of, job_by, named, pending, settle
+
+    of_role(kit, "site")
+    quorum, waiting = _quorum(kit), pending(kit)
+    if job:
+        key, table = job_by(kit, job)
+    elif waiting is None:
+        raise ConfigError(_nothing_waits(kit))
+    else:
+        key, table = str(waiting["fingerprint"]), dict(waiting["table"])
+    signer = _signer(kit, quorum, key_file)
+    _show_job(kit, table, key, quorum)
+    have = approvals_of(kit, quorum).standing(table).people
+    if signer is not None and signer.person in have:
+        say(f"{signer.person} has approved this job before: {_some(quorum, have)}")
+        return
+    if not yes and not typer.confirm("Approve this job at this site?"):
+        say(f"nothing was decided; to say no: fednotes site reject {kit} {key[:12]}")
+        return
+    settle(kit, table, approve=True, by=account(), quorum=quorum, signer=signer)
+    if have := approvals_of(kit, quorum).standing(table).people:
+        say(f"{named(table)} ({key[:12]}): {_some(quorum, have)}")
+        say(f"next: who is asked: fednotes site approve {kit} {key[:12]} --key FILE")
+        return
+    asked = waiting is not None and waiting["fingerprint"] == key
+    joins = "joins within seconds" if asked else "takes part where a run of it goes on or comes"
+    say(f"approved: {named(table)} ({key[:12]}); this site {joins}")
+    say(f"next: fednotes site status {kit}; to take it back: fednotes site reject {kit} {key[:12]}")
+
+
+@site.command("reject")
+def site_reject(kit: Kit, job: Job = "") -> None:
+    """Say no to the job that waits; without one, take the last approval back.
+
+    With a fingerprint: no to that job. One person's no is enough, and needs no key.
+    """
+    from fednotes.rules.guard import approvals_of, job_by, named, pending, settle
+
+    of_role(kit, "site")
+    quorum, waiting = _quorum(kit), pending(kit)
+    approvals = approvals_of(kit, quorum)
+    last = approvals.last_approved()
+    if job:
+        _, table = job_by(kit, job)
+    elif waiting is not None:
+        table = waiting["table"]
+    elif last is not None:
+        table = dict(last.table)
+    else:
+        raise ConfigError(f"{kit}: no job waits for a decision, and none is approved")
+    before = approvals.status(table)
+    key = settle(kit, table, approve=False, by=account(), quorum=quorum)
+    what = "an approval is taken back" if before == "approved" else "a job that was not approved"
+    say(f"rejected: {named(table)} ({key[:12]}), {what}; this site serves no request of it")
+    if last is not None and last.fingerprint != key:
+        say(f"still approved: {named(last.table)} ({last.fingerprint[:12]})")
+    say(f"next: fednotes site status {kit}; to undo this: fednotes site approve {kit} {key[:12]}")
+
+
+def _nothing_waits(kit: Path) -> str:
+    """Why there is nothing to approve, and what could be meant instead."""
+    from fednotes.rules.guard import approvals_of, named
+
+    past = approvals_of(kit).decisions()
+    if past and past[-1].decision == "rejected":
+        name, key = named(past[-1].table), past[-1].fingerprint[:12]
+        return (
+            f"{kit}: no job waits for a decision; {name} was rejected, which "
+            f"`fednotes site approve {kit} {key}` takes back"
+        )
+    return (
+        f"{kit}: no job waits for a decision; one comes when the admin hands it in and this "
+        f"site runs (fednotes site status {kit})"
+    )
+
+
+def _show_job(kit: Path, table: dict[str, Any], key: str, quorum: Quorum) -> None:
+    """The hash that is approved, then what it is of. Only our own words begin a row."""
+    from fednotes.rules.approval import difference
+    from fednotes.rules.guard import approvals_of, named
+
+    approvals = approvals_of(kit, quorum)
+    last = approvals.last_approved(str(table.get("name"))) or approvals.last_approved()
+    say(f"fingerprint {key}")
+    _rows(f"job {named(table)}")
+    for line in difference({}, table):
+        _rows(f"  {line[2:]}")
+    if last is None:
+        say("no job was approved here before")
+        return
+    changed = difference(last.table, table)
+    _rows(f"changes since {named(last.table)} ({last.fingerprint[:12]}), approved {last.when}:")
+    for line in changed or ("none",):
+        _rows(f"  {line}")
+
+
+def _rows(line: str) -> None:
+    """A line with a job's words. What a terminal would break goes on behind a mark, or a long
+    name could look like a line of ours."""
+    width = max(20, console.width - 8) if console.is_terminal else 10**6
+    for number, row in enumerate(chop_cells(clean(line, None), width)):
+        say(f"      … {row}" if number else row)
+
+
+def _quorum(kit: Path) -> Quorum:
+    from fednotes.engines.nvflare.kit import read_kit
+    from fednotes.jobs.deployed.site_file import policy_of
+
+    return policy_of(kit).quorum(str(read_kit(kit)["name"]))
+
+
+def _signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:
+    """Who approves, where that takes a key. Raises ConfigError for one too few or too many."""
+    from fednotes.rules.approval import Signer, read_key
+
+    if file is None and quorum.people:
+        raise ConfigError(
+            f"{kit}: its rules ask for {quorum.needed} of {', '.join(quorum.people)} to approve, "
+            f"each with their own key: fednotes site approve {kit} --key FILE"
+        )
+    if file is None:
+        return None
+    if not quorum.people:
+        raise ConfigError(f"{kit}: its rules list no approvers: approve without --key")
+    key = read_key(file, lambda: str(typer.prompt("Passphrase", hide_input=True)))
+    return Signer(quorum.person_of(key, file), key)
+
+
+def _some(quorum: Quorum, have: frozenset[str]) -> str:
+    """Who has approved a job that more must approve; empty where nobody has."""
+    rest = [person for person in quorum.people if person not in have]
+    told = f"approved by {', '.join(sorted(have))}; {quorum.needed - len(have)} more of "
+    return f"{told}{', '.join(rest)} must" if have else ""
+
+
+def account() -> str:
+    """Whose account of the system runs this. No variable of the environment can change it;
+    what sudo says in one is told besides."""
+    sudo = os.environ.get("SUDO_UID", "")
+    besides = f"; SUDO_UID is of {_of_user(int(sudo))}" if sudo.isdecimal() else ""
+    return f"{_of_user(os.getuid())}{besides}"
+
+
+def _of_user(number: int) -> str:
+    import pwd  # not on Windows, where no kit runs either
+
+    try:
+        name = pwd.getpwuid(number).pw_name
+    except (KeyError, OverflowError):  # as in many containers
+        name = "no name"
+    return f"{name} (uid {number})"

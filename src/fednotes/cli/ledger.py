@@ -1,0 +1,117 @@
+"""The commands that look at a site's ledger."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from rich.box import SIMPLE
+from rich.table import Table
+from rich.text import Text
+
+from fednotes.cli.groups import console, say
+from fednotes.core.cleaning import NAME, clean
+from fednotes.core.errors import FednotesError
+
+ledger = typer.Typer(help="What left a site.", no_args_is_help=True)
+
+Kit = Annotated[Path, typer.Argument(help="A kit's folder.")]
+
+
+def _ledger(kit: Path) -> Path:
+    from fednotes.engines.nvflare.kit import read_kit
+    from fednotes.rules.guard import ledger_of
+
+    read_kit(kit)
+    return ledger_of(kit).path
+
+
+@ledger.command("verify")
+def ledger_verify(
+    kit: Kit,
+    noted: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="LINES:HASH",
+            help="An end of the ledger that was noted elsewhere: shows one that was written anew.",
+        ),
+    ] = None,
+) -> None:
+    """Whether the ledger is as it was written: no line altered, removed, added or moved."""
+    from fednotes.rules.ledger_check import noted_end, verify
+
+    report = verify(_ledger(kit), noted_end(noted) if noted is not None else None)
+    if not report.ok:
+        raise FednotesError(f"{report}; keep both files as evidence".replace("\n", "; "))
+    for line in str(report).splitlines():
+        say(line)
+    if noted is not None:
+        say("what was noted is in it")
+    if report.head is not None and report.head.lines:
+        end = f"{report.head.lines}:{report.head.hash}"
+        say(f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted {end}")
+
+
+@ledger.command("show")
+def ledger_show(
+    kit: Kit,
+    run: Annotated[Optional[str], typer.Option(help="Of this run alone.")] = None,  # noqa: UP045
+    first: Annotated[int, typer.Option("--first-round", min=0, help="From this round on.")] = 0,
+    last: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--last-round", help="Up to this round."),
+    ] = None,
+    tail: Annotated[int, typer.Option(min=0, help="The last lines alone; 0: all.")] = 20,
+    json_output: Annotated[bool, typer.Option("--json", help="Lines as they are.")] = False,
+) -> None:
+    """What left: when, of which round and task, how many tensors and bytes, under which hash.
+
+    --json adds the name, shape and norm of each tensor.
+    """
+    from fednotes.rules.ledger import show
+
+    every = list(show(_ledger(kit), run=run, first=first, last=last))
+    lines = every[-tail:] if tail else every
+    if json_output:
+        for line in lines:
+            print(json.dumps(line))
+        return
+    for name in dict.fromkeys(line["run"] for line in lines):
+        table = Table(
+            title=Text(f"run {clean(name, NAME)}"),
+            title_justify="left",
+            box=SIMPLE,
+            padding=(0, 1, 0, 0),
+        )
+        for head in ("line", "time", "round", "task", "tensors", "bytes", "SHA-256", ""):
+            right = head in ("line", "round", "tensors", "bytes")
+            whole = head in ("time", "bytes", "SHA-256")
+            table.add_column(
+                head, justify="right" if right else "left", no_wrap=whole, overflow="fold"
+            )
+        for line in lines:
+            if line["run"] != name:
+                continue
+            behind = line.get("update") or line["tensors"]
+            table.add_row(
+                *(f"{line['seq']}", line["time"][5:19].replace("T", " "), f"{line['round']}"),
+                *(
+                    Text(clean(line["task"], NAME)),
+                    f"{len(behind)}",
+                    f"{line['bytes']:,}",
+                    line["sha256"][:8],
+                ),
+                _kind(line),
+            )
+        console.print(table)
+    say(f"{len(lines):,} of {len(every):,} lines; each tensor's name, shape and norm: --json")
+    say(f"next: fednotes ledger verify {kit}")
+
+
+def _kind(line: dict[str, Any]) -> str:
+    """What a line is besides an update in the clear; of a refusal why, where that is known."""
+    if line.get("refusal"):
+        return clean(line.get("reason") or "refusal", NAME)
+    return "masked" if line["masked"] else ""

@@ -1,0 +1,193 @@
+"""A frozen BART from a local directory, one copy of its weights for all models of a process."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fednotes.core.errors import ConfigError, ModelError, nearest
+from fednotes.core.tensors import device_of
+from fednotes.encoders.encoder import FINGERPRINTED, marks_of, positions_of, sub_words
+from fednotes.encoders.frozen import fingerprint, stamp_of
+from fednotes.encoders.pretrained import (
+    check_weights,
+    open_config,
+    open_pretrained,
+    require_complete,
+)
+from fednotes.encoders.prompts import install
+
+TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")  # one of them says the sub-words
+
+
+@dataclass(frozen=True, eq=False)
+class Backbone:
+    """What a BART directory holds, and what the pointer model asks of it.
+
+    model: a `BartModel`, frozen, in eval mode, that takes prompts. It is never run itself:
+    each model runs a `view` of it. prefix, suffix: ids that the tokeniser puts around a text.
+    subwords: the most that one text may have beside them. steps: the most targets the decoder
+    can write. begin, end, pad: ids of the decoder's start, of the end and of padding.
+    """
+
+    model: Any
+    tokenizer: Any
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    subwords: int
+    steps: int
+    begin: int
+    end: int
+    pad: int
+    fingerprint: str
+
+    @property
+    def marks(self) -> tuple[int, int, int]:
+        """The backbone's ids for BEGIN, END and PAD."""
+        return self.begin, self.end, self.pad
+
+    def split(self, words: Sequence[str]) -> list[list[int]]:
+        """The sub-words of each word; none where the tokeniser leaves nothing of it."""
+        return [list(piece.ids) for piece in sub_words(self.tokenizer, [[w] for w in words])]
+
+    def view(self, dropout: float) -> Any:
+        """Modules of one's own on the shared weights, in eval mode; dropout for train mode.
+
+        Copying the modules alone costs milliseconds. Training mode, dropout rates and a
+        replaced part are then each model's own affair.
+        """
+        shared: list[Tensor] = [*self.model.parameters(), *self.model.buffers()]
+        mine = copy.deepcopy(self.model, {id(tensor): tensor for tensor in shared})
+        for module in mine.modules():
+            for name in ("dropout", "activation_dropout"):
+                if isinstance(getattr(module, name, None), float):
+                    setattr(module, name, dropout)
+            if hasattr(module, "layerdrop"):
+                module.layerdrop = 0.0  # it draws random numbers even where nothing is dropped
+        return mine
+
+
+def load_backbone(
+    path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> Backbone:
+    """The backbone of a Hugging Face BART directory, such as facebook/bart-base downloaded.
+
+    Loaded once a process for each device, so simulated sites share it. Reads safetensors
+    alone and fetches nothing. Raises ModelError (no such directory, not a BART, damaged),
+    ConfigError (no such device), MissingExtra.
+    """
+    directory = Path(path).expanduser().resolve()
+    if not directory.is_dir():
+        raise ModelError(
+            f"backbone {str(path)!r}: no such directory; give a Hugging Face BART directory "
+            "(facebook/bart-base, downloaded) or make one with 'fednotes backbone graft'"
+        )
+    return _load(directory, str(torch.device(device)), dtype, stamp_of(directory))
+
+
+@lru_cache(maxsize=4)
+def _load(
+    directory: Path, device: str, dtype: torch.dtype, stamp: tuple[tuple[str, int, int], ...]
+) -> Backbone:
+    """`stamp` makes a directory that changed on disk a new one."""
+    check_weights(directory)
+    if not any((directory / name).is_file() for name in TOKENIZERS):
+        raise ModelError(f"{directory}: no tokeniser beside config.json (tokenizer.json)")
+    tokenizer, model = _open(directory, dtype)
+    model = model.to(device_of(device)).eval().requires_grad_(False)
+    set_layer_norm_eps(model)
+    install(model)
+    prefix, suffix = marks_of(tokenizer)
+    config = model.config
+    begin = config.decoder_start_token_id
+    begin = config.bos_token_id if begin is None else begin
+    marks = {"begin": begin, "end": config.eos_token_id, "pad": config.pad_token_id}
+    for name, value in marks.items():
+        if value is None or not 0 <= value < config.vocab_size:
+            raise ModelError(f"{directory}: config.json names no usable {name} token")
+    subwords = positions_of(tokenizer, model) - len(prefix) - len(suffix)
+    steps = int(config.max_position_embeddings)
+    if subwords < 1 or steps < 4:
+        raise ModelError(f"{directory}: the model has no room for a word beside its marks")
+    files = {file for form in FINGERPRINTED for file in directory.glob(form)}
+    digest = fingerprint(files, kind="bart", version=1)
+    return Backbone(
+        model, tokenizer, tuple(prefix), tuple(suffix), subwords, steps, **marks, fingerprint=digest
+    )
+
+
+def _open(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Tokeniser and model. Quiet, local, and complete: no weight may be left to chance."""
+    kind = open_config(directory).model_type
+    if kind != "bart":
+        raise ModelError(
+            f"{directory}: is a model of the kind {kind!r}; the pointer model needs a BART "
+            "('fednotes backbone graft' makes one of a BERT)"
+        )
+    tokenizer, model, missing = open_pretrained(directory, "BartModel", dtype=dtype)
+    require_complete(directory, missing)
+    return tokenizer, model
+
+
+def set_layer_norm_eps(model: Any) -> None:
+    """Give every LayerNorm the epsilon that config.json names as "layer_norm_eps", if it does.
+
+    To be called after loading a grafted directory. Nothing happens to a published BART, whose
+    configuration names none.
+    """
+    eps = getattr(model.config, "layer_norm_eps", None)
+    if eps is None:
+        return
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = float(eps)
+
+
+def words_of(label: str) -> str:
+    """A type's name as words: parted at "_" and capitals, lower case; "ADR" stays one."""
+    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\d_A-Z]+|\d+", label)
+    return " ".join(parts).lower() or label
+
+
+def fixed_rows(backbone: Backbone, types: Sequence[str], label_words: Mapping[str, str]) -> Tensor:
+    """(3 + types, width) embeddings of BEGIN, END, PAD and the types: copies, none trained.
+
+    label_words: type → words, instead of the type's own name. A type's row is the mean over
+    its words' sub-words. Raises ConfigError for words of no type or alike for two.
+    """
+    for label in label_words:
+        if label not in types:
+            raise ConfigError(f"label_words: unknown type {label!r}; {nearest(label, types)}")
+    table = backbone.model.get_input_embeddings()
+    words = {label: label_words.get(label) or words_of(label) for label in types}
+    rows = [table(torch.tensor([i], device=table.weight.device)) for i in backbone.marks]
+    seen: dict[tuple[int, ...], str] = {}
+    for label, text in words.items():
+        ids = [i for word in backbone.split(text.split()) for i in word]
+        other = seen.setdefault(tuple(sorted(ids)), label)
+        if not ids or other != label:
+            reason = f"cannot be told from {other!r}" if ids else "has no sub-words"
+            raise ConfigError(
+                f"type {label!r} ({text!r}) {reason} in the backbone's vocabulary: "
+                "give it other words in label_words"
+            )
+        rows.append(table(torch.tensor(ids, device=table.weight.device)).mean(0, keepdim=True))
+    return torch.cat(rows).clone()
+
+
+def own_cross_attentions(view: Any) -> list[nn.Module]:
+    """A view's cross-attentions with parameters of their own, to be trained."""
+    attentions = [layer.encoder_attn for layer in view.decoder.layers]
+    for attention in attentions:
+        for module in attention.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(parameter.detach().clone()))
+    return attentions

@@ -1,0 +1,355 @@
+"""ELMo from its published files: options JSON and weights HDF5.
+
+    M. E. Peters, M. Neumann, M. Iyyer, M. Gardner, C. Clark, K. Lee, L. Zettlemoyer:
+    Deep contextualized word representations. NAACL 2018.
+
+    word ─ 50 byte ids ─ embedding (16) ─ CNN, max over positions, ReLU (2048)
+         ─ 2 highway layers ─ projection (512) ────────────────────────── layer 0 (twice)
+         ─ LSTM 4096 → 512, forward | backward ────────────────────────── layer 1
+         ─ LSTM 4096 → 512, forward | backward, plus its own input ────── layer 2
+
+The sizes stand in the options file; the published ones are in brackets. Every sentence
+starts from a zero state: the published program carries the state from one batch to the
+next, which makes a note's vectors depend on other notes. Datasets of the weights file:
+
+    char_embed (261, 16) │ CNN/W_cnn_i (1, width, 16, filters), b_cnn_i
+    CNN_high_k/W_carry, b_carry, W_transform, b_transform │ CNN_proj/W_proj, b_proj
+    RNN_d/RNN/MultiRNNCell/Cell_l/LSTMCell/W_0 (input + state, 4 * cell), B, W_P_0 (cell, state)
+
+with d = 0 forward, 1 backward; the gates in W_0 and B lie in the order input, candidate,
+forget, output, and the forget gate has 1 added to its bias at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fednotes.core.errors import MissingExtra, ModelError
+from fednotes.core.parsing import read_json
+from fednotes.encoders.frozen import fingerprint, length_batches, to_half
+
+# Byte values take 0-255. In memory every id is one higher, and 0 is "no word at all".
+BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 256, 257, 258, 259, 260
+CHARACTERS = 261
+
+BUDGET = 2048  # words (with padding) of one LSTM batch: 128 MB of gates at the published size
+ROWS = 128
+WORDS = 256  # words of one CNN batch
+
+Activation = {"relu": torch.relu, "tanh": torch.tanh}
+
+
+def find_files(directory: Path) -> tuple[Path, Path] | None:
+    """The options and weights file in a directory; None where there are none of them.
+
+    Raises ModelError where only one of the two is there, or several.
+    """
+    options = sorted(directory.glob("*options.json"))
+    weights = sorted(directory.glob("*weights.hdf5")) or sorted(directory.glob("*.hdf5"))
+    if not options and not weights:
+        return None
+    if len(options) != 1 or len(weights) != 1:
+        raise ModelError(
+            f"{directory}: ELMo needs one file …options.json and one …weights.hdf5, "
+            f"there are {len(options)} and {len(weights)}"
+        )
+    return options[0], weights[0]
+
+
+def character_ids(word: str | int, length: int = 50) -> np.ndarray:
+    """One word, or one of BEGIN_SENTENCE and END_SENTENCE, → (length,) int64 ids + 1.
+
+    UTF-8 bytes between begin-of-word and end-of-word, cut to `length`, then padding.
+    """
+    inner = [word] if isinstance(word, int) else list(word.encode("utf-8", "ignore"))
+    ids = [BEGIN_WORD, *inner[: length - 2], END_WORD]
+    return np.array(ids + [PADDING] * (length - len(ids)), dtype=np.int64) + 1
+
+
+@dataclass(frozen=True)
+class _Config:
+    """What the options file says."""
+
+    filters: tuple[tuple[int, int], ...]
+    activation: str
+    embedding: int
+    characters: int
+    highways: int
+    cell: int
+    state: int
+    layers: int
+    cell_clip: float | None
+    state_clip: float | None
+    skip: bool
+
+    @classmethod
+    def read(cls, path: Path) -> _Config:
+        try:
+            options = read_json(path, strict=False)
+            cnn, lstm = options["char_cnn"], options["lstm"]
+            config = cls(
+                filters=tuple((int(width), int(n)) for width, n in cnn["filters"]),
+                activation=str(cnn["activation"]),
+                embedding=int(cnn["embedding"]["dim"]),
+                characters=int(cnn["max_characters_per_token"]),
+                highways=int(cnn.get("n_highway") or 0),
+                cell=int(lstm["dim"]),
+                state=int(lstm["projection_dim"]),
+                layers=int(lstm.get("n_layers", 1)),
+                cell_clip=lstm.get("cell_clip") or None,
+                state_clip=lstm.get("proj_clip") or None,
+                skip=bool(lstm["use_skip_connections"]),
+            )
+        except OSError as error:
+            raise ModelError(f"{path}: {error.strerror}") from error
+        except KeyError as error:
+            raise ModelError(f"{path}: not ELMo options, {error} is missing") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ModelError(f"{path}: not ELMo options: {error}") from error
+        if config.activation not in Activation:
+            raise ModelError(f"{path}: activation {config.activation!r} is not relu or tanh")
+        widest = max((width for width, _ in config.filters), default=0)
+        if not 1 <= widest <= config.characters or config.layers < 1 or config.characters < 3:
+            raise ModelError(f"{path}: impossible sizes of filters, layers or words")
+        return config
+
+
+class _Weights:
+    """Named arrays of an HDF5 file, each checked against the shape that it must have."""
+
+    def __init__(self, path: Path, dtype: torch.dtype, device: str) -> None:
+        try:
+            import h5py
+        except ImportError:
+            raise MissingExtra("h5py", "elmo") from None
+        self.path, self._dtype, self._device = path, dtype, device
+        try:
+            self._file = h5py.File(path, "r")
+        except OSError as error:
+            raise ModelError(f"{path}: not a readable HDF5 file; fetch it again") from error
+
+    def __enter__(self) -> _Weights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __call__(self, name: str, *shape: int | None) -> Tensor:
+        """The dataset as a tensor; None in shape fits any size."""
+        try:
+            array = np.asarray(self._file[name])
+        except (KeyError, TypeError, OSError) as error:
+            raise ModelError(f"{self.path}: no readable dataset {name!r}") from error
+        fits = array.ndim == len(shape) and all(
+            want in (None, have) for want, have in zip(shape, array.shape, strict=True)
+        )
+        if not fits:
+            wanted = tuple("any" if size is None else size for size in shape)
+            raise ModelError(
+                f"{self.path}: {name!r} has shape {array.shape}, the options say {wanted}"
+            )
+        if array.dtype.kind != "f" or not np.isfinite(array).all():
+            raise ModelError(f"{self.path}: {name!r} holds values that are not finite numbers")
+        return torch.from_numpy(array).to(self._device, self._dtype)
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One LSTM of one direction; `project` is None where cell and state have one size."""
+
+    inputs: Tensor  # (input, 4 * cell)
+    recurrent: Tensor  # (state, 4 * cell)
+    bias: Tensor  # (4 * cell,), forget bias + 1 included
+    project: Tensor | None  # (cell, state)
+    cell_clip: float | None
+    state_clip: float | None
+
+    def run(self, words: Tensor) -> Tensor:
+        """(batch, length, input) → (batch, length, state), from a zero state."""
+        batch, length, _ = words.shape
+        # All inputs in one product; only the recurrent half has to wait for its step.
+        gates = (words.flatten(0, 1) @ self.inputs + self.bias).view(batch, length, -1)
+        state = words.new_zeros(batch, self.recurrent.shape[0])
+        memory = words.new_zeros(batch, self.recurrent.shape[1] // 4)
+        states = []
+        for step in range(length):
+            now = torch.addmm(gates[:, step], state, self.recurrent)  # (batch, 4 * cell)
+            enter, candidate, forget, leave = now.chunk(4, 1)
+            memory = enter.sigmoid() * candidate.tanh() + forget.sigmoid() * memory
+            if self.cell_clip:
+                memory = memory.clamp(-self.cell_clip, self.cell_clip)
+            state = leave.sigmoid() * memory.tanh()
+            if self.project is not None:
+                state = state @ self.project
+                if self.state_clip:
+                    state = state.clamp(-self.state_clip, self.state_clip)
+            states.append(state)
+        return torch.stack(states, 1)
+
+
+class Elmo:
+    """The frozen bidirectional language model; `encode` gives all its layers.
+
+    options, weights: the two published files. dtype: of the computation.
+    Raises ModelError where a file is damaged or the two do not fit, MissingExtra without h5py.
+    """
+
+    def __init__(
+        self,
+        options: Path,
+        weights: Path,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self._source = weights
+        self._device = device
+        self.config = config = _Config.read(options)
+        self.layers = config.layers + 1
+        self.dim = 2 * config.state
+        with _Weights(weights, dtype, device) as read:
+            table = read("char_embed", None, config.embedding)
+            if len(table) < CHARACTERS:
+                raise ModelError(
+                    f"{weights}: 'char_embed' has {len(table)} characters of {CHARACTERS}"
+                )
+            self._table = torch.cat([table.new_zeros(1, config.embedding), table])
+            self._filters = _read_filters(read, config)
+            self._highways = _read_highways(read, config)
+            self._project = _read_projection(read, config)
+            self._cells = [
+                [_read_cell(read, config, way, layer) for layer in range(config.layers)]
+                for way in range(2)
+            ]
+        # Now, not when it is asked for: the files may have changed by then.
+        self.fingerprint = fingerprint((options, weights), kind="elmo", version=1)
+
+    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
+        """Words of each sentence → (sum of words, layers, 2 * state) float16."""
+        return to_half(self.hidden(sentences), self._source)
+
+    @torch.inference_mode()
+    def hidden(self, sentences: Sequence[Sequence[str]]) -> Tensor:
+        """As `encode`, in the precision of the computation, on the CPU."""
+        ids: dict[str | int, int] = {BEGIN_SENTENCE: 0, END_SENTENCE: 1}
+        rows = [[ids.setdefault(word, len(ids)) for word in words] for words in sentences]
+        vectors = self._embed(list(ids))  # (unique words, state)
+        lengths = [len(row) for row in rows]
+        starts = np.cumsum([0, *lengths])
+        out = torch.zeros(int(starts[-1]), self.layers, self.dim, dtype=vectors.dtype)
+        for batch in length_batches([n + 2 for n in lengths], BUDGET, ROWS):
+            chosen = [i for i in batch if lengths[i]]
+            if not chosen:
+                continue
+            longest = max(lengths[i] for i in chosen) + 2
+            index = torch.zeros(len(chosen), longest, dtype=torch.long)
+            for row, i in enumerate(chosen):
+                index[row, : lengths[i] + 2] = torch.tensor([0, *rows[i], 1])
+            sizes = torch.tensor([lengths[i] + 2 for i in chosen])
+            states = self._contextual(vectors, index, sizes).cpu()
+            for row, i in enumerate(chosen):
+                out[starts[i] : starts[i + 1]] = states[row, 1 : lengths[i] + 1]
+        return out
+
+    def _embed(self, words: list[str | int]) -> Tensor:
+        """Unique words → (words, state): what the CNN sees in their characters."""
+        parts = []
+        for first in range(0, len(words), WORDS):
+            ids = np.stack(
+                [character_ids(w, self.config.characters) for w in words[first : first + WORDS]]
+            )
+            seen = self._table[torch.from_numpy(ids).to(self._device)]  # (words, 50, embedding)
+            parts.append(self._words(seen.transpose(1, 2)))
+        return torch.cat(parts)
+
+    def _words(self, characters: Tensor) -> Tensor:
+        """(words, embedding, characters) → (words, state)."""
+        activation = Activation[self.config.activation]
+        word = torch.cat(
+            [activation(functional.conv1d(characters, w, b).amax(2)) for w, b in self._filters], 1
+        )  # (words, filters)
+        for carry, carry_bias, transform, transform_bias in self._highways:
+            gate = (word @ carry + carry_bias).sigmoid()
+            word = gate * (word @ transform + transform_bias).relu() + (1 - gate) * word
+        if self._project is not None:
+            word = word @ self._project[0] + self._project[1]
+        return word
+
+    def _contextual(self, vectors: Tensor, index: Tensor, sizes: Tensor) -> Tensor:
+        """Word numbers (batch, length) → (batch, length, layers, 2 * state).
+
+        The backward direction reads each sentence turned round within its own length, so
+        that in both directions padding comes after everything it could disturb.
+        """
+        positions = torch.arange(index.shape[1])
+        turned = sizes[:, None] - 1 - positions  # (batch, length)
+        turn = torch.where(turned >= 0, turned, positions)
+        batch = torch.arange(len(index))[:, None]
+        ways = []
+        for way, order in enumerate((positions.expand_as(turn), turn)):
+            current = vectors[index[batch, order].to(self._device)]  # (batch, length, state)
+            layers = [current]
+            for number, cell in enumerate(self._cells[way]):
+                after = cell.run(current)
+                current = after + current if number and self.config.skip else after
+                layers.append(current)
+            states = torch.stack(layers, 2)  # (batch, length, layers, state)
+            ways.append(states[batch.to(self._device), order.to(self._device)])
+        return torch.cat(ways, 3)
+
+
+def _read_filters(read: _Weights, config: _Config) -> list[tuple[Tensor, Tensor]]:
+    """Weights (filters, embedding, width) and bias of each width."""
+    return [
+        (
+            read(f"CNN/W_cnn_{i}", 1, width, config.embedding, n)[0].permute(2, 1, 0).contiguous(),
+            read(f"CNN/b_cnn_{i}", n),
+        )
+        for i, (width, n) in enumerate(config.filters)
+    ]
+
+
+def _read_highways(read: _Weights, config: _Config) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Carry weights and bias, transform weights and bias of each highway layer."""
+    n = sum(count for _, count in config.filters)
+    return [
+        (
+            read(f"CNN_high_{k}/W_carry", n, n),
+            read(f"CNN_high_{k}/b_carry", n),
+            read(f"CNN_high_{k}/W_transform", n, n),
+            read(f"CNN_high_{k}/b_transform", n),
+        )
+        for k in range(config.highways)
+    ]
+
+
+def _read_projection(read: _Weights, config: _Config) -> tuple[Tensor, Tensor] | None:
+    """Filters → state; the files have none where the two are of one size."""
+    n = sum(count for _, count in config.filters)
+    if n == config.state:
+        return None
+    return read("CNN_proj/W_proj", n, config.state), read("CNN_proj/b_proj", config.state)
+
+
+def _read_cell(read: _Weights, config: _Config, way: int, layer: int) -> _Cell:
+    """One LSTM; every layer's input has the size of the state."""
+    name = f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
+    weights = read(f"{name}/W_0", 2 * config.state, 4 * config.cell)
+    bias: Any = read(f"{name}/B", 4 * config.cell).clone()
+    bias[2 * config.cell : 3 * config.cell] += 1  # forget gate
+    projected = config.state < config.cell
+    return _Cell(
+        inputs=weights[: config.state].contiguous(),
+        recurrent=weights[config.state :].contiguous(),
+        bias=bias,
+        project=read(f"{name}/W_P_0", config.cell, config.state) if projected else None,
+        cell_clip=config.cell_clip,
+        state_clip=config.state_clip,
+    )

@@ -1,0 +1,345 @@
+"""Frozen contextual features: an encoder's vectors, computed once per corpus.
+
+A frozen encoder gives the same vectors in every epoch, so a site computes them once and
+keeps them in a float16 file that is mapped into memory, not read into it:
+
+    <cache>/features/<key>.npy    (tokens, layers, dim) float16, complete
+    <cache>/features/<key>.part   the same file while it is being computed
+    <cache>/features/<key>.json   shape and number of chunks done: where to go on after a kill
+
+`key` is a SHA-256 over the encoder's fingerprint and the corpus, so a changed weight, pooling
+or note never meets an old file. Features derive from notes and text can be recovered from
+them in part: they are as sensitive as the notes. The folder is closed to other users (mode
+0700), names are hashes, nothing in it is text, and `clear_cache` removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from fednotes.core.errors import FednotesError
+from fednotes.core.parsing import read_json
+from fednotes.encoders.frozen import FrozenEncoder, load_encoder
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there two processes must not fill one cache at once
+    fcntl = None  # type: ignore[assignment]
+
+CHUNK = 256  # sentences between two marks of progress; part of the key, because the
+#              composition of a batch moves the last bits of a result
+VERSION = 1
+
+Progress = Callable[[int, int], None]
+
+__all__ = ["FrozenEncoder", "cached_features", "clear_cache", "default_cache", "load_encoder"]
+
+
+def cached_features(
+    encoder: FrozenEncoder,
+    forms: Sequence[str],
+    form: np.ndarray,
+    bounds: np.ndarray,
+    cache: Path | None,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """The encoder's vectors of every token of a corpus: (tokens, layers, dim) float16, read-only.
+
+    forms: unique word forms. form: (tokens,) index into forms. bounds: (sentences + 1,);
+    tokens of sentence s are bounds[s]:bounds[s+1]. Equal sentences are computed once.
+    cache: the folder to keep the vectors in (see the module); None computes them in memory,
+    bit for bit the same. Work goes on where a killed run stopped. Two processes that want
+    the same vectors wait for each other.
+    progress: called with (unique sentences done, all of them), at the start and after each
+    chunk, when its vectors are safe on disk.
+
+    Raises FednotesError where the cache cannot be written; the partial file is then removed.
+    """
+    sentences = _Sentences.of(form, bounds)
+    shape = (len(form), encoder.layers, encoder.dim)
+    if cache is None or not shape[0]:
+        features = np.zeros(shape, np.float16)
+        for first, vectors in _chunks(encoder, forms, sentences, 0, progress):
+            for token, part in _places(sentences, first, vectors):
+                features[token : token + len(part)] = part
+        features.flags.writeable = False
+        return features
+    store = _Store.open(Path(cache), _key(encoder, forms, form, bounds), shape)
+    while (ready := store.ready()) is None:
+        with store.locked() as file:
+            if file is not None:
+                _fill(store, file, encoder, forms, sentences, progress)
+    return ready
+
+
+def default_cache() -> Path:
+    """$FEDNOTES_CACHE, or ~/.cache/fednotes."""
+    return Path(os.environ.get("FEDNOTES_CACHE") or "~/.cache/fednotes").expanduser()
+
+
+def clear_cache(cache: Path) -> int:
+    """Remove the feature files of this cache folder, and nothing else: bytes freed.
+
+    Files that a running job is writing are left to it.
+    """
+    folder, freed = Path(cache) / "features", 0
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    ours = [f for f in files if re.fullmatch(r"[0-9a-f]{64}\.(npy|part|json|json\.tmp)", f.name)]
+    busy = {file.stem for file in ours if file.suffix == ".part" and _is_locked(file)}
+    for file in ours:
+        if file.name[:64] in busy:
+            continue
+        try:
+            size = file.stat().st_size
+            file.unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise FednotesError(f"cannot remove {file}: {error.strerror}") from error
+        freed += size
+    return freed
+
+
+def _is_locked(file: Path) -> bool:
+    """Whether another process writes to it."""
+    if fcntl is not None:
+        try:
+            with file.open("rb") as opened:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # gone meanwhile
+            pass
+    return False
+
+
+@dataclass(frozen=True)
+class _Sentences:
+    """The unique sentences of a corpus, in order of first appearance."""
+
+    words: tuple[np.ndarray, ...]  # form ids of each
+    starts: tuple[tuple[int, ...], ...]  # first token of every copy of each
+
+    @classmethod
+    def of(cls, form: np.ndarray, bounds: np.ndarray) -> _Sentences:
+        copies: dict[bytes, list[int]] = {}
+        words: list[np.ndarray] = []
+        for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            if start == end:
+                continue
+            sentence = form[start:end]
+            known = copies.setdefault(sentence.tobytes(), [])
+            if not known:
+                words.append(sentence)
+            known.append(start)
+        return cls(tuple(words), tuple(map(tuple, copies.values())))
+
+
+def _chunks(
+    encoder: FrozenEncoder,
+    forms: Sequence[str],
+    sentences: _Sentences,
+    done: int,
+    progress: Progress | None,
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(number of the first sentence, vectors) for each chunk from `done` on.
+
+    Progress is told at the start, and then when the consumer comes back for the next chunk,
+    because the last one is then kept.
+    """
+    total = len(sentences.words)
+    if progress is not None:
+        progress(min(done, total), total)
+    for first in range(done, total, CHUNK):
+        ids = sentences.words[first : first + CHUNK]
+        yield first, encoder.encode([[forms[i] for i in words] for words in ids])
+        if progress is not None:
+            progress(min(first + CHUNK, total), total)
+
+
+def _places(
+    sentences: _Sentences, first: int, vectors: np.ndarray
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(token, vectors) for every copy of every sentence of a chunk."""
+    at, number = 0, first
+    while at < len(vectors):
+        length = len(sentences.words[number])
+        for token in sentences.starts[number]:
+            yield token, vectors[at : at + length]
+        at, number = at + length, number + 1
+
+
+def _fill(
+    store: _Store,
+    file: IO[bytes],
+    encoder: FrozenEncoder,
+    forms: Sequence[str],
+    sentences: _Sentences,
+    progress: Progress | None,
+) -> None:
+    """Compute what is missing, mark each chunk once it is on disk, then name the file."""
+    with store.writing():
+        done = store.resume(file)
+    row = store.size // store.shape[0]  # bytes of one token
+    for first, vectors in _chunks(encoder, forms, sentences, done, progress):
+        with store.writing():
+            for token, part in _places(sentences, first, vectors):
+                file.seek(len(store.header) + token * row)
+                file.write(np.ascontiguousarray(part, dtype="<f2").data)
+            file.flush()
+            os.fsync(file.fileno())
+            store.mark(first + CHUNK)
+    with store.writing():
+        os.replace(store.part, store.data)
+
+
+def _key(encoder: FrozenEncoder, forms: Sequence[str], form: np.ndarray, bounds: np.ndarray) -> str:
+    """SHA-256 over the encoder, the layout and the corpus."""
+    whole = hashlib.sha256(f"{VERSION} {CHUNK}\0{encoder.fingerprint}\0".encode())
+    for word in forms:
+        data = word.encode("utf-8", "surrogatepass")
+        whole.update(len(data).to_bytes(4, "little") + data)
+    for array in (form, bounds):
+        whole.update(b"\0" + np.ascontiguousarray(array, dtype="<i8").tobytes())
+    return whole.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Store:
+    """The files of one key. Plain writes, not a writable map: a full disk then raises."""
+
+    folder: Path
+    key: str
+    shape: tuple[int, int, int]
+    header: bytes
+
+    @classmethod
+    def open(cls, cache: Path, key: str, shape: tuple[int, int, int]) -> _Store:
+        folder = cache / "features"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if stat.S_IMODE(folder.stat().st_mode) & 0o077:
+                folder.chmod(0o700)
+        except OSError as error:
+            raise FednotesError(
+                f"cannot use the feature cache {folder}: {error.strerror or error}; "
+                "set FEDNOTES_CACHE to a folder of your own"
+            ) from error
+        header = io.BytesIO()
+        layout = {"descr": "<f2", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, layout)
+        return cls(folder, key, shape, header.getvalue())
+
+    @property
+    def data(self) -> Path:
+        return self.folder / f"{self.key}.npy"
+
+    @property
+    def part(self) -> Path:
+        return self.folder / f"{self.key}.part"
+
+    @property
+    def meta(self) -> Path:
+        return self.folder / f"{self.key}.json"
+
+    @property
+    def size(self) -> int:
+        """Size of the vectors."""
+        return 2 * self.shape[0] * self.shape[1] * self.shape[2]
+
+    def ready(self) -> np.ndarray | None:
+        """The complete file, mapped; None where it is absent or damaged (then removed)."""
+        try:
+            with self.data.open("rb") as file:
+                whole = self._whole(file)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise FednotesError(f"cannot read {self.data}: {error.strerror}") from error
+        if not whole:
+            self.discard()
+            return None
+        return np.memmap(self.data, np.dtype("<f2"), "r", len(self.header), self.shape)
+
+    def _whole(self, file: IO[bytes]) -> bool:
+        file.seek(0)
+        size = os.fstat(file.fileno()).st_size
+        return file.read(len(self.header)) == self.header and size == len(self.header) + self.size
+
+    @contextmanager
+    def locked(self) -> Iterator[IO[bytes] | None]:
+        """The part file, ours alone; None where another process finished it meanwhile."""
+        with self.writing():
+            descriptor = os.open(self.part, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+b") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                same = os.path.samestat(os.fstat(file.fileno()), self.part.stat())
+            except FileNotFoundError:
+                same = False
+            # A process that waited here may have opened a new part beside the finished file.
+            if same and self.data.exists():
+                self.part.unlink()
+                same = False
+            yield file if same else None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Where the disk fails: nothing half-written stays, and the user hears it plainly."""
+        try:
+            yield
+        except OSError as error:
+            self.discard()
+            raise FednotesError(
+                f"cannot write {self.size / 1e6:.0f} MB of features to {self.folder}: "
+                f"{error.strerror or error}; free some space, or set FEDNOTES_CACHE to "
+                "another folder"
+            ) from error
+
+    def resume(self, file: IO[bytes]) -> int:
+        """Sentences done already; 0 after laying out a new file of full size."""
+        if self._whole(file):
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                return int(read_json(self.meta)["done"])
+        self.mark(0)
+        file.truncate(0)
+        file.seek(0)
+        file.write(self.header)
+        file.flush()
+        whole = len(self.header) + self.size
+        if hasattr(os, "posix_fallocate"):  # a full disk shows now, not after an hour
+            try:
+                os.posix_fallocate(file.fileno(), 0, whole)
+            except OSError as error:  # some file systems cannot reserve: writing will tell
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise
+        file.truncate(whole)
+        return 0
+
+    def mark(self, done: int) -> None:
+        """Write down, at once or not at all, how many sentences are safe on disk."""
+        meta = {"version": VERSION, "shape": self.shape, "dtype": "float16", "done": done}
+        temporary = self.meta.with_suffix(".json.tmp")
+        temporary.touch(mode=0o600)
+        temporary.write_text(json.dumps(meta))
+        os.replace(temporary, self.meta)
+
+    def discard(self) -> None:
+        """Remove what there is of this key."""
+        for file in (self.data, self.part, self.meta, self.meta.with_suffix(".json.tmp")):
+            with suppress(OSError):
+                file.unlink(missing_ok=True)

@@ -1,0 +1,234 @@
+"""Tokens → training sequences, as the original BERT makes them (Devlin et al. 2018, A.2).
+
+    pairs     [CLS] A [SEP] B [SEP]; B follows A, or in half of the pairs comes from elsewhere
+    full      [CLS] S [SEP] S [SEP] …; sentences in order until the sequence is full, no pairs
+
+A plan says which stretches of the corpus make up which sequence: four numbers a sequence, so
+a corpus of any size can be planned; `gather` then makes a batch. A plan depends on the
+corpus, the seed and the epoch only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.seeds import rng_of
+from fednotes.encoders.token_cache import Tokens
+
+SHORT = 0.1  # share of pairs that are made short on purpose, as in the original
+_TRIES = 10  # to find another document than A's, as in the original
+
+
+@dataclass(frozen=True, slots=True)
+class Specials:
+    """Ids that are no words. `others` are such ids besides the four, [UNK] not among them."""
+
+    cls: int
+    sep: int
+    mask: int
+    pad: int
+    others: tuple[int, ...] = ()
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Every one of them, once, in order."""
+        return tuple(sorted({self.cls, self.sep, self.mask, self.pad, *self.others}))
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which tokens make up each sequence.
+
+    stretches: (stretches, 2) int64, half-open, in the corpus' ids; each is followed by [SEP].
+    bounds: (sequences + 1,) int64 bounds in `stretches`.
+    random_next: (sequences,) bool, whether B is no continuation of A; None without pairs.
+    length: tokens of a sequence at most, special ones included.
+    """
+
+    stretches: np.ndarray
+    bounds: np.ndarray
+    random_next: np.ndarray | None
+    length: int
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """A batch. ids, segments: (batch, longest) int64; segments are 1 in B, else 0.
+
+    lengths: (batch,) int64, tokens before the padding. random_next: (batch,) int64, 1 where B
+    is random, BERT's label of next-sentence prediction; None without pairs.
+    """
+
+    ids: np.ndarray
+    segments: np.ndarray
+    lengths: np.ndarray
+    random_next: np.ndarray | None
+
+
+def _pieces(tokens: Tokens, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sentences cut so that none is longer: bounds in the ids, and documents' bounds in them.
+
+    A sentence too long for a sequence (a table, a note without a full stop) is cut into parts
+    of `longest` tokens and a rest, so that its parts fill sequences and nothing of it is lost.
+    """
+    if len(tokens.ids) == 0 or len(tokens.documents) < 2:
+        raise DataError("the corpus holds no token: give notes with text")
+    starts, ends = np.asarray(tokens.sentences[:-1]), np.asarray(tokens.sentences[1:])
+    counts = -(-(ends - starts) // longest)  # (sentences,)
+    first = np.concatenate(([0], np.cumsum(counts)))
+    owner = np.repeat(np.arange(len(counts)), counts)
+    number = np.arange(first[-1]) - first[owner]
+    cuts = starts[owner] + number * longest
+    return np.append(cuts, ends[-1]), first[np.asarray(tokens.documents)]
+
+
+def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
+    """Sequences of whole sentences, documents in a random order; no next-sentence prediction.
+
+    Every token of the corpus stands in exactly one sequence. A sequence goes on in the next
+    document where there is room, with a [SEP] between the two.
+    """
+    if length < 3:
+        raise ConfigError(f"sequences of {length} tokens hold no text: ask for at least 3")
+    room = length - 2
+    bounds, documents = _pieces(tokens, room)
+    order = rng_of(seed, "pack-full", epoch).permutation(len(documents) - 1)
+    cuts = bounds.tolist()
+    stretches: list[tuple[int, int]] = []
+    sequences = [0]
+    used = 1  # [CLS]
+    for document in order.tolist():
+        start = cuts[documents[document]]
+        end = start
+        if used + 2 > length:
+            sequences.append(len(stretches))
+            used = 1
+        for piece in range(documents[document], documents[document + 1]):
+            after = cuts[piece + 1]
+            if used + after - start + 1 > length:
+                if end > start:
+                    stretches.append((start, end))
+                if len(stretches) > sequences[-1]:
+                    sequences.append(len(stretches))
+                start, used = end, 1
+            end = after
+        stretches.append((start, end))
+        used += end - start + 1
+    sequences.append(len(stretches))
+    return Plan(np.array(stretches, np.int64), np.array(sequences, np.int64), None, length)
+
+
+def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
+    """Pairs for next-sentence prediction, by the original's rule (`create_pretraining_data.py`).
+
+    Sentences of a document are taken up to a target length (a tenth of the pairs gets a
+    shorter one); A is a random number of them; with probability 1/2, or if there is only
+    one, B comes from a random place of another document, else it is the rest. What a random B
+    leaves over of the document is taken up again. A pair that is too long loses tokens of its
+    longer half at either end. The one difference: sentences longer than half a sequence are
+    cut first, where the original would throw the most of them away.
+    """
+    if length < 5:
+        raise ConfigError(f"pairs of {length} tokens hold no text: ask for at least 5")
+    room = length - 3
+    bounds, documents = _pieces(tokens, (room + 1) // 2)
+    rng = rng_of(seed, "pack-pairs", epoch)
+    cuts, docs = bounds.tolist(), documents.tolist()
+    pairs: list[tuple[int, int, int, int]] = []
+    labels: list[bool] = []
+    for document in rng.permutation(len(docs) - 1).tolist():
+        _document_pairs(document, cuts, docs, room, rng, pairs, labels)
+    order = rng.permutation(len(pairs))
+    stretches = np.array(pairs, np.int64)[order].reshape(-1, 2)
+    bounds_of = np.arange(0, len(stretches) + 1, 2, dtype=np.int64)
+    return Plan(stretches, bounds_of, np.array(labels)[order], length)
+
+
+def _document_pairs(
+    document: int,
+    cuts: list[int],
+    docs: list[int],
+    room: int,
+    rng: np.random.Generator,
+    pairs: list[tuple[int, int, int, int]],
+    labels: list[bool],
+) -> None:
+    """One document's pairs, added to `pairs` and `labels`."""
+    at, last = docs[document], docs[document + 1]
+    while at < last:
+        target = int(rng.integers(2, room + 1)) if rng.random() < SHORT else room
+        end = at + 1
+        while end < last and cuts[end] - cuts[at] < target:
+            end += 1
+        middle = at + (int(rng.integers(1, end - at)) if end - at >= 2 else 1)
+        a = (cuts[at], cuts[middle])
+        random_next = end - at == 1 or rng.random() < 0.5
+        if random_next:
+            b = _elsewhere(document, cuts, docs, target - (a[1] - a[0]), rng)
+            end = middle
+        else:
+            b = (cuts[middle], cuts[end])
+        pairs.append((*_shorten(a, b, room, rng),))
+        labels.append(random_next)
+        at = end
+
+
+def _elsewhere(
+    document: int, cuts: list[int], docs: list[int], target: int, rng: np.random.Generator
+) -> tuple[int, int]:
+    """Sentences from a random place of another document, up to `target` tokens."""
+    other = document
+    for _ in range(_TRIES):
+        other = int(rng.integers(0, len(docs) - 1))
+        if other != document:
+            break
+    start = int(rng.integers(docs[other], docs[other + 1]))
+    end = start + 1
+    while end < docs[other + 1] and cuts[end] - cuts[start] < target:
+        end += 1
+    return cuts[start], cuts[end]
+
+
+def _shorten(
+    a: tuple[int, int], b: tuple[int, int], room: int, rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """Both halves cut to fit together: token by token off the longer one, at a random end.
+
+    In closed form: what is left is the shorter one whole, or half of the room each; how many
+    tokens go at the front is a binomial number.
+    """
+    na, nb = a[1] - a[0], b[1] - b[0]
+    if na + nb > room:
+        left_a = max(min(na, room - nb), min(na, room - room // 2))
+        left_b = room - left_a
+        front_a = int(rng.binomial(na - left_a, 0.5))
+        front_b = int(rng.binomial(nb - left_b, 0.5))
+        a = (a[0] + front_a, a[0] + front_a + left_a)
+        b = (b[0] + front_b, b[0] + front_b + left_b)
+    return (*a, *b)
+
+
+def gather(tokens: Tokens, plan: Plan, rows: np.ndarray, specials: Specials) -> Sequences:
+    """The sequences `rows` of a plan, padded to the longest of them."""
+    parts: list[np.ndarray] = []
+    for row in np.asarray(rows).tolist():
+        ids = [np.array([specials.cls], np.int64)]
+        halves = [np.zeros(1, np.int64)]
+        for number, at in enumerate(range(int(plan.bounds[row]), int(plan.bounds[row + 1]))):
+            start, end = plan.stretches[at]
+            ids += [tokens.ids[start:end].astype(np.int64), np.array([specials.sep])]
+            halves.append(np.full(end - start + 1, number if plan.random_next is not None else 0))
+        parts.append(np.stack([np.concatenate(ids), np.concatenate(halves)]))  # (2, tokens)
+    lengths = np.array([part.shape[1] for part in parts], np.int64)
+    both = np.zeros((2, len(parts), int(lengths.max(initial=0))), np.int64)
+    both[0] = specials.pad
+    for index, part in enumerate(parts):
+        both[:, index, : part.shape[1]] = part
+    labels = None if plan.random_next is None else plan.random_next[rows].astype(np.int64)
+    return Sequences(both[0], both[1], lengths, labels)

@@ -1,0 +1,207 @@
+"""`fednotes check`: everything that is wrong with a corpus or a job, before training."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem
+from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.data.checks import (
+    Report,
+    check_documents,
+    check_sites,
+    in_two_parts,
+    leaks,
+    problem_findings,
+)
+from fednotes.data.formats import examine
+from fednotes.data.formats.problems import OnError
+from fednotes.data.split import sentence_documents
+from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.job import Job, SiteConfig, Sites, load_job
+from fednotes.jobs.simulate import Part, members_of, parts_of, prepare, summed_securely
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check found.
+
+    problems: by file and line, where these are known. number: how many there are, if they are
+    more than are kept. job, sites: of a job, as far as they could be read.
+    """
+
+    problems: tuple[Problem, ...] = ()
+    number: int = 0
+    report: Report = field(default_factory=Report)
+    job: Job | None = None
+    sites: Sites | None = None
+
+    @property
+    def wrong(self) -> tuple[Problem, ...]:
+        """`problems`, and the findings that are errors."""
+        errors = [f for f in self.report.findings if f.level == "error"]
+        listed = [p for f in errors for p in f.problems]
+        others = [Problem("", 0, f.code, f"{f.where}: {f.message}") for f in errors]
+        return (*self.problems, *listed, *others)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON: problems by file and line (null where none is to blame)."""
+        wrong = self.wrong
+        left = self.number - len(self.problems)
+        return {
+            "problems": [
+                {**asdict(p), "file": p.file or None, "line": p.line or None} for p in wrong
+            ],
+            "findings": [finding.to_dict() for finding in self.report.findings],
+            "counts": {
+                "problems": len(wrong) + max(0, left),
+                "kinds": dict(Counter(p.kind for p in wrong)),
+            },
+        }
+
+
+def check_files(
+    paths: Sequence[Path], format: str | None = None, on_error: OnError = "refuse"
+) -> Checked:
+    """Check a corpus, or several files or folders that are the parts of one.
+
+    on_error: with "skip" what cannot be used is no problem, but counted. Raises DataError for
+    a path that does not exist, ConfigError for a format that does not.
+    """
+    for path in paths:
+        if not os.path.exists(path):
+            raise DataError(f"{path}: no such file or folder")
+    names = [path.name if len(paths) > 1 else "corpus" for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    if len(set(names)) < len(names):
+        raise ConfigError("a path is given twice: each is another part of the corpus")
+    found: list[Problem] = []
+    number, report = 0, Report()
+    parts: dict[str, tuple[Document, ...]] = {}
+    for name, path in zip(names, paths, strict=True):
+        try:
+            documents, problems = examine(path, format)
+        except DataError as error:
+            own = error.problems or (Problem(str(path), 0, "file", _bare(error, path)),)
+            found += own
+            number += len(own)
+            continue
+        if on_error == "refuse":
+            found += problems.found
+            number += problems.number
+            problems.counts.clear()
+        parts[name] = documents
+        report += Report(tuple(problem_findings(problems, name, path.name)))
+        if documents or not problems.found:
+            report += check_documents(documents, None, name)
+    between = (*in_two_parts(parts, "corpus"), *leaks(parts, "corpus"))
+    return Checked(tuple(found), number, report + Report(between))
+
+
+def _bare(error: Exception, path: Path) -> str:
+    return str(error).removeprefix(f"{path}: ")
+
+
+def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
+    """Check all that a simulation of a job would do before it trains.
+
+    name, settings: as `load_job`. Raises ConfigError where there is no such job, or a setting
+    of the command line is none.
+    """
+    try:
+        job = load_job(name, settings)
+    except ConfigError as error:
+        if str(error).startswith("--set") or not Path(name).is_file():
+            raise
+        return _refused(error)
+    try:
+        sites, _, parts = prepare(job)
+    except FednotesError as error:
+        stopped = _refused(error)
+        also = [_refused(other).problems for other in _stand_in(job) if str(other) != str(error)]
+        more = tuple(problem for own in also for problem in own)
+        return replace(
+            stopped,
+            problems=stopped.problems + more,
+            number=stopped.number + len(more),
+            job=job,
+        )
+    try:
+        rehearse(job, parts)
+    except FednotesError as error:
+        stopped = _refused(error)
+    else:
+        stopped = Checked()
+    return replace(stopped, report=_report(job, sites), job=job, sites=sites)
+
+
+def _refused(error: FednotesError) -> Checked:
+    """What a simulation would refuse."""
+    found = getattr(error, "problems", ()) or (Problem("", 0, "job", str(error)),)
+    return Checked(found, len(found))
+
+
+def rehearse(job: Job, parts: Iterable[Part]) -> None:
+    """Make the sites and models of every part as a simulation does, and train none of them.
+
+    Where frozen features are computed of notes, one sentence of each site stands for them.
+    Raises FednotesError as the simulation would.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for part in parts:
+            model = getattr(part.config, "model", None)
+            frozen = getattr(model, "contextual", "") or getattr(model, "tuning", "")
+            little = bool(frozen) and job.data == "documents"
+            if little:
+                part = replace(part, sites=tuple(map(_one_sentence, part.sites)))
+            cache = Path(folder) if little else None
+            members = members_of(job, part, [None] * len(part.sites), cache=cache)
+            InProcess(members, secure=summed_securely(job, part))
+
+
+def _one_sentence(site: SiteData) -> SiteData:
+    train = next((d for d in site.train if d.text.strip()), None)
+    first = sentence_documents([train])[:1] if train else ()
+    return replace(site, train=first, valid=(), test=())
+
+
+def _stand_in(job: Job) -> Iterable[FednotesError]:
+    """What is wrong with a job's model, tried on a sentence where its notes cannot be read."""
+    if job.data != "documents":
+        return
+    sites = tuple(_invented(name, site) for name, site in job.sites.items())
+    try:
+        parts = parts_of(job, Sites(sites), job.module.for_sites(job.config, sites))
+        rehearse(job, [part for part in parts if part.condition == "federated"] or parts[:1])
+    except FednotesError as error:
+        yield error
+
+
+def _invented(name: str, site: SiteConfig) -> SiteData:
+    types = tuple(dict.fromkeys((*site.types, *site.test_types))) or ("Drug",)
+    note = Document("invented", "Took aspirin .", (Span(5, 12, types[0]),))
+    return SiteData(name, TagSet(types, site.scheme), (note,), (), ())
+
+
+def _report(job: Job, sites: Sites) -> Report:
+    """The findings of a job's sites: of their files, and of what is left for training."""
+    if job.data != "documents":
+        return Report()
+    chosen = {name for name, site in job.sites.items() if site.split}
+    if job.silos and chosen:
+        chosen = {site.id for site in sites.data}
+    known = {(f.code, f.where) for f in sites.findings}
+    found = [
+        finding
+        for finding in check_sites(list(sites.data), chosen=chosen).findings
+        if (finding.code, finding.where) not in known
+        and not (finding.code == "bare_documents" and job.synthetic is None)
+    ]
+    return Report((*sites.findings, *found))

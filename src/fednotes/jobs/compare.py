@@ -1,0 +1,213 @@
+"""Is one run better than another, or is it the choice of test documents?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.types import Document, SiteData
+from fednotes.encoders.features import default_cache
+from fednotes.jobs.documents import load_sites
+from fednotes.jobs.job import CONDITIONS, POOLED, Job, parse_job
+from fednotes.jobs.run_folder import fingerprint, recorded
+from fednotes.metrics.classification import paired_auroc, paired_macro_f1
+from fednotes.metrics.compare import Bootstrap, paired_bootstrap
+from fednotes.patients.cohort import SitePatients
+from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
+from fednotes.taggers.saving import load_model
+
+ALL_SITES = "all sites"  # the row of runs whose sites share their test patients
+
+
+def compare_runs(
+    a: Path, b: Path, condition: str, against: str, metric: str = "strict", samples: int = 10_000
+) -> dict[str, Bootstrap]:
+    """A paired bootstrap for each site: `condition` of run a minus `against` of run b.
+
+    Both runs' saved taggers tag the test data of run a's job again. metric: "strict" or "relaxed";
+    runs on patients are compared by macro F1 ("strict") or "auroc", see `compare_patients`.
+    Raises DataError if the runs do not have the same test data or a model is missing.
+    """
+    for name in (condition, against):
+        if name not in CONDITIONS:
+            raise ConfigError(f"no condition is called {name!r}; {nearest(name, CONDITIONS)}")
+    job_a, job_b = job_of(a), job_of(b)
+    for run, job in ((a, job_a), (b, job_b)):
+        if job.reads_notes:
+            raise DataError(f"{run}: a run of {job.method!r} finds no entities to compare")
+    if "patients" in (job_a.data, job_b.data):
+        if job_a.data != job_b.data:
+            raise DataError(f"{a} and {b}: one finds phenotypes, the other entities")
+        if metric not in ("strict", "auroc"):
+            raise ConfigError(
+                f"--metric {metric}: runs on patients are compared by macro F1, or by auroc"
+            )
+        own = load_sites(job_a).data
+        same = a.resolve() == b.resolve()
+        others = own if same else load_sites(job_b).data
+        return compare_patients((a, own, condition), (b, others, against), samples, metric)
+    sites = load_sites(job_a).data
+    _require_same(a, sites)
+    if a.resolve() != b.resolve():
+        others = load_sites(job_b).data
+        _require_same(b, others)
+        other = {site.id: site.test for site in others}
+        for site in sites:
+            if [d.text for d in other.get(site.id, ())] != [d.text for d in site.test]:
+                raise DataError(f"{a} and {b} do not have the same test data at site {site.id!r}")
+    found = {}
+    for site in sites:
+        predicted = [
+            _predict(run, chosen, site.id, site.test)
+            for run, chosen in ((a, condition), (b, against))
+        ]
+        found[site.id] = paired_bootstrap(
+            site.test, predicted[0], predicted[1], metric, samples, types=site.tags.types
+        )
+    return found
+
+
+def _require_same(run: Path, sites: Sequence[SiteData]) -> None:
+    """Raises DataError unless a run's sites are split as they were when it trained."""
+    before = recorded(run).get("notes", {})
+    for site in sites:
+        if before.get(site.id, own := fingerprint(site)) != own:
+            raise DataError(
+                f"{run}: site {site.id!r} has other data, or parts, than when this run was made: "
+                "what it is tested on may be what it learnt; give it its files back (jobs without "
+                '`split` were once split by sentence: add split = "sentence" to its job.json)'
+            )
+
+
+def job_of(run: Path) -> Job:
+    """The job that a run's folder was made by. Raises ConfigError."""
+    record = recorded(run)
+    try:
+        return parse_job(record["table"], record["job"], Path(record["folder"]), str(run))
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{run / 'job.json'}: damaged") from error
+
+
+def _predict(
+    run: Path, condition: str, site: str, documents: tuple[Document, ...]
+) -> tuple[Document, ...]:
+    tagger = load_model(_folder(run, condition, site))
+    return tagger.predict(tagger.prepare(documents, cache=default_cache(), gold=False))
+
+
+def _folder(run: Path, condition: str, site: str) -> Path:
+    """The model that a site has under a condition. Raises DataError if there is none."""
+    part = run / condition / site if condition == "alone" else run / condition
+    places = (part / "sites" / site, part / "sites" / POOLED, part)  # its own, or one for all
+    folder = next((p / "model" for p in places if (p / "model").exists()), None)
+    if folder is None:
+        raise DataError(f"{run} has no {condition} model of site {site!r}: was it run to its end?")
+    return folder
+
+
+Side = tuple[Path, Sequence[SitePatients], str]  # a run, its sites, a condition
+
+
+def compare_patients(
+    a: Side, b: Side, samples: int, metric: str = "strict"
+) -> dict[str, Bootstrap]:
+    """Macro F1 of phenotypes, a minus b, on the same labelled test patients of each site.
+
+    Where all sites have the same test patients, "all sites" too: the mean of the sites' macro
+    F1, patients drawn for all of them at once; it alone where both sides have one model.
+    A class counts for a disease where either model knows it. metric = "auroc": macro AUROC of
+    the classifiers' own scores in its place.
+    Raises DataError if patients, labels or phenotypes differ, or no patient is labelled.
+    """
+    others = {site.id: site for site in b[1]}
+    found, blocks, folders = {}, [], set()
+    for site in a[1]:
+        rows = np.flatnonzero((site.test.labels >= 0).any(axis=1))
+        if not len(rows):
+            continue
+        other = others.get(site.id)
+        if other is None or not _same_test(site, other):
+            raise DataError(
+                f"{a[0]} and {b[0]} do not have the same test patients, labels and phenotypes at "
+                f"site {site.id!r}"
+            )
+        predicted, known, used = [], [], []
+        for (run, _, condition), own in ((a, site), (b, other)):
+            used.append(_folder(run, condition, site.id))
+            model = load_phenotyper(used[-1])
+            known.append(_classes(model, own, used[-1]))
+            bags = own.test.bags.take(rows)
+            predicted.append(model.rank(bags) if metric == "auroc" else model.classes(bags))
+        classes = [sorted({*x, *y}) for x, y in zip(*known, strict=True)]
+        block = (site.test.labels[rows], predicted[0], predicted[1])
+        found[site.id] = _judged(metric, block, classes, samples)
+        blocks.append((tuple(site.test.patients[row] for row in rows), block, classes))
+        folders.add(tuple(used))
+    if not found:
+        raise DataError(f"{a[0]}: no test patient is labelled, so there is nothing to compare")
+    if len(blocks) == 1 or any(patients != blocks[0][0] for patients, _, _ in blocks):
+        return found
+    if len(folders) == 1:
+        return {ALL_SITES: next(iter(found.values()))}
+    # Each site's diseases stand side by side, so a drawn patient is drawn at every site.
+    labels, one, two = (np.concatenate([b[i] for _, b, _ in blocks], axis=1) for i in range(3))
+    together = [each for _, _, classes in blocks for each in classes]
+    return found | {ALL_SITES: _judged(metric, (labels, one, two), together, samples)}
+
+
+def _judged(
+    metric: str,
+    block: tuple[np.ndarray, np.ndarray, np.ndarray],
+    classes: Sequence[Sequence[int]],
+    samples: int,
+) -> Bootstrap:
+    """block: labels and what both models say, each (patients, diseases)."""
+    if metric == "auroc":
+        return paired_auroc(*block, samples=samples)
+    return paired_macro_f1(*block, classes=classes, samples=samples)
+
+
+def _same_test(a: SitePatients, b: SitePatients) -> bool:
+    same: bool = a.phenotypes == b.phenotypes and a.test.patients == b.test.patients
+    return same and np.array_equal(a.test.labels, b.test.labels)
+
+
+def _classes(model: Phenotyper, site: SitePatients, folder: Path) -> Sequence[Sequence[int]]:
+    """The classes that a model knows of each disease. Raises DataError for other diseases."""
+    if model.machines is None:
+        raise DataError(f"{folder}: this model ends with stage 1, it predicts no phenotypes")
+    if model.phenotypes != site.phenotypes:
+        raise DataError(f"{folder}: the model's phenotypes are not those of the job's labels")
+    if model.space.fingerprint != site.space.fingerprint:
+        raise DataError(
+            f"{folder}: the model read notes with another dictionary or encoder than is there now"
+        )
+    return model.machines.classes
+
+
+def comparison_table(
+    a: Path, b: Path, condition: str, against: str, metric: str, samples: int
+) -> Table:
+    """What `fednotes compare` prints, in percent."""
+    kind = f"{metric} F1"
+    if job_of(a).data == "patients":
+        kind = "macro AUROC" if metric == "auroc" else "macro F1"
+    table = Table(title=f"{kind}: {condition} minus {against}, {samples:,} resamples")
+    if kind == "macro F1":
+        table.caption = "a class counts where either model knows it, in reports where its own does"
+    for head in ("site", condition, against, "difference", "95 % interval", "p"):
+        table.add_column(head, justify="left" if head == "site" else "right")
+    for site, test in compare_runs(a, b, condition, against, metric, samples).items():
+        table.add_row(
+            site,
+            f"{100 * test.f1_a:.1f}",
+            f"{100 * test.f1_b:.1f}",
+            f"{100 * test.difference:+.1f}",
+            f"{100 * test.low:+.1f} to {100 * test.high:+.1f}",
+            f"{test.p_value:.4f}",
+        )
+    return table

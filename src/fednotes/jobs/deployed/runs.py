@@ -1,0 +1,471 @@
+"""A run between real sites, watched from the admin's kit, and what it made fetched.
+
+    OUT/run.json, OUT/job.json                          `jobs/deployed/runs.py`
+    OUT/metrics.jsonl, OUT/summary.json, OUT/model/     when it is done
+
+The run does not need this process: it may end, and be attached again. A submission that fails or
+is paused is handed in again by the server's watch, and this follows the newest.
+
+A run between real sites as the admin has it: claim a folder, hand it in, end it.
+
+OUT/run.json        which run, by which kit: `fednotes run --attach` goes on watching by it;
+                    written before the job is handed in, so that no run is without one
+OUT/job.json        the declared job
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeVar
+
+from fednotes.core.errors import ConfigError, FednotesError, TrainingError
+from fednotes.core.parsing import read_json
+from fednotes.core.store import make_private, owned, private_folder, write_json
+from fednotes.engines.inprocess import RoundResult
+from fednotes.engines.nvflare.kit import ADMIN, read_kit
+from fednotes.engines.nvflare.provision import job_folder
+from fednotes.jobs.deployed.site import PROBLEM
+from fednotes.jobs.deployed.sites import whole_table
+from fednotes.jobs.job import Job
+from fednotes.jobs.simulate import Display, Part
+from fednotes.rules.approval import fingerprint
+
+POLL_SECONDS = 1.0
+ABORT_SECONDS = 120.0  # NVFlare gives a job's processes ten to end, a busy server takes longer
+ABORTED = "FINISHED:ABORTED"
+
+
+class Server(Protocol):
+    """What is asked of the server (`engines.nvflare.Admin`)."""
+
+    def submit(self, folder: Path) -> str: ...
+    def resubmit(self, job_id: str) -> str: ...
+    def jobs(self) -> list[dict[str, Any]]: ...
+    def tell(self, job_id: str, topic: str = ..., since: int = ...) -> dict[str, Any] | None: ...
+    def fetch(self, job_id: str, out: Path) -> Path: ...
+    def abort(self, job_id: str) -> None: ...
+    def sites(self, within: float = ...) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was handed in. kit: the admin's. sites: in the job's order."""
+
+    name: str
+    kit: Path
+    title: str
+    sites: tuple[str, ...]
+    fingerprint: str
+
+
+def admin_kit(path: Path) -> tuple[Path, str]:
+    """An admin's kit, and the person it is of. Raises ConfigError for another's."""
+    facts = read_kit(path)
+    if facts["role"] != ADMIN:
+        raise ConfigError(
+            f"{path}: is the kit of {facts['name']} ({facts['role']}); a run is handed in with the "
+            "kit `admin`"
+        )
+    return path.resolve(), str(facts["person"])
+
+
+def prepare(
+    job: Job, declared: Mapping[str, Any], kit: Path, out: Path, when: float
+) -> tuple[Run, int]:
+    """Claim OUT for a new run; it and the least number of sites.
+
+    Raises ConfigError if OUT holds another run, or the job's numbers of sites cannot be.
+    """
+    if (out / "run.json").exists():
+        raise ConfigError(
+            f"{out} holds run {read_run(out).name} already: `fednotes run --attach --out {out}` "
+            "goes on watching it; or give another --out"
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not empty: give another --out")
+    sites = tuple(job.sites)
+    least = job.federation.min_sites or len(sites)
+    if least > len(sites):
+        raise ConfigError(f"[federation] min_sites = {least}: the job has {len(sites)} sites")
+    if job.federation.secure_sum and len(sites) < 3:
+        raise ConfigError(f"[federation] secure_sum: takes 3 sites, the job has {len(sites)}")
+    stem = re.sub(r"[^A-Za-z0-9_.-]", "-", job.name).lstrip("-._")[:32] or "job"
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(when))
+    key = fingerprint(whole_table(declared, sites, least))
+    run = Run(f"{stem}-{stamp}", kit.resolve(), job.title, sites, key)
+    return run, least
+
+
+def claim(run: Run, declared: Mapping[str, Any], out: Path) -> None:
+    """Make OUT this run's, before anything is handed in.
+
+    Raises ConfigError if another run has it, or it cannot be written.
+    """
+    try:
+        private_folder(out)
+        out.chmod(0o700)
+        with open(out / "run.json", "x", encoding="utf-8", opener=owned) as file:
+            json.dump(facts_of(run, submitting=True), file)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError as error:
+        raise ConfigError(f"{out}: another run has just taken it: give another --out") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{out}: cannot be written ({reason}); nothing was handed in") from error
+    write_json(out / "job.json", {**declared, "fingerprint": run.fingerprint})
+
+
+def release(out: Path) -> None:
+    """Undo `claim`: nothing was handed in."""
+    with suppress(OSError):
+        for name in ("job.json", "run.json"):
+            (out / name).unlink(missing_ok=True)
+        out.rmdir()
+
+
+def hand_in(server: Server, run: Run, declared: Mapping[str, Any], least: int, out: Path) -> str:
+    """Submit the job of a run that has claimed OUT. Returns the submission's id.
+
+    Raises TrainingError where nobody can say whether the server has it, RefusedError where not.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        packed = job_folder(Path(folder), declared, run=run.name, sites=run.sites, min_sites=least)
+        try:
+            job_id = server.submit(packed)
+        except TrainingError as error:
+            raise TrainingError(
+                f"{error}; whether it has run {run.name} is not known: "
+                f"fednotes run --attach --out {out} tells"
+            ) from error
+    write_json(out / "run.json", facts_of(run))
+    return job_id
+
+
+def facts_of(run: Run, **more: Any) -> dict[str, Any]:
+    return {
+        **{"run": run.name, "kit": str(run.kit), "title": run.title},
+        **{"sites": list(run.sites), "fingerprint": run.fingerprint, **more},
+    }
+
+
+def newest_of(jobs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Run → its newest submission."""
+    return {str(job["name"]): job for job in sorted(jobs, key=_when)}
+
+
+def _when(job: Mapping[str, Any]) -> float:
+    return float(job.get("submit_time") or 0)
+
+
+def submissions(server: Server, run: str) -> list[dict[str, Any]]:
+    """Those of a run, oldest first."""
+    return sorted((job for job in server.jobs() if job.get("name") == run), key=_when)
+
+
+def abort(
+    server: Server,
+    run: Run,
+    out: Path,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """End a run for good: no submission of it goes on, and the watch hands in no other.
+
+    NVFlare's word for it is kept by the server, also over a restart. Raises ConfigError if the
+    server does not know the run or has its result, TrainingError if it does not end.
+    """
+    end, told = now() + ABORT_SECONDS, dict[str, bool]()
+    while now() < end:
+        ours = submissions(server, run.name) or unknown(run, out)
+        _require_unfinished(server, ours[-1], out)
+        going = [job for job in ours if not str(job["status"]).startswith("FINISHED")]
+        for job in going:
+            if job["status"] != "DISPATCHED" and job["job_id"] not in told:
+                told[job["job_id"]] = _aborted(server, job)
+        ending = any(told.get(job["job_id"], True) for job in going)
+        if not ending and any(job["status"] == ABORTED for job in ours):
+            return
+        if not ending:  # between two submissions, or its server was killed: one that ends at once
+            server.abort(server.resubmit(str(ours[-1]["job_id"])))
+        sleep(POLL_SECONDS)
+    raise TrainingError(
+        f"run {run.name} was told to end and has not yet: look again with "
+        f"`fednotes run --attach --out {out}`"
+    )
+
+
+def _require_unfinished(server: Server, newest: Mapping[str, Any], out: Path) -> None:
+    done = (out / "summary.json").exists()
+    if not done and newest["status"] == "FINISHED:COMPLETED":
+        with tempfile.TemporaryDirectory() as folder, suppress(TrainingError):
+            made = server.fetch(str(newest["job_id"]), Path(folder))
+            done = (made / "fednotes" / "summary.json").exists()
+    if done:
+        raise ConfigError(
+            f"run {newest['name']} is done, there is nothing to abort: "
+            f"fednotes run --attach --out {out} fetches what it made"
+        )
+
+
+def _aborted(server: Server, job: Mapping[str, Any]) -> bool:
+    """Tell a submission to end; False where the server has no process of it any more."""
+    try:
+        server.abort(str(job["job_id"]))
+    except TrainingError as error:
+        if "not running" in str(error):
+            return False
+        raise
+    return True
+
+
+def unknown(run: Run, out: Path) -> NoReturn:
+    """Raises ConfigError: why the server does not know a run."""
+    if read_table(out / "run.json").get("submitting"):
+        raise ConfigError(
+            f"run {run.name} was stopped before it reached the server: delete {out} and give the "
+            "job again"
+        )
+    raise ConfigError(
+        f"the server of {run.kit} does not know run {run.name}: it was deleted, or this is "
+        "another server"
+    )
+
+
+def read_run(out: Path) -> Run:
+    """The run that a folder is of. Raises ConfigError if it is of none."""
+    try:
+        kept = read_json(out / "run.json")
+        return Run(
+            str(kept["run"]),
+            Path(kept["kit"]),
+            str(kept["title"]),
+            tuple(kept["sites"]),
+            str(kept["fingerprint"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{out}: no run was handed in from here (no whole run.json)") from error
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A file's table; empty if it has none."""
+    with suppress(OSError, ValueError):
+        found = read_json(path, strict=False)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+S = TypeVar("S")
+PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it hands a run in again
+QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
+_FACTS = frozenset(
+    {"kind", "evaluated", "part", "condition", "round", "took_part"}
+    | {"bytes_up", "bytes_down", "seconds"}
+)
+
+
+@dataclass
+class Follower:
+    """Shows a run until it is done, and fetches what it made.
+
+    say: one line for a person. fresh: it was handed in just now. now, sleep: for tests.
+    """
+
+    run: Run
+    out: Path
+    display: Display
+    say: Callable[[str], None]
+    fresh: bool = False
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _job_id: str = ""
+    _since: int = 0
+    _state: str = ""
+    _changed: float = 0.0
+    _judged: set[str] = field(default_factory=set)  # finished submissions that were looked into
+    _planned: tuple[int, int] | None = None
+    _shown: int = 0  # rounds
+    _again: bool = False  # another submission of a run that was shown
+    _ahead: str = ""  # the run that this one waits behind
+
+    def follow(self, server: Server) -> dict[str, Any]:
+        """Returns summary.json of the run.
+
+        Raises TrainingError if the connection is lost, FednotesError if the run stays stopped.
+        """
+        self._changed = self.now()
+        while True:
+            jobs = server.jobs()
+            job = self._newest(jobs)
+            status = str(job["status"])
+            if str(job["job_id"]) != self._job_id:
+                self._job_id, self._since, self._state = str(job["job_id"]), 0, ""
+                self._again = self._shown > 0
+            if status != self._state:
+                self._state, self._changed = status, self.now()
+                if status in QUEUED:
+                    self._starting(server)
+            if status == "SUBMITTED":
+                self._queued(server, jobs)
+            if status == "RUNNING":
+                self._asked()
+                self._listen(server)
+            elif status.startswith("FINISHED"):
+                done = self._finished(server, job)
+                if done is not None:
+                    return done
+            self.sleep(POLL_SECONDS)
+
+    def _newest(self, jobs: list[dict[str, Any]]) -> dict[str, Any]:
+        newest = newest_of(jobs).get(self.run.name)
+        if newest is None:
+            unknown(self.run, self.out)
+        elif read_table(self.out / "run.json").get("submitting"):
+            write_json(self.out / "run.json", facts_of(self.run))
+        return newest or {}
+
+    def _asked(self) -> None:
+        if self.fresh:
+            self.say(
+                "a site that has not approved it is asked to: there, fednotes site approve KIT"
+            )
+        self.fresh = False
+
+    def _queued(self, server: Server, jobs: list[dict[str, Any]]) -> None:
+        """The server runs one job at a time."""
+        found = newest_of(jobs)
+        others = [job for name, job in found.items() if name != self.run.name]
+        going = [job for job in others if job["status"] in ("RUNNING", "DISPATCHED")]
+        ahead = str(going[0]["name"]) if going else ""
+        if not ahead or ahead == self._ahead:
+            return
+        if server.tell(str(going[0]["job_id"])) is None:
+            return  # it was killed: the watch hands it in again
+        self._ahead = ahead
+        self.say(f"waits behind run {ahead} (fednotes run --abort --out its folder ends it)")
+
+    def _starting(self, server: Server) -> None:
+        absent = [site for site in self.run.sites if site not in server.sites()]
+        if absent:
+            self.say(
+                f"waiting for {', '.join(absent)}: not connected; there: fednotes site start KIT"
+            )
+
+    def _listen(self, server: Server) -> None:
+        reply = server.tell(self._job_id, since=self._since) or {}
+        for line in reply.get("lines", ()):
+            self._since += 1
+            self._show(line)
+
+    def _show(self, line: Mapping[str, Any]) -> None:
+        kind = line.get("kind")
+        if kind == "plan":
+            plan = int(line["rounds"]), int(line["examples"])
+            if self._again:
+                self._again = False
+                done = int(line.get("done", 0))
+                self.say(f"goes on from round {done}" if done else "begins anew: no checkpoint yet")
+            if plan != self._planned:
+                self._planned = plan
+                self.display.begin(Part("federated", self.run.sites, None), *plan)
+        elif kind == "round" and self._planned is not None and line["round"] >= self._shown:
+            self._shown = int(line["round"]) + 1
+            metrics = {k: v for k, v in line.items() if k not in _FACTS}
+            self.display.round(
+                RoundResult(
+                    round=int(line["round"]),
+                    metrics=metrics,
+                    sites=int(line["took_part"]),
+                    bytes_up=int(line["bytes_up"]),
+                    bytes_down=int(line["bytes_down"]),
+                    seconds=float(line["seconds"]),
+                    evaluated=bool(line["evaluated"]),
+                )
+            )
+        elif kind == "event":
+            self.say(str(line["text"]))
+
+    def _finished(self, server: Server, job: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What a finished submission means: the end, or that another one follows."""
+        if self._state == ABORTED:
+            raise FednotesError(f"run {self.run.name} was aborted by a person")
+        if self._job_id not in self._judged:
+            summary = self._fetch(server, job)
+            self._judged.add(self._job_id)
+            if summary is not None:
+                self.display.end()
+                return summary
+        if self.now() - self._changed > PATIENCE_SECONDS:
+            raise FednotesError(
+                f"run {self.run.name}: {self._state}, and the server's watch does not hand it in "
+                "again: look at `fednotes server status KIT` and its watch.log"
+            )
+        return None
+
+    def _fetch(self, server: Server, job: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Take over a submission's folder. Raises FednotesError if it failed for good."""
+        with tempfile.TemporaryDirectory(dir=self.out) as folder:
+            try:
+                made = server.fetch(self._job_id, Path(folder)) / "fednotes"
+            except TrainingError:
+                details = "; ".join(map(str, job.get("job_deploy_detail") or ()))
+                self.say(f"{self._state} ({details or 'nothing to fetch'})")
+                return None
+            problem = read_table(made / PROBLEM)
+            if problem and not problem.get("again"):
+                raise FednotesError(f"run {self.run.name} stays stopped: {problem['problem']}")
+            if problem:
+                self.say(f"stopped: {problem['problem']}; the server hands it in again")
+            summary = read_table(made / "summary.json")
+            if summary:
+                make_private(made)
+                for path in sorted(made.iterdir()):
+                    target = self.out / path.name
+                    if target.is_dir():
+                        shutil.rmtree(target)
+                    shutil.move(path, target)
+            return summary or None
+
+
+@contextmanager
+def quietly(
+    connect: Callable[[Path, str], AbstractContextManager[S]], run: Run, person: str
+) -> Iterator[S]:
+    """A session, without NVFlare's words about it: what matters is raised."""
+    logger = logging.getLogger("nvflare")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+    with ExitStack() as stack:
+        with contextlib.redirect_stdout(io.StringIO()):
+            session = stack.enter_context(connect(run.kit, person))
+        yield session
+
+
+def watched(follower: Follower, connected: Callable[[], Any]) -> dict[str, Any]:
+    """`follow`, connected again whenever the server was away. connected: makes a session."""
+    lost = False
+    while True:
+        try:
+            with connected() as server:
+                if lost:
+                    follower.say("connected again")
+                lost = False
+                return follower.follow(server)
+        except TrainingError as error:
+            if not lost:
+                follower.say(f"{error}; trying again (Ctrl-C ends this, not the run)")
+            lost = True
+            follower.sleep(5 * POLL_SECONDS)

@@ -1,0 +1,78 @@
+"""A job's sites of notes without annotations: files or generated notes → `SiteNotes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.types import Document
+from fednotes.data import synthetic
+from fednotes.data.formats import read
+from fednotes.data.notes import Note
+from fednotes.data.notes.deal import NoteCorpus, site_notes
+from fednotes.data.notes.sites import note_files
+from fednotes.data.overlap import TextIndex, index_documents
+from fednotes.jobs.job import Job, NotesConfig, Sites, expand
+
+
+def load_note_sites(job: Job) -> Sites:
+    """The notes of a job's sites, or of the silos that they are dealt into; read in passing.
+
+    Raises DataError for a bad file, ConfigError for a setting that does not fit it, each with
+    the site.
+    """
+    corpora = list(_generated(job) if job.synthetic else _from_files(job))
+    number = job.silos.number if job.silos else 0
+    by = (job.silos.by if job.silos else None) or "patient"
+    sites, told = site_notes(corpora, job.seed, number, by)
+    return Sites(sites, None, told)
+
+
+def _from_files(job: Job) -> Iterator[NoteCorpus]:
+    @cache
+    def index(paths: tuple[str, ...], where: str) -> TextIndex | None:
+        if not paths:
+            return None
+        return index_documents(chain.from_iterable(read(located(job, p, where)) for p in paths))
+
+    for name, site in job.sites.items():
+        assert isinstance(site, NotesConfig)
+        paths = [located(job, path, f"sites.{name}.path") for path in site.files]
+        yield NoteCorpus(
+            name,
+            note_files(name, paths, site.format, site.categories, site.column),
+            ", ".join(map(str, paths)),
+            site.valid_fraction,
+            site.max_notes,
+            index(site.exclude, "exclude"),
+        )
+
+
+def located(job: Job, text: str, where: str) -> Path:
+    """A path of a job, relative to its file. Raises ConfigError for a variable that is not set."""
+    path = Path(expand(text, where))
+    return path if path.is_absolute() else job.folder / path
+
+
+def _generated(job: Job) -> Iterator[NoteCorpus]:
+    """The texts of generated sites as their notes (training and validation data)."""
+    if job.synthetic is None:
+        raise ConfigError("the job has no [synthetic] table")
+    made = synthetic.generate(job.synthetic.sites, job.synthetic.sentences, job.seed)
+    for site in made:
+        name, documents = site.data.id, (*site.data.train, *site.data.valid)
+        yield NoteCorpus(name, _Generated(name, documents), "generated notes")
+
+
+class _Generated:
+    """Documents as a source of notes."""
+
+    def __init__(self, name: str, documents: tuple[Document, ...]) -> None:
+        self._name, self._documents = name, documents
+
+    def __call__(self) -> Iterator[Note]:
+        for d in self._documents:
+            yield Note(d.id, d.text, d.patient, None, self._name)

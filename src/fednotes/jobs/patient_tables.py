@@ -1,0 +1,291 @@
+"""The tables of a job file on patients: their notes, codes and labels (`method = "phenotype"`).
+
+[concepts]     ConceptsConfig: how notes become bags of concepts
+[text]         TextConfig, in place of it: patients as mean vectors of a frozen encoder
+[phenotypes]   name → codes, any of which makes it present, where no labels come from files
+[hold_out]     HoldOutConfig: further codes that stage 1 must not see
+[sites.NAME]   PatientsConfig
+[synthetic]    SyntheticPatientsConfig: generated patients in place of files
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.settings import build
+from fednotes.patients.codes import parse, system_of
+from fednotes.patients.concepts import MOST
+from fednotes.patients.context import Option
+from fednotes.patients.obesity import Source, Unmentioned
+
+SYNTHETIC = "synthetic"  # the generated patients' dictionary
+
+
+@dataclass(frozen=True)
+class ConceptsConfig:
+    """How notes become bags of concepts: the same at all sites.
+
+    dictionary: MRCONSO.RRF of the UMLS, an ontology (.obo) or a table of ids and terms; relative
+        to the job file, `$NAME` stands for an environment variable; "synthetic" is the generated
+        patients' own. format: "umls", "obo" or "table"; told by the file's name if empty.
+    context: what becomes of negated, family and hypothetical mentions ("drop", "off", "mark").
+    most: patients with more concepts are left out and counted. processes: that read notes.
+    vectors: where stage 1 of phenotyping starts: a public file of word2vec (text, or .bin) whose
+        words are the dictionary's ids. Every site reads the same one. Empty: random numbers.
+
+    The others are options of `patients/dictionary.py`, of the dictionary's format alone:
+    language, sources, types, left_out_kinds of the UMLS; scopes, ids of an ontology.
+    """
+
+    dictionary: str = ""
+    format: Literal["", "umls", "obo", "table"] = ""
+    context: Option = "drop"
+    most: int = MOST
+    processes: int = 1
+    vectors: str = ""
+    language: str | None = None
+    sources: tuple[str, ...] | None = None
+    types: tuple[str, ...] | None = None
+    left_out_kinds: tuple[str, ...] | None = None
+    scopes: tuple[str, ...] | None = None
+    ids: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.most < 1 or self.processes < 1:
+            raise ConfigError("most and processes: 1 at least")
+        if not self.dictionary:
+            raise ConfigError("dictionary: name the file of a dictionary (UMLS, .obo, table)")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the dictionary's reader that are given."""
+        names = [f.name for f in fields(self)][6:]
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """Patients as vectors: the mean over a patient's notes of each note's mean word vector.
+
+    encoder: a frozen one, "minilm" or a directory, as `encoders/frozen.py` names it.
+    """
+
+    encoder: str = "minilm"
+
+
+@dataclass(frozen=True)
+class HoldOutConfig:
+    """Codes that stage 1 never sees, besides those of [phenotypes].
+
+    codes: `<system>:<code>`; every code that begins so is taken out (an OMOP concept: itself).
+    """
+
+    codes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for code in self.codes:
+            parse(code)
+
+
+@dataclass(frozen=True)
+class PatientsConfig:
+    """Where one site's patients are: notes, billed codes, labels. All but notes may be absent.
+
+    notes: a file or folder, or a list of them. Relative to the job file; `$NAME` stands for an
+        environment variable. A note without a patient is a patient of its own, by its id.
+    concepts: in place of notes, the output of cTAKES (`patients/ctakes.py`).
+    format, categories, column: of notes, as in `job_tables.NotesConfig`.
+    codes: in `codes_format` "table" any CSV or tab-separated table of a patient and a code a row
+        (`patients/tables.py`); else a folder of tables, "mimic" (MIMIC-III), "omop" or
+        "codiesp". Or a list of them. system: of a table's codes, where its rows name none
+        ("icd10"). patient_column, code_column: what its columns are called, if unusually.
+        tables: of MIMIC-III, all if empty. kinds: of CodiEsp's codes, D, P or DP.
+        conditions, procedures: coding systems of the OMOP tables; "" leaves a table out.
+    labels: a table of judged phenotypes, by pair or with a column for each
+        (`patients/labels.py`; a `patient_column` counts if it has it). Or a folder of the i2b2
+        2008 obesity challenge, whose texts are the notes unless `notes` is given, and whose
+        test part is the test part; judgment: `patients/obesity.py`. unmentioned: what a label U is.
+    test: notes of a test part of its own (with `concepts`: its cTAKES output); test_codes and
+        test_labels: files of it, where those of `codes` and `labels` do not tell them. Without,
+        test_fraction of the patients are it. valid_fraction: of the patients.
+    share: "2/3" is the second of three random parts of the patients, disjoint and together
+        everything, for sites that divide one corpus; patients of `test` are not divided.
+    labelled: of the training patients, the share whose labels of phenotypes are used. Drawn by
+        the job's seed and a hash of the patient: a smaller share's are among a larger one's.
+    """
+
+    notes: Any = ()  # text or a list of texts: _paths checks it
+    concepts: str = ""
+    format: str = ""
+    categories: tuple[str, ...] = ()
+    column: str = ""
+    codes: Any = ()
+    codes_format: Literal["", "table", "mimic", "omop", "codiesp"] = ""
+    system: str = ""
+    patient_column: str = ""
+    code_column: str = ""
+    tables: tuple[str, ...] = ()
+    kinds: Literal["D", "P", "DP"] = "DP"
+    conditions: str = "condition"
+    procedures: str = "procedure"
+    labels: str = ""
+    judgment: Source = "intuitive"
+    unmentioned: Unmentioned = "unlabelled"
+    test: Any = ()
+    test_codes: Any = ()
+    test_labels: str = ""
+    valid_fraction: float = 0.1
+    test_fraction: float = 0.2
+    share: str = ""
+    labelled: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("notes", "codes", "test", "test_codes"):
+            object.__setattr__(self, name, _paths(name, getattr(self, name)))
+        if self.notes and self.concepts:
+            raise ConfigError("give either `notes` or `concepts` (cTAKES output), not both")
+        if not (self.notes or self.concepts or self.labels):
+            raise ConfigError(
+                "the site has no notes: give `notes`, `concepts` (cTAKES output) or `labels` (a "
+                "folder of the obesity challenge)"
+            )
+        self._check_tables()
+        fractions = (self.valid_fraction, 0.0 if self.test else self.test_fraction)
+        if min(fractions) < 0 or sum(fractions) >= 1:
+            raise ConfigError("valid_fraction + test_fraction: 0 to below 1, or nothing is trained")
+        if not 0 < self.labelled <= 1:
+            raise ConfigError(f"labelled = {self.labelled}: expected more than 0, up to 1")
+        if self.share and not 1 <= self.shares[0] <= self.shares[1]:
+            raise ConfigError(f'share = {self.share!r}: expected such as "2/3"')
+
+    def _check_tables(self) -> None:
+        """Raises ConfigError for settings of codes and labels that do not go together."""
+        if bool(self.codes) != bool(self.codes_format):
+            raise ConfigError(
+                'codes and codes_format ("table", "mimic", "omop", "codiesp"): give both'
+            )
+        of_table = self.codes_format == "table"
+        if (self.system or self.code_column) and not of_table:
+            raise ConfigError('system and code_column go with codes_format = "table"')
+        if self.patient_column and not (of_table or self.labels):
+            raise ConfigError("patient_column is of a table of codes or of labels: give one")
+        if self.system:
+            system_of(self.system)
+        if self.test_codes and not (self.test and self.codes):
+            raise ConfigError("test_codes belong to `test`, and go with `codes`")
+        if self.test_labels and not (self.test and self.labels):
+            raise ConfigError("test_labels belong to `test`, and go with `labels`")
+
+    @property
+    def shares(self) -> tuple[int, int]:
+        """`share` as numbers: which one, counted from 1, of how many; zeros if it is none."""
+        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.share)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _paths(name: str, value: Any) -> tuple[str, ...]:
+    given = (value,) if isinstance(value, str) and value else value or ()
+    if not isinstance(given, list | tuple) or not all(isinstance(p, str) and p for p in given):
+        raise ConfigError(f"{name} = {value!r}: expected a path or a list of paths")
+    if len(set(given)) < len(given):
+        raise ConfigError(f"{name}: a path is named twice")
+    return tuple(given)
+
+
+@dataclass(frozen=True)
+class SyntheticPatientsConfig:
+    """Generated patients in place of files (`patients/synthetic.py`).
+
+    sites: how many. patients: of a site, roughly; sites differ. labelled: as in PatientsConfig.
+    """
+
+    sites: int = 3
+    patients: int = 600
+    labelled: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.sites < 1 or self.patients < 30:
+            raise ConfigError("expected at least 1 site and 30 patients")
+        if not 0 < self.labelled <= 1:
+            raise ConfigError(f"labelled = {self.labelled}: expected more than 0, up to 1")
+
+
+@dataclass(frozen=True)
+class PatientTables:
+    """What holds for all sites of a job on patients. One of concepts and text is given.
+
+    phenotypes: name → codes. hold_out: further codes that stage 1 must not see.
+    """
+
+    concepts: ConceptsConfig | None
+    text: TextConfig | None
+    phenotypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    hold_out: tuple[str, ...] = ()
+
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """All codes that are taken out of what stage 1 learns, each once."""
+        named = (code for codes in self.phenotypes.values() for code in codes)
+        return tuple(dict.fromkeys((*named, *self.hold_out)))
+
+
+PATIENT_TABLES = ("concepts", "text", "phenotypes", "hold_out")
+
+
+def patient_tables(table: Mapping[str, Any], where: str) -> PatientTables:
+    """The tables of a job on patients, checked. Raises ConfigError naming table and key."""
+    if "tags" in table:
+        raise ConfigError(f"{where} [tags]: patients have labels, not mentions: leave it out")
+    if table.get("silos", {}).get("by", "patient") != "patient":
+        raise ConfigError(f"{where} [silos]: patients are dealt by patient: leave out `by`")
+    if "concepts" in table and "text" in table:
+        raise ConfigError(f"{where}: give either [concepts] or [text], not both")
+    concepts = None
+    if "text" not in table:
+        given = dict(table.get("concepts", {}))
+        if "synthetic" in table:
+            given.setdefault("dictionary", SYNTHETIC)
+        elif "concepts" not in table:
+            raise ConfigError(
+                f"{where}: say how notes are read: [concepts] with a dictionary, or [text] with "
+                "an encoder"
+            )
+        concepts = build(ConceptsConfig, given, f"{where} [concepts]")
+    text = build(TextConfig, table["text"], f"{where} [text]") if "text" in table else None
+    phenotypes = _phenotypes(table.get("phenotypes", {}), where)
+    if phenotypes and "synthetic" in table:
+        raise ConfigError(f"{where} [phenotypes]: generated patients have their own: leave it out")
+    out = build(HoldOutConfig, table.get("hold_out", {}), f"{where} [hold_out]")
+    for name, site in table.get("sites", {}).items():
+        if not isinstance(site, Mapping):
+            continue
+        if phenotypes and site.get("labels"):
+            raise ConfigError(
+                f"{where} [sites.{name}]: labels do not go with [phenotypes], which makes them of "
+                "codes: leave out one of the two"
+            )
+        if phenotypes and not site.get("codes"):
+            raise ConfigError(f"{where} [sites.{name}]: [phenotypes] are made of codes: give them")
+        if text is not None and site.get("concepts"):
+            raise ConfigError(f"{where} [sites.{name}]: concepts do not go with [text]: give notes")
+    return PatientTables(concepts, text, phenotypes, out.codes)
+
+
+def _phenotypes(table: Mapping[str, Any], where: str) -> dict[str, tuple[str, ...]]:
+    made: dict[str, tuple[str, ...]] = {}
+    for name, codes in table.items():
+        place = f"{where} [phenotypes] {name}"
+        if not isinstance(codes, list | tuple) or not codes:
+            raise ConfigError(f'{place} = {codes!r}: expected a list of codes such as "icd10:I10"')
+        try:
+            for code in codes:
+                parse(str(code))
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from error
+        made[name] = tuple(map(str, codes))
+    return made

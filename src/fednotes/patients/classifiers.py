@@ -1,0 +1,634 @@
+"""Scores → probabilities by Platt scaling, fitted over sites from sums alone.
+
+Stage 2: one linear classifier per disease, all of them one matrix.
+
+Liu, Dligach and Miller 2019, section 2.6: a linear SVM (hinge loss) per phenotype, trained by
+stochastic gradient descent without regularisation on stage 1's representations.
+
+A disease whose classes are absent and present has one machine, the sign of its score decides;
+one with questionable as well has three, one against the rest. An epoch takes the patients one
+by one; each patient's step is taken by all machines at once, because a patient's feature
+meets one contiguous row of (features, machines). Every machine does what scikit-learn's
+`SGDClassifier(penalty=None, shuffle=False)` would do alone on the patients that are labelled
+for its disease: the same order, the same steps, the same coefficients.
+
+Linear classifiers fitted to their end: what the steps of `LinearSVMs.epoch` are judged by.
+
+Stochastic gradient descent without a penalty stops where its epochs do, so that a comparison of
+features by it is also one of how fast each of them is learnt. scikit-learn's
+`LogisticRegression` has one solution, whatever the order of patients:
+
+    min_w  ½ ‖w‖² + C Σ_i s_i log(1 + exp(−y_i (w·x_i + b)))
+
+with s_i the weight of a patient's class. At one place it is a reference that is not federated;
+in a federation each site's own solutions are averaged, and further cycles change nothing.
+
+Bags of concepts weighted by TF-IDF: the features that need no representation learning.
+
+    tf    how often a concept occurs in a patient's notes
+    df    at how many patients it occurs: a sum over sites, so none shows its own
+    idf   ln((1 + patients) / (1 + df)) + 1
+    each patient's vector is scaled to length 1
+
+These are the definitions of scikit-learn's TfidfTransformer. Liu, Dligach and Miller 2019 name
+"TF-IDF weighted sparse bag-of-CUIs vectors" and give no formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.core.errors import ConfigError, DataError, MissingExtra
+from fednotes.core.kernels import kernel
+from fednotes.core.tensors import require_like
+from fednotes.patients.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED, Bags
+
+CLASSES = (ABSENT, PRESENT, QUESTIONABLE)  # columns of scores, in the order of their labels
+SPARSE_INTERCEPT = 0.01  # scikit-learn's smaller step of the intercept with sparse features
+
+
+@dataclass(frozen=True)
+class SvmConfig:
+    """Settings of the classifiers; names and defaults are SGDClassifier's.
+
+    loss: "hinge" is the paper's SVM; "log" is logistic regression ("log_loss" there).
+    learning_rate: step t of a machine is eta0 ("constant"), eta0 / t^power_t ("invscaling") or
+        1 / (alpha (t0 + t - 1)) with the t0 of Bottou ("optimal"); t counts the machine's
+        own labelled patients and goes on from epoch to epoch. The paper names none.
+    class_weights: "balanced" weighs a class of a disease by n / (classes · its n).
+    solver: "sgd" takes the epochs' steps, as the paper does; "converged" is the reference of
+        `patients/classifiers.py`, logistic regression with a penalty and no steps. C: its weight of
+        the patients against the penalty; 0 lets held-out patients choose.
+    """
+
+    loss: Literal["hinge", "log"] = "hinge"
+    learning_rate: Literal["constant", "optimal", "invscaling"] = "optimal"
+    eta0: float = 0.01
+    power_t: float = 0.5
+    alpha: float = 1e-4
+    class_weights: Literal["none", "balanced"] = "none"
+    solver: Literal["sgd", "converged"] = "sgd"
+    C: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for steps that cannot be."""
+        for name in ("eta0", "alpha"):
+            if not 0 < getattr(self, name) < np.inf:
+                raise ConfigError(f"{name} = {getattr(self, name)}: a number above 0 is needed")
+        if not 0 <= self.power_t < np.inf:
+            raise ConfigError(f"power_t = {self.power_t}: at least 0 is needed")
+        if not 0 <= self.C < np.inf:
+            raise ConfigError(f"C = {self.C}: at least 0 is needed")
+        if self.solver == "converged" and self.loss != "log":
+            raise ConfigError(
+                'solver = "converged" is logistic regression: set loss = "log" beside it'
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Patients' features without the zeros, row by row (CSR).
+
+    values: (entries,) float64. columns: (entries,) int64. offsets: (patients + 1,) int64.
+    width: the number of features. sparse: how they were given; it sets the intercept's step.
+    """
+
+    values: np.ndarray
+    columns: np.ndarray
+    offsets: np.ndarray
+    width: int
+    sparse: bool = True
+
+    @classmethod
+    def of(cls, dense: np.ndarray) -> Features:
+        """From (patients, features); about half of a ReLU layer's values are zero."""
+        matrix = np.ascontiguousarray(dense, np.float64)
+        if matrix.ndim != 2:
+            raise DataError(f"features of shape {matrix.shape}: (patients, features) is needed")
+        row, column = np.nonzero(matrix)
+        return cls._checked(matrix[row, column], column, row, matrix.shape, sparse=False)
+
+    @classmethod
+    def from_entries(
+        cls, row: np.ndarray, column: np.ndarray, value: np.ndarray, shape: tuple[int, int]
+    ) -> Features:
+        """From entries in any order, each pair of row and column once."""
+        order = np.lexsort((column, row))
+        row, column, value = row[order], column[order], np.asarray(value, np.float64)[order]
+        if len(row) and not (0 <= row[0] <= row[-1] < shape[0] and column.min() >= 0):
+            raise DataError(f"rows or columns of features are outside {shape}")
+        if len(column) and column.max() >= shape[1]:
+            raise DataError(f"column {column.max()} of features is outside {shape}")
+        return cls._checked(value, column, row, shape, sparse=True)
+
+    @classmethod
+    def _checked(
+        cls,
+        value: np.ndarray,
+        column: np.ndarray,
+        row: np.ndarray,
+        shape: tuple[int, ...],
+        sparse: bool,
+    ) -> Features:
+        if not np.isfinite(value).all():
+            raise DataError("a feature is not a finite number")
+        offsets = np.zeros(shape[0] + 1, np.int64)
+        np.cumsum(np.bincount(row, minlength=shape[0]), out=offsets[1:])
+        return cls(value, column.astype(np.int64), offsets, shape[1], sparse)
+
+    def __len__(self) -> int:
+        """The number of patients."""
+        return len(self.offsets) - 1
+
+
+def classes_of(counts: Mapping[str, np.ndarray], least: int = 20) -> tuple[tuple[int, ...], ...]:
+    """The classes of each disease, from label counts summed over sites.
+
+    counts: "absent", "present", "questionable" → (diseases,), as `Cohort.label_counts`.
+    Questionable is a class where at least `least` patients are; the paper leaves it out
+    where there are too few. Absent and present are classes where there is anyone.
+    """
+    enough = (counts["absent"] > 0, counts["present"] > 0, counts["questionable"] >= max(least, 1))
+    table = np.stack(enough, axis=1)
+    return tuple(tuple(c for c in CLASSES if row[c]) for row in table)
+
+
+class LinearSVMs:
+    """The classifiers of all diseases, which start as zero.
+
+    classes: of each disease, in rising order of labels. One class needs no machine (it is
+    always predicted), none predicts -1. Labels of another class count as unlabelled.
+
+    weight: (features, machines), intercept: (machines,), float64. steps: (machines,) patients
+    seen. machines: (disease, class that is positive) of each.
+    """
+
+    def __init__(
+        self, classes: Sequence[Sequence[int]], features: int, config: SvmConfig | None = None
+    ) -> None:
+        self.config = config or SvmConfig()
+        self.classes = tuple(tuple(sorted(each)) for each in classes)
+        if any(c not in CLASSES or each.count(c) > 1 for each in self.classes for c in each):
+            raise ConfigError(f"classes of a disease are some of {CLASSES}, each once")
+        self.machines = tuple(
+            (disease, positive)
+            for disease, each in enumerate(self.classes)
+            for positive in (each[1:] if len(each) == 2 else each if len(each) > 2 else ())
+        )
+        self.weight = np.zeros((features, len(self.machines)))
+        self.intercept = np.zeros(len(self.machines))
+        self.steps = np.zeros(len(self.machines), np.int64)
+
+    def trainable(self) -> dict[str, Tensor]:
+        """Name → float64 tensor that shares memory with the classifiers: read or copy into."""
+        arrays = {"svm.intercept": self.intercept, "svm.weight": self.weight}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def sent(self) -> dict[str, Tensor]:
+        """The same names in float32: what leaves a site.
+
+        A float32 number times a number of patients is exact in float64, so the mean over one
+        site is that site's value to the last bit; of float64 numbers it is not. Training in
+        one place gives the same bits where it too goes on, cycle by cycle, from these.
+        """
+        return {name: value.float() for name, value in self.trainable().items()}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `sent` gave, which may lie among others.
+
+        Raises TrainingError where it is missing or does not fit.
+        """
+        given = {name: value for name, value in tensors.items() if name in self.trainable()}
+        require_like(self.sent(), given)
+        for name, value in self.trainable().items():
+            value.copy_(given[name])
+
+    def targets(self, labels: np.ndarray) -> np.ndarray:
+        """(patients, machines) int8: 1 the machine's class, -1 another one, 0 unlabelled."""
+        if labels.ndim != 2 or labels.shape[1] != len(self.classes):
+            raise DataError(f"labels of shape {labels.shape} for {len(self.classes)} diseases")
+        found = np.zeros((len(labels), len(self.machines)), np.int8)
+        for column, (disease, positive) in enumerate(self.machines):
+            given = labels[:, disease]
+            known = np.isin(given, self.classes[disease])
+            found[:, column] = np.where(known, np.where(given == positive, 1, -1), 0)
+        return found
+
+    def balanced(self, counts: np.ndarray) -> np.ndarray:
+        """(machines, 2) weights of negative and positive patients, n / (classes · its n).
+
+        counts: (diseases, 3) labelled patients of each of CLASSES, summed over all sites. With
+        three classes the rest weighs 1, as in scikit-learn.
+        """
+        weights = np.ones((len(self.machines), 2))
+        for row, (disease, positive) in enumerate(self.machines):
+            each = self.classes[disease]
+            numbers = counts[disease][list(each)]
+            share = numbers.sum() / (len(each) * np.maximum(numbers, 1))
+            weights[row, 1] = share[each.index(positive)]
+            if len(each) == 2:
+                weights[row, 0] = share[0]
+        return weights
+
+    def epoch(
+        self,
+        features: np.ndarray | Features,
+        labels: np.ndarray,
+        order: Sequence[int] | np.ndarray | None = None,
+        weights: np.ndarray | None = None,
+    ) -> tuple[float, int]:
+        """One pass over the patients in this order (rows; without it, as they come).
+
+        weights: (machines, 2), see `balanced`. Returns the sum of losses before each step and
+        how many pairs of patient and machine it is over.
+        """
+        x, config = self._read(features), self.config
+        rows = np.arange(len(x)) if order is None else np.asarray(order, np.int64)
+        targets = self.targets(labels)
+        if len(targets) != len(x) or (len(rows) and not 0 <= rows.min() <= rows.max() < len(x)):
+            raise DataError(f"{len(x)} patients have {len(targets)} rows of labels, or rows beyond")
+        both = np.ones((len(self.machines), 2)) if weights is None else weights
+        schedule = ("constant", "optimal", "invscaling").index(config.learning_rate)
+        # w ← w − η ∂ max(0, 1 − y (w·x + b)) / ∂w, patient by patient
+        loss = _epoch(
+            *(x.values, x.columns, x.offsets, rows, targets),
+            *(self.weight, self.intercept, self.steps, np.ascontiguousarray(both, np.float64)),
+            *(config.loss == "log", schedule, config.eta0, config.power_t, config.alpha),
+            SPARSE_INTERCEPT if x.sparse else 1.0,
+        )
+        return float(loss), int(np.count_nonzero(targets[rows]))
+
+    def scores(self, features: np.ndarray | Features) -> np.ndarray:
+        """(patients, machines) w·x + b."""
+        x = self._read(features)
+        out = np.empty((len(x), len(self.machines)))
+        _scores(x.values, x.columns, x.offsets, self.weight, self.intercept, out)
+        return out
+
+    def decision(self, features: np.ndarray | Features) -> np.ndarray:
+        """(patients, diseases, 3) scores of CLASSES; -inf for what is no class of a disease."""
+        return self._spread(self.scores(features), lambda score: -score, lone=0.0, other=-np.inf)
+
+    def ranking(self, features: np.ndarray | Features) -> np.ndarray:
+        """(patients, diseases) scores of "present", which only rank; 0 where it is no class."""
+        scores = self.decision(features)[:, :, PRESENT]
+        return np.where(np.isfinite(scores), scores, 0.0)
+
+    def predict(self, features: np.ndarray | Features) -> np.ndarray:
+        """(patients, diseases) int8: the class with the highest score; -1 without classes."""
+        decision = self.decision(features)
+        best = decision.argmax(axis=2)
+        known = np.isfinite(decision.max(axis=2, initial=-np.inf))
+        return np.where(known, best, UNLABELLED).astype(np.int8)
+
+    def probabilities(
+        self, features: np.ndarray | Features, platt: np.ndarray | None = None
+    ) -> np.ndarray:
+        """(patients, diseases, 3) sigmoid(a · score + b), scaled to sum to 1 over the classes.
+
+        platt: (machines, 2) a and b of `models.platt.fit_platt`. Without it 1 and 0, which is
+        what the loss "log" means and for "hinge" says no more than the order. Zeros without
+        classes.
+        """
+        a, b = np.broadcast_to((1.0, 0.0) if platt is None else platt, (len(self.machines), 2)).T
+        with np.errstate(over="ignore"):  # exp of a large negative score: the sigmoid is zero
+            sigmoids = 1 / (1 + np.exp(-(a * self.scores(features) + b)))
+        spread = self._spread(sigmoids, lambda p: 1 - p, lone=1.0, other=0.0)
+        total = spread.sum(axis=2, keepdims=True)
+        several = np.array([max(1, len(each)) for each in self.classes])[None, :, None]
+        even = (spread >= 0) & self._is_class()[None]
+        # Where all sigmoids of a disease underflow to zero, no class is preferred.
+        return np.where(total > 0, spread / np.where(total > 0, total, 1), even / several)
+
+    def _is_class(self) -> np.ndarray:
+        """(diseases, 3) bool."""
+        return np.array([[c in each for c in CLASSES] for each in self.classes], bool).reshape(
+            -1, 3
+        )
+
+    def _spread(
+        self,
+        values: np.ndarray,
+        opposite: Callable[[np.ndarray], np.ndarray],
+        lone: float,
+        other: float,
+    ) -> np.ndarray:
+        """(patients, machines) → (patients, diseases, 3)."""
+        out = np.full((len(values), len(self.classes), len(CLASSES)), other)
+        for column, (disease, positive) in enumerate(self.machines):
+            out[:, disease, positive] = values[:, column]
+            if len(self.classes[disease]) == 2:
+                out[:, disease, self.classes[disease][0]] = opposite(values[:, column])
+        for disease, each in enumerate(self.classes):
+            if len(each) == 1:
+                out[:, disease, each[0]] = lone
+        return out
+
+    def _read(self, features: np.ndarray | Features) -> Features:
+        found = features if isinstance(features, Features) else Features.of(features)
+        if found.width != len(self.weight):
+            raise DataError(f"{found.width} features for classifiers of {len(self.weight)}")
+        return found
+
+
+# ---- kernels: all machines side by side ------------------------------------------------------
+# Not fused, and sums in scikit-learn's order: the hinge loss gives its very bits.
+
+
+@kernel("void(f8[::1], i8[::1], i8, i8, f8[:,::1], f8[::1], f8[::1])", fused=False)
+def _score(values, columns, start, stop, weight, intercept, out):
+    """out (machines,) ← the scores of one patient, whose entries are start:stop."""
+    machines = out.shape[0]
+    for k in range(machines):
+        out[k] = 0.0
+    for e in range(start, stop):
+        column, value = columns[e], values[e]
+        for k in range(machines):
+            out[k] += value * weight[column, k]
+    for k in range(machines):
+        out[k] += intercept[k]
+
+
+@kernel("UniTuple(f8, 2)(b1, f8, f8)", fused=False)
+def _loss(log, y, score):
+    """The loss of a score for the target y (1 or -1), and minus its derivative by the margin."""
+    margin = y * score
+    if not log:
+        return max(0.0, 1.0 - margin), (1.0 if margin <= 1.0 else 0.0)
+    loss = np.log1p(np.exp(-abs(margin))) + max(0.0, -margin)
+    if score <= -37.0:  # exp(-score) is so large that 1 more makes no difference
+        small = np.exp(score)
+        return loss, (1.0 - small if y > 0.0 else small)
+    odds = np.exp(-score)
+    return loss, (odds if y > 0.0 else 1.0) / (1.0 + odds)
+
+
+@kernel("f8(i8, i8, f8, f8, f8)", fused=False)
+def _size(schedule, t, eta0, power, alpha):
+    """The learning rate of a machine's step t (from 1). "optimal" starts at alpha^-1/4."""
+    if schedule == 0:
+        return eta0
+    if schedule == 1:
+        first = np.sqrt(1.0 / np.sqrt(alpha))
+        return 1.0 / (alpha * (1.0 / (first * alpha) + t - 1.0))
+    return eta0 / t**power
+
+
+@kernel("void(f8[::1], i8[::1], i8[::1], f8[:,::1], f8[::1], f8[:,::1])", fused=False)
+def _scores(values, columns, offsets, weight, intercept, out):
+    for row in range(out.shape[0]):
+        _score(values, columns, offsets[row], offsets[row + 1], weight, intercept, out[row])
+
+
+@kernel(
+    "f8(f8[::1], i8[::1], i8[::1], i8[::1], i1[:,::1], f8[:,::1], f8[::1], i8[::1], f8[:,::1],"
+    " b1, i8, f8, f8, f8, f8)",
+    fused=False,
+)
+def _epoch(
+    values, columns, offsets, order, targets, weight, intercept, steps, weights,
+    log, schedule, eta0, power, alpha, intercept_step,
+):  # fmt: skip
+    machines, total = weight.shape[1], 0.0
+    score, update = np.empty(machines), np.empty(machines)
+    for row in order:
+        start, stop, moves = offsets[row], offsets[row + 1], False
+        _score(values, columns, start, stop, weight, intercept, score)
+        for k in range(machines):
+            y = np.float64(targets[row, k])
+            update[k] = 0.0
+            if y == 0.0:
+                continue
+            steps[k] += 1
+            loss, slope = _loss(log, y, score[k])
+            side = weights[k, 1] if y > 0.0 else weights[k, 0]
+            total += side * loss
+            # [phenotype svm]
+            update[k] = _size(schedule, steps[k], eta0, power, alpha) * (y * slope) * side
+            moves |= update[k] != 0.0
+        if moves:
+            for e in range(start, stop):
+                column, value = columns[e], values[e]
+                for k in range(machines):
+                    weight[column, k] += value * update[k]  # [phenotype svm]
+            for k in range(machines):
+                intercept[k] += update[k] * intercept_step  # [phenotype svm]
+    return total
+
+
+CHOICES = tuple(10.0**power for power in range(-2, 5))  # of C, where held-out patients choose it
+_STEPS = 10_000  # of the solver, at most
+_TOLERANCE = 1e-6  # of the gradient's largest part
+
+
+def fit(
+    machines: LinearSVMs,
+    features: Features,
+    labels: np.ndarray,
+    weights: np.ndarray | None,
+    C: float,
+) -> tuple[float, int]:
+    """Put every machine at its solution; one without patients of both kinds stays at zero.
+
+    labels: (patients, diseases). weights: (machines, 2) of negative and positive patients, see
+    `LinearSVMs.balanced`. Returns the sum of weighted losses and over how many pairs of patient
+    and machine it is. Raises MissingExtra without scikit-learn.
+    """
+    try:
+        from scipy.sparse import csr_matrix
+        from sklearn.linear_model import LogisticRegression
+    except ImportError:
+        raise MissingExtra("scikit-learn", "phenotype") from None
+    shape = (len(features), features.width)
+    x = csr_matrix((features.values, features.columns, features.offsets), shape=shape)
+    targets = machines.targets(labels)
+    machines.weight[:], machines.intercept[:] = 0.0, 0.0
+    for k in range(len(machines.machines)):
+        rows = np.flatnonzero(targets[:, k])
+        y = targets[rows, k]
+        if len(np.unique(y)) < 2:
+            continue
+        solver = LogisticRegression(C=C, tol=_TOLERANCE, max_iter=_STEPS)
+        found = solver.fit(x[rows], y, sample_weight=_weights_of(y, weights, k))
+        machines.weight[:, k], machines.intercept[k] = found.coef_[0], found.intercept_[0]
+    return loss_of(machines, features, labels, weights)
+
+
+def loss_of(
+    machines: LinearSVMs, features: Features, labels: np.ndarray, weights: np.ndarray | None
+) -> tuple[float, int]:
+    """The sum of weighted logistic losses, and over how many pairs of patient and machine."""
+    targets, scores = machines.targets(labels), machines.scores(features)
+    total = 0.0
+    for k in range(len(machines.machines)):
+        rows = np.flatnonzero(targets[:, k])
+        y = targets[rows, k]
+        losses = np.logaddexp(0.0, -y * scores[rows, k])
+        total += float((_weights_of(y, weights, k) * losses).sum())
+    return total, int(np.count_nonzero(targets))
+
+
+def fit_best(
+    machines: LinearSVMs,
+    train: tuple[Features, np.ndarray],
+    held_out: tuple[Features, np.ndarray],
+    weights: np.ndarray | None,
+) -> tuple[float, int]:
+    """As `fit`, with the C of `CHOICES` whose solutions have the least loss on held-out patients.
+
+    The smaller one of two that are alike, and where nobody is held out 1. train, held_out:
+    features and labels.
+    """
+    best = 1.0
+    if len(held_out[0]):
+        losses = []
+        for C in CHOICES:
+            fit(machines, *train, weights, C)
+            losses.append(loss_of(machines, *held_out, weights)[0])
+        best = CHOICES[int(np.argmin(losses))]
+    return fit(machines, *train, weights, best)
+
+
+def _weights_of(targets: np.ndarray, weights: np.ndarray | None, machine: int) -> np.ndarray:
+    """(patients,) the weight of each one's class for this machine."""
+    negative, positive = (1.0, 1.0) if weights is None else weights[machine]
+    return np.where(targets > 0, positive, negative)
+
+
+def document_frequencies(bags: Bags) -> np.ndarray:
+    """(vocabulary,) int64: at how many patients each concept occurs. It adds over sites."""
+    _, column, _ = bags.counts()
+    return np.bincount(column, minlength=bags.vocabulary).astype(np.int64)
+
+
+def inverse_document_frequencies(frequencies: np.ndarray, patients: int) -> np.ndarray:
+    """(vocabulary,) float64 from the frequencies of that many patients in all."""
+    # [phenotype idf]
+    return np.asarray(np.log((1 + patients) / (1 + frequencies.astype(np.float64))) + 1)
+
+
+def tfidf(bags: Bags, idf: np.ndarray) -> Features:
+    """Each patient's weighted concepts, scaled to length 1; none for a patient without any.
+
+    Raises DataError for bags of another vocabulary.
+    """
+    if bags.vocabulary != len(idf):
+        raise DataError(
+            f"bags over {bags.vocabulary} concepts for frequencies of {len(idf)}: use the "
+            "dictionary that the model was trained with"
+        )
+    row, column, count = bags.counts()
+    value = count * idf[column]  # [phenotype tf-idf]
+    length = np.sqrt(np.bincount(row, value**2))  # [phenotype tf-idf]
+    return Features.from_entries(row, column, value / length[row], (len(bags), bags.vocabulary))
+
+
+LEAST_SLOPE = 0.1  # of a calibrated probability's log-odds, for a standard deviation of the score
+
+
+def platt_sums(platt: np.ndarray, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """(machines, 10) what `fit_platt` needs of one site's held-out patients; it adds over sites.
+
+    platt: (machines, 2) a and b. scores, targets: (patients, machines), as the classifiers'
+    methods of these names give them. With z = a · score + b and p = sigmoid(z), sums over the
+    labelled patients of log(1 + exp z), p · score, p, the three second derivatives by a and b,
+    the numbers of positive and negative patients and the sums of their scores.
+    """
+    z = platt[:, 0] * scores + platt[:, 1]
+    small = np.exp(-np.abs(z))
+    p = np.where(z >= 0, 1, small) / (1 + small)
+    curve, positive, negative = p * (1 - p), targets > 0, targets < 0
+    moments = (np.logaddexp(0, z), p * scores, p, curve * scores**2, curve * scores, curve)
+    parts = [moment * (targets != 0) for moment in moments]
+    parts += [positive, negative, positive * scores, negative * scores]
+    return np.stack([np.sum(each, axis=0, dtype=np.float64) for each in parts], axis=1)
+
+
+def fit_platt(
+    sums: Callable[[np.ndarray], np.ndarray], machines: int, rounds: int = 50
+) -> np.ndarray:
+    """(machines, 2) Platt scaling (Platt 1999) by Newton's method, from sums over sites alone.
+
+    sums: (machines, 2) → the sum over sites of `platt_sums` there. It is called once a round,
+    at most `rounds` times in either of two passes. A step after which a machine's cross-entropy
+    is larger is halved (Lin, Lin and Weng 2007).
+
+    Few held-out patients may give a slope that is negative, and a probability that falls with
+    the score. No slope is less than `LEAST_SLOPE` over the scores' standard deviation: then the
+    intercept alone is fitted to it. A machine without held-out patients keeps (1, 0).
+    """
+    zero = np.zeros((machines, 2))
+    first = sums(zero)
+    kept = _descend(sums, zero, first, _newton, rounds)
+    least = _least_slopes(first)
+    weak = kept[:, 0] < least
+    if weak.any():
+        start = np.where(weak[:, None], np.stack([least, 0 * least], axis=1), kept)
+        shifted = _descend(sums, start, sums(start), _newton_intercept, rounds)
+        kept = np.where(weak[:, None], shifted, kept)
+    return np.where(first[:, 6:].any(axis=1, keepdims=True), kept, (1.0, 0.0))
+
+
+def _descend(
+    sums: Callable[[np.ndarray], np.ndarray],
+    start: np.ndarray,
+    there: np.ndarray,
+    newton: Callable[[np.ndarray], np.ndarray],
+    rounds: int,
+) -> np.ndarray:
+    """(machines, 2) where the cross-entropy is least, from `start`, whose sums are `there`."""
+    kept, at = start, _derivatives(start, there)
+    step = newton(at)
+    for _ in range(rounds - 1):
+        if not (np.abs(step) > 1e-10).any():
+            break
+        found = _derivatives(kept + step, sums(kept + step))
+        better = (found[:, 0] <= at[:, 0])[:, None]
+        kept = np.where(better, kept + step, kept)
+        at = np.where(better, found, at)
+        step = np.where(better, newton(at), step / 2)
+    return kept
+
+
+def _least_slopes(first: np.ndarray) -> np.ndarray:
+    """(machines,) from the sums at (0, 0), where p is 1/2 and its slope 1/4 everywhere."""
+    number = np.maximum(4 * first[:, 5], 1)
+    variance = 4 * first[:, 3] / number - (2 * first[:, 1] / number) ** 2
+    deviation = np.sqrt(np.maximum(variance, 0))
+    return np.where(deviation > 0, LEAST_SLOPE / np.where(deviation > 0, deviation, 1), 1.0)
+
+
+def _derivatives(platt: np.ndarray, sums: np.ndarray) -> np.ndarray:
+    """(machines, 8) cross-entropy, its gradient (2) and second derivatives (3), class sizes (2).
+
+    The targets are Platt's (n₊ + 1) / (n₊ + 2) and 1 / (n₋ + 2), which keep the fit finite
+    where a score separates the classes.
+    """
+    positive, negative, positive_scores, negative_scores = sums[:, 6:].T
+    high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)
+    a = high * positive_scores + low * negative_scores  # Σ target · score
+    b = high * positive + low * negative
+    found = sums[:, :8].copy()
+    found[:, 0] -= platt[:, 0] * a + platt[:, 1] * b
+    found[:, 1:3] -= np.stack([a, b], axis=1)
+    return found
+
+
+def _newton(derivatives: np.ndarray) -> np.ndarray:
+    """(machines, 2) the step to where the second-order expansion is least."""
+    _, ga, gb, aa, ab, bb, *_ = derivatives.T
+    aa, bb = aa + 1e-12, bb + 1e-12
+    determinant = np.maximum(aa * bb - ab * ab, 1e-24)
+    return np.stack([ab * gb - bb * ga, ab * ga - aa * gb], axis=1) / determinant[:, None]
+
+
+def _newton_intercept(derivatives: np.ndarray) -> np.ndarray:
+    """(machines, 2) the step of b alone."""
+    step = -derivatives[:, 2] / (derivatives[:, 5] + 1e-12)
+    return np.stack([np.zeros_like(step), step], axis=1)

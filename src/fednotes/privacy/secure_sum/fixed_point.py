@@ -1,0 +1,336 @@
+"""Real numbers as integers modulo 2^64, so that masks cancel exactly and no sum wraps around.
+
+A number v = weight · value (formed in float64, as the plain sum forms it) becomes the integer
+round(v · 2^e), ties to even. With n sites, |v| · 2^e is held to 2^62 / 2^ceil(log2 n), so a sum
+of n of them stays below 2^63 and is read back without doubt. A value beyond it is refused
+before anything is masked.
+
+What is lost, a tensor of S summands (`Layout.error`):
+
+- values of 4 bytes or fewer take one word: at most S · 2^-(e+1). With the default limit 2^31
+  on weight · value and 5 sites e is 28; with limits taken from an earlier total e is about 47
+  places below the largest sum, so that a float32 (24 bits) loses nothing in practice;
+- values of 8 bytes, weights and metrics take two words, the second counts what the first
+  rounded away: e + g is at least 60 up to 64 sites; a float64 sum is off by its own last bit.
+
+The sum of the integers is exact: in any order, for any drop-outs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.update import Total, Update
+from fednotes.privacy.secure_sum.masks import Words, digest
+
+BLOCK = 2**15  # numbers that stay in the cache from float to integer
+ROOM = 62  # bits of a sum's magnitude
+WIDE = 2.0**52  # limit of what takes two words, and of integers: float64 counts that far
+MOST_SITES = 2**10
+BITS = 300  # a limit lies between 2^-BITS and 2^BITS
+
+Kind = Literal["tensor", "weight", "metric"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The public bounds of |weight · value| of values of 4 bytes or fewer.
+
+    weighted: of any tensor. tensors: of single ones, by name.
+    Two-word numbers and integers may always go to 2^52.
+    Raises ConfigError for a limit that is not a positive number in 2^±300.
+    """
+
+    weighted: float = 2.0**31
+    tensors: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, limit in {"": self.weighted, **self.tensors}.items():
+            if not 2.0**-BITS <= limit <= 2.0**BITS:
+                of = f" of tensor {name!r}" if name else ""
+                raise ConfigError(
+                    f"secure sum: the limit{of} must be between 2^-{BITS} and 2^{BITS}"
+                )
+
+    @classmethod
+    def after(cls, total: Total, *, spare: int = 12) -> Limits:
+        """Limits for the next sum of the same task: the last, public total, 2^spare times over.
+
+        A site beyond them refuses, and everybody learns that it does: then ask again with
+        wider limits (the same exchange goes on).
+        """
+        limits = {}
+        for name, value in total.tensors.items():
+            largest = float(value.abs().max()) if value.numel() else 0.0
+            if 2.0 ** (-BITS // 2) < largest < 2.0 ** (BITS // 2):
+                limits[name] = 2.0 ** (_ceil_log2(largest) + spare)
+        return cls(tensors=limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """How one tensor, weight or metric lies in the words.
+
+    exponent e: an integer of the first word counts 2^-e.
+    fine g: of the second word, 2^-(e+g); 0 says that there is no second word.
+    """
+
+    kind: Kind
+    name: str
+    shape: tuple[int, ...]
+    exponent: int
+    fine: int
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def words(self) -> int:
+        return self.numbers * (2 if self.fine else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Everything but the numbers: what two sites must agree on for their words to add up.
+
+    purpose: what the sum is for (round, task). sites: how many may be in the sum.
+    The last word of a message is 1 at each site: their sum shows that the masks cancelled.
+    """
+
+    purpose: str
+    sites: int
+    fields: tuple[Field, ...]
+
+    @classmethod
+    def of(
+        cls,
+        update: Update,
+        sites: int,
+        *,
+        limits: Limits | None = None,
+        metrics: Sequence[str] | None = None,
+        purpose: str = "",
+    ) -> Layout:
+        """The layout of an update.
+
+        metrics: the names that every site sends (those missing here count 0); None: the
+        update's own.
+        Raises TrainingError for a metric that is not among `metrics`, ConfigError for a tensor
+        of complex numbers.
+        """
+        if not 1 <= sites <= MOST_SITES:
+            raise ConfigError(f"a secure sum has 1 to {MOST_SITES} sites, not {sites}")
+        names = sorted(update.metrics if metrics is None else set(metrics))
+        if extra := sorted(update.metrics.keys() - set(names)):
+            raise TrainingError(
+                f"metric {extra[0]!r} is not among those that the sites agreed to sum: "
+                "agree on the names of all sites first"
+            )
+        limits = limits or Limits()
+        fields = [
+            _field(name, value, sites, limits.tensors.get(name, limits.weighted))
+            for name, value in update.tensors.items()
+        ]
+        fields.append(_wide("weight", "", (), sites))
+        fields.extend(_wide("metric", name, (), sites) for name in names)
+        return cls(purpose, sites, tuple(fields))
+
+    @property
+    def words(self) -> int:
+        """How many uint64 a message has."""
+        return sum(field.words for field in self.fields) + 1
+
+    @property
+    def largest(self) -> int:
+        """What the integer of a first word must not exceed, either sign."""
+        return 2 ** (ROOM - _ceil_log2(self.sites))
+
+    def digest(self) -> bytes:
+        """32 bytes that two layouts share only if they are equal."""
+        parts: list[str | int] = [self.purpose, self.sites, len(self.fields)]
+        for item in self.fields:
+            parts += [item.kind, item.name, len(item.shape), *item.shape, item.exponent, item.fine]
+        return digest(*parts)
+
+    def error(self, sites: int) -> dict[str, float]:
+        """By tensor: how far a sum of `sites` may be from the exact Σ weight · value."""
+        return {
+            item.name: sites * 2.0 ** -(item.exponent + item.fine + 1)
+            for item in self.fields
+            if item.kind == "tensor"
+        }
+
+
+def encode(update: Update, layout: Layout) -> Words:
+    """The update as words of `layout`.
+
+    Raises TrainingError naming the tensor that has a value that is not finite or out of range,
+    or that is not in the layout.
+    """
+    words = np.empty(layout.words, np.uint64)
+    signed, start = words.view(np.int64), 0
+    expected = [(item.name, item.shape) for item in layout.fields if item.kind == "tensor"]
+    given = [(name, tuple(value.shape)) for name, value in update.tensors.items()]
+    if given != expected:
+        raise TrainingError("the tensors of this site are not those that the sum was laid out for")
+    if not math.isfinite(update.weight):
+        raise TrainingError("the site's weight is not finite: nothing was sent")
+    for item in layout.fields:
+        first = signed[start : start + item.numbers]
+        second = signed[start + item.numbers : start + item.words]
+        start += item.words
+        if item.kind == "tensor":
+            _encode(update.tensors[item.name], update.weight, item, layout.largest, first, second)
+        else:
+            metric = item.kind == "metric"
+            number = update.metrics.get(item.name, 0.0) if metric else update.weight
+            _encode(
+                torch.tensor(float(number), dtype=torch.float64),
+                1.0,
+                item,
+                layout.largest,
+                first,
+                second,
+            )
+    words[-1] = 1
+    return words
+
+
+def decode(words: Words, layout: Layout, included: Sequence[str]) -> Total:
+    """The total that the sum of the words of the `included` sites stands for.
+
+    Raises TrainingError if the words are not such a sum: some mask was not taken off.
+    """
+    signed, start = words.view(np.int64), 0
+    if signed.size != layout.words or int(signed[-1]) != len(included):
+        raise TrainingError("the masks of the secure sum did not cancel: no total was made")
+    tensors: dict[str, Tensor] = {}
+    metrics: dict[str, float] = {}
+    weight = 0.0
+    for item in layout.fields:
+        first = signed[start : start + item.numbers]
+        second = signed[start + item.numbers : start + item.words]
+        start += item.words
+        _check_sum(first, len(included) * layout.largest)
+        _check_sum(second, len(included) << max(item.fine - 1, 0))
+        if item.kind == "tensor":
+            tensors[item.name] = torch.from_numpy(_decode(first, second, item)).reshape(item.shape)
+            continue
+        exact = Fraction((int(first[0]) << item.fine) + int(second[0]))
+        number = float(exact / Fraction(2) ** (item.exponent + item.fine))
+        if item.kind == "metric":
+            metrics[item.name] = number
+        else:
+            weight = number
+    return Total(tensors, weight, metrics, len(included), tuple(included))
+
+
+def _ceil_log2(number: float) -> int:
+    fraction, exponent = math.frexp(number)
+    return exponent - 1 if fraction == 0.5 else exponent
+
+
+def _field(name: str, value: Tensor, sites: int, limit: float) -> Field:
+    if value.is_complex() or value.is_quantized:
+        raise ConfigError(f"tensor {name!r}: a secure sum takes real numbers, not {value.dtype}")
+    shape = tuple(value.shape)
+    if value.element_size() > 4:
+        return _wide("tensor", name, shape, sites, max(limit, WIDE))
+    limit = limit if value.is_floating_point() else max(limit, WIDE)
+    return Field("tensor", name, shape, ROOM - _ceil_log2(sites) - _ceil_log2(limit), 0)
+
+
+def _wide(kind: Kind, name: str, shape: tuple[int, ...], sites: int, limit: float = WIDE) -> Field:
+    """A field of two words: what the first rounds away is at most half of its unit."""
+    room = ROOM - _ceil_log2(sites)
+    return Field(kind, name, shape, room - _ceil_log2(limit), room)
+
+
+def _encode(
+    value: Tensor,
+    weight: float,
+    item: Field,
+    largest: int,
+    first: NDArray[np.int64],
+    second: NDArray[np.int64],
+) -> None:
+    """Fill the words of one field, a block at a time."""
+    value = value.detach().cpu().contiguous()
+    if value.dtype is torch.bfloat16:  # NumPy has none
+        value = value.float()
+    numbers = value.view(-1).numpy()
+    buffer = np.empty(min(BLOCK, numbers.size))
+    unit = 2.0**item.exponent
+    for start in range(0, numbers.size, BLOCK):
+        part = slice(start, start + BLOCK)
+        scaled = buffer[: first[part].size]
+        scaled[...] = numbers[part]
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled *= weight
+            scaled *= unit
+            inside = scaled.max() <= largest and scaled.min() >= -largest
+        if not inside:  # NaN compares false
+            _refuse(numbers[part], item, largest)
+        whole = np.rint(scaled)
+        first[part] = whole
+        if item.fine:
+            second[part] = np.rint((scaled - whole) * 2.0**item.fine)
+
+
+def _refuse(numbers: NDArray[np.generic], item: Field, largest: int) -> None:
+    """Say what is wrong, without the value."""
+    what = "the site's weight" if item.kind == "weight" else f"{item.kind} {item.name!r}"
+    if not np.isfinite(numbers.astype(np.float64)).all():
+        raise TrainingError(f"{what} has a value that is not finite: nothing was sent")
+    limit = _ceil_log2(largest) - item.exponent
+    raise TrainingError(
+        f"{what}: weight times value exceeds the secure sum's limit 2^{limit}: nothing was sent; "
+        "lower the learning rate or give the tensor a wider limit"
+    )
+
+
+def _check_sum(sums: NDArray[np.int64], largest: int) -> None:
+    if sums.size and (int(sums.max()) > largest or int(sums.min()) < -largest):
+        raise TrainingError("a secure sum is out of range: no total was made")
+
+
+def _decode(
+    first: NDArray[np.int64], second: NDArray[np.int64], item: Field
+) -> NDArray[np.float64]:
+    """Integers → float64. One word: correctly rounded. Two: within one unit in the last place."""
+    if not item.fine:
+        return first.astype(np.float64) * 2.0**-item.exponent
+    top = (first + 2**31) >> 32  # nearest, so that a small sum of either sign has none
+    high = top.astype(np.float64) * 2.0 ** (32 - item.exponent)
+    low = (first - (top << 32)).astype(np.float64) * 2.0**-item.exponent
+    fine = second.astype(np.float64) * 2.0 ** -(item.exponent + item.fine)
+    return high + (low + fine)
+
+
+def check_layout(layout: Layout) -> None:
+    """Raises RefusedError for a layout from outside that no site could have made."""
+    kinds = [item.kind for item in layout.fields]
+    names = [(item.kind, item.name) for item in layout.fields]
+    sound = (
+        1 <= layout.sites <= MOST_SITES
+        and kinds.count("weight") == 1
+        and len(set(names)) == len(names)
+        and all(item.kind in ("tensor", "weight", "metric") for item in layout.fields)
+        and all(size >= 0 for item in layout.fields for size in item.shape)
+        and all(-BITS <= item.exponent <= 2 * BITS for item in layout.fields)
+        and all(item.fine in (0, ROOM - _ceil_log2(layout.sites)) for item in layout.fields)
+        and all(item.fine and item.numbers == 1 for item in layout.fields if item.kind != "tensor")
+    )
+    if not sound:
+        raise RefusedError("the layout of a masked update is not a layout")

@@ -1,0 +1,565 @@
+"""What a site said yes to: jobs by the hash of their table, tag sets by a fingerprint.
+
+A job is a table of JSON values and nothing else: no code comes over the wire, and a table that
+holds anything but such values has no fingerprint. A site keeps its decisions, with the tables
+they were about, in one file that only its owner can read:
+
+    <folder>/approvals.json   every decision in order, and each table once
+
+People who approve jobs by keys of their own, where a site asks for more than one of them.
+
+Each has an Ed25519 key in a file of their own; the public part stands in the site's rules:
+
+    [policy]
+    approvals = 2
+    approvers = { alice = "MCow…", bob = "9aXk…" }
+
+A signature is over the site, the job's fingerprint, the decision, the time, the account it was
+made from and the person's name, so it counts for nothing else. That two people looked is what
+it shows: whoever may write the site's rules can list other keys there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fednotes.core.cleaning import NAME, clean
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.core.parsing import read_json
+from fednotes.core.store import replace_file
+from fednotes.privacy.secure_sum.masks import KEY_BYTES, joined, need_cryptography
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+_PURPOSE = "fednotes approval of a job"
+_MOST_BYTES = 10_000  # of a key's file
+_PERSON = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """How many different people must approve a job at a site.
+
+    people: name → public key, 32 bytes in base64. None: whoever runs the command, without a key.
+    Raises ConfigError for what no decision could fulfil.
+    """
+
+    site: str = ""
+    needed: int = 1
+    people: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.needed < 1:
+            raise ConfigError(f"approvals = {self.needed}: at least 1 is needed")
+        for person, key in self.people.items():
+            if not _PERSON.fullmatch(person) or _raw(key) is None:
+                raise ConfigError(
+                    f'approvers: {person!r} = {key!r}: expected NAME = "KEY", the line that '
+                    "`fednotes site key NAME` shows"
+                )
+        if len(set(map(_raw, self.people.values()))) < len(self.people):
+            raise ConfigError("approvers: two names have the same key; each needs their own")
+        if len(self.people) < self.needed and (self.people or self.needed > 1):
+            raise ConfigError(
+                f"approvals = {self.needed}, and approvers lists {len(self.people)}: list all who "
+                "may approve, as the line that `fednotes site key NAME` shows"
+            )
+
+    def signed(self, signature: bytes, person: str, *about: str) -> bool:
+        """Whether this person of the list signed this. about: as it was given to `sign`."""
+        need_cryptography()
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        raw = _raw(self.people.get(person, ""))
+        if raw is None:
+            return False
+        try:
+            Ed25519PublicKey.from_public_bytes(raw).verify(signature, self._text(person, *about))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    def sign(self, key: Ed25519PrivateKey, person: str, *about: str) -> bytes:
+        """The signature of a person's decision, 64 bytes."""
+        return key.sign(self._text(person, *about))
+
+    def _text(self, person: str, *about: str) -> bytes:
+        return joined(_PURPOSE, self.site, person, *about)
+
+    def person_of(self, key: Ed25519PrivateKey, path: Path) -> str:
+        """Whose key it is. Raises ConfigError if it is nobody's of the list."""
+        public = public_of(key)
+        for person, known in self.people.items():
+            if _raw(known) == _raw(public):
+                return person
+        raise ConfigError(
+            f"{path}: its public part, {public}, is not among the approvers of this site's rules "
+            f"({', '.join(self.people) or 'none are listed'}); nothing was decided"
+        )
+
+
+def make_key(path: Path, person: str, passphrase: str = "") -> str:
+    """Write a new private key that only its owner can read; returns the public part.
+
+    passphrase: with which the file is encrypted; "" leaves it plain. Raises ConfigError for a
+    file that is there, or a name that no list of approvers can hold.
+    """
+    need_cryptography()
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    if not _PERSON.fullmatch(person):
+        raise ConfigError(f"{person!r}: letters, digits, '_' and '-' only, 64 at most")
+    if path.exists() or path.is_symlink():
+        raise ConfigError(
+            f"{path}: is there already, and no key is overwritten: give another --out"
+        )
+    key = Ed25519PrivateKey.generate()
+    locked = form.BestAvailableEncryption(passphrase.encode()) if passphrase else None
+    text = key.private_bytes(
+        form.Encoding.PEM, form.PrivateFormat.PKCS8, locked or form.NoEncryption()
+    )
+    try:
+        replace_file(path, text, mode=0o600)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+    return public_of(key)
+
+
+def read_key(path: Path, ask: Callable[[], str]) -> Ed25519PrivateKey:
+    """A person's private key. ask: for its passphrase, where it has one.
+
+    Raises ConfigError if there is none, others can read it, or the passphrase is wrong.
+    """
+    need_cryptography()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES)
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    if mode & 0o077:
+        raise ConfigError(f"{path}: others can read it: chmod 600 {path}")
+    locked = b"ENCRYPTED" in text
+    try:
+        key = load_pem_private_key(text, ask().encode() if locked else None)
+    except (ValueError, TypeError) as error:  # their messages may quote the key
+        what = "the passphrase is wrong" if locked else "no private key is in it"
+        raise ConfigError(f"{path}: {what}; nothing was decided") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path}: is no key that `fednotes site key` made; nothing was decided")
+    return key
+
+
+def public_of(key: Ed25519PrivateKey) -> str:
+    """The public part as the site's rules have it."""
+    return base64.b64encode(key.public_key().public_bytes_raw()).decode()
+
+
+def _raw(public: str) -> bytes | None:
+    try:
+        raw = base64.b64decode(public, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return raw if len(raw) == KEY_BYTES else None
+
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there two people must not decide at once
+    fcntl = None  # type: ignore[assignment]
+
+Decision = Literal["approved", "rejected"]
+Status = Literal["approved", "rejected", "waiting", "unknown", "changed"]
+Table = Mapping[str, Any]
+
+FORMAT = 1
+_DEPTH = 32  # of tables in tables
+_WHOLE = 2**63  # whole numbers are those of TOML
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """One decision. by: the account it was made from. when: UTC, as ISO text. table: the job that
+    it was about. person, signature (hexadecimal): of who approved with a key of their own.
+    ledger: the hash of the last line of the site's ledger then; "" if it had none, or is not
+    known."""
+
+    fingerprint: str
+    decision: Decision
+    by: str
+    when: str
+    table: Table
+    person: str = ""
+    signature: str = ""
+    ledger: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What all decisions on one job come to. made: the one that settled it; None while too few
+    have approved. people: who have approved since, of those who must."""
+
+    made: Approval | None = None
+    people: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A person who approves with a key of their own (`approvers.read_key`)."""
+
+    person: str
+    key: Any = field(repr=False)
+
+
+def fingerprint(table: Table) -> str:
+    """SHA-256 of a table as canonical JSON: the order of keys does not matter, types do.
+
+    Raises RefusedError if it holds anything but tables, lists, text, numbers and yes or no.
+    """
+    return hashlib.sha256(_canonical(table).encode("ascii")).hexdigest()
+
+
+class Approvals:
+    """The decisions of one site, kept in `folder` (made when the first one is written).
+
+    quorum: how many must approve, and by which keys. Who approves twice counts once; a no takes
+    every yes before it back.
+
+    Raises ConfigError where the file cannot be read or was edited by hand: a site that does not
+    know what it approved approves nothing.
+    """
+
+    def __init__(self, folder: Path, quorum: Quorum | None = None) -> None:
+        self.path, self.quorum = folder / "approvals.json", quorum or Quorum()
+
+    def approve(
+        self,
+        table: Table,
+        by: str,
+        when: datetime,
+        signer: Signer | None = None,
+        ledger: str = "",
+    ) -> str:
+        """Say yes to a job; returns its fingerprint. ledger: see `Approval`."""
+        made = _made("approved", table, by, when, ledger)
+        if signer is not None:
+            signature = self.quorum.sign(signer.key, signer.person, *_about(made)).hex()
+            made = replace(made, person=signer.person, signature=signature)
+        return self._add(made)
+
+    def reject(self, table: Table, by: str, when: datetime) -> str:
+        """Say no to a job, or take an approval back; returns its fingerprint."""
+        return self._add(_made("rejected", table, by, when))
+
+    def status(self, table: Table) -> Status:
+        """What was decided on exactly this table. "waiting": some of those who must have
+        approved it. "changed": nothing, but another table of the same `name` was approved;
+        "unknown": nothing at all."""
+        found = self.standing(table)
+        if found.made is not None:
+            return found.made.decision
+        if found.people:
+            return "waiting"
+        same = "name" in table and self.last_approved(table["name"]) is not None
+        return "changed" if same else "unknown"
+
+    def standing(self, table: Table) -> Standing:
+        """What the decisions on exactly this table come to."""
+        return self._standings().get(fingerprint(table), Standing())
+
+    def approved_after(self, table: Table) -> str:
+        """After which line of the ledger exactly this table was approved last, by all who must:
+        its hash, which no clock moves; "" for none."""
+        made = self.standing(table).made
+        return made.ledger if made is not None and made.decision == "approved" else ""
+
+    def last_approved(self, name: str | None = None) -> Approval | None:
+        """The newest approval that still holds; with `name`, of a job called so."""
+        found = (standing.made for standing in self._standings().values())
+        holding = [past for past in found if past is not None and past.decision == "approved"]
+        named = [past for past in holding if name in (None, past.table.get("name"))]
+        return named[-1] if named else None
+
+    def _standings(self) -> dict[str, Standing]:
+        """Fingerprint → standing, the one that changed last at the end."""
+        found: dict[str, Standing] = {}
+        for past in self.decisions():
+            before = found.get(past.fingerprint, Standing())
+            if (after := self._after(before, past)) != before:
+                found.pop(past.fingerprint, None)
+                found[past.fingerprint] = after
+        return found
+
+    def _after(self, before: Standing, past: Approval) -> Standing:
+        if past.decision == "rejected":
+            return Standing(past)
+        if not self._counts(past):
+            return before
+        rejected = before.made is not None and before.made.decision == "rejected"
+        people = before.people | {past.person}
+        if len(people) >= self.quorum.needed:
+            return Standing(past)
+        return Standing(None if rejected else before.made, people)
+
+    def _counts(self, past: Approval) -> bool:
+        if not self.quorum.people:
+            return True
+        try:
+            signature = bytes.fromhex(past.signature)
+        except (ValueError, TypeError):
+            return False
+        return self.quorum.signed(signature, past.person, *_about(past))
+
+    def decisions(self) -> tuple[Approval, ...]:
+        """Every decision, oldest first."""
+        try:
+            kept = read_json(self.path)
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError) as error:
+            raise self._unusable("cannot be read as JSON") from error
+        try:
+            if kept["format"] != FORMAT:
+                raise self._unusable(f"has format {kept['format']}, this version reads {FORMAT}")
+            jobs = kept["jobs"]
+            if any(fingerprint(table) != key for key, table in jobs.items()):
+                raise self._unusable("was edited: a job does not have its fingerprint")
+            found = tuple(
+                Approval(**(d | {"table": jobs[d["fingerprint"]]})) for d in kept["decisions"]
+            )
+        except (KeyError, TypeError, AttributeError, RefusedError) as error:
+            raise self._unusable("is not a list of decisions") from error
+        texts = (text for past in found for text in (past.by, past.when, past.person, past.ledger))
+        if not all(isinstance(text, str) for text in texts):
+            raise self._unusable("was edited: a decision has something else for a text")
+        if any(past.decision not in ("approved", "rejected") for past in found):
+            raise self._unusable("was edited: a decision is neither approved nor rejected")
+        return found
+
+    def _add(self, made: Approval) -> str:
+        with self._locked():
+            self._write((*self.decisions(), made))
+        return made.fingerprint
+
+    def _write(self, decisions: tuple[Approval, ...]) -> None:
+        jobs = {past.fingerprint: past.table for past in decisions}
+        log = [
+            dict(zip(("fingerprint", "decision", "by", "when"), _about(d), strict=True))
+            | {"ledger": d.ledger}
+            | ({"person": d.person, "signature": d.signature} if d.signature else {})
+            for d in decisions
+        ]
+        text = json.dumps({"format": FORMAT, "decisions": log, "jobs": jobs}, indent=2) + "\n"
+        try:
+            replace_file(self.path, text.encode(), mode=0o600)
+        except OSError as error:
+            raise self._disk(error) from error
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One decision at a time: two at once would lose one of them."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(
+                self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600
+            )
+        except OSError as error:
+            raise self._disk(error) from error
+        try:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _unusable(self, why: str) -> ConfigError:
+        return ConfigError(f"{self.path}: {why}; move it away and approve the site's jobs again")
+
+    def _disk(self, error: OSError) -> FednotesError:
+        reason = error.strerror or str(error)
+        return FednotesError(f"{self.path}: cannot be written ({reason}); nothing was decided")
+
+
+def _made(decision: Decision, table: Table, by: str, when: datetime, ledger: str = "") -> Approval:
+    if when.tzinfo is None:
+        raise ValueError("the time of a decision needs a time zone")
+    key, moment = fingerprint(table), when.astimezone(UTC).isoformat()
+    return Approval(key, decision, by, moment, _checked(table), ledger=ledger)
+
+
+def _about(made: Approval) -> tuple[str, ...]:
+    """What a person signs, besides their name."""
+    return made.fingerprint, made.decision, made.by, made.when
+
+
+def difference(old: Table, new: Table) -> tuple[str, ...]:
+    """What changes from one job to another, a line for each dotted key, sorted by key.
+
+    "+ key = value" is added, "- key = value" removed, "~ key: old → new" changed. Equal
+    fingerprints have no line, others at least one. Values are JSON; characters that a screen
+    does not show are escaped, so that a line cannot look like another.
+
+    Raises RefusedError as `fingerprint` does.
+    """
+    left, right = dict(_leaves(_checked(old), "")), dict(_leaves(_checked(new), ""))
+    lines = []
+    for key in sorted(left.keys() | right.keys()):
+        if key not in left:
+            lines.append(f"+ {key} = {right[key]}")
+        elif key not in right:
+            lines.append(f"- {key} = {left[key]}")
+        elif left[key] != right[key]:
+            lines.append(f"~ {key}: {left[key]} → {right[key]}")
+    return tuple(lines)
+
+
+@dataclass(frozen=True)
+class SiteLabels:
+    """How one site annotates. types: in the order of the tags' ids. label_map: the site's own
+    label → the job's, "" for one that is dropped."""
+
+    types: tuple[str, ...]
+    scheme: str = "BIO"
+    label_map: Mapping[str, str] = field(default_factory=dict)
+
+
+def agreement(method: str, sites: Mapping[str, SiteLabels]) -> str:
+    """The fingerprint that all sides must have before round 1: of the method, and every site's
+    tag set (its order counts: a tag's id is its place) and label map."""
+    labels = {site: asdict(own) for site, own in sites.items()}
+    return fingerprint({"method": method, "sites": labels})
+
+
+def mismatch(
+    here: Mapping[str, SiteLabels],
+    there: Mapping[str, SiteLabels],
+    names: tuple[str, str] = ("this site", "the job"),
+) -> tuple[str, ...]:
+    """Where two sides' ideas of the sites' labels differ: a line a site, which names the labels
+    on both sides and the remedy. Empty if they agree.
+
+    names: what messages call `here` and `there`.
+    """
+    lines = []
+    for site in sorted(here.keys() | there.keys()):
+        if site not in here or site not in there:
+            knows, lacks = names if site in here else names[::-1]
+            lines.append(
+                f"site {_text(site)} is known to {knows} and not to {lacks}: "
+                "start both from the same job"
+            )
+        elif here[site] != there[site]:
+            lines.append(_odd_labels(site, here[site], there[site], names))
+    return tuple(lines)
+
+
+def _odd_labels(site: str, here: SiteLabels, there: SiteLabels, names: tuple[str, str]) -> str:
+    ours, theirs = names
+    head = f"site {_text(site)}: {ours} has {_set(here.types)}, {theirs} has {_set(there.types)}"
+    only_here = [t for t in here.types if t not in there.types]
+    only_there = [t for t in there.types if t not in here.types]
+    if only_here or only_there:
+        odd = [(ours, only_here), (theirs, only_there)]
+        sides = "; ".join(f"only {who}: {_list(types)}" for who, types in odd if types)
+        return f"{head} ({sides}): map the labels in label_map, or correct types, on one side"
+    if here.types != there.types:
+        return f"{head}: the order differs, and a tag's id is its place: give types in one order"
+    if here.scheme != there.scheme:
+        return f"{head}, written as {here.scheme} and as {there.scheme}: set scheme alike"
+    keys = sorted(here.label_map.keys() | there.label_map.keys())
+    maps = (here.label_map, there.label_map)
+    odd_maps = [(k, *(m.get(k) for m in maps)) for k in keys if maps[0].get(k) != maps[1].get(k)]
+    shown = "; ".join(
+        f"{_text(key)} → {_target(mine)} at {ours}, {_target(other)} at {theirs}"
+        for key, mine, other in odd_maps
+    )
+    return f"{head}, but label_map differs ({shown}): make it the same on both sides"
+
+
+def _target(label: str | None) -> str:
+    if label is None:
+        return "not mapped"
+    return _text(label) if label else "dropped"
+
+
+def _set(types: tuple[str, ...]) -> str:
+    return "{" + _list(types) + "}"
+
+
+def _list(types: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(clean(t, NAME) for t in types)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(_checked(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _checked(value: Any, depth: int = 0, where: str = "") -> Any:
+    """A copy of plain lists and dicts. Raises RefusedError for what JSON does not have."""
+    if depth > _DEPTH:
+        raise RefusedError(f"the job's tables are more than {_DEPTH} deep: no job is")
+    if isinstance(value, Mapping):
+        if odd := [key for key in value if not _is_text(key)]:
+            raise RefusedError(f"{where or 'the job'}: a key is {type(odd[0]).__name__}, not text")
+        return {k: _checked(v, depth + 1, _join(where, k)) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return [_checked(item, depth + 1, f"{where}[{i}]") for i, item in enumerate(value)]
+    plain = value is None or type(value) is bool or _is_text(value)
+    whole = type(value) is int and -_WHOLE <= value < _WHOLE
+    if plain or whole or (type(value) is float and math.isfinite(value)):
+        return value
+    raise RefusedError(
+        f"{where or 'the job'}: a {type(value).__name__} that is no JSON value; a job is a table "
+        "of text, numbers, yes or no, lists and tables, and never carries code"
+    )
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value is text that UTF-8 can write: half a surrogate pair has two readings."""
+    if type(value) is not str:
+        return False
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Dotted key → value as JSON. A list is one value unless it holds tables or lists."""
+    if isinstance(value, dict) and (value or not where):
+        for key, inner in value.items():
+            yield from _leaves(inner, _join(where, key))
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{where}[{index}]")
+    else:
+        yield where, _text(value)
+
+
+def _join(where: str, key: str) -> str:
+    """A key below another, quoted as in TOML where it is not a bare word."""
+    name = key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _text(key)
+    return f"{where}.{name}" if where else name
+
+
+def _text(value: Any) -> str:
+    return clean(json.dumps(value, sort_keys=True, ensure_ascii=False), None)

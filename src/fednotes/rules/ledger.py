@@ -1,0 +1,416 @@
+"""What left a site, in a file that shows when it was changed.
+
+    <path>        one JSON line a message, each with the hash of the line before
+    <path>.head   how many lines there are, their bytes, and the hash of the last one
+
+A line says which message, its tensors' names, shapes, norms and hashes, how much training is
+behind them, its size, its hash and its receiver: never a value, a metric or text. Of a masked
+message the tensors are those behind the masks. It is on disk before `append` returns, so call
+that first and send afterwards; what is not in the ledger has not left.
+
+The chain shows a line that was altered, inserted, removed or moved; the head shows a tail that
+was cut off; `ledger_check.verify` names the line. Who may write both files can still write a
+new history: note `Ledger.head()` elsewhere now and then, and give it to `verify`. The whole
+file stays at the site: the hash of a message that holds a few counts can be guessed.
+
+An append writes the head twice, around the line: first what the next line's hash will be,
+then that it is there. A process that is killed in between leaves a cut line, or a whole one
+that the head announces; the next append mends both, and says so in its line ("mended").
+
+What left a site under one job, read from its ledger while it grows.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.core.errors import DataError, FednotesError, RefusedError
+from fednotes.core.parsing import JsonError, parse_json
+from fednotes.core.store import sync_folder
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there two processes must not share one ledger
+    fcntl = None  # type: ignore[assignment]
+
+FIRST = "0" * 64  # the hash before the first line
+_HEAD_BYTES = 320  # a head is always as long, so that it is written in place, in one piece
+_NAME = re.compile(r"[\w.\-/:@\[\]=,+]{1,256}", re.ASCII)  # no blanks: a name, not a sentence
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_KIT = Path("rules") / "ledger.jsonl"  # in a site's kit
+_LINE = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}\n', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """A tensor that left. norm: its Euclidean norm, or None where it is noise or bytes (theirs
+    says nothing), not finite, or of one number (it would be the value). sha256: of its bytes,
+    before they were masked if they were."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    norm: float | None
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message that is about to leave. time: with a time zone. bytes, sha256: of the whole
+    message. masked: whether it is a summand of a secure sum. job: the approved job's
+    fingerprint. refusal: whether it says no; reason: why, in one word, or "". update: `hash_of`
+    the update's tensors; "" if it holds none. tokens, steps, patients: of training behind them;
+    None if not known."""
+
+    time: datetime
+    run: str
+    round: int
+    task: str
+    receiver: str
+    tensors: tuple[TensorFacts, ...]
+    bytes: int
+    sha256: str
+    masked: bool = False
+    job: str = "-"
+    refusal: bool = False
+    reason: str = ""
+    update: str = ""
+    tokens: int | None = None
+    steps: int | None = None
+    patients: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a ledger ends. next: the hash of a line that is being written, or ""."""
+
+    lines: int = 0
+    bytes: int = 0
+    hash: str = FIRST
+    next: str = ""
+
+
+def describe(
+    tensors: Mapping[str, Tensor] | Mapping[str, np.ndarray], *, norms: bool = True
+) -> tuple[TensorFacts, ...]:
+    """The facts of tensors, in their order. norms: False for noise and bytes."""
+    return tuple(_facts(name, value, norms) for name, value in tensors.items())
+
+
+def hash_of(tensors: Iterable[TensorFacts]) -> str:
+    """One hash for several tensors; "" for none."""
+    lines = [f"{t.name} {t.dtype} {list(t.shape)} {t.sha256}\n" for t in tensors]
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else ""
+
+
+def plain(name: str) -> str:
+    """A name as the ledger takes it; "-" for one that could be text."""
+    return name if _NAME.fullmatch(name) else "-"
+
+
+def stamp(time: datetime) -> str:
+    """A time as a line has it: of two, the later one is the greater text."""
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def of_kit(kit: Path) -> Ledger:
+    """The ledger of a site's kit."""
+    return Ledger(kit / _KIT)
+
+
+class Ledger:
+    """The ledger of one site. Several processes may append; they wait for each other.
+
+    An append costs the same however long the ledger is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, entry: Entry) -> Head:
+        """Write one line, on disk when this returns; the ledger's new end.
+
+        Raises RefusedError if the ledger does not end as its head says (it was edited) or a
+        name of the entry could be text; FednotesError if the disk refuses. Then nothing was
+        written, and the message must not leave.
+        """
+        facts = _checked(entry)
+        try:
+            with self._opened() as (file, head_file):
+                before, mended = self._end(file, head_file)
+                line = _line(facts, before, mended)
+                after = Head(before.lines + 1, before.bytes + len(line), own_hash(line))
+                _write(head_file, 0, encode_head(replace(before, next=after.hash)))
+                try:
+                    file.truncate(before.bytes)
+                    _write(file, before.bytes, line)
+                    _write(head_file, 0, encode_head(after), wait=False)
+                except OSError:
+                    with suppress(OSError):  # a full disk: back to what was there
+                        file.truncate(before.bytes)
+                        _write(head_file, 0, encode_head(before))
+                    raise
+                return after
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise FednotesError(
+                f"{self.path}: cannot be written ({reason}); the message did not leave"
+            ) from error
+
+    def head(self) -> Head:
+        """Where the ledger ends; to be noted elsewhere. Raises RefusedError as `append` does."""
+        if not self.path.exists() and not head_path(self.path).exists():
+            return Head()
+        try:
+            with self._opened() as (file, head_file):
+                return self._end(file, head_file)[0]
+        except OSError as error:
+            raise FednotesError(f"{self.path}: cannot be read ({error.strerror})") from error
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+        """Both files, nobody else's for the while; made, for their owner only, if absent."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _open(head_path(self.path)) as head_file:
+            if fcntl is not None:
+                fcntl.flock(head_file, fcntl.LOCK_EX)
+            with _open(self.path) as file:
+                yield file, head_file
+
+    def _end(self, file: IO[bytes], head_file: IO[bytes]) -> tuple[Head, str]:
+        """Where the next line goes, and what a killed process left there: "cut" a piece of a
+        line, "whole" a line that its head had only announced, "" nothing."""
+        raw = head_file.read(_HEAD_BYTES + 1)
+        size = os.fstat(file.fileno()).st_size
+        if not raw.strip(b"\0 \n") and not size:  # new, or killed while it was made
+            sync_folder(self.path.parent)  # or a power cut may take both files and their names
+            return Head(), ""
+        head = decode_head(raw)
+        if head is None or size < head.bytes:
+            raise self._edited()
+        file.seek(max(0, head.bytes - _TAIL))
+        end = file.read(min(head.bytes, _TAIL))
+        if head.lines and end != f',"hash":"{head.hash}"}}\n'.encode():
+            raise self._edited()
+        rest = file.read() if head.next else file.read(1)
+        if not rest:
+            return replace(head, next=""), ""
+        if not head.next or (rest.endswith(b"\n") and own_hash(rest) != head.next):
+            raise self._edited()
+        if not rest.endswith(b"\n"):
+            return replace(head, next=""), "cut"
+        return Head(head.lines + 1, head.bytes + len(rest), head.next), "whole"
+
+    def _edited(self) -> RefusedError:
+        return RefusedError(
+            f"{self.path}: does not end as {head_path(self.path).name} says, so it was edited or "
+            "damaged, and nothing may leave: `fednotes ledger verify` names the line; keep both "
+            "files as evidence elsewhere, and a new ledger begins"
+        )
+
+
+_TAIL = len(f',"hash":"{FIRST}"}}\n')
+
+
+def head_path(path: Path) -> Path:
+    """The file that says where a ledger ends."""
+    return path.with_name(f"{path.name}.head")
+
+
+def encode_head(head: Head) -> bytes:
+    """A head as it stands in its file."""
+    text = json.dumps(asdict(head), separators=(",", ":"))
+    return text.encode("ascii").ljust(_HEAD_BYTES - 1) + b"\n"
+
+
+def decode_head(raw: bytes) -> Head | None:
+    """The head in a file's bytes; None if they are no head, to the last byte."""
+    try:
+        head = Head(**parse_json(raw))
+        numbers = type(head.lines) is int and type(head.bytes) is int
+        hashes = _DIGEST.fullmatch(head.hash) and _DIGEST.fullmatch(head.next or FIRST)
+        return head if numbers and hashes and encode_head(head) == raw else None
+    except (ValueError, TypeError):
+        return None
+
+
+def show(
+    path: Path, *, run: str | None = None, first: int = 0, last: int | None = None
+) -> Iterator[dict[str, Any]]:
+    """The ledger's lines as tables, oldest first; of one run, of rounds `first` to `last`.
+
+    Raises DataError for a line that is none, with its number; hashes are `verify`'s to judge.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                found = parsed(raw)
+                if found is None or type(found.get("round")) is not int:
+                    raise DataError.at(path, number, "not a line of a ledger; verify the ledger")
+                of_run = run in (None, found.get("run"))
+                if of_run and first <= found.get("round", 0) <= (
+                    math.inf if last is None else last
+                ):
+                    yield found
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; nothing has left this site yet") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def parsed(raw: bytes) -> dict[str, Any] | None:
+    """A line as a table, or None if it is none."""
+    try:
+        found = parse_json(raw) if _LINE.fullmatch(raw) else None
+    except JsonError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def own_hash(raw: bytes) -> str:
+    """The hash that a line must carry: of all that stands before it; "" of no line."""
+    found = _LINE.fullmatch(raw)
+    return hashlib.sha256(found[1]).hexdigest() if found else ""
+
+
+def _line(facts: dict[str, Any], before: Head, mended: str) -> bytes:
+    table = {"seq": before.lines + 1, **facts}
+    if mended:
+        table["mended"] = mended
+    table["prev"] = before.hash
+    body = json.dumps(table, separators=(",", ":"), allow_nan=False)[:-1].encode("ascii")
+    return body + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
+
+
+def _checked(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON values. Raises RefusedError where a name could be something else."""
+    if entry.time.tzinfo is None:
+        raise ValueError("the time of an entry needs a time zone")
+    names = {k: getattr(entry, k) for k in ("run", "task", "receiver", "job")}
+    names |= {f"name of tensor {i + 1}": t.name for i, t in enumerate(entry.tensors)}
+    names |= {f"dtype of tensor {i + 1}": t.dtype for i, t in enumerate(entry.tensors)}
+    for what, name in names.items():
+        if not _NAME.fullmatch(name):  # not shown: it may be text of a note
+            raise RefusedError(
+                f"the {what} is no plain name (ASCII letters, digits, . _ - / : @ [ ] = , +, at "
+                "most 256): the ledger takes no text, and the message did not leave"
+            )
+    hashes = (entry.sha256, entry.update or FIRST, *(t.sha256 for t in entry.tensors))
+    if not all(map(_DIGEST.fullmatch, hashes)):
+        raise ValueError("a hash of an entry is not 64 hexadecimal digits")
+    tensors = [asdict(t) | {"shape": list(t.shape)} for t in entry.tensors]
+    table = asdict(replace(entry, tensors=())) | {"tensors": tensors}
+    return table | {"time": stamp(entry.time)}
+
+
+def _facts(name: str, value: Tensor | np.ndarray, norms: bool) -> TensorFacts:
+    norm = None
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().flatten()
+        kind = str(value.dtype).removeprefix("torch.")
+        raw = flat.view(torch.uint8).numpy()
+        if norms:
+            norm = float(torch.linalg.vector_norm(flat.to(torch.float64)))
+    else:
+        array = np.ascontiguousarray(value).reshape(-1)
+        kind, raw = str(value.dtype), array.view(np.uint8)
+        if norms:
+            norm = float(np.linalg.norm(array.astype(np.float64)))
+    shape = tuple(value.shape)
+    if norm is not None and (math.prod(shape) == 1 or not math.isfinite(norm)):
+        norm = None
+    return TensorFacts(name, shape, kind, norm, hashlib.sha256(raw.data).hexdigest())
+
+
+def _open(path: Path) -> IO[bytes]:
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+
+
+def _write(file: IO[bytes], place: int, raw: bytes, wait: bool = True) -> None:
+    """Write all of `raw` at a place; `wait` until it is on disk."""
+    file.seek(place)
+    view = memoryview(raw)
+    while view:
+        written = file.write(view)
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        view = view[written:]
+    if wait:
+        os.fsync(file.fileno())
+
+
+KEPT = 8  # the newest messages with an answer; a server repeats no older request
+
+
+class Past:
+    """The lines of one job. `read` goes on from where it was; only whole lines are read.
+
+    newest: the latest time stamp of those that are counted; "" for none. Whether a line is as it
+    was written is for `ledger_check.verify` to judge.
+    """
+
+    def __init__(self, path: Path, job: str) -> None:
+        self._path, self._mark = path, f'"job":"{job}"'.encode("ascii")
+        self._offset, self._since, self.newest = 0, "", ""
+        self._updates: dict[str, set[str]] = {}  # task → hashes of updates
+        self._answers: dict[str, dict[str, Any]] = {}  # a message's hash → its line
+
+    def read(self, since: str = "") -> None:
+        """Take in what was appended. since: count from the line after the one of this hash on;
+        all lines where there is none. Raises OSError."""
+        begun = not self._path.exists() or self._path.stat().st_size < self._offset
+        if begun or since != self._since:  # a new ledger, or a new approval
+            self._offset, self._since, self.newest = 0, since, ""
+            self._updates, self._answers = {}, {}
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    break
+                self._offset += len(raw)
+                if self._mark in raw and (line := parsed(raw)) is not None:
+                    with suppress(KeyError, TypeError, AttributeError):  # edited by hand
+                        self._take(line)
+                if raw[-67:-3] == self._since.encode():
+                    self._updates, self.newest = {}, ""
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self.newest = max(self.newest, line["time"])
+        if line["refusal"] or line["task"].startswith("@"):
+            return
+        if line["update"]:
+            self._updates.setdefault(line["task"], set()).add(line["update"])
+        self._answers.pop(line["sha256"], None)
+        self._answers[line["sha256"]] = line
+        for old in list(self._answers)[:-KEPT]:
+            del self._answers[old]
+
+    def updates(self, task: str) -> frozenset[str]:
+        """Hashes of the different updates of a task that left."""
+        return frozenset(self._updates.get(task, ()))
+
+    def answer(self, sha256: str) -> dict[str, Any] | None:
+        """The line of one of the newest messages, by the message's hash."""
+        return self._answers.get(sha256)
+
+
+def tensors_of(line: dict[str, Any]) -> tuple[TensorFacts, ...]:
+    """The facts of a line's tensors."""
+    return tuple(TensorFacts(**{**t, "shape": tuple(t["shape"])}) for t in line["tensors"])

@@ -1,0 +1,559 @@
+"""The CRF's recursions on CPU: tensors in, tensors out, compiled kernels within.
+
+Same functions, arguments and results as `crf_torch`; emissions and scores are float64 here.
+Importing this module compiles the kernels (once per machine) or loads them from numba's cache.
+
+The compiled forward-backward algorithm of the linear-chain CRF: log Z and posteriors.
+
+One sentence after the other, one thread, everything in float64: a sentence's result does not
+depend on its neighbours, on padding or on thread settings, bit for bit.
+
+log Z and the posteriors come from the scaled forward-backward algorithm (Rabiner 1989, V.A) in
+exp-space, which needs one `exp` per emission. It is used for a sentence only when it provably
+loses nothing: every factor and every scaled message is either a structural zero (forbidden) or
+so far above the smallest double that no product can underflow:
+
+    message >= 1e-100, exp(transition) >= 1e-50, exp(emission) >= 1e-150   (relative to the maximum)
+
+Otherwise (emissions some 230 apart, say) the sentence is done again in log-space.
+
+Scores are natural logarithms; a forbidden score is -inf. Shapes: emissions (batch, tokens, tags),
+lengths (batch,), start and end (tags,), transitions (tags, tags) [from, to]. In the scaled part
+arrays have their last axis padded with zeros to `columns` so that loops run in vector lanes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.core.kernels import Floats, Ints, kernel, part, reduction
+
+_SMALLEST_MESSAGE = 1e-100
+_SMALLEST_TRANSITION = -115.0  # natural logarithm of 1e-50
+_SMALLEST_EMISSION = -345.0  # natural logarithm of 1e-150
+
+
+# ---- small parts -----------------------------------------------------------------------------
+
+_LOG2E = 1.4426950408889634
+_LN2_HIGH = 6.93147180369123816490e-01
+_LN2_LOW = 1.90821492927058770002e-10
+_ROUND = 6755399441055744.0  # 1.5 * 2**52: adding it rounds to an integer, kept in the low bits
+_ONE_BITS = 1023 << 52
+
+
+@part
+def _exp(x: Floats, scale: Floats, bits: Ints, count: int) -> None:
+    """x[:count] <- exp(x), for x in [-345, 0] or -inf; scale: scratch, bits: its int64 view.
+
+    exp(x) = 2**n exp(r), |r| <= ln(2)/2, Taylor to degree 13 (error below 1e-17). Written out so
+    that LLVM vectorises it; calling the C library once per number would take half of all time.
+    """
+    for k in range(count):
+        scale[k] = x[k] * _LOG2E + _ROUND
+    for k in range(count):
+        n = scale[k] - _ROUND
+        r = (x[k] - n * _LN2_HIGH) - n * _LN2_LOW
+        p = 1.0 / 6227020800.0
+        p = p * r + 1.0 / 479001600.0
+        p = p * r + 1.0 / 39916800.0
+        p = p * r + 1.0 / 3628800.0
+        p = p * r + 1.0 / 362880.0
+        p = p * r + 1.0 / 40320.0
+        p = p * r + 1.0 / 5040.0
+        p = p * r + 1.0 / 720.0
+        p = p * r + 1.0 / 120.0
+        p = p * r + 1.0 / 24.0
+        p = p * r + 1.0 / 6.0
+        p = p * r + 0.5
+        p = p * r + 1.0
+        p = p * r + 1.0
+        x[k] = p if x[k] > -700.0 else 0.0
+    for k in range(count):
+        bits[k] = (bits[k] << 52) + _ONE_BITS
+    for k in range(count):
+        x[k] *= scale[k]
+
+
+@part
+def _multiply(source: Floats, s: int, matrix: Floats, target: Floats, t: int) -> None:
+    """target[t] <- source[s] @ matrix; rows come in fours so that the sums stay in registers."""
+    rows, columns = matrix.shape
+    for i in range(0, rows, 4):
+        a, b, c, d = source[s, i], source[s, i + 1], source[s, i + 2], source[s, i + 3]
+        if i == 0:
+            for j in range(columns):
+                target[t, j] = (a * matrix[0, j] + b * matrix[1, j]) + (
+                    c * matrix[2, j] + d * matrix[3, j]
+                )
+        else:
+            for j in range(columns):
+                target[t, j] += (a * matrix[i, j] + b * matrix[i + 1, j]) + (
+                    c * matrix[i + 2, j] + d * matrix[i + 3, j]
+                )
+
+
+@reduction
+def _sum(array: Floats, t: int) -> float:
+    total = 0.0
+    for j in range(array.shape[1]):
+        total += array[t, j]
+    return total
+
+
+@reduction
+def _dot(left: Floats, right: Floats, t: int) -> float:
+    total = 0.0
+    for j in range(left.shape[1]):
+        total += left[t, j] * right[t, j]
+    return total
+
+
+@part
+def _lost(messages: Floats, length: int) -> int:
+    """How many messages are neither a structural zero nor safely above the smallest double."""
+    count = 0
+    flat = messages.reshape(messages.size)
+    for k in range(length * messages.shape[1]):
+        count += (flat[k] < _SMALLEST_MESSAGE) & (flat[k] != 0.0)
+    return count
+
+
+@part
+def _exp_scores(scores: Floats, out: Floats) -> tuple[float, bool]:
+    """out <- exp(score - maximum), 0 where forbidden; the maximum, and whether that is safe."""
+    top, safe = -np.inf, True
+    for i in range(scores.shape[0]):
+        for j in range(scores.shape[1]):
+            top = max(top, scores[i, j])
+    for i in range(scores.shape[0]):
+        for j in range(scores.shape[1]):
+            x = scores[i, j]
+            if x != -np.inf:
+                safe = safe and x - top >= _SMALLEST_TRANSITION  # False for NaN
+                out[i, j] = math.exp(x - top)
+    return top, safe and math.isfinite(top)
+
+
+# ---- scaled exp-space ------------------------------------------------------------------------
+
+
+@part
+def _load(
+    emissions: Floats, n: int, length: int, factors: Floats, scratch: Floats, bits: Ints
+) -> tuple[float, bool]:
+    """factors[t] <- exp(emissions[n, t] - maximum_t); Σ maximum_t, and whether that is safe."""
+    tags, columns = emissions.shape[2], factors.shape[1]
+    shift, unsafe = 0.0, 0
+    for t in range(length):
+        top = -np.inf
+        for j in range(tags):
+            top = emissions[n, t, j] if emissions[n, t, j] > top else top
+        shift += top
+        for j in range(tags):
+            factors[t, j] = emissions[n, t, j] - top
+        for j in range(tags, columns):
+            factors[t, j] = -np.inf
+    flat = factors.reshape(factors.size)
+    for k in range(length * columns):  # a NaN or an infinity is unsafe too
+        unsafe += not ((flat[k] >= _SMALLEST_EMISSION) | (flat[k] == -np.inf))
+    if unsafe == 0:
+        _exp(flat, scratch, bits, length * columns)
+    return shift, unsafe == 0
+
+
+@part
+def _pass(
+    length: int,
+    forward: bool,
+    first: Floats,
+    matrix: Floats,
+    factors: Floats,
+    arriving: Floats,
+    leaving: Floats,
+) -> float:
+    """Messages along the sentence, or with the transposed matrix from its end.
+
+    arriving[t] = leaving[t before] @ matrix, leaving[t] = arriving[t] * factors[t], scaled to sum
+    to 1 at every fourth position. Gives the logarithm of what was scaled away; NaN if unsafe.
+    """
+    columns = leaving.shape[1]
+    log_scale, product = 0.0, 1.0
+    for k in range(length):
+        t = k if forward else length - 1 - k
+        if k == 0:
+            for j in range(columns):
+                arriving[t, j] = first[0, j]
+        else:
+            _multiply(leaving, t - 1 if forward else t + 1, matrix, arriving, t)
+        for j in range(columns):
+            leaving[t, j] = arriving[t, j] * factors[t, j]
+        if k % 4 == 3:
+            total = _sum(leaving, t)
+            if not total > 0.0:
+                return np.nan
+            for j in range(columns):
+                leaving[t, j] /= total
+            product *= total
+            if product < 1e-100 or product > 1e100:  # one logarithm for many steps
+                log_scale += math.log(product)
+                product = 1.0
+    if _lost(leaving, length) > 0:
+        return np.nan
+    return log_scale + math.log(product)
+
+
+@part
+def _posteriors(
+    n: int,
+    length: int,
+    matrix: Floats,
+    alpha: Floats,
+    beta: Floats,
+    after: Floats,
+    sums: Floats,
+    unary: Floats,
+    pairs: Floats,
+) -> None:
+    """unary[n] <- posteriors of each position, pairs[n] <- Σ_t posterior of (t: i, t + 1: j).
+
+    alpha: the messages leaving forward; beta and after: those arriving and leaving backward.
+    Each position is normalised by itself, so that the scales of the messages do not matter.
+    """
+    tags, columns = pairs.shape[1], sums.shape[1]
+    for t in range(length):
+        scale = 1.0 / _dot(alpha, beta, t)
+        for j in range(columns):
+            alpha[t, j] *= scale
+        for j in range(tags):
+            unary[n, t, j] = alpha[t, j] * beta[t, j]
+    for t in range(length - 1, length + 3):  # what lies behind the end counts nothing
+        for j in range(columns):
+            alpha[t, j] = 0.0
+            after[t + 1, j] = 0.0
+    for i in range(tags):
+        for j in range(columns):
+            sums[i, j] = 0.0
+    for t in range(0, length - 1, 4):
+        for i in range(tags):
+            a, b, c, d = alpha[t, i], alpha[t + 1, i], alpha[t + 2, i], alpha[t + 3, i]
+            for j in range(columns):
+                sums[i, j] += (a * after[t + 1, j] + b * after[t + 2, j]) + (
+                    c * after[t + 3, j] + d * after[t + 4, j]
+                )
+    for i in range(tags):
+        for j in range(tags):
+            pairs[n, i, j] = sums[i, j] * matrix[i, j]
+
+
+# ---- log-space -------------------------------------------------------------------------------
+
+
+@part
+def _log_sum(left: Floats, t: int, right: Floats, i: int) -> float:
+    """log Σ_j exp(left[t, j] + right[i, j]), -inf when all are."""
+    tags, top, total = right.shape[1], -np.inf, 0.0
+    for j in range(tags):
+        top = max(top, left[t, j] + right[i, j])
+    if top == -np.inf:
+        for j in range(tags):
+            total += left[t, j] + right[i, j]  # -inf, but NaN where a score is
+        return total
+    for j in range(tags):
+        total += math.exp(left[t, j] + right[i, j] - top)
+    return top + math.log(total)
+
+
+@part
+def _logarithmic(
+    x: Floats,
+    n: int,
+    length: int,
+    start: Floats,
+    transitions: Floats,
+    transitions_t: Floats,
+    end: Floats,
+    alpha: Floats,
+    beta: Floats,
+    after: Floats,
+    gradient: bool,
+    unary: Floats,
+    pairs: Floats,
+) -> float:
+    """log Z of one sentence, and its posteriors, with T² exponentials a token; NaN if not
+    finite."""
+    tags = x.shape[2]
+    for t in range(length):
+        for j in range(tags):
+            if not x[n, t, j] < np.inf:
+                if gradient:
+                    unary[n, :length], pairs[n] = np.nan, np.nan
+                return np.nan
+    for t in range(length):
+        for j in range(tags):
+            arriving = start[0, j] if t == 0 else _log_sum(alpha, t - 1, transitions_t, j)
+            alpha[t, j] = arriving + x[n, t, j]
+    log_z = _log_sum(alpha, length - 1, end, 0)
+    if not gradient or log_z == -np.inf:
+        return log_z
+    pairs[n] = 0.0
+    for t in range(length - 1, -1, -1):
+        for i in range(tags):
+            beta[t, i] = end[0, i] if t == length - 1 else _log_sum(after, t + 1, transitions, i)
+            after[t, i] = x[n, t, i] + beta[t, i]
+            unary[n, t, i] = math.exp(alpha[t, i] + beta[t, i] - log_z)
+            if t < length - 1:
+                for j in range(tags):
+                    path = alpha[t, i] + transitions[i, j] + after[t + 1, j]
+                    pairs[n, i, j] += math.exp(path - log_z)
+    return log_z
+
+
+# ---- kernels ---------------------------------------------------------------------------------
+
+INPUTS = "float64[:, :, ::1], int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1]"
+
+
+@kernel(f"void({INPUTS}, b1, float64[::1], float64[:, :, ::1], float64[:, :, ::1])")
+def crf_numba_partition(
+    emissions: Floats,
+    lengths: Ints,
+    start: Floats,
+    transitions: Floats,
+    end: Floats,
+    gradient: bool,
+    log_z: Floats,
+    unary: Floats,
+    pairs: Floats,
+) -> None:
+    """log_z (batch,) <- log Z; with `gradient` also unary (batch, tokens, tags) <- posteriors
+    (0 behind a sentence's end) and pairs (batch, tags, tags) <- expected transition counts.
+
+    start and end (1, tags). log_z is -inf where no sequence is allowed, NaN where an emission
+    is NaN or +inf.
+    """
+    batch, tokens, tags = emissions.shape
+    rows, columns = (tags + 3) // 4 * 4, (tags + 7) // 8 * 8
+    first, last = np.zeros((1, columns)), np.zeros((1, columns))
+    matrix, matrix_t = np.zeros((rows, columns)), np.zeros((rows, columns))
+    top_start, safe_start = _exp_scores(start, first)
+    top_end, safe_end = _exp_scores(end, last)
+    top, safe = _exp_scores(transitions, matrix)
+    transitions_t = transitions.T.copy()
+    _exp_scores(transitions_t, matrix_t)
+    safe = safe and safe_start and safe_end
+    factors, alpha = np.empty((tokens + 4, columns)), np.empty((tokens + 4, columns))
+    beta, after = np.empty_like(factors), np.empty_like(factors)
+    scratch = beta.reshape(beta.size)
+    bits = scratch.view(np.int64)
+    sums = np.empty((tags, columns))
+    for n in range(batch):
+        length = lengths[n]
+        fits, total = False, 0.0
+        if safe:
+            shift, fits = _load(emissions, n, length, factors, scratch, bits)
+        if fits:
+            log_scale = _pass(length, True, first, matrix, factors, beta, alpha)
+            for j in range(tags):
+                total += alpha[length - 1, j] * last[0, j]
+            log_z[n] = log_scale + shift + top_start + top_end + (length - 1) * top
+            fits = not math.isnan(log_scale) and total > 0.0
+        if fits and gradient:
+            fits = not math.isnan(_pass(length, False, last, matrix_t, factors, beta, after))
+        if fits:
+            log_z[n] += math.log(total)
+            if gradient:
+                _posteriors(n, length, matrix, alpha, beta, after, sums, unary, pairs)
+        else:
+            log_z[n] = _logarithmic(
+                emissions, n, length, start, transitions, transitions_t, end,
+                alpha, beta, after, gradient, unary, pairs,
+            )  # fmt: skip
+        if gradient:
+            unary[n, length:] = 0.0
+
+
+def _empty(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float64)
+
+
+def _arrays(
+    emissions: Tensor, lengths: Tensor, start: Tensor, transitions: Tensor, end: Tensor
+) -> list[Any]:
+    """What the kernels take first: contiguous, start and end as (1, tags)."""
+    tensors = (emissions, lengths, start[None], transitions, end[None])
+    return [t.contiguous().numpy() for t in tensors]
+
+
+def partition(
+    emissions: Tensor,
+    lengths: Tensor,
+    start: Tensor,
+    transitions: Tensor,
+    end: Tensor,
+    gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log Z (batch,), posteriors (batch, tokens, tags), transition counts (batch, tags, tags)."""
+    batch, tokens, tags = emissions.shape
+    log_z = _empty(batch)
+    unary, pairs = _empty(0, 0, 0), _empty(0, 0, 0)
+    if gradient:
+        unary, pairs = _empty(batch, tokens, tags), _empty(batch, tags, tags)
+    arrays = _arrays(emissions, lengths, start, transitions, end)
+    crf_numba_partition(*arrays, gradient, log_z.numpy(), unary.numpy(), pairs.numpy())
+    return log_z, unary, pairs
+
+
+def path_score(
+    emissions: Tensor,
+    lengths: Tensor,
+    start: Tensor,
+    transitions: Tensor,
+    end: Tensor,
+    tags: Tensor,
+) -> tuple[Tensor, tuple[int, int]]:
+    """Score of the given tags (batch,); (sentence, position) of the first bad tag or (-1, -1)."""
+    score = _empty(len(emissions))
+    arrays = _arrays(emissions, lengths, start, transitions, end)
+    return score, _path_score(*arrays, tags.contiguous().numpy(), score.numpy())
+
+
+def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
+    """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
+    arrays = (t.contiguous().numpy() for t in (tags, lengths))
+    _subtract_path(unary.numpy(), pairs.numpy(), *arrays)
+
+
+def weigh(
+    unary: Tensor, pairs: Tensor, lengths: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of emissions (batch, tokens, tags), start, transitions and end."""
+    tags = unary.shape[2]
+    outputs = torch.empty_like(unary), _empty(tags), _empty(tags, tags), _empty(tags)
+    inputs = unary, pairs, lengths.contiguous(), weights.to(torch.float64).contiguous()
+    _weigh(*(t.numpy() for t in (*inputs, *outputs)))
+    return outputs
+
+
+def viterbi(
+    emissions: Tensor, lengths: Tensor, start: Tensor, transitions: Tensor, end: Tensor
+) -> tuple[Tensor, int]:
+    """Highest-scoring tags (batch, tokens); and the first sentence that has none, or -1."""
+    best = torch.empty(emissions.shape[:2], dtype=torch.int64)
+    arrays = _arrays(emissions, lengths, start, transitions, end)
+    return best, _viterbi(*arrays, best.numpy())
+
+
+# ---- kernels ---------------------------------------------------------------------------------
+
+
+@kernel(f"UniTuple(int64, 2)({INPUTS}, int64[:, ::1], float64[::1])")
+def _path_score(
+    emissions: Floats,
+    lengths: Ints,
+    start: Floats,
+    transitions: Floats,
+    end: Floats,
+    tags: Ints,
+    score: Floats,
+) -> tuple[int, int]:
+    """score (batch,) <- score of the given tags; (sentence, position) of the first tag that is
+    no tag or that the constraints forbid, (-1, -1) when there is none."""
+    for n in range(emissions.shape[0]):
+        score[n] = 0.0
+        for t in range(lengths[n]):
+            tag = tags[n, t]
+            if tag < 0 or tag >= emissions.shape[2]:
+                return n, t
+            step = start[0, tag] if t == 0 else transitions[tags[n, t - 1], tag]
+            if t == lengths[n] - 1:
+                step += end[0, tag]
+            if step == -np.inf:
+                return n, t
+            score[n] += step + emissions[n, t, tag]
+    return -1, -1
+
+
+@kernel("void(float64[:, :, ::1], float64[:, :, ::1], int64[:, ::1], int64[::1])")
+def _subtract_path(unary: Floats, pairs: Floats, tags: Ints, lengths: Ints) -> None:
+    """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
+    for n in range(unary.shape[0]):
+        for t in range(lengths[n]):
+            unary[n, t, tags[n, t]] -= 1.0
+            if t > 0:
+                pairs[n, tags[n, t - 1], tags[n, t]] -= 1.0
+
+
+@kernel(
+    "void(float64[:, :, ::1], float64[:, :, ::1], int64[::1], float64[::1],"
+    " float64[:, :, ::1], float64[::1], float64[:, ::1], float64[::1])"
+)
+def _weigh(
+    unary: Floats,
+    pairs: Floats,
+    lengths: Ints,
+    weights: Floats,
+    emissions: Floats,
+    start: Floats,
+    transitions: Floats,
+    end: Floats,
+) -> None:
+    """Gradients of emissions (weights[n] unary[n]) and of start, transitions and end (weighted
+    sums in the order of the batch)."""
+    batch, tokens, tags = unary.shape
+    start[:], transitions[:], end[:] = 0.0, 0.0, 0.0
+    for n in range(batch):
+        weight = weights[n]
+        for t in range(tokens):
+            for j in range(tags):
+                emissions[n, t, j] = weight * unary[n, t, j]
+        for j in range(tags):
+            start[j] += emissions[n, 0, j]
+            end[j] += emissions[n, lengths[n] - 1, j]
+        for i in range(tags):
+            for j in range(tags):
+                transitions[i, j] += weight * pairs[n, i, j]
+
+
+@kernel(f"int64({INPUTS}, int64[:, ::1])")
+def _viterbi(
+    emissions: Floats, lengths: Ints, start: Floats, transitions: Floats, end: Floats, best: Ints
+) -> int:
+    """best (batch, tokens) <- highest-scoring tags, 0 behind a sentence's end, the lower tag on a
+    tie. Gives the first sentence that has none (nothing allowed, or not finite), or -1.
+
+    The forward pass keeps maxima only; the way back finds the predecessor again, T per token.
+    """
+    batch, tokens, tags = emissions.shape
+    score = np.empty((tokens, tags))
+    for n in range(batch):
+        length = lengths[n]
+        for t in range(length):
+            for j in range(tags):
+                score[t, j] = start[0, j] if t == 0 else -np.inf
+            if t > 0:
+                for i in range(tags):
+                    before = score[t - 1, i]
+                    for j in range(tags):
+                        value = before + transitions[i, j]
+                        score[t, j] = value if value > score[t, j] else score[t, j]
+            for j in range(tags):
+                score[t, j] += emissions[n, t, j]
+                if not emissions[n, t, j] < np.inf:
+                    return n
+        for t in range(tokens - 1, -1, -1):
+            tag, top = 0, -np.inf
+            if t < length:
+                for i in range(tags):
+                    step = end[0, i] if t == length - 1 else transitions[i, best[n, t + 1]]
+                    if score[t, i] + step > top:
+                        tag, top = i, score[t, i] + step
+                if top == -np.inf:
+                    return n
+            best[n, t] = tag
+    return -1

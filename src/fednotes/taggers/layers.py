@@ -1,0 +1,366 @@
+"""The layers of a tagger, over flat batches without padding.
+
+A batch of sentences is one matrix of tokens, (tokens, features), in the order of a packed
+sequence: sentences sorted by falling length, then all first tokens, all second tokens, … .
+At step t the sentences that still run are the first `sizes[t]` rows of the step, so no
+layer ever sees padding: the results do not depend on it, and nothing is computed for it.
+
+Each layer that takes word representations takes a list of parts, (tokens, d_1), (tokens,
+d_2), …, and reads them as their concatenation. A part that is frozen (word vectors,
+contextual features) so costs no gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fednotes.core.seeds import seed_of
+from fednotes.core.types import TagSet
+from fednotes.data.tags import allowed_transitions
+from fednotes.taggers.crf import CRF
+from fednotes.taggers.kernels.characters import char_max, char_scatter, dropout_cpu
+from fednotes.taggers.kernels.recurrence import bilstm
+
+# The fixed character inventory. Ids: 0 padding, 1 any other character, 2 word begin,
+# 3 word end, then these in order. Part of every saved model: never reorder.
+CHARACTERS = (
+    "".join(map(chr, range(33, 127)))
+    + "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØÙÚÛÜÝßàáâãäåæçèéêëìíîïñòóôõöøùúûüýÿŒœŠšŽž"
+    + "ΑΒΓΔΕΖΗΘΙΚΛΜΝΞΟΠΡΣΤΥΦΧΨΩαβγδεζηθικλμνξοπρστυφχψως"
+    + "µ±≥≤°×÷·•–—‘’“”…→←↑↓½¼¾¹²³®™©§†‡€£∼≈≠∞"
+)
+UNKNOWN, BEGIN, END, FIRST = 1, 2, 3, 4
+_CODE = {c: FIRST + i for i, c in enumerate(CHARACTERS)}
+INVENTORY = FIRST + len(CHARACTERS)
+
+
+def character_table(forms: Sequence[str], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Character ids of word forms: (forms, size) uint8 and lengths (forms,) uint8.
+
+    Each word stands between a begin and an end marker. Of a word that is longer than
+    `size - 2` characters the head and the tail are kept: names of drugs and findings tell
+    most at their two ends.
+    """
+    table = np.zeros((len(forms), size), np.uint8)
+    lengths = np.zeros(len(forms), np.uint8)
+    room = size - 2
+    head = (room + 1) // 2
+    for row, form in enumerate(forms):
+        if len(form) > room:
+            form = form[:head] + form[len(form) - (room - head) :]
+        ids = [BEGIN, *(_CODE.get(c, UNKNOWN) for c in form), END]
+        table[row, : len(ids)] = ids
+        lengths[row] = len(ids)
+    return table, lengths
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Where the tokens of one batch stand; made from the sentence lengths alone.
+
+    order: (sentences,) the batch's sentences by falling length.
+    sizes: running sentences at each step, non-increasing; their sum is the tokens' number.
+    step, row: (tokens,) each token's position in its sentence and sentence in `order`.
+    place: (steps, sentences) token → flat row; -1 where a sentence has ended.
+    reverse: (tokens,) the row of the token that mirrors it in its sentence (an involution).
+    """
+
+    order: np.ndarray
+    sizes: tuple[int, ...]
+    step: np.ndarray
+    row: np.ndarray
+    place: np.ndarray
+    reverse: Tensor
+    device: torch.device
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, device: torch.device) -> Layout:
+        """The layout of sentences with these lengths (each at least 1)."""
+        order = np.argsort(-lengths, kind="stable")
+        sorted_lengths = lengths[order]
+        running = np.arange(sorted_lengths[0])[:, None] < sorted_lengths[None, :]
+        step, row = np.nonzero(running)
+        place = np.full(running.shape, -1, np.int64)
+        place[step, row] = np.arange(len(step))
+        reverse = place[sorted_lengths[row] - 1 - step, row]
+        sizes = tuple(running.sum(axis=1).tolist())
+        return cls(order, sizes, step, row, place, torch.from_numpy(reverse).to(device), device)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the batch."""
+        return len(self.step)
+
+    def shifted(self, offset: int) -> Tensor:
+        """(tokens,) the row of the token `offset` steps on; `tokens` beyond the sentence."""
+        steps = self.place.shape[0]
+        target = self.step + offset
+        inside = (target >= 0) & (target < steps)
+        found = np.where(inside, self.place[np.clip(target, 0, steps - 1), self.row], -1)
+        return torch.from_numpy(np.where(found < 0, self.tokens, found)).to(self.device)
+
+    def padded(self) -> Tensor:
+        """(sentences, steps) flat row of each token; `tokens` at padding."""
+        place = np.where(self.place < 0, self.tokens, self.place)
+        return torch.from_numpy(np.ascontiguousarray(place.T)).to(self.device)
+
+
+def with_zero(x: Tensor) -> Tensor:
+    """x (rows, …) with one row of zeros after the last."""
+    return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
+
+
+class _Reorder(torch.autograd.Function):
+    """x[index] where index is an involution: the gradient is a gather too, not a scatter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (index,) = ctx.saved_tensors
+        return grads[0].index_select(0, index), None
+
+
+class _ShiftedSum(torch.autograd.Function):
+    """y (tokens, width, filters) → Σ_k y[neighbour_k, k] (tokens, filters), zeros outside."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, ahead: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        padded = with_zero(y)
+        out = padded[:, 0].index_select(0, ahead[0])
+        for k in range(1, y.shape[1]):
+            out += padded[:, k].index_select(0, ahead[k])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        padded = with_zero(grads[0])
+        return torch.stack([padded.index_select(0, b) for b in back], dim=1), None, None
+
+
+def parts_linear(parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """concat(parts) @ weightᵀ + bias, weight (out, Σ d), without a gradient for frozen parts."""
+    columns = weight.split([part.shape[1] for part in parts], dim=1)
+    out = F.linear(parts[0], columns[0], bias)
+    for part, column in zip(parts[1:], columns[1:], strict=True):
+        out = torch.addmm(out, part, column.T)
+    return out
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rate: float, seed: int) -> Tensor:
+        out, mask = dropout_cpu(x, rate, seed)
+        ctx.save_for_backward(mask)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0] * ctx.saved_tensors[0], None, None
+
+
+def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
+    """Each value zero with probability `rate` (to 16 bits), else scaled to keep the mean.
+
+    On CPU a seed is drawn from torch's global generator and expanded by a compiled counter
+    generator: eight times as fast as F.dropout there, and replayed by torch.manual_seed too.
+    """
+    if not training or rate == 0.0:
+        return x
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return F.dropout(x, rate)
+    seed = int(torch.empty((), dtype=torch.int64).random_())
+    return cast(Tensor, _Dropout.apply(x, rate, seed))
+
+
+class Characters(nn.Module):
+    """Character CNN with max-pooling: word → (filters,), ReLU.
+
+    The convolution of an embedding is a sum of look-ups: with E (inventory, dim) and kernel
+    W_k (dim, filters) at offset k, position p gives Σ_k (E W_k)[character p+k]. The products
+    E W_k are formed once a batch, (inventory, width, filters); then a word costs additions.
+    """
+
+    def __init__(self, dim: int, filters: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(INVENTORY, dim))
+        self.weight = nn.Parameter(torch.empty(width, filters, dim))
+        self.bias = nn.Parameter(torch.zeros(filters))
+        limit = math.sqrt(3.0 / dim)
+        nn.init.uniform_(self.embedding, -limit, limit)
+        bound = math.sqrt(6.0 / (width * (dim + filters)))
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
+        """characters (words, size) uint8, lengths (words,) → (words, filters)."""
+        width, filters, dim = self.weight.shape
+        table = F.linear(self.embedding, self.weight.reshape(-1, dim))
+        table = table.view(INVENTORY, width, filters)
+        pooled = cast(Tensor, _CharMax.apply(table, characters, lengths))  # (words, filters)
+        return F.relu(pooled + self.bias)
+
+
+class _CharMax(torch.autograd.Function):
+    """table (inventory, width, filters) → max over a word's positions of Σ_k table[c, k]."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
+        pooled, best = char_max(table, characters, lengths)
+        ctx.best, ctx.characters, ctx.lengths = best, characters, lengths
+        ctx.shape = table.shape
+        return pooled
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        grad = char_scatter(grads[0], ctx.best, ctx.characters, ctx.lengths, ctx.shape)
+        return grad, None, None
+
+
+class WordCNN(nn.Module):
+    """Parallel convolutions of several widths over the words, ReLU, concatenated.
+
+    Zeros stand before the first and after the last word of a sentence. An even width
+    reaches one word farther ahead than back.
+    """
+
+    def __init__(self, inputs: int, filters: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.widths = tuple(widths)
+        self.filters = filters
+        for width in self.widths:
+            weight = torch.empty(width, filters, inputs)
+            bound = math.sqrt(6.0 / (width * (inputs + filters)))
+            self.register_parameter(
+                f"weight_{width}", nn.Parameter(nn.init.uniform_(weight, -bound, bound))
+            )
+            self.register_parameter(f"bias_{width}", nn.Parameter(torch.zeros(filters)))
+
+    @property
+    def outputs(self) -> int:
+        """Columns of the result."""
+        return self.filters * len(self.widths)
+
+    def forward(self, parts: Sequence[Tensor], layout: Layout) -> Tensor:
+        """parts of (tokens, Σ d) → (tokens, widths · filters)."""
+        weights = [getattr(self, f"weight_{w}") for w in self.widths]  # (width, filters, d)
+        inputs = weights[0].shape[2]
+        stacked = torch.cat([w.reshape(-1, inputs) for w in weights])
+        y = parts_linear(parts, stacked)  # (tokens, Σ width · filters)
+        outs = []
+        blocks = y.split([w * self.filters for w in self.widths], dim=1)
+        for width, block in zip(self.widths, blocks, strict=True):
+            offsets = [k - (width - 1) // 2 for k in range(width)]
+            ahead = torch.stack([layout.shifted(o) for o in offsets])  # (width, tokens)
+            back = torch.stack([layout.shifted(-o) for o in offsets])
+            summed = _ShiftedSum.apply(block.unflatten(1, (width, self.filters)), ahead, back)
+            outs.append(F.relu(cast(Tensor, summed) + getattr(self, f"bias_{width}")))
+        return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+
+
+class BiLSTM(nn.Module):
+    """Stacked bidirectional LSTM (Hochreiter and Schmidhuber 1997; gates i, f, g, o as in
+    torch.nn.LSTM, one bias). Each direction's parameters are stacked: [0] forward, [1] back.
+    """
+
+    def __init__(self, inputs: int, units: int, layers: int) -> None:
+        super().__init__()
+        self.units, self.num_layers = units, layers
+        for layer in range(layers):
+            columns = inputs if layer == 0 else 2 * units
+            into = torch.empty(2, 4 * units, columns)
+            bound = math.sqrt(6.0 / (columns + units))
+            nn.init.uniform_(into, -bound, bound)
+            across = torch.stack(
+                [
+                    torch.cat([nn.init.orthogonal_(torch.empty(units, units)) for _ in range(4)])
+                    for _ in range(2)
+                ]
+            )
+            bias = torch.zeros(2, 4 * units)
+            bias[:, units : 2 * units] = 1.0  # remember at first (Jozefowicz et al. 2015)
+            self.register_parameter(f"weight_ih_l{layer}", nn.Parameter(into))
+            self.register_parameter(f"weight_hh_l{layer}", nn.Parameter(across))
+            self.register_parameter(f"bias_l{layer}", nn.Parameter(bias))
+
+    def forward(self, parts: Sequence[Tensor], layout: Layout, rate: float = 0.0) -> Tensor:
+        """parts of (tokens, Σ d) → (tokens, 2 · units); dropout between stacked layers."""
+        out = parts[0]
+        for layer in range(self.num_layers):
+            into = getattr(self, f"weight_ih_l{layer}")
+            across = getattr(self, f"weight_hh_l{layer}")
+            bias = getattr(self, f"bias_l{layer}")
+            if layer:
+                parts = [dropout(out, rate, self.training)]
+            mirrored = [cast(Tensor, _Reorder.apply(part, layout.reverse)) for part in parts]
+            gates_ahead = parts_linear(parts, into[0], bias[0])  # (tokens, 4 · units)
+            gates_back = parts_linear(mirrored, into[1], bias[1])
+            ahead, back = bilstm(gates_ahead, gates_back, across, layout.sizes)
+            out = torch.cat([ahead, cast(Tensor, _Reorder.apply(back, layout.reverse))], dim=1)
+        return out
+
+
+class Words(nn.Module):
+    """Trainable word tables: pretrained vectors (a copy), hashed words, or both."""
+
+    def __init__(self, table: Tensor | None, buckets: int, dim: int) -> None:
+        super().__init__()
+        if table is not None:
+            self.weight = nn.Parameter(table.clone())
+        if buckets:
+            self.hashed = nn.Parameter(torch.randn(buckets, dim) / math.sqrt(dim))
+
+
+class Context(nn.Module):
+    """Scalar mix over the layers of contextual features (Peters et al. 2018, Eq. 1), then an
+    optional projection. Without parameters where there is one layer and no projection."""
+
+    def __init__(self, layers: int, dim: int, project: int) -> None:
+        super().__init__()
+        if layers > 1:
+            self.mix = nn.Parameter(torch.zeros(layers))
+            self.gamma = nn.Parameter(torch.ones(1))
+        if project:
+            bound = math.sqrt(6.0 / (dim + project))
+            self.project = nn.Parameter(nn.init.uniform_(torch.empty(project, dim), -bound, bound))
+            self.bias = nn.Parameter(torch.zeros(project))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """features (tokens, layers, dim) → (tokens, dim or project)."""
+        if features.shape[1] > 1:
+            weights = torch.softmax(self.mix, 0) * self.gamma
+            mixed = torch.einsum("l,tld->td", weights, features)
+        else:
+            mixed = features[:, 0]
+        return F.linear(mixed, self.project, self.bias) if hasattr(self, "project") else mixed
+
+
+class Output(nn.Module):
+    """Projection to the tags of a tag set, and their CRF."""
+
+    def __init__(self, inputs: int, tagset: TagSet) -> None:
+        super().__init__()
+        masks = (torch.from_numpy(mask) for mask in allowed_transitions(tagset))
+        self.project = nn.Linear(inputs, len(tagset.tags))
+        self.crf = CRF(len(tagset.tags), *masks)
+
+
+@contextmanager
+def seeded(seed: int, layer: str) -> Iterator[None]:
+    """Torch's CPU generator seeded for one layer's initial values, then put back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(seed, "init", layer))
+        yield

@@ -1,0 +1,411 @@
+"""Entities as a sequence of pointers: ids, their grammar, and the repair of what breaks it.
+
+Wang et al. 2023, section 3.1: the entities of a sentence are written one after the other as
+[start, end, type] (Eq. 2), then an end token; a sentence without entities is the end token
+alone, in training as in use. The layout of the ids, for T types and a sentence of n sub-words:
+
+    0            BEGIN   what the decoder reads first; never written
+    1            END     behind the last entity
+    2            PAD     behind END in a batch; never written
+    3 ... 2+T    the types, in the tag set's order
+    3+T + p      the sentence's sub-word p = 0 ... n-1
+
+A span's end is its last sub-word, inclusive: [0, 1, Drug] is the drug that the first two
+sub-words name ("Clozapine", Figure 2). Positions count sub-words of the text alone: the begin
+mark that a tokeniser puts before them is not counted, so sub-word p is the encoder's input
+p + 1 where there is one such mark, as in BART (LightNER counts the mark: its p is ours + 1).
+
+Entities come in one order: by start, the longer first, then by type as in the tag set. Eq. 5
+writes a site's own annotation first and the pseudo-annotation behind it; by that rule one and
+the same annotation would be another sequence at each site, since which types are a site's own
+differs, and the sites would train the shared decoder against each other. The order also makes
+the grammar strict: entities only increase, so decoding ends and repeats nothing.
+
+A corpus as a pointer network reads it: sub-words, words on them, and entities on those.
+
+Sentences and words are the project's own (`data/batches.py`). A sentence too long for the
+model is cut between words, never inside an annotated entity; its pieces are sentences to the
+model, and what is found in them lies in the document where it was.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.data.batches import encode_corpus
+from fednotes.data.tags import Alignment
+
+BEGIN, END, PAD = 0, 1, 2
+FIRST_LABEL = 3
+
+
+def first_position(types: int) -> int:
+    """The id of the sentence's first sub-word."""
+    return FIRST_LABEL + types
+
+
+def in_order(entities: np.ndarray) -> np.ndarray:
+    """(entities, 3) start, end (inclusive), type: each once, in the order of the target."""
+    rows = np.asarray(entities, dtype=np.int64).reshape(-1, 3)
+    keyed = np.unique(rows * [1, -1, 1], axis=0)  # sorted by start, then -end, then type
+    return np.asarray(keyed * [1, -1, 1])
+
+
+def encode_entities(entities: np.ndarray, types: int) -> np.ndarray:
+    """(entities, 3) start, end (inclusive), type index → (3 * entities + 1,) ids with END."""
+    shift = first_position(types)
+    ids = in_order(entities) + np.array([shift, shift, FIRST_LABEL])
+    return np.append(ids.reshape(-1), END)
+
+
+def repair(ids: Iterable[int], types: int, length: int) -> np.ndarray:
+    """What can be read of any output: (entities, 3) start, end (inclusive), type, in order.
+
+    As the paper says of "Drug, Drug" (Figure 2), a type that no span precedes is discarded;
+    so is a type behind one position or more than two, a span whose end comes before its
+    start, a position outside the sentence, and what is unfinished at the end. BEGIN and PAD
+    are passed over; nothing is read behind END. ids: with or without END. length: sub-words.
+    """
+    shift = first_position(types)
+    found: list[tuple[int, int, int]] = []
+    span: list[int] = []
+    for value in ids:
+        if value == END:
+            break
+        if value in (BEGIN, PAD):
+            continue
+        if value >= shift:
+            span.append(value - shift)
+            continue
+        if len(span) == 2 and span[0] <= span[1] < length:
+            found.append((span[0], span[1], value - FIRST_LABEL))
+        span = []
+    return in_order(np.array(found, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Grammar:
+    """Which ids may come next, for a batch of sentences that are decoded in step.
+
+    A sentence is decoded as start → end ≥ start → type → start or END, and each entity comes
+    after the one before it in the target's order. All sentences of a batch are at the same of
+    the three, so no step loops over sentences or sub-words.
+
+    types: how many. starts, ends: (batch, sub-words) bool, where a word begins and where one
+    ends; others cannot be chosen. most: (batch,) entities that a sentence may have. last:
+    (batch, 3) the entity before. span: (batch, 0 to 2) what is chosen of the one now. count:
+    entities that each sentence has.
+    """
+
+    types: int
+    starts: Tensor
+    ends: Tensor
+    most: Tensor
+    last: Tensor
+    span: Tensor
+    count: int = 0
+
+    @classmethod
+    def begin(cls, types: int, starts: Tensor, ends: Tensor, most: int) -> Grammar:
+        """Before anything is decoded. No sentence gets more than `most` entities, nor more than
+        it has words: without that, a model that has learnt nothing yet would write all there
+        is room for."""
+        last = torch.full((len(starts), 3), -1, device=starts.device)
+        return cls(types, starts, ends, starts.sum(dim=1).clamp(max=most), last, last[:, :0])
+
+    def allowed(self) -> Tensor:
+        """(batch, 3 + types + sub-words) bool: what may come next; never empty."""
+        size, length = self.starts.shape
+        out = self.starts.new_zeros(size, first_position(self.types) + length)
+        labels, positions = out.split([out.shape[1] - length, length], dim=1)
+        at = torch.arange(length, device=out.device)
+        start, end, kind = self.last.unsqueeze(-1).unbind(1)  # (batch, 1) each
+        if self.span.shape[1] == 0:
+            labels[:, END] = True
+            again = (at == start) & self._room()[:, None]
+            room = (self.most > self.count)[:, None]
+            positions.copy_(self.starts & ((at > start) | again) & room)
+            return out
+        now = self.span[:, :1]
+        if self.span.shape[1] == 1:
+            shorter = (at < end) | ((at == end) & (kind < self.types - 1))
+            positions.copy_(self.ends & (at >= now) & ((now > start) | shorter))
+            return out
+        same = (self.span == self.last[:, :2]).all(dim=1, keepdim=True)
+        every = torch.arange(self.types, device=out.device)
+        labels[:, FIRST_LABEL:] = ~same | (every > kind)
+        return out
+
+    def after(self, chosen: Tensor) -> Grammar:
+        """With (batch,) ids chosen among the allowed; none of them END."""
+        if self.span.shape[1] == 2:
+            kind = (chosen - FIRST_LABEL)[:, None]
+            last = torch.cat([self.span, kind], dim=1)
+            return replace(self, last=last, span=self.span[:, :0], count=self.count + 1)
+        position = (chosen - first_position(self.types))[:, None]
+        return replace(self, span=torch.cat([self.span, position], dim=1))
+
+    def rows(self, index: Tensor) -> Grammar:
+        """The sentences of these rows alone."""
+        parts = (self.starts, self.ends, self.most, self.last, self.span)
+        starts, ends, most, last, span = (part[index] for part in parts)
+        return Grammar(self.types, starts, ends, most, last, span, self.count)
+
+    def _room(self) -> Tensor:
+        """(batch,) whether another entity can begin where the last one did."""
+        start, end, kind = self.last.unbind(1)
+        at = torch.arange(self.starts.shape[1], device=self.starts.device)
+        between = (at >= start[:, None]) & (at < end[:, None]) & self.ends
+        return between.any(dim=1) | (kind < self.types - 1)
+
+
+Subwords = Callable[[Sequence[str]], list[list[int]]]  # word forms → the sub-words of each
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model can read and write: sub-words and entities of one sentence, at least 1."""
+
+    subwords: int
+    entities: int
+
+
+@dataclass(frozen=True, eq=False)
+class PointerCorpus:
+    """One corpus, flat. Belongs to its site, like the documents.
+
+    known: types that the site annotates itself. sentence_document: (sentences,) index into
+    documents. ids: (sub-words,); sentence s has bounds[s]:bounds[s + 1] of them.
+    offsets: (words, 2) characters in the document; first, last: (words,) a word's first and
+    last sub-word, counted in its sentence; sentence s has the words
+    word_bounds[s]:word_bounds[s + 1]. Words of which the tokeniser leaves nothing are not here.
+    entities: (entities, 3) first and last sub-word, type; sentence s has
+    entity_bounds[s]:entity_bounds[s + 1], in the target's order. Nested and adjacent ones are
+    all there; of a discontinuous one, the whole stretch. alignment: how the spans fell.
+    """
+
+    documents: tuple[Document, ...]
+    tagset: TagSet
+    known: frozenset[str]
+    limits: Limits
+    sentence_document: np.ndarray
+    ids: np.ndarray
+    bounds: np.ndarray
+    offsets: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    word_bounds: np.ndarray
+    entities: np.ndarray
+    entity_bounds: np.ndarray
+    alignment: Alignment
+
+    @property
+    def sentences(self) -> int:
+        """Number of sentences and pieces of sentences."""
+        return len(self.sentence_document)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(sentences,) sub-words, at least 1 and at most the limit."""
+        return np.diff(self.bounds)
+
+    def spans(self, sentence: int, entities: np.ndarray) -> list[Span]:
+        """Entities (n, 3) of one sentence → whole words' characters in its document."""
+        words = slice(self.word_bounds[sentence], self.word_bounds[sentence + 1])
+        first, offsets = self.first[words], self.offsets[words]
+        start = np.searchsorted(first, entities[:, 0], side="right") - 1
+        end = np.searchsorted(first, entities[:, 1], side="right") - 1
+        rows = zip(offsets[start, 0], offsets[end, 1], entities[:, 2], strict=True)
+        return [Span(int(a), int(b), self.tagset.types[t]) for a, b, t in rows]
+
+
+def encode_pointers(
+    documents: Sequence[Document], tagset: TagSet, subwords: Subwords, limits: Limits
+) -> PointerCorpus:
+    """Documents → sub-words and entities, every type known.
+
+    An entity that alone exceeds a limit is cut with its sentence and keeps its first piece; one
+    word that does keeps its first sub-words; both stay where they are in the document.
+    Raises DataError for a label that the tag set does not have.
+    """
+    _check_labels(documents, tagset)
+    whole = encode_corpus(documents, tagset, max_tokens=sys.maxsize)
+    table = [ids[: limits.subwords] for ids in subwords(whole.forms)]
+    size = np.array([len(ids) for ids in table], dtype=np.int64)[whole.form]  # (words,)
+    kept = size > 0
+    counts = (
+        np.add.reduceat(kept.astype(np.int64), whole.bounds[:-1])
+        if whole.sentences
+        else np.zeros(0, int)
+    )
+    bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    owner = whole.sentence_document[counts > 0]
+    bounds = np.unique(bounds)  # sentences of which nothing is left are left out
+    size, offsets = size[kept], whole.offsets[kept].astype(np.int64)
+    found = _on_words(documents, tagset, offsets, _document_bounds(len(documents), owner, bounds))
+    pieces = _cut(bounds, size, found.words, limits)
+    owner = owner[np.searchsorted(bounds, pieces[:-1], side="right") - 1]
+    ids = [table[form] for form in whole.form[kept].tolist()]
+    total = np.concatenate([[0], np.cumsum(size)])
+    before = np.repeat(total[pieces[:-1]], np.diff(pieces))  # sub-words before a word's sentence
+    empty = PointerCorpus(
+        documents=tuple(documents),
+        tagset=tagset,
+        known=frozenset(tagset.types),
+        limits=limits,
+        sentence_document=owner,
+        ids=np.fromiter((i for word in ids for i in word), np.int64, int(total[-1])),
+        bounds=total[pieces],
+        offsets=offsets,
+        first=total[:-1] - before,
+        last=total[1:] - 1 - before,
+        word_bounds=pieces,
+        entities=np.zeros((0, 3), np.int64),
+        entity_bounds=np.zeros(len(pieces), np.int64),
+        alignment=Alignment(),
+    )
+    return _with_entities(empty, found)
+
+
+def annotate_pointers(
+    corpus: PointerCorpus, documents: Sequence[Document], known: Collection[str]
+) -> PointerCorpus:
+    """The same sentences with the spans of `documents`; see `Model.annotate`.
+
+    Sentences stay cut where they were: a span that goes over such a cut keeps its first part.
+    Raises DataError for other texts or an unknown label, ConfigError for an unknown type.
+    """
+    given, old = tuple(documents), corpus.documents
+    same = len(given) == len(old) and all(a.text == b.text for a, b in zip(given, old, strict=True))
+    if not same:
+        raise DataError(
+            f"an annotation of {len(given)} documents was given for a corpus of {len(old)} "
+            "whose texts are other ones: give the same documents in the same order"
+        )
+    for label in sorted(set(known) - set(corpus.tagset.types)):
+        hint = nearest(label, corpus.tagset.types)
+        raise ConfigError(f"known type {label!r} is not in the tag set: {hint}")
+    _check_labels(given, corpus.tagset)
+    limits = _document_bounds(len(given), corpus.sentence_document, corpus.word_bounds)
+    found = _on_words(given, corpus.tagset, corpus.offsets, limits)
+    return _with_entities(replace(corpus, documents=given, known=frozenset(known)), found)
+
+
+def _check_labels(documents: Sequence[Document], tagset: TagSet) -> None:
+    """`data.tags.encode` sees only what flattening leaves; here nested spans count too."""
+    for label in sorted({s.label for d in documents for s in d.spans} - set(tagset.types)):
+        raise DataError(
+            f"label {label!r} is not in the tag set {{{', '.join(tagset.types)}}}: "
+            "map it with a label map or leave it out"
+        )
+
+
+def _document_bounds(documents: int, owner: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """(documents + 1,) the words of each document."""
+    return np.asarray(bounds[np.searchsorted(owner, np.arange(documents + 1))])
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """Annotated spans on the words of a corpus.
+
+    words: (found, 3) first word, last word, type. exact: (found,) bool, on words' boundaries.
+    lost: how many fell on no word.
+    """
+
+    words: np.ndarray
+    exact: np.ndarray
+    lost: int
+
+
+def _on_words(
+    documents: Sequence[Document], tagset: TagSet, offsets: np.ndarray, bounds: np.ndarray
+) -> _Found:
+    """Each document's spans; bounds: (documents + 1,) its words."""
+    index = {name: i for i, name in enumerate(tagset.types)}
+    rows: list[tuple[int, int, int]] = []
+    exact: list[bool] = []
+    for document, (low, high) in zip(documents, pairwise(bounds.tolist()), strict=True):
+        starts, ends = offsets[low:high, 0], offsets[low:high, 1]
+        for span in document.spans:
+            first = int(np.searchsorted(ends, span.start, side="right"))
+            last = int(np.searchsorted(starts, span.end, side="left")) - 1
+            if first <= last:
+                rows.append((low + first, low + last, index[span.label]))
+                exact.append(bool(starts[first] == span.start and ends[last] == span.end))
+    lost = sum(len(document.spans) for document in documents) - len(rows)
+    return _Found(np.array(rows, np.int64).reshape(-1, 3), np.array(exact, bool), lost)
+
+
+def _with_entities(corpus: PointerCorpus, found: _Found) -> PointerCorpus:
+    """The corpus with these entities: each once, in order, no more than the limit."""
+    sentence = np.searchsorted(corpus.word_bounds, found.words[:, 0], side="right") - 1
+    final = corpus.word_bounds[sentence + 1] - 1  # (found,) last word of the sentence
+    cut = found.words[:, 1] > final
+    start = corpus.first[found.words[:, 0]]
+    end = corpus.last[np.minimum(found.words[:, 1], final)]
+    rows = np.stack([sentence, start, -end, found.words[:, 2]], axis=1)
+    order = np.lexsort(rows.T[::-1])
+    rows, cut, exact = rows[order], cut[order], found.exact[order]
+    repeated = np.zeros(len(rows), bool)
+    repeated[1:] = (rows[1:] == rows[:-1]).all(axis=1)
+    rank = np.cumsum(~repeated) - 1
+    opening = np.searchsorted(rows[:, 0], rows[:, 0])  # (found,) first row of the sentence
+    kept = ~repeated & (rank - rank[opening] < corpus.limits.entities)
+    counts = np.bincount(rows[kept, 0], minlength=corpus.sentences)
+    return replace(
+        corpus,
+        entities=rows[kept, 1:] * np.array([1, -1, 1]),
+        entity_bounds=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        alignment=Alignment(
+            exact=int((kept & exact & ~cut).sum()),
+            snapped=int((kept & ~exact & ~cut).sum()),
+            shortened=int((kept & cut).sum()),
+            merged=int(repeated.sum()),
+            lost=found.lost + int((~kept & ~repeated).sum()),
+        ),
+    )
+
+
+def _cut(bounds: np.ndarray, size: np.ndarray, spans: np.ndarray, limits: Limits) -> np.ndarray:
+    """(pieces + 1,) words at which pieces begin, no piece over the limits.
+
+    bounds: (sentences + 1,) in words. size: (words,) sub-words. spans: entities on words.
+    """
+    total = np.concatenate([[0], np.cumsum(size)])
+    begun = np.concatenate([[0], np.cumsum(np.bincount(spans[:, 0], minlength=len(size)))])
+    free = np.ones(len(total), dtype=bool)  # free[w]: may be cut before word w
+    long = (np.diff(total[bounds]) > limits.subwords) | (np.diff(begun[bounds]) > limits.entities)
+    if not long.any():
+        return bounds
+    for first, last, _ in spans.tolist():
+        free[first + 1 : last + 1] = False
+    cuts: list[int] = [0]
+    for start, end, over in zip(bounds[:-1].tolist(), bounds[1:].tolist(), long, strict=True):
+        cuts += _greedy(start, end, total, begun, free, limits) if over else [end]
+    return np.array(cuts, dtype=np.int64)
+
+
+def _greedy(
+    start: int, end: int, total: np.ndarray, begun: np.ndarray, free: np.ndarray, limits: Limits
+) -> Iterator[int]:
+    """Ends of one sentence's pieces, each as far as the limits let it."""
+    while start < end:
+        fits = int(np.searchsorted(total, total[start] + limits.subwords, side="right")) - 1
+        few = int(np.searchsorted(begun, begun[start] + limits.entities, side="right")) - 1
+        reach = max(start + 1, min(fits, end))
+        options = np.flatnonzero(free[start + 1 : reach + 1]) + start + 1
+        if not len(options):  # one entity is longer than a sentence may be
+            options = np.array([reach])
+        within = options[options <= few]  # none where more entities lie in each other than fit
+        start = int(within[-1] if len(within) else options[0])
+        yield start

@@ -1,0 +1,603 @@
+"""A pointer network on a frozen BART, tuned by prompts: the model of Wang et al. 2023.
+
+LightNER (Chen et al. 2022) on any Hugging Face BART directory. The encoder reads a sentence;
+the decoder writes its entities as [start, end, type] each (`taggers/pointer.py` has the exact
+ids) and an end token. At every step the ids are scored against the decoder's state: end token
+and types by their embeddings, a position by (encoder output + token embedding) / 2; begin and
+padding are masked. A type's embedding is the mean of its words' sub-words, in a buffer of this
+model: the backbone's table of embeddings is only ever read. Eq. 3 is the cross-entropy of
+these scores; in training every id of the sentence competes, in use the grammar rules some out.
+
+The loss by origin (Eqs. 6 to 9): all three targets of an entity belong to the source where its
+type is one that the site annotates, else to the target. The end token belongs to the source,
+so that a complete tag set has no target loss at all.
+
+Trained are the prompts (`prompts.q`, `prompts.w1`, `prompts.w2`) and, if asked for, the
+decoder's cross-attentions (`cross.*`). The transfer parameter is `prompts.q`: the gradients of
+instance weighting are with respect to q alone (section 3.3).
+
+What is trained of bart-base (d = 768, 6 + 6 layers, 139.42 M parameters without prompts), by
+Eq. 15 with h = 400, no biases and 10 prompts: 12 (768·400 + 400·1536) + 10·768 = 11,066,880,
+that is η = 11.07 / (139.42 + 11.07) = 7.35 %. The paper says 7.04 %, and no way of counting
+that was tried gives it: with biases in W_1 and W_2 7.37 %; of BART alone 7.94 %; with an
+output layer that is not the table of embeddings (38.6 M more) 5.85 %; prompts in the encoder or
+the decoder alone 3.82 %. LightNER's public code has one W_1 for all layers of a stack, prompts
+in the cross-attentions too, three q and biases: 12.03 M, 7.94 %. With Eq. 15 as printed, 7.04 %
+asks for a whole of 157.2 M, which is 6.7 M more than bart-base and its prompts.
+
+Batches of a pointer model, the scores of its targets, and greedy decoding with a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.types import Document, Span, TagSet
+from fednotes.data.batches import without_gold
+from fednotes.encoders.bart import Backbone, fixed_rows, load_backbone, own_cross_attentions
+from fednotes.encoders.frozen import length_batches
+from fednotes.encoders.prompts import KeyValues, Prompts, joined, self_attentions
+from fednotes.taggers.model import Losses
+from fednotes.taggers.pointer import (
+    BEGIN,
+    END,
+    FIRST_LABEL,
+    PAD,
+    Grammar,
+    Limits,
+    PointerCorpus,
+    annotate_pointers,
+    encode_pointers,
+    first_position,
+    repair,
+)
+
+PromptMap = Mapping[nn.Module, KeyValues]
+
+
+@dataclass(frozen=True, eq=False)
+class Sources:
+    """Some sentences as the encoder reads them, padded behind.
+
+    ids, mask: (batch, longest with marks), mask is True where there is something.
+    text: (batch, sub-words) ids without marks; real: bool, where there is a sub-word.
+    offset: marks before the text.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    text: Tensor
+    real: Tensor
+    offset: int
+
+    @classmethod
+    def of(cls, corpus: PointerCorpus, chosen: np.ndarray, bart: Backbone, device: Any) -> Sources:
+        """The sentences `chosen`, in that order."""
+        lengths = corpus.lengths[chosen]
+        before, after = len(bart.prefix), len(bart.suffix)
+        column = np.arange(int(lengths.max()))
+        real = column < lengths[:, None]  # (batch, sub-words)
+        at = np.where(real, corpus.bounds[chosen][:, None] + column, 0)
+        text = np.where(real, corpus.ids[at], bart.pad)
+        ids = np.full((len(chosen), before + len(column) + after), bart.pad)
+        ids[:, :before] = bart.prefix
+        ids[:, before : before + len(column)] = text
+        for k, mark in enumerate(bart.suffix):
+            ids[np.arange(len(chosen)), before + lengths + k] = mark
+        mask = np.arange(ids.shape[1]) < (before + lengths + after)[:, None]
+        parts = [torch.from_numpy(part).to(device) for part in (ids, mask, text, real)]
+        return cls(parts[0], parts[1], parts[2], parts[3], offset=before)
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """What the decoder is to write for some sentences, padded behind.
+
+    ids: (batch, steps) with END, then PAD. real: (batch, steps) bool. pseudo: (batch, steps)
+    bool, targets of an entity whose type the site does not annotate; END is never one.
+    """
+
+    ids: Tensor
+    real: Tensor
+    pseudo: Tensor
+
+    @classmethod
+    def of(cls, corpus: PointerCorpus, chosen: np.ndarray, device: Any) -> Targets:
+        """The targets of the sentences `chosen`."""
+        bounds, types = corpus.entity_bounds, corpus.tagset.types
+        counts = np.diff(bounds)[chosen]
+        most = int(counts.max())
+        real = np.arange(most) < counts[:, None]  # (batch, entities)
+        at = np.where(real, bounds[chosen][:, None] + np.arange(most), 0)
+        shift = first_position(len(types))
+        table = corpus.entities + np.array([shift, shift, FIRST_LABEL])  # [tagsets eq 2]
+        ids = np.full((len(chosen), 3 * most + 1), PAD)
+        pseudo = np.zeros(ids.shape, bool)
+        if most:
+            unknown = np.array([name not in corpus.known for name in types])
+            other = unknown[corpus.entities[at, 2]] & real
+            ids[:, :-1] = np.where(real[..., None], table[at], PAD).reshape(len(chosen), -1)
+            pseudo[:, :-1] = np.repeat(other, 3, axis=1)
+        ids[np.arange(len(chosen)), 3 * counts] = END
+        parts = (torch.from_numpy(part).to(device) for part in (ids, ids != PAD, pseudo))
+        return cls(*parts)
+
+    @property
+    def inputs(self) -> Tensor:
+        """(batch, steps) what the decoder reads: BEGIN, then the targets but the last."""
+        return torch.cat([torch.full_like(self.ids[:, :1], BEGIN), self.ids[:, :-1]], dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Encoded sentences, and the rows that stand for each id as input and as output.
+
+    states, mask: the encoder's, (batch, longest, width) and (batch, longest). inputs, outputs:
+    (batch, ids, width). open: (batch, ids) bool, ids that a target may be at all. layers: the
+    outputs of the encoder's layers, where they were asked for.
+    """
+
+    states: Tensor
+    mask: Tensor
+    inputs: Tensor
+    outputs: Tensor
+    open: Tensor
+    layers: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def of(
+        cls, bart: Any, sources: Sources, fixed: Tensor, prompts: PromptMap | None, states: bool
+    ) -> Memory:
+        """Run the encoder once. fixed: (3 + types, width) rows of the marks and the labels."""
+        size, length = sources.text.shape
+        result = bart.encoder(
+            input_ids=sources.ids,
+            attention_mask=sources.mask,
+            output_hidden_states=states,
+            prompts=prompts,
+            return_dict=True,
+        )
+        encoded = result.last_hidden_state
+        embedded = bart.get_input_embeddings()(sources.text)  # (batch, sub-words, width)
+        found = encoded[:, sources.offset : sources.offset + length]
+        marks = fixed.expand(size, -1, -1)
+        allowed = torch.ones(size, len(fixed), dtype=torch.bool, device=fixed.device)
+        allowed[:, [BEGIN, PAD]] = False
+        return cls(
+            encoded,
+            sources.mask,
+            torch.cat([marks, embedded], dim=1),
+            torch.cat([marks, (found + embedded) / 2], dim=1),
+            torch.cat([allowed, sources.real], dim=1),
+            tuple(result.hidden_states[1:]) if states else (),
+        )
+
+    def read(self, ids: Tensor) -> Tensor:
+        """The decoder's input for (batch, steps) ids: (batch, steps, width)."""
+        return self.inputs.gather(1, ids.unsqueeze(-1).expand(-1, -1, self.inputs.shape[-1]))
+
+    def scores(self, states: Tensor) -> Tensor:
+        """Decoder states (batch, steps, width) → (batch, steps, ids), -inf where none may be."""
+        raw = states @ self.outputs.transpose(1, 2)
+        return raw.masked_fill(~self.open.unsqueeze(1), -torch.inf)
+
+    def rows(self, index: Tensor) -> Memory:
+        """The sentences of these rows alone."""
+        parts = (self.states, self.mask, self.inputs, self.outputs, self.open)
+        states, mask, inputs, outputs, allowed = (part[index] for part in parts)
+        return Memory(states, mask, inputs, outputs, allowed)
+
+
+def teacher_forced(
+    bart: Any, memory: Memory, targets: Targets, prompts: PromptMap | None
+) -> Tensor:
+    """The decoder's last states, (batch, steps, width), each step given the true ones before.
+
+    Padding stands behind, where a causal decoder does not look.
+    """
+    result = bart.decoder(
+        inputs_embeds=memory.read(targets.inputs),
+        encoder_hidden_states=memory.states,
+        encoder_attention_mask=memory.mask,
+        use_cache=False,
+        prompts=prompts,
+        return_dict=True,
+    )
+    states: Tensor = result.last_hidden_state
+    return states
+
+
+class Stepper:
+    """The decoder one step at a time, keys and values of earlier steps kept."""
+
+    def __init__(self, bart: Any, memory: Memory, prompts: PromptMap | None) -> None:
+        self._bart, self._prompts, self.memory = bart, prompts, memory
+        self._cache: Any = None
+
+    def step(self, ids: Tensor) -> Tensor:
+        """(batch,) ids just written → (batch, ids) scores of what comes next."""
+        result = self._bart.decoder(
+            inputs_embeds=self.memory.read(ids[:, None]),
+            encoder_hidden_states=self.memory.states,
+            encoder_attention_mask=self.memory.mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            prompts=self._prompts,
+            return_dict=True,
+        )
+        self._cache = result.past_key_values
+        return self.memory.scores(result.last_hidden_state)[:, 0]
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone."""
+        self.memory = self.memory.rows(rows)
+        if self._cache is not None:
+            self._cache.batch_select_indices(rows)
+
+
+def greedy(stepper: Stepper, grammar: Grammar) -> list[np.ndarray]:
+    """The best id at each step among those that the grammar allows.
+
+    Returns each sentence's (steps,) ids, without END. Sentences that are done leave the batch.
+    """
+    size, device = len(grammar.starts), grammar.starts.device
+    most = int(grammar.most.max())
+    alive = torch.arange(size, device=device)
+    written = torch.full((size, 3 * most), PAD, device=device)
+    chosen = torch.full((size,), BEGIN, device=device)
+    for step in range(3 * most):
+        scores = stepper.step(chosen)
+        scores = scores.masked_fill(~grammar.allowed(), -torch.inf)
+        chosen = scores.argmax(dim=-1)  # [tagsets eq 4]
+        going = chosen != END
+        if not bool(going.all()):  # only in place of a start, so all stay in step
+            rows = going.nonzero().squeeze(1)
+            if not len(rows):
+                break
+            stepper.keep(rows)
+            alive, chosen, grammar = alive[rows], chosen[rows], grammar.rows(rows)
+        written[alive, step] = chosen
+        grammar = grammar.after(chosen)
+    table = written.cpu().numpy()
+    return [row[row != PAD] for row in table]
+
+
+def word_edges(corpus: PointerCorpus, chosen: np.ndarray, longest: int) -> Sequence[np.ndarray]:
+    """(batch, longest) bool twice: where a word of the sentence begins, and where one ends."""
+    counts = np.diff(corpus.word_bounds)[chosen]
+    row = np.repeat(np.arange(len(chosen)), counts)
+    skipped = np.repeat(corpus.word_bounds[chosen] - (np.cumsum(counts) - counts), counts)
+    words = np.arange(len(row)) + skipped
+    edges = []
+    for at in (corpus.first, corpus.last):
+        mask = np.zeros((len(chosen), longest), bool)
+        mask[row, at[words]] = True
+        edges.append(mask)
+    return edges
+
+
+PREDICT_BATCH = (4096, 64)  # most sub-words (with padding) and sentences of one batch
+
+
+@dataclass(frozen=True)
+class PromptBartConfig:
+    """Field names are TOML keys of a job's [model] table.
+
+    backbone: a Hugging Face BART directory. prompts, prompt_hidden: N_q and h of Eq. 15.
+    tune_cross_attention: train the decoder's cross-attentions too. label_words: type → the
+    words whose embedding stands for it; a type that is not named stands for the words of its
+    own name, parted at "_" and capitals ("Sign_symptom" → "sign symptom").
+    max_entities, max_subwords: of one sentence, longer ones are cut (0: what the backbone's
+    positions allow). dropout: of the backbone in training, on its states, attentions and
+    feed-forward layers (bart-base was trained with 0.1).
+    """
+
+    kind: str = "prompt-bart"
+    backbone: str = ""
+    prompts: int = 10
+    prompt_hidden: int = 400
+    tune_cross_attention: bool = False
+    label_words: Mapping[str, str] = field(default_factory=dict)
+    max_entities: int = 0
+    max_subwords: int = 0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that no model can have."""
+        if self.kind != "prompt-bart":
+            raise ConfigError(f'kind = {self.kind!r}: a prompt-tuned BART is "prompt-bart"')
+        for name in ("prompts", "prompt_hidden"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it must be at least 1")
+        for name in ("max_entities", "max_subwords"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it cannot be negative")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout = {self.dropout}: it must be at least 0 and below 1")
+
+
+class PromptBart(nn.Module):
+    """The pointer model for one tag set; see `build_prompt_bart`.
+
+    config, tagset: what it was built from. backbone_fingerprint: SHA-256 over the backbone's
+    files. The backbone is no part of the module: it is shared, never saved and never sent.
+    """
+
+    transfer = "prompts.q"
+    softens = False
+
+    def __init__(
+        self,
+        config: PromptBartConfig,
+        tagset: TagSet,
+        seed: int,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        super().__init__()
+        self.config, self.tagset = config, tagset
+        backbone = load_backbone(config.backbone, device)
+        shape = backbone.model.config
+        heads = [shape.encoder_attention_heads] * shape.encoder_layers
+        heads += [shape.decoder_attention_heads] * shape.decoder_layers
+        self.prompts = Prompts(
+            len(heads), heads, shape.d_model, config.prompts, config.prompt_hidden, seed
+        ).to(device)
+        self._fixed: Tensor
+        rows = fixed_rows(backbone, tagset.types, config.label_words)
+        self.register_buffer("_fixed", rows, persistent=False)  # (3 + types, d)
+        self.backbone_fingerprint = backbone.fingerprint
+        if config.tune_cross_attention:
+            self.cross = nn.ModuleList(own_cross_attentions(backbone.view(config.dropout)))
+        self._attach(backbone)
+
+    def _attach(self, backbone: Backbone) -> None:
+        """Run on this backbone from now on, with one's own cross-attentions if there are any."""
+        view = backbone.view(self.config.dropout)
+        if self.config.tune_cross_attention:
+            for layer, mine in zip(view.decoder.layers, self.cross, strict=True):
+                layer.encoder_attn = mine
+        # In a tuple, so that it is no submodule: neither saved nor moved with this model.
+        self._frozen = (backbone, view, self_attentions(view))
+        self.train(self.training)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PromptBart:
+        """Moved to another device or precision, it runs on the backbone's copy there."""
+        super()._apply(fn, recurse)
+        q, model = self.prompts.q, self._frozen[0].model
+        if (q.device, q.dtype) != (model.device, model.dtype):
+            self._attach(load_backbone(self.config.backbone, q.device, q.dtype))
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PromptBart:
+        """A model of its own on the same backbone."""
+        other = type(self)(self.config, self.tagset, 0, self.device).to(self.prompts.q.dtype)
+        other.load_state_dict(self.state_dict())
+        other.train(self.training)
+        memo[id(self)] = other
+        return other
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.prompts.q.device
+
+    @property
+    def frozen(self) -> int:
+        """Parameters of the backbone but those of which this model trains a copy."""
+        tuned = sum(p.numel() for name, p in self.named_parameters() if name.startswith("cross."))
+        return sum(p.numel() for p in self._frozen[0].model.parameters()) - tuned
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """d for each layer of the encoder."""
+        shape = self._frozen[0].model.config
+        return (int(shape.d_model),) * int(shape.encoder_layers)
+
+    @property
+    def output_width(self) -> int:
+        """The columns of `Losses.outputs`."""
+        return int(self._frozen[0].model.config.d_model)
+
+    @property
+    def limits(self) -> Limits:
+        """The most sub-words and entities of one sentence."""
+        backbone, config = self._frozen[0], self.config
+        room = (backbone.steps - 1) // 3
+        return Limits(
+            min(config.max_subwords or backbone.subwords, backbone.subwords),
+            min(config.max_entities or room, room),
+        )
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name → parameter, sorted by name: `prompts.*`, and `cross.*` where tuned."""
+        return dict(sorted(self.named_parameters(), key=lambda pair: pair[0]))
+
+    def eta(self) -> float:
+        """η: trained parameters / all parameters, the backbone's counted once."""
+        frozen: int = sum(p.numel() for p in self._frozen[0].model.parameters())
+        prompts = sum(p.numel() for p in self.prompts.parameters())
+        return sum(p.numel() for p in self.parameters()) / (frozen + prompts)
+
+    def train(self, mode: bool = True) -> PromptBart:
+        """Training mode; the backbone follows only where the configuration has dropout."""
+        super().train(mode)
+        self._frozen[1].train(mode and self.config.dropout > 0)
+        return self
+
+    def prepare(
+        self,
+        documents: Sequence[Document],
+        cache: Path | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        gold: bool = True,
+    ) -> PointerCorpus:
+        """Encode a corpus, every type known. Nothing is kept in `cache`.
+
+        gold=False strips the spans first, so that no boundary owes anything to them.
+        Raises DataError for a label that the tag set does not have.
+        """
+        given = tuple(documents) if gold else without_gold(documents)
+        corpus = encode_pointers(given, self.tagset, self._frozen[0].split, self.limits)
+        if progress is not None:
+            progress(len(given), len(given))
+        return corpus
+
+    def annotate(
+        self, corpus: PointerCorpus, documents: Sequence[Document], known: Collection[str]
+    ) -> PointerCorpus:
+        """The same texts with other spans; see `annotate_pointers` for what it raises."""
+        return annotate_pointers(corpus, documents, known)
+
+    def soften(self, corpus: PointerCorpus) -> NoReturn:
+        """Raises ConfigError: a pointer model has no posterior that can be summed."""
+        raise ConfigError(
+            'soft distillation needs a model with a CRF: set kind = "tagger" or '
+            '"encoder-tagger", or switch it off'
+        )
+
+    def losses(
+        self, corpus: PointerCorpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
+    ) -> Losses:
+        """Sums of each sentence's cross-entropies, by origin; see `Losses`.
+
+        hidden: each encoder layer's output, mean over the sentence's sub-words. outputs: the
+        decoder's last states, a sentence's steps together. The candidates of `score` are the
+        ids of `taggers/pointer.py`. Raises TrainingError for no sentences.
+        """
+        return self._losses(corpus, indices, self.prompts(), states)
+
+    def _losses(
+        self,
+        corpus: PointerCorpus,
+        indices: Sequence[int] | np.ndarray,
+        pairs: Sequence[KeyValues],
+        states: bool = False,
+    ) -> Losses:
+        chosen = np.asarray(indices, dtype=np.int64)
+        if len(chosen) == 0:
+            raise TrainingError("a mini-batch without sentences has no loss")
+        backbone, view, attentions = self._frozen
+        prompts = joined(attentions, pairs)
+        sources = Sources.of(corpus, chosen, backbone, self.device)
+        targets = Targets.of(corpus, chosen, self.device)
+        memory = Memory.of(view, sources, self._fixed, prompts, states)
+        outputs = teacher_forced(view, memory, targets, prompts)  # (batch, steps, width)
+        scores = memory.scores(outputs)
+        wanted = targets.ids.masked_fill(~targets.real, END)
+        # [tagsets eq 3]
+        nll = F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), reduction="none")
+        nll = nll.view(wanted.shape)  # (batch, steps)
+        source = (nll * (targets.real & ~targets.pseudo)).sum(dim=1)  # [tagsets eq 8]
+        target = (nll * targets.pseudo).sum(dim=1)  # [tagsets eq 9]
+        if not states:
+            return Losses(source, target)
+
+        def score(steps: Tensor) -> Tensor:
+            padded = torch.zeros_like(outputs).masked_scatter(targets.real.unsqueeze(-1), steps)
+            return memory.scores(padded)[targets.real]
+
+        at = sources.real.unsqueeze(-1)  # (batch, sub-words, 1)
+        text = slice(sources.offset, sources.offset + at.shape[1])
+        hidden = tuple((h[:, text] * at).sum(1) / at.sum(1) for h in memory.layers)
+        real = targets.real
+        return Losses(source, target, hidden, outputs[real], targets.pseudo[real], score)
+
+    @torch.enable_grad()
+    def gradients(
+        self, corpus: PointerCorpus, indices: Sequence[int] | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """See `Model.gradients`; size = N_q · d.
+
+        Each sentence gets its own copy of every layer's prompt keys and values, behind the
+        projections, which so run once for all. One backward pass through the backbone gives
+        the loss's gradient with respect to each copy, and one vector-Jacobian product takes
+        them through the projections to q. Sentences of a batch do not see each other, so this
+        is what a loop over sentences gives. The target's sum takes a second backward pass.
+        """
+        training, size = self.training, len(indices)
+        self.eval()
+        try:
+            parts = [part.detach() for pair in self.prompts() for part in pair]
+            leaves = [part.expand(size, *part.shape).requires_grad_() for part in parts]
+            pairs = list(zip(leaves[::2], leaves[1::2], strict=True))
+            losses = self._losses(corpus, indices, pairs)
+        finally:
+            self.train(training)
+        added = bool(losses.target.detach().any())
+        own = torch.autograd.grad(losses.source.sum(), leaves, retain_graph=added)
+        source = self.prompts.pull(own).flatten(1)
+        if not added:
+            return source, torch.zeros_like(source[0])
+        other = torch.autograd.grad(losses.target.sum(), leaves)
+        total = self.prompts.pull([part.sum(dim=0, keepdim=True) for part in other])
+        return source, total.flatten()
+
+    @torch.no_grad()
+    def predict(self, documents: Sequence[Document] | PointerCorpus) -> tuple[Document, ...]:
+        """The documents with predicted spans in place of their own.
+
+        Given documents, what is annotated in them is not looked at. Dropout is off.
+        """
+        corpus = documents if isinstance(documents, PointerCorpus) else None
+        if corpus is None:
+            corpus = self.prepare(documents, gold=False)  # type: ignore[arg-type]
+        training = self.training
+        self.eval()
+        found: list[list[Span]] = [[] for _ in corpus.documents]
+        try:
+            pairs = self.prompts()
+            for chosen in length_batches(corpus.lengths.tolist(), *PREDICT_BATCH):
+                for sentence, ids in zip(
+                    chosen.tolist(), self._decode(corpus, chosen, pairs), strict=True
+                ):
+                    length = int(corpus.lengths[sentence])
+                    entities = repair(ids.tolist(), len(self.tagset.types), length)
+                    if len(entities):
+                        spans = corpus.spans(sentence, entities)
+                        found[corpus.sentence_document[sentence]] += spans
+        finally:
+            self.train(training)
+        return tuple(
+            replace(document, spans=tuple(sorted(spans)))
+            for document, spans in zip(corpus.documents, found, strict=True)
+        )
+
+    def _decode(
+        self, corpus: PointerCorpus, chosen: np.ndarray, pairs: Sequence[KeyValues]
+    ) -> list[np.ndarray]:
+        """The ids that the model writes for some sentences, without END."""
+        backbone, view, attentions = self._frozen
+        prompts = joined(attentions, pairs)
+        sources = Sources.of(corpus, chosen, backbone, self.device)
+        memory = Memory.of(view, sources, self._fixed, prompts, states=False)
+        edges = word_edges(corpus, chosen, sources.text.shape[1])
+        starts, ends = (torch.from_numpy(edge).to(self.device) for edge in edges)
+        grammar = Grammar.begin(len(self.tagset.types), starts, ends, self.limits.entities)
+        return greedy(Stepper(view, memory, prompts), grammar)
+
+
+def build_prompt_bart(
+    config: PromptBartConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
+) -> PromptBart:
+    """A new model.
+
+    The prompts' first values come from the seed alone: sites with other tag sets start equal.
+    The global random state is left as it was.
+
+    Raises ConfigError (no backbone, no types, label words for no type or alike for two),
+    ModelError (the backbone), MissingExtra.
+    """
+    if not config.backbone:
+        raise ConfigError('kind = "prompt-bart" needs backbone = a Hugging Face BART directory')
+    if not tagset.types:
+        raise ConfigError("the tag set has no entity types: a model needs at least one")
+    return PromptBart(config, tagset, seed, device)

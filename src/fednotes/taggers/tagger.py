@@ -1,0 +1,502 @@
+"""Sequence taggers put together from parts by a short specification.
+
+From bottom to top: words, characters and context represent a word; cnn and lstm model its
+surroundings; crf decodes (FedNER, section 3.1). A tagger knows its layers by these names and
+every parameter's name begins with its layer's, so a method can say which are private.
+
+What is frozen (word vectors, contextual features) is looked up in tables that all taggers of
+a process share; it is no part of a tagger's state and never travels.
+
+What a tagger is made of: one frozen specification, and the seven of the FedNER paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.settings import build
+from fednotes.core.types import Document, TagSet
+from fednotes.data.batches import encode_corpus, with_spans, without_gold
+from fednotes.encoders.features import FrozenEncoder, cached_features, load_encoder
+from fednotes.encoders.vectors import WordVectors, load_vectors
+from fednotes.taggers.corpora import (
+    Batch,
+    Prepared,
+    by_length,
+    evaluating,
+    hash_forms,
+    prepared_by_tagger,
+)
+from fednotes.taggers.layers import (
+    BiLSTM,
+    Characters,
+    Context,
+    Output,
+    WordCNN,
+    Words,
+    character_table,
+    dropout,
+    seeded,
+)
+from fednotes.taggers.model import Corpus, Losses
+from fednotes.taggers.partial import (
+    Soft,
+    posterior,
+    require_types,
+    retag,
+    split_loss,
+    transfer_gradients,
+)
+
+LAYERS = ("words", "characters", "context", "cnn", "lstm", "crf")  # bottom to top
+
+
+@dataclass(frozen=True, slots=True)
+class TaggerConfig:
+    """Field names are TOML keys of a job's [model] table.
+
+    tagger: name of the preset it came from.
+    word_vectors: path of a GloVe or word2vec text file; "" for none. train_words: also train
+        them (the paper's setting; then they travel). max_words: read that many (0 = all).
+    hashed_words: buckets of a trainable word table addressed by a hash of the lower-cased
+        form (0 = none). word_dim: its columns.
+    characters: character CNN with char_dim, char_filters, char_width; words are read up to
+        char_max characters (with begin and end markers).
+    contextual: frozen encoder, "minilm" or a directory; "" for none. project: columns to
+        which a trainable projection takes its features (0 = as they are).
+    cnn_filters: word CNN, filters for each of cnn_widths (0 = none).
+    lstm_units: BiLSTM units a direction (0 = none), lstm_layers of them.
+    dropout: on the word representation and after the CNN and each LSTM.
+    max_tokens: longer sentences are cut.
+    """
+
+    tagger: str = "elmoner"
+    word_vectors: str = ""
+    train_words: bool = False
+    max_words: int = 0
+    hashed_words: int = 0
+    word_dim: int = 100
+    characters: bool = True
+    char_dim: int = 100
+    char_filters: int = 200
+    char_width: int = 3
+    char_max: int = 25
+    contextual: str = ""
+    project: int = 0
+    cnn_filters: int = 200
+    cnn_widths: tuple[int, ...] = (3,)
+    lstm_units: int = 200
+    lstm_layers: int = 1
+    dropout: float = 0.2
+    max_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that no tagger can have."""
+        for name in ("max_words", "hashed_words", "project", "cnn_filters", "lstm_units"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it cannot be negative")
+        sizes = ("word_dim", "char_dim", "char_filters", "char_width", "lstm_layers", "max_tokens")
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: it must be at least 1")
+        if not 3 <= self.char_max <= 255:
+            raise ConfigError(f"char_max = {self.char_max}: it must be from 3 to 255")
+        if self.lstm_layers > 100:
+            raise ConfigError(f"lstm_layers = {self.lstm_layers}: it must be at most 100")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout = {self.dropout}: it must be at least 0 and below 1")
+        widths = self.cnn_widths
+        if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
+            raise ConfigError(f"cnn_widths = {list(widths)}: distinct widths of at least 1")
+        if self.train_words and not self.word_vectors:
+            raise ConfigError("train_words = true needs word_vectors = PATH")
+        if self.project and not self.contextual:
+            raise ConfigError(f'project = {self.project} needs contextual = "minilm" or a path')
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that a tagger of this specification has, bottom to top."""
+        has = {
+            "words": bool(self.word_vectors or self.hashed_words),
+            "characters": self.characters,
+            "context": bool(self.contextual),
+            "cnn": self.cnn_filters > 0,
+            "lstm": self.lstm_units > 0,
+            "crf": True,
+        }
+        return tuple(layer for layer in LAYERS if has[layer])
+
+    def require_input(self) -> None:
+        """Raises ConfigError if nothing represents a word."""
+        if not (self.word_vectors or self.hashed_words or self.characters or self.contextual):
+            raise ConfigError(
+                f"tagger {self.tagger!r} has no input: set word_vectors = PATH, hashed_words = N, "
+                "characters = true or contextual"
+            )
+
+
+# The taggers of FedNER's Table 2. None of them names a file: a job adds word_vectors and,
+# for elmoner, contextual.
+PRESETS: dict[str, TaggerConfig] = {
+    # Collobert et al. 2011
+    "cnn-crf": TaggerConfig("cnn-crf", characters=False, lstm_units=0),
+    # Habibi et al. 2017
+    "lstm-crf": TaggerConfig("lstm-crf", characters=False, cnn_filters=0),
+    # Zhu et al. 2017: n-grams of words and characters by parallel convolutions
+    "gram-cnn": TaggerConfig("gram-cnn", cnn_widths=(2, 3, 4), lstm_units=0),
+    # Ma and Hovy 2016
+    "cnn-lstm-crf": TaggerConfig("cnn-lstm-crf", cnn_filters=0),
+    # Lample et al. 2016, as the paper describes it: a stacked BiLSTM
+    "s-lstm-crf": TaggerConfig("s-lstm-crf", characters=False, cnn_filters=0, lstm_layers=2),
+    # Shen et al. 2017: convolutions, then the LSTM
+    "cnn-clstm-crf": TaggerConfig("cnn-clstm-crf"),
+    # FedNER, section 3.1
+    "elmoner": TaggerConfig("elmoner"),
+}
+
+
+def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfig:
+    """A specification from a TOML table: the preset that `tagger` names, then the other keys.
+
+    where: how messages call the table. Raises ConfigError for an unknown key or preset (with
+    the nearest name), a value of the wrong type, or an impossible one.
+    """
+    name = table.get("tagger", "elmoner")
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ConfigError(f"{where}: unknown tagger {name!r}; {nearest(str(name), PRESETS)}")
+    return build(TaggerConfig, asdict(PRESETS[name]) | dict(table), where)
+
+
+__all__ = [
+    "LAYERS",
+    "PRESETS",
+    "Prepared",
+    "Tagger",
+    "TaggerConfig",
+    "build_tagger",
+    "hash_forms",
+    "tagger_config",
+]
+
+
+class Tagger(nn.Module):
+    """A tagger for one tag set; see `build_tagger`.
+
+    config, tagset: what it was built from. layers: the names of its layers, bottom to top,
+    frozen ones included. vectors, encoder: the frozen tables it looks up in, or None.
+
+    It fulfils `Model`. Its transfer parameter is the last layer's weight: small (as many
+    columns as the BiLSTM has outputs), shared by all types, the one through which every
+    loss reaches everything below, and its per-sentence gradients need no backward pass.
+    """
+
+    transfer: str = "crf.project.weight"
+    softens: bool = True
+
+    def __init__(
+        self,
+        config: TaggerConfig,
+        tagset: TagSet,
+        seed: int,
+        vectors: WordVectors | None,
+        encoder: FrozenEncoder | None,
+    ) -> None:
+        super().__init__()
+        self.config, self.tagset = config, tagset
+        self.layers = config.layers
+        self.vectors, self.encoder = vectors, encoder
+        size = self._build_inputs(seed)
+        if config.cnn_filters:
+            with seeded(seed, "cnn"):
+                self.cnn = WordCNN(size, config.cnn_filters, config.cnn_widths)
+            size = self.cnn.outputs
+        if config.lstm_units:
+            with seeded(seed, "lstm"):
+                self.lstm = BiLSTM(size, config.lstm_units, config.lstm_layers)
+            size = 2 * config.lstm_units
+        with seeded(seed, "crf"):
+            self.crf = Output(size, tagset)
+
+    def _build_inputs(self, seed: int) -> int:
+        """Make the layers that represent a word; return the columns of the representation."""
+        config, size = self.config, 0
+        trained = self.vectors.table if self.vectors and config.train_words else None
+        if self.vectors is not None:
+            size += self.vectors.dim
+        if trained is not None or config.hashed_words:
+            with seeded(seed, "words"):
+                self.words = Words(trained, config.hashed_words, config.word_dim)
+            size += config.word_dim if config.hashed_words else 0
+        if config.characters:
+            with seeded(seed, "characters"):
+                self.characters = Characters(
+                    config.char_dim, config.char_filters, config.char_width
+                )
+            size += config.char_filters
+        if self.encoder is not None:
+            with seeded(seed, "context"):
+                self.context = Context(self.encoder.layers, self.encoder.dim, config.project)
+            size += config.project or self.encoder.dim
+        return size
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.crf.project.weight.device
+
+    @property
+    def frozen(self) -> int:
+        """Numbers of the frozen word vectors; an encoder that only made features is not counted."""
+        trained = self.config.train_words
+        return 0 if self.vectors is None or trained else self.vectors.table.numel()
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The columns of each layer of `Losses.hidden`: context (if it learns), cnn, lstm."""
+        config = self.config
+        widths = [config.project or self.encoder.dim] if self._mixes and self.encoder else []
+        widths += [self.cnn.outputs] if config.cnn_filters else []
+        return tuple(widths + ([2 * config.lstm_units] if config.lstm_units else []))
+
+    @property
+    def output_width(self) -> int:
+        """The columns of `Losses.outputs`."""
+        return self.crf.project.in_features
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether the contextual features go through a layer that learns."""
+        return self.encoder is not None and (self.encoder.layers > 1 or self.config.project > 0)
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Name → parameter, sorted by name, of everything that training changes."""
+        named = sorted(self.named_parameters(), key=lambda pair: pair[0])
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+    def prepare(
+        self,
+        documents: Sequence[Document],
+        cache: Path | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        gold: bool = True,
+    ) -> Prepared:
+        """Encode a corpus and look up all that training does not change.
+
+        cache: folder that keeps the contextual features (None: in memory). progress(done, all)
+        is called while they are computed. gold=False strips the spans first, so that the
+        sentence boundaries owe nothing to them either.
+
+        Raises DataError for a label that the tag set does not have.
+        """
+        given = tuple(documents) if gold else without_gold(documents)
+        config = self.config
+        encoded = encode_corpus(given, self.tagset, max_tokens=config.max_tokens)
+        forms = encoded.forms
+        word = hashed = characters = lengths = context = None
+        if self.vectors is not None:
+            word = torch.from_numpy(self.vectors.rows(forms))
+        if config.hashed_words:
+            hashed = torch.from_numpy(hash_forms(forms, config.hashed_words))
+        if config.characters:
+            characters, lengths = character_table(forms, config.char_max)
+        if self.encoder is not None and encoded.sentences:
+            context = cached_features(
+                self.encoder, forms, encoded.form, encoded.bounds, cache, progress
+            )
+        known = frozenset(self.tagset.types)
+        tables = word, hashed, characters, lengths, context
+        return Prepared(encoded, encoded.lengths, *tables, known)
+
+    def word_rows(self, prepared: Prepared, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of each trainable table of words that these sentences read, repeats too."""
+        form = prepared.encoded.form[Batch.of(prepared, indices, self.device).tokens]
+        found = {}
+        if prepared.word is not None and self.config.train_words:
+            found["words.weight"] = prepared.word.numpy()[form]
+        if prepared.hashed is not None:
+            found["words.hashed"] = prepared.hashed.numpy()[form]
+        return found
+
+    def annotate(
+        self, corpus: Corpus, documents: Sequence[Document], known: Collection[str]
+    ) -> Prepared:
+        """The same texts with the spans of `documents` as the annotation; hard targets.
+
+        Tokens, sentences and what was looked up stay. Raises DataError (other texts, an unknown
+        label), ConfigError for a known type that the tag set lacks.
+        """
+        prepared, own = prepared_by_tagger(corpus), require_types(known, self.tagset)
+        encoded = retag(prepared.encoded, documents, own)
+        return replace(prepared, encoded=encoded, known=own, soft=None)
+
+    @torch.no_grad()
+    def soften(self, corpus: Corpus) -> Prepared:
+        """The corpus with this tagger's posterior, given the known types' spans, as the target.
+
+        Without dropout. Unchanged where every type is known: nothing is left to guess.
+        """
+        prepared, tags = prepared_by_tagger(corpus), len(self.tagset.tags)
+        if prepared.complete(self.tagset):
+            return replace(prepared, soft=None)
+        unary = np.zeros((len(prepared.encoded.form), tags), np.float32)
+        pairs = np.zeros((prepared.sentences, tags, tags), np.float32)
+        with evaluating(self):
+            for indices in by_length(prepared.lengths):
+                batch = Batch.of(prepared, indices, self.device)
+                emissions, allowed = batch.pad(self._emissions(batch)), batch.allowed(self.tagset)
+                of_tags, of_pairs = posterior(self.crf.crf, emissions, allowed, batch.lengths)
+                unary[batch.tokens] = of_tags.cpu().numpy()[batch.layout.row, batch.layout.step]
+                pairs[batch.rows] = of_pairs.cpu().numpy()
+        return replace(prepared, soft=Soft(unary, pairs))
+
+    def losses(
+        self, corpus: Corpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
+    ) -> Losses:
+        """The losses of some sentences by the origin of their targets, in the order of `indices`.
+
+        Where every type is known, source is the ordinary loss and target exactly 0 (without a
+        gradient). Dropout as in `loss`. Raises TrainingError for no sentences.
+        """
+        batch = Batch.of(prepared_by_tagger(corpus), indices, self.device)
+        hidden: list[Tensor] = []
+        features = self._features(batch, hidden)
+        emissions = batch.pad(self.crf.project(features))
+        source, target = split_loss(self.crf.crf, emissions, *batch.targets(self.tagset))
+        losses = Losses(source[batch.back], target[batch.back])
+        if not states:
+            return losses
+        return replace(
+            losses,
+            hidden=batch.means(hidden),
+            outputs=features[batch.tokens_back],  # (tokens, width)
+            pseudo=batch.added(self.tagset),
+            score=self.crf.project,
+        )
+
+    @torch.no_grad()
+    def gradients(
+        self, corpus: Corpus, indices: Sequence[int] | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients with respect to the projection's weight: (sentences, size) of each source
+        loss, (size,) of the sum of the target losses; without dropout, `.grad` untouched."""
+        prepared, chosen = prepared_by_tagger(corpus), np.asarray(indices, dtype=np.int64)
+        project, size = self.crf.project, self.crf.project.weight.numel()
+        each, total = project.weight.new_zeros(len(chosen), size), project.weight.new_zeros(size)
+        with evaluating(self):
+            for part in by_length(prepared.lengths[chosen]):
+                batch = Batch.of(prepared, chosen[part], self.device)
+                features, targets = self._features(batch), batch.targets(self.tagset)
+                of_source, of_target = transfer_gradients(
+                    self.crf.crf, project, batch.pad(features), *targets
+                )
+                each[part] = of_source[batch.back]
+                total += of_target
+        return each, total
+
+    def loss(
+        self, prepared: Prepared, indices: Sequence[int] | np.ndarray, reduction: str = "mean"
+    ) -> Tensor:
+        """Negative log likelihood of some sentences' tags, a scalar.
+
+        reduction: "mean" over the sentences, or "sum". Dropout (in training
+        mode) draws from torch's global generator alone, so a seed set before replays it.
+
+        Raises TrainingError for no sentences.
+        """
+        batch = Batch.of(prepared, indices, self.device)
+        emissions = batch.pad(self._emissions(batch))
+        losses = self.crf.crf.loss(emissions, batch.tags, batch.lengths)  # (sentences,)
+        return losses.sum() if reduction == "sum" else losses.mean()  # [fedner eq 1]
+
+    @torch.no_grad()
+    def predict(self, documents: Sequence[Document] | Corpus) -> tuple[Document, ...]:
+        """The documents with predicted spans in place of their own.
+
+        Given documents, what is annotated in them is not looked at. Dropout is off.
+        """
+        if isinstance(documents, Sequence):
+            prepared = self.prepare(documents, gold=False)
+        else:
+            prepared = prepared_by_tagger(documents)
+        with evaluating(self):
+            return self._predict(prepared)
+
+    def _predict(self, prepared: Prepared) -> tuple[Document, ...]:
+        ids = np.zeros(len(prepared.encoded.form), np.int64)  # (tokens,)
+        for indices in by_length(prepared.lengths):
+            batch = Batch.of(prepared, indices, self.device)
+            best = self.crf.crf.decode(batch.pad(self._emissions(batch)), batch.lengths)
+            ids[batch.tokens] = best.cpu().numpy()[batch.layout.row, batch.layout.step]
+        return with_spans(prepared.encoded, ids)
+
+    def _emissions(self, batch: Batch) -> Tensor:
+        """(tokens, tags) unnormalised scores, in the layout's order."""
+        scores: Tensor = self.crf.project(self._features(batch))
+        return scores
+
+    def _features(self, batch: Batch, hidden: list[Tensor] | None = None) -> Tensor:
+        """(tokens, width) what the projection reads, in the layout's order.
+
+        hidden: receives the layers that `widths` counts, each (tokens, ·), before dropout.
+        """
+        rate, seen = self.config.dropout, [] if hidden is None else hidden
+        raw = list(self._represent(batch.prepared, batch.tokens))
+        seen += raw[-1:] if self._mixes else []
+        parts = [dropout(part, rate, self.training) for part in raw]
+        if self.config.cnn_filters:
+            seen.append(self.cnn(parts, batch.layout))
+            parts = [dropout(seen[-1], rate, self.training)]
+        if self.config.lstm_units:
+            seen.append(self.lstm(parts, batch.layout, rate))
+            parts = [dropout(seen[-1], rate, self.training)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _represent(self, prepared: Prepared, tokens: np.ndarray) -> Iterator[Tensor]:
+        """The parts of each token's representation, (tokens, ·) each."""
+        form = prepared.encoded.form[tokens]
+        device = self.device
+        if prepared.word is not None and self.vectors is not None:
+            rows = prepared.word[torch.from_numpy(form)]
+            if self.config.train_words:
+                yield F.embedding(rows.to(device), self.words.weight)
+            else:
+                yield self.vectors.table.index_select(0, rows).to(device)
+        if prepared.hashed is not None:
+            yield F.embedding(prepared.hashed[torch.from_numpy(form)].to(device), self.words.hashed)
+        if prepared.characters is not None and prepared.character_lengths is not None:
+            unique, position = np.unique(form, return_inverse=True)
+            pooled = self.characters(
+                prepared.characters[unique], prepared.character_lengths[unique]
+            )  # (unique words, filters)
+            yield F.embedding(torch.from_numpy(position).to(device), pooled)
+        if prepared.context is not None:
+            features = torch.from_numpy(prepared.context.take(tokens, axis=0))
+            yield self.context(features.to(device).float())
+
+
+def build_tagger(
+    config: TaggerConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
+) -> Tagger:
+    """A new tagger.
+
+    Each layer's initial values come from (seed, layer) alone: sites with other tag sets
+    start from equal shared layers. The global random state is left as it was.
+
+    Raises ConfigError (no input at all, no types), ModelError (word vectors, encoder),
+    MissingExtra.
+    """
+    config.require_input()
+    if not tagset.types:
+        raise ConfigError("the tag set has no entity types: a tagger needs at least one")
+    vectors = load_vectors(config.word_vectors, config.max_words) if config.word_vectors else None
+    encoder = load_encoder(config.contextual) if config.contextual else None
+    return Tagger(config, tagset, seed, vectors, encoder).to(device)
