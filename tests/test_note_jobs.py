@@ -103,8 +103,11 @@ def test_a_job_on_notes_has_their_tables(tmp_path: Path) -> None:
         ({"sites": {"a": {"paths": [""]}}}, "give either `path`"),
         ({"sites": {"a": {"paths": "x"}}}, "paths = 'x': expected a list"),
         ({"sites": {"a": {"paths": ["x", "x"]}}}, "one is named twice"),
-        ({"sites": {"a": {"path": "x", "valid_fraction": 1}}}, "expected 0 to less than 1"),
-        ({"sites": {"a": {"path": "x", "max_notes": -1}}}, "0 is all, below is nothing"),
+        (
+            {"sites": {"a": {"path": "x", "valid_fraction": 1}}},
+            "valid_fraction = 1: less than 1 is needed",
+        ),
+        ({"sites": {"a": {"path": "x", "max_notes": -1}}}, "max_notes = -1: at least 0 is needed"),
         ({"sites": {"a": {"path": "x", "types": ["A"]}}}, "unknown key 'types'"),
         ({"sites": {"a": {"path": "x"}}, "tags": {}}, r"\[tags\]: stubnotes reads notes without"),
         ({"sites": {"a": {"path": "x"}}, "silos": {"number": 0}}, r"\[silos\]: number = 0"),

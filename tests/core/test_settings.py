@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.settings import assign, build, read_toml
+from fednotes.core.settings import assign, build, checked, read_toml
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Inner:
     size: int = 1
     name: str = ""
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Outer:
     needed: str
     rounds: int = 3

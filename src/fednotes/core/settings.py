@@ -1,20 +1,33 @@
-"""TOML tables → frozen dataclasses, with errors that name the key and the nearest right one."""
+"""Tables that people write (TOML) → typed values, with errors that name key and remedy.
+
+`@checked(frozen=True)` in place of `@dataclass(frozen=True)` makes a class whose values are held
+against their types whenever one is made, in code or from a file: bounds stand in the type
+(`Annotated[int, Ge(1)]`), what several keys must have in common in `__post_init__`.
+"""
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic_core import PydanticCustomError, core_schema
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.parsing import regular
 
+if TYPE_CHECKING:
+    from dataclasses import dataclass as checked
+
+__all__ = ["assign", "build", "checked", "read_toml"]
+
 T = TypeVar("T")
-
-
+_CONFIG = ConfigDict(arbitrary_types_allowed=True)
 MOST_BYTES, MOST_DOTS = 2**20, 10_000  # of a TOML file: a dotted key takes time by their square
 
 
@@ -39,63 +52,141 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a TOML file: {error}") from error
 
 
+if not TYPE_CHECKING:
+
+    def checked(**options: Any) -> Any:
+        """A dataclass whose values are checked: unknown keys refused, no value made another type.
+
+        Wrong values raise ConfigError, whether the class is called or built from a table.
+        """
+
+        def decorate(cls: type) -> type:
+            if own := vars(cls).get("__post_init__"):
+                cls.__post_init__ = _placed(own)
+            cls.__get_pydantic_core_schema__ = classmethod(_schema)
+            made = pydantic_dataclass(cls, config=_CONFIG, **options)
+            init = made.__init__
+
+            @functools.wraps(init)
+            def checking(self: Any, *given: Any, **named: Any) -> None:
+                try:
+                    init(self, *given, **named)
+                except ValidationError as error:
+                    raise ConfigError(_told(error, "")) from None
+
+            made.__init__ = checking
+            return made
+
+        return decorate
+
+
+def _placed(check: Any) -> Any:
+    """A `__post_init__` whose ConfigError keeps the place where the value stands in its table."""
+
+    @functools.wraps(check)
+    def run(self: Any) -> None:
+        try:
+            check(self)
+        except ConfigError as error:
+            raise PydanticCustomError("refused", "{told}", {"told": str(error)}) from error
+
+    return run
+
+
+def _schema(cls: type, source: Any, handler: Any) -> Any:
+    """pydantic's own schema, with plain values as strict as TOML is, and keys by their names."""
+
+    def keys(given: Any) -> Any:
+        if isinstance(given, Mapping):
+            known = {field.name: field for field in fields(cls) if field.init}
+            for key in given:
+                if key not in known:
+                    told = f"unknown key {key!r}; {nearest(str(key), known)}"
+                    raise PydanticCustomError("refused", "{told}", {"told": told})
+        return given
+
+    return core_schema.no_info_before_validator_function(keys, _strict(handler(source)))
+
+
+def _strict(schema: Any) -> Any:
+    """A schema whose text, numbers and truth values are taken as they are, in place."""
+    if isinstance(schema, list):
+        for part in schema:
+            _strict(part)
+    elif isinstance(schema, dict):
+        for name, part in schema.items():
+            if name not in ("default", "metadata"):
+                _strict(part)
+        if schema.get("type") in ("str", "int", "float", "bool"):
+            schema["strict"] = True
+    return schema
+
+
+@functools.cache
+def _adapter(cls: Any) -> TypeAdapter[Any]:
+    if not hasattr(cls, "__get_pydantic_core_schema__"):  # a plain dataclass
+        cls.__get_pydantic_core_schema__ = classmethod(_schema)
+        cls.__pydantic_config__ = _CONFIG
+    return TypeAdapter(cls)
+
+
 def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
-    """An instance of a dataclass from a table whose keys are its fields.
+    """An instance of a `checked` class, or a pydantic model, from a table of its fields.
 
     where: how messages call the table, such as `job.toml [training]`.
-    Raises ConfigError for an unknown key, a missing one or a value of the wrong type.
+    Raises ConfigError for an unknown key, a missing one or a value that cannot be.
     """
-    hints = get_type_hints(cls)
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
-    for name, field in known.items():
-        needed = field.default is MISSING and field.default_factory is MISSING
-        if needed and name not in table:
-            raise ConfigError(f"{where}: the key {name!r} is missing")
-    values = {key: _convert(value, hints[key], f"{where} {key}") for key, value in table.items()}
     try:
-        return cls(**values)
+        made: T = _adapter(cls).validate_python(table)  # type: ignore[arg-type]
+        return made
+    except ValidationError as error:
+        raise ConfigError(_told(error, where)) from error
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _convert(value: Any, hint: Any, where: str) -> Any:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        if value not in arguments:
-            options = ", ".join(repr(a) for a in arguments)
-            raise ConfigError(f"{where} = {value!r}: expected one of {options}")
-        return value
-    if origin in (Union, UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        if any(is_dataclass(a) and isinstance(value, a) for a in arguments):  # type: ignore[arg-type]
-            return value
-        return _convert(value, next(a for a in arguments if a is not type(None)), where)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where} = {value!r}: expected a list")
-        return tuple(_convert(item, arguments[0], where) for item in value)
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} = {value!r}: expected a table")
-        return {key: _convert(item, arguments[1], f"{where}.{key}") for key, item in value.items()}
-    if is_dataclass(hint):
-        if isinstance(value, hint):  # type: ignore[arg-type]
-            return value
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} = {value!r}: expected a table")
-        return build(hint, value, where)  # type: ignore[arg-type]
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if hint in (str, int, float, bool) and type(value) is not hint:
-        raise ConfigError(f"{where} = {value!r}: expected {_NAMES[hint]}")
-    return value
+def _told(error: ValidationError, where: str) -> str:
+    """The first thing that is wrong, with its place."""
+    first = error.errors(include_url=False)[0]
+    kind, value, limits = first["type"], first["input"], first.get("ctx", {})
+    *tables, key = [part for part in first["loc"] if isinstance(part, str)] or [""]
+    if kind in ("missing", "missing_argument"):
+        return f"{_at(where, *tables)}the key {key!r} is missing"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{_at(where, *tables)}unknown key {key!r}"
+    if kind == "refused":
+        return f"{_at(where, *tables, key)}{first['msg']}"
+    value_of = f"{'.'.join([*tables, key])} = {value!r}"
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        return f"{_at(where)}{value_of}: {words} {limits[name]:g} is needed"
+    if kind == "literal_error":
+        needed = f"expected one of {limits['expected'].replace(' or ', ', ')}"
+    else:
+        needed = _EXPECTED.get(kind.removesuffix("_type"), first["msg"])
+    return f"{where}{' ' if where else ''}{value_of}: {needed}"
 
 
-_NAMES = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+def _at(*names: str) -> str:
+    """A place and a colon, where there is any."""
+    place = " ".join(name for name in names if name)
+    return f"{place}: " if place else ""
+
+
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+_EXPECTED = {
+    "string": "expected text in quotes",
+    **dict.fromkeys(("int", "int_from_float"), "expected a whole number"),
+    **dict.fromkeys(("float", "finite_number"), "expected a number"),
+    "bool": "expected true or false",
+    **dict.fromkeys(("tuple", "list", "frozen_set"), "expected a list"),
+    **dict.fromkeys(("dict", "mapping", "dataclass", "model"), "expected a table"),
+}
 
 
 def assign(table: dict[str, Any], assignment: str) -> None:

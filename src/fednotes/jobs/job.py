@@ -31,11 +31,13 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Interval
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.settings import assign, build, read_toml
+from fednotes.core.settings import assign, build, checked, read_toml
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
 from fednotes.jobs.patient_tables import (
@@ -46,8 +48,12 @@ from fednotes.jobs.patient_tables import (
     patient_tables,
 )
 
+Fraction = Annotated[float, Interval(ge=0, le=1)]
+Seconds = Annotated[float, Ge(0)]
+Number = Annotated[int, Ge(0)]  # where 0 is all
 
-@dataclass(frozen=True)
+
+@checked(frozen=True)
 class SiteConfig:
     """Where one site's notes are and how they are read.
 
@@ -88,13 +94,13 @@ class SiteConfig:
     label_map: Mapping[str, str] = field(default_factory=dict)
     scheme: Scheme = "BIO"
     split: str = ""
-    valid_fraction: float = 0.1
-    test_fraction: float = 0.2
-    fraction: float = 1.0
-    mask_overlap: float = 0.0
-    max_sentences: int = 0
-    max_valid_sentences: int = 0
-    max_test_sentences: int = 0
+    valid_fraction: Fraction = 0.1
+    test_fraction: Fraction = 0.2
+    fraction: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    mask_overlap: Fraction = 0.0
+    max_sentences: Number = 0
+    max_valid_sentences: Number = 0
+    max_test_sentences: Number = 0
     flatten: Literal["outermost", "first_fragment", "drop"] = "outermost"
     repeats: Literal["drop", "keep"] = "drop"
 
@@ -103,28 +109,19 @@ class SiteConfig:
             raise ConfigError("give either `path` (split here) or `train` and `test`")
         if self.train and not self.test:
             raise ConfigError("`train` is given without `test`")
-        for name in ("valid_fraction", "test_fraction", "fraction", "mask_overlap"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: expected 0 to 1")
         if self.path and self.valid_fraction + self.test_fraction >= 1:
             raise ConfigError(
                 "valid_fraction + test_fraction: below 1, or nothing is left to train"
             )
-        for name in ("types", "test_types"):
-            _check_distinct(name, getattr(self, name))
-        if self.fraction == 0:
-            raise ConfigError("fraction = 0: a site needs training data")
-        for name in ("max_sentences", "max_valid_sentences", "max_test_sentences"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: 0 is all, below is nothing")
+        _check_distinct("types", self.types)
+        _check_distinct("test_types", self.test_types)
         if self.where and not re.fullmatch(r"[^=]+=.+", self.where):
             raise ConfigError(f'where = {self.where!r}: expected KEY=VALUE, such as "genre=nw"')
-        if self.share:
-            number, of = self.shares
-            if not self.path or not 1 <= number <= of:
-                raise ConfigError(
-                    f'share = {self.share!r}: expected such as "2/3", the second third of `path`'
-                )
+        number, of = self.shares
+        if self.share and not (self.path and 1 <= number <= of):
+            raise ConfigError(
+                f'share = {self.share!r}: expected such as "2/3", the second third of `path`'
+            )
 
     @property
     def shares(self) -> tuple[int, int]:
@@ -133,7 +130,7 @@ class SiteConfig:
         return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class NotesConfig:
     """Where one site's notes without annotations are, and which of them are used.
 
@@ -155,8 +152,8 @@ class NotesConfig:
     format: str = ""
     categories: tuple[str, ...] = ()
     column: str = ""
-    valid_fraction: float = 0.05
-    max_notes: int = 0
+    valid_fraction: Annotated[float, Interval(ge=0, lt=1)] = 0.05
+    max_notes: Number = 0
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -164,10 +161,6 @@ class NotesConfig:
             raise ConfigError("give either `path`, a file or folder of notes, or `paths`, several")
         if len(set(self.files)) < len(self.files):
             raise ConfigError("paths: one is named twice, its notes would count twice")
-        if not 0 <= self.valid_fraction < 1:
-            raise ConfigError(f"valid_fraction = {self.valid_fraction}: expected 0 to less than 1")
-        if self.max_notes < 0:
-            raise ConfigError(f"max_notes = {self.max_notes}: 0 is all, below is nothing")
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -175,7 +168,7 @@ class NotesConfig:
         return self.paths or (self.path,)
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class TagsConfig:
     """Which types each site annotates, where its files are annotated with more.
 
@@ -193,18 +186,16 @@ class TagsConfig:
 
     design: Literal["given", "disjoint", "appendix-d"] = "given"
     types: tuple[str, ...] = ()
-    per_site: int = 0
-    min_mentions: int = 0
-    runs_per_sampling: int = 1
+    per_site: Number = 0
+    min_mentions: Number = 0
+    runs_per_sampling: Annotated[int, Ge(1)] = 1
 
     def __post_init__(self) -> None:
         _check_distinct("types", self.types)
-        if self.per_site < 0 or (self.per_site and self.design != "disjoint"):
+        if self.per_site and self.design != "disjoint":
             raise ConfigError(
                 f'per_site = {self.per_site}: a number for design = "disjoint", 0 is an even deal'
             )
-        if self.runs_per_sampling < 1 or self.min_mentions < 0:
-            raise ConfigError("runs_per_sampling: at least 1; min_mentions: at least 0")
 
     @property
     def sampled(self) -> bool:
@@ -221,22 +212,18 @@ def _check_distinct(name: str, types: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} = {list(types)}: a type is named twice")
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class SyntheticConfig:
     """Generated sites in place of files (`data/synthetic.py`).
 
     sites: how many. sentences: of the first site's training data, roughly; others differ.
     """
 
-    sites: int = 3
-    sentences: int = 400
-
-    def __post_init__(self) -> None:
-        if self.sites < 1 or self.sentences < 10:
-            raise ConfigError("expected at least 1 site and 10 sentences")
+    sites: Annotated[int, Ge(1)] = 3
+    sentences: Annotated[int, Ge(10)] = 400
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class SilosConfig:
     """Hospitals simulated from corpora: the sites' tables only say where these are.
 
@@ -248,15 +235,11 @@ class SilosConfig:
         without annotations, "document" for others, as Liu and Miller 2020 did.
     """
 
-    number: int = 5
+    number: Annotated[int, Ge(1)] = 5
     by: Literal["patient", "document"] | None = None
 
-    def __post_init__(self) -> None:
-        if self.number < 1:
-            raise ConfigError(f"number = {self.number}: expected at least 1 silo")
 
-
-@dataclass(frozen=True)
+@checked(frozen=True)
 class FederationConfig:
     """How sites' answers are gathered; but for `secure_sum` a simulation needs none of it.
 
@@ -269,22 +252,14 @@ class FederationConfig:
     secure_sum: the server sees sums alone (`docs/privacy.md`); it takes three sites.
     """
 
-    min_sites: int = 0
-    timeout: float = 600.0
-    grace: float = 0.0
-    pause: float = 5.0
-    knock_every: float = 30.0
-    checkpoint_seconds: float = 600.0
-    max_norm: float = 0.0
+    min_sites: Number = 0
+    timeout: Annotated[float, Gt(0)] = 600.0
+    grace: Seconds = 0.0
+    pause: Seconds = 5.0
+    knock_every: Seconds = 30.0
+    checkpoint_seconds: Seconds = 600.0
+    max_norm: Annotated[float, Ge(0)] = 0.0
     secure_sum: bool = False
-
-    def __post_init__(self) -> None:
-        names = ("min_sites", "grace", "pause", "knock_every", "checkpoint_seconds", "max_norm")
-        for name in names:
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
-        if not self.timeout > 0:
-            raise ConfigError(f"timeout = {self.timeout}: more than 0 seconds are needed")
 
 
 CONDITIONS = ("alone", "federated", "pooled")
@@ -476,7 +451,7 @@ def data_kind(method: str) -> str:
     return str(getattr(module, "DATA", "documents"))
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class TopConfig:
     """The keys of a job file outside its tables.
 
