@@ -18,8 +18,8 @@ from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError, RefusedError
 from fednotes.engines.journal import Journal
 from fednotes.engines.nvflare.kit import KIT_FILE
-from fednotes.jobs.deployed.site import PROBLEM, server_main
-from fednotes.jobs.deployed.site_file import discreet, outward
+from fednotes.jobs.deployed.server import PROBLEM, server_main
+from fednotes.jobs.deployed.site import discreet, outward
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.guard import NotApproved, approvals_of, pending, require_approved
 from fednotes.rules.policy import Policy

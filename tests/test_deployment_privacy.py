@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hospitals import DISTILL, FEDNER, Hospitals, corpus, simulated, weights
 
-from fednotes.rules.guard import LEDGER, RULES
-from fednotes.rules.ledger import show
+from fednotes.rules.guard import RULES
+from fednotes.rules.ledger import ledger_of, show
 from fednotes.rules.ledger_check import verify
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -25,7 +25,7 @@ def test_every_frame_that_left_is_in_the_ledger(site_notes: Any, tmp_path: Path)
     replies = hospitals.network.frames[1::2]
     written: list[str] = []
     for name in hospitals.names:
-        path = hospitals.setups[name].kit / RULES / LEDGER
+        path = ledger_of(hospitals.setups[name].kit).path
         assert verify(path).ok
         written += [line["sha256"] for line in show(path)]
     assert sorted(written) == sorted(hashlib.sha256(reply).hexdigest() for reply in replies)

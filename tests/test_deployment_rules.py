@@ -305,7 +305,7 @@ def test_a_server_that_agrees_on_something_else_is_refused(site_notes: Any, tmp_
     """The sites' descriptions are right, and the fingerprint of the agreement is another."""
     hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
     with (
-        mock.patch("fednotes.jobs.deployed.site.agreement_of", return_value="0" * 64),
+        mock.patch("fednotes.jobs.deployed.server.agreement_of", return_value="0" * 64),
         pytest.raises(ConfigError, match="another configuration of this job than the server"),
     ):
         hospitals.run()
@@ -319,9 +319,9 @@ def test_a_server_that_tells_of_more_sites_is_refused(site_notes: Any, tmp_path:
         return found | {f"none-{n}": next(iter(found.values())) for n in range(50)}
 
     with (
-        mock.patch("fednotes.jobs.deployed.site.as_text", lambda found: as_text(more(found))),
+        mock.patch("fednotes.jobs.deployed.server.as_text", lambda found: as_text(more(found))),
         mock.patch(
-            "fednotes.jobs.deployed.site.agreement_of", lambda j, f: agreement_of(j, more(f))
+            "fednotes.jobs.deployed.server.agreement_of", lambda j, f: agreement_of(j, more(f))
         ),
         pytest.raises(ConfigError, match=r"is told of 5\d sites that agree; the approved job"),
     ):

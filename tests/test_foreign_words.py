@@ -19,7 +19,7 @@ from fednotes.engines.wire import Reply, WireError, decode_reply, encode
 from fednotes.jobs.deployed.agreement import Description, agreed_config
 from fednotes.jobs.deployed.status import last_problem
 from fednotes.report.html import write_report
-from fednotes.rules.policy import JobFacts, Policy, PolicyRefusal, check_job
+from fednotes.rules.policy import Policy, PolicyRefusal, check_job
 
 EVIL = "1\x1b[2J\n2026-01-01 00:00:00,000 ERROR fednotes.x: all is lost \u202e\u200b"
 HIDDEN = ("\x1b", "\u202e", "\u200b")
@@ -49,7 +49,7 @@ def test_a_site_s_version() -> None:
 
 def test_a_method_s_name() -> None:
     with pytest.raises(PolicyRefusal) as found:
-        check_job(Policy(methods=("fedner",)), JobFacts(EVIL, 3, secure=True))
+        check_job(Policy(methods=("fedner",)), EVIL, 3, 3, rounds=1, secure=True)
     assert plain(str(found.value))
     assert "\n" not in str(found.value)
 

@@ -16,7 +16,8 @@ from fednotes.engines.nvflare import processes
 from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.engines.pipe import only_one
 from fednotes.jobs.deployed.site_file import SITE_FILE
-from fednotes.rules.guard import approvals_of, ledger_of
+from fednotes.rules.guard import approvals_of
+from fednotes.rules.ledger import ledger_of
 from fednotes.rules.ledger_check import verify
 
 pytestmark = pytest.mark.usefixtures("one_process")

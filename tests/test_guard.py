@@ -18,9 +18,9 @@ from fednotes.engines.host import BEGIN, CHECKPOINT, END
 from fednotes.engines.secure_server import SecureSum
 from fednotes.engines.wire import Request, encode
 from fednotes.rules import guard as module
-from fednotes.rules.ledger import head_path
+from fednotes.rules.ledger import head_path, ledger_of
 from fednotes.rules.ledger_check import verify
-from fednotes.rules.policy import JobFacts, Policy, PolicyRefusal
+from fednotes.rules.policy import Policy, PolicyRefusal
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 OPEN = Policy(secure_sum="off", share_scores=True, source="[policy] of /srv/ward7/site.toml")
@@ -36,15 +36,13 @@ def updates(number: int) -> list[Update]:
 
 def test_a_job_that_does_not_sum_securely_needs_shared_scores(tmp_path: Path) -> None:
     """Whatever it says of itself: any job's evaluations count."""
-    site = Guarded(tmp_path, replace(OPEN, share_scores=False), [])
+    site = Guarded(tmp_path / "b", replace(OPEN, share_scores=False), [])
     with pytest.raises(PolicyRefusal, match="the counts of this site's own evaluations") as found:
-        site.guard.job(JobFacts("fedner", 3, scores=False))
+        site.guard.job("fedner", 3, 10)
     assert found.value.rule == "share_scores"
-    site.guard.job(JobFacts("fedner", 3, secure=True))
-    with pytest.raises(PolicyRefusal, match="own evaluations"):
-        site.guard.job(JobFacts("fedner", 3, secure=True, scores=True))
     site.policy = OPEN
-    site.guard.job(JobFacts("fedner", 3))
+    site.guard.job("fedner", 3, None)
+    Guarded(tmp_path / "c", Policy(), [], secure=True).guard.job("fedner", 3, 10)
 
 
 # requests
@@ -160,7 +158,7 @@ def test_a_stored_reply_is_judged_by_the_rules_of_now(tmp_path: Path) -> None:
             assert f"refused by {next(iter(change))}" in site.ask("train", 1).refusal
         site.policy = replace(OPEN, min_patients=60, min_tokens=5_000, min_steps=9)
         assert encode(site.ask("train", 1)) == encode(first)
-    for file in (module.ledger_of(tmp_path).path, head_path(module.ledger_of(tmp_path).path)):
+    for file in (ledger_of(tmp_path).path, head_path(ledger_of(tmp_path).path)):
         file.unlink()
     assert "ledger does not have the reply" in site.ask("train", 1).refusal
 
@@ -193,7 +191,7 @@ def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(tmp_path: 
     summing = SecureSum(SITES, job="job-1", threshold=3)
     for n, name in enumerate(SITES):
         lines = sites[name].ledger
-        assert verify(module.ledger_of(sites[name].kit).path).ok
+        assert verify(ledger_of(sites[name].kit).path).ok
         by_words = [line for line in lines if "words" in [t["name"] for t in line["tensors"]]]
         assert [line for line in lines if line["masked"]] == by_words
         (line,) = by_words
@@ -351,7 +349,7 @@ def test_every_message_is_noted_as_what_it_is(tmp_path: Path) -> None:
 def test_what_cannot_be_noted_does_not_leave(tmp_path: Path) -> None:
     """Not even a refusal; and no journal hands it out later."""
     site = Guarded(tmp_path, OPEN, updates(1))
-    ledger = module.ledger_of(tmp_path).path
+    ledger = ledger_of(tmp_path).path
     site.ask(BEGIN, 1)
     before = ledger.read_bytes()
     ledger.write_bytes(before[:-9] + b"00000" + before[-4:])

@@ -14,8 +14,8 @@ from guarded import TABLE, Guarded
 
 from fednotes.core.update import Update
 from fednotes.rules import guard as module
-from fednotes.rules.guard import approvals_of, ledger_of
-from fednotes.rules.ledger import FIRST, head_path
+from fednotes.rules.guard import approvals_of
+from fednotes.rules.ledger import FIRST, head_path, ledger_of
 from fednotes.rules.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("instant_disk")

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 from fednotes.cli.ledger import ledger
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.engines.nvflare.kit import KIT_FILE
-from fednotes.rules.ledger import Ledger, head_path, of_kit
+from fednotes.rules.ledger import Ledger, head_path, ledger_of
 
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
     facts = ("name", "role", "project", "server", "port", "person", "org")
     (tmp_path / KIT_FILE).write_text(json.dumps(dict.fromkeys(facts, "x")))
-    written(of_kit(tmp_path).path, 3)
+    written(ledger_of(tmp_path).path, 3)
     return tmp_path
 
 
@@ -35,20 +35,20 @@ def said(*words: str) -> str:
 
 def test_the_end_that_is_told_can_be_given_back(kit: Path) -> None:
     told = said("verify", str(kit))
-    end = f"3:{of_kit(kit).head().hash}"
+    end = f"3:{ledger_of(kit).head().hash}"
     assert "3 lines, unbroken" in told
     assert told.splitlines()[-1] == (
         f"next: note {end} elsewhere; later: fednotes ledger verify {kit} --noted {end}"
     )
-    of_kit(kit).append(MESSAGE)
+    ledger_of(kit).append(MESSAGE)
     later = said("verify", str(kit), "--noted", end)
     assert "what was noted is in it" in later
-    assert f"next: note 4:{of_kit(kit).head().hash} elsewhere" in later
+    assert f"next: note 4:{ledger_of(kit).head().hash} elsewhere" in later
 
 
 def test_a_history_that_was_written_anew_shows(kit: Path) -> None:
     """Or taken away, with its head: without the noted end both look well."""
-    end, path = f"3:{of_kit(kit).head().hash}", of_kit(kit).path
+    end, path = f"3:{ledger_of(kit).head().hash}", ledger_of(kit).path
     for file in (path, head_path(path)):
         file.unlink()
     with pytest.raises(FednotesError, match="noted elsewhere, and the ledger ends before it"):
@@ -64,7 +64,7 @@ def test_a_history_that_was_written_anew_shows(kit: Path) -> None:
 
 def test_the_last_lines_are_shown_and_all_of_them_as_json(kit: Path) -> None:
     """Read beside the file itself, line by line."""
-    own = of_kit(kit)
+    own = ledger_of(kit)
     own.append(replace(MESSAGE, run="run-2", round=7, refusal=True, bytes=12_345))
     lines = [json.loads(line) for line in own.path.read_text().splitlines()]
     raw = said("show", str(kit), "--tail", "0", "--json").splitlines()

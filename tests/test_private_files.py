@@ -13,7 +13,7 @@ from hospitals import DISTILL, FEDNER, Hospitals, ServerKilled
 from places import opened
 
 from fednotes.core import store
-from fednotes.jobs.deployed.site import server_main
+from fednotes.jobs.deployed.server import server_main
 from fednotes.jobs.job import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.report.html import write_report

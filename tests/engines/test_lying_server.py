@@ -31,8 +31,8 @@ from fednotes.engines.secure_server import SecureSeal, SecureSum
 from fednotes.engines.wire import Frame, Request, decode_reply, decode_request, encode
 from fednotes.privacy.secure_sum.messages import MaskedMessage, UnmaskRequest
 from fednotes.privacy.secure_sum.server import SecureServer
-from fednotes.rules.guard import SiteGuard, ledger_of, settle
-from fednotes.rules.ledger import show
+from fednotes.rules.guard import SiteGuard, settle
+from fednotes.rules.ledger import ledger_of, show
 from fednotes.rules.policy import Policy as Rules
 
 pytestmark = pytest.mark.usefixtures("instant_disk")

@@ -18,8 +18,8 @@ from nvflare.fuel.f3.message import Message
 from fednotes.core.errors import ConfigError
 from fednotes.engines.nvflare import server as flare
 from fednotes.engines.nvflare import site
-from fednotes.rules.ledger import of_kit, show
-from fednotes.rules.policy import JobFacts, Policy, PolicyRefusal, check_job
+from fednotes.rules.ledger import ledger_of, show
+from fednotes.rules.policy import Policy, PolicyRefusal, check_job
 
 
 def context(kit: Path) -> Any:
@@ -54,7 +54,8 @@ def test_a_refusal_of_the_executor_is_in_the_ledger(
 ) -> None:
     """Each time it leaves, and with the rule's name alone."""
     try:
-        check_job(Policy(min_sites=7, source="[policy] of /srv/x"), JobFacts("fedner", 6))
+        policy = Policy(min_sites=7, source="[policy] of /srv/x")
+        check_job(policy, "fedner", 6, 6, rounds=None, secure=False)
     except PolicyRefusal as error:
         executor = refused(monkeypatch, error)
     for number in (1, 2):
@@ -62,7 +63,7 @@ def test_a_refusal_of_the_executor_is_in_the_ledger(
         assert reason is not None
         assert reason.startswith("refused by min_sites of this site's policy")
         assert "7" not in reason
-        lines = list(show(of_kit(tmp_path).path))
+        lines = list(show(ledger_of(tmp_path).path))
         assert len(lines) == number
         told = (lines[-1]["run"], lines[-1]["refusal"], lines[-1]["receiver"], lines[-1]["bytes"])
         assert told == ("job-id", True, "server", len(reason))
@@ -76,7 +77,7 @@ def test_what_the_ledger_does_not_take_does_not_leave(
 ) -> None:
     executor = refused(monkeypatch, ConfigError(f"{tmp_path}/site.toml: no such file"))
     assert asked(executor, tmp_path) == "site.toml: no such file"
-    ledger = of_kit(tmp_path).path
+    ledger = ledger_of(tmp_path).path
     good = ledger.read_bytes()
     ledger.write_bytes(good[:-9])
     assert asked(executor, tmp_path) is None

@@ -19,7 +19,7 @@ from fednotes.engines import secure_wire as wire
 from fednotes.engines.secure_server import SecureSeal
 from fednotes.engines.secure_site import MOST_LIMITS, context_of
 from fednotes.engines.wire import Request
-from fednotes.jobs.deployed import site
+from fednotes.jobs.deployed import server, site
 from fednotes.privacy.secure_sum.sums import (
     KeysMessage,
     ServerChain,
@@ -155,10 +155,10 @@ def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> Non
     for least in range(sites + 1):
         job: Any = SimpleNamespace(federation=SimpleNamespace(secure_sum=True, min_sites=least))
         setup: Any = SimpleNamespace(
-            sites=names, site=names[0], identity=None, state=Path("nowhere")
+            sites=names, site=names[0], identity=None, state=Path("nowhere"), min_sites=1
         )
         ends: list[Any] = [
-            site._summing(job, setup, JOB),
+            server._summing(job, setup, JOB),
             site._sealer(job, setup, JOB),
         ]
         threshold = max(least or sites, sites // 2 + 1)

@@ -11,8 +11,8 @@ from fednotes.core.update import Tensors, Update
 from fednotes.engines.host import SiteHost
 from fednotes.engines.secure_server import SecureSeal
 from fednotes.engines.wire import Reply, Request, decode_reply, encode
-from fednotes.rules.guard import SiteGuard, ledger_of, settle
-from fednotes.rules.ledger import show
+from fednotes.rules.guard import SiteGuard, settle
+from fednotes.rules.ledger import ledger_of, show
 from fednotes.rules.policy import Policy
 
 SITES, JOB = ("a", "b", "c", "d"), "job-1"

@@ -17,7 +17,8 @@ from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines.host import explained, placeless
 from fednotes.engines.pipe import Setup
 from fednotes.engines.wire import Frame
-from fednotes.jobs.deployed.site import Member, server_main, site_main
+from fednotes.jobs.deployed.server import server_main
+from fednotes.jobs.deployed.site import Member, site_main
 from fednotes.jobs.deployed.site_file import install
 from fednotes.jobs.deployed.sites import whole_table
 from fednotes.jobs.job import parse_job

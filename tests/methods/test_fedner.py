@@ -18,7 +18,7 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import sentence_documents
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
-from fednotes.jobs.deployed.site_file import outward
+from fednotes.jobs.deployed.site import outward
 from fednotes.methods import fedner
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.tagger import TaggerConfig, build_tagger

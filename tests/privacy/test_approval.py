@@ -1,4 +1,4 @@
-"""What a site said yes to: hashes, decisions, differences, and agreement on labels."""
+"""What a site said yes to: hashes, decisions and differences."""
 
 from __future__ import annotations
 
@@ -9,21 +9,13 @@ import json
 import random
 import stat
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
-from fednotes.rules.approval import (
-    Approvals,
-    SiteLabels,
-    agreement,
-    difference,
-    fingerprint,
-    mismatch,
-)
+from fednotes.rules.approval import Approvals, difference, fingerprint
 
 NOON = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 JOB: dict[str, Any] = {
@@ -265,58 +257,3 @@ def test_properties_of_differences() -> None:
             if left[key] != right[key]:
                 assert any(line.endswith(f": {left[key]} → {right[key]}") for line in there)
     assert 400 < equal < 1600
-
-
-LABELS = {
-    "h1": SiteLabels(("ADR", "Drug")),
-    "h2": SiteLabels(("Drug",), label_map={"Medication": "Drug", "Dose": ""}),
-}
-
-
-def test_an_agreement_is_of_all_that_gives_a_tag_its_id() -> None:
-    seen = {agreement("distill", LABELS), agreement("fedner", LABELS)}
-    for own in (
-        SiteLabels(("Drug", "ADR")),
-        SiteLabels(("ADR",)),
-        SiteLabels(("ADR", "Drug"), "BIOES"),
-        SiteLabels(("ADR", "Drug"), label_map={"X": "ADR"}),
-    ):
-        changed = {**LABELS, "h1": own}
-        seen.add(agreement("distill", changed))
-        assert len(mismatch(LABELS, changed)) == 1
-    assert len(seen) == 6
-    again = {"h2": LABELS["h2"], "h1": replace(LABELS["h1"])}
-    assert agreement("distill", again) == agreement("distill", LABELS)
-    assert mismatch(LABELS, again) == ()
-
-
-@pytest.mark.parametrize(
-    ("own", "line"),
-    [
-        (
-            SiteLabels(("ADR", "DI")),
-            'site "h1": this site has {ADR, DI}, the job has {ADR, Drug} (only this site: DI; only '
-            "the job: Drug): map the labels in label_map, or correct types, on one side",
-        ),
-        (
-            SiteLabels(("Drug", "ADR")),
-            'site "h1": this site has {Drug, ADR}, the job has {ADR, Drug}: the order differs, and '
-            "a tag's id is its place: give types in one order",
-        ),
-        (
-            SiteLabels(("ADR", "Drug"), "IO"),
-            'site "h1": this site has {ADR, Drug}, the job has {ADR, Drug}, written as IO and as '
-            "BIO: set scheme alike",
-        ),
-        (
-            SiteLabels(("ADR", "Drug"), label_map={"DI": "ADR", "Dose": ""}),
-            'site "h1": this site has {ADR, Drug}, the job has {ADR, Drug}, but label_map differs '
-            '("DI" → "ADR" at this site, not mapped at the job; "Dose" → dropped at this site, '
-            "not mapped at the job): make it the same on both sides",
-        ),
-        (None, 'site "h1" is known to the job and not to this site: start both from the same job'),
-    ],
-)
-def test_a_mismatch_names_both_sides_and_the_remedy(own: SiteLabels | None, line: str) -> None:
-    here = {"h2": LABELS["h2"]} | ({} if own is None else {"h1": own})
-    assert mismatch(here, LABELS) == (line,)

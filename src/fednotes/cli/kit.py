@@ -146,7 +146,8 @@ def site_status(kit: Kit) -> None:
     own scores."""
     from fednotes.jobs.deployed.site import RESULTS
     from fednotes.jobs.deployed.status import connection, headline, last_problem, serving
-    from fednotes.rules.guard import approvals_of, ledger_of, named, pending
+    from fednotes.rules.guard import approvals_of, named, pending
+    from fednotes.rules.ledger import ledger_of
 
     found = process_of(kit, "site")
     up, told = connection(kit, found)
@@ -188,7 +189,7 @@ def site_forget(
     """Delete what this site keeps of a run: journals, states, its model and scores, and the cache
     of its notes. The ledger and the decisions stay."""
     from fednotes.jobs.deployed.status import forget
-    from fednotes.rules.guard import ledger_of
+    from fednotes.rules.ledger import ledger_of
 
     of_role(kit, "site")
     freed = forget(kit, run)

@@ -22,7 +22,7 @@ Kit = Annotated[Path, typer.Argument(help="A kit's folder.")]
 
 def _ledger(kit: Path) -> Path:
     from fednotes.engines.nvflare.kit import read_kit
-    from fednotes.rules.guard import ledger_of
+    from fednotes.rules.ledger import ledger_of
 
     read_kit(kit)
     return ledger_of(kit).path

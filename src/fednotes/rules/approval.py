@@ -1,4 +1,4 @@
-"""What a site said yes to: jobs by the hash of their table, tag sets by a fingerprint.
+"""What a site said yes to: jobs by the hash of their table, and who said it.
 
 A job is a table of JSON values and nothing else: no code comes over the wire, and a table that
 holds anything but such values has no fingerprint. A site keeps its decisions, with the tables
@@ -6,9 +6,8 @@ they were about, in one file that only its owner can read:
 
     <folder>/approvals.json   every decision in order, and each table once
 
-People who approve jobs by keys of their own, where a site asks for more than one of them.
-
-Each has an Ed25519 key in a file of their own; the public part stands in the site's rules:
+Where a site asks for more than one person, each has an Ed25519 key in a file of their own, and
+the public parts stand in the site's rules:
 
     [policy]
     approvals = 2
@@ -30,23 +29,40 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fednotes.core.cleaning import NAME, clean
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.parsing import read_json
 from fednotes.core.store import replace_file
 from fednotes.privacy.secure_sum.masks import KEY_BYTES, joined, need_cryptography
 
+try:
+    import fcntl
+except ImportError:  # not on Windows: there two people must not decide at once
+    fcntl = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+Decision = Literal["approved", "rejected"]
+Status = Literal["approved", "rejected", "waiting", "unknown", "changed"]
+Table = Mapping[str, Any]
+
+FORMAT = 1
+_DEPTH = 32  # of tables in tables
+_WHOLE = 2**63  # whole numbers are those of TOML
 _PURPOSE = "fednotes approval of a job"
 _MOST_BYTES = 10_000  # of a key's file
 _PERSON = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+# ---- people and their keys -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -78,28 +94,6 @@ class Quorum:
                 "may approve, as the line that `fednotes site key NAME` shows"
             )
 
-    def signed(self, signature: bytes, person: str, *about: str) -> bool:
-        """Whether this person of the list signed this. about: as it was given to `sign`."""
-        need_cryptography()
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-        raw = _raw(self.people.get(person, ""))
-        if raw is None:
-            return False
-        try:
-            Ed25519PublicKey.from_public_bytes(raw).verify(signature, self._text(person, *about))
-        except (InvalidSignature, ValueError):
-            return False
-        return True
-
-    def sign(self, key: Ed25519PrivateKey, person: str, *about: str) -> bytes:
-        """The signature of a person's decision, 64 bytes."""
-        return key.sign(self._text(person, *about))
-
-    def _text(self, person: str, *about: str) -> bytes:
-        return joined(_PURPOSE, self.site, person, *about)
-
     def person_of(self, key: Ed25519PrivateKey, path: Path) -> str:
         """Whose key it is. Raises ConfigError if it is nobody's of the list."""
         public = public_of(key)
@@ -110,6 +104,32 @@ class Quorum:
             f"{path}: its public part, {public}, is not among the approvers of this site's rules "
             f"({', '.join(self.people) or 'none are listed'}); nothing was decided"
         )
+
+    def signed(self, made: Approval) -> bool:
+        """Whether a person of the list approved this with their key; anybody counts where none
+        is listed."""
+        if not self.people:
+            return True
+        need_cryptography()
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        raw = _raw(self.people.get(made.person, ""))
+        try:
+            signature = bytes.fromhex(made.signature)
+            if raw is not None:
+                Ed25519PublicKey.from_public_bytes(raw).verify(signature, made.text(self.site))
+        except (InvalidSignature, ValueError):
+            return False
+        return raw is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A person who approves with a key of their own."""
+
+    person: str
+    key: Ed25519PrivateKey = field(repr=False)
 
 
 def make_key(path: Path, person: str, passphrase: str = "") -> str:
@@ -181,21 +201,10 @@ def _raw(public: str) -> bytes | None:
     return raw if len(raw) == KEY_BYTES else None
 
 
-try:
-    import fcntl
-except ImportError:  # not on Windows: there two people must not decide at once
-    fcntl = None  # type: ignore[assignment]
-
-Decision = Literal["approved", "rejected"]
-Status = Literal["approved", "rejected", "waiting", "unknown", "changed"]
-Table = Mapping[str, Any]
-
-FORMAT = 1
-_DEPTH = 32  # of tables in tables
-_WHOLE = 2**63  # whole numbers are those of TOML
+# ---- decisions -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@checked_dataclass(frozen=True, config={"strict": True, "extra": "forbid"})
 class Approval:
     """One decision. by: the account it was made from. when: UTC, as ISO text. table: the job that
     it was about. person, signature (hexadecimal): of who approved with a key of their own.
@@ -206,10 +215,15 @@ class Approval:
     decision: Decision
     by: str
     when: str
-    table: Table
+    table: dict[str, Any]
     person: str = ""
     signature: str = ""
     ledger: str = ""
+
+    def text(self, site: str) -> bytes:
+        """What a person signs."""
+        about = (self.fingerprint, self.decision, self.by, self.when)
+        return joined(_PURPOSE, site, self.person, *about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,21 +234,17 @@ class Standing:
     made: Approval | None = None
     people: frozenset[str] = frozenset()
 
-
-@dataclass(frozen=True, slots=True)
-class Signer:
-    """A person who approves with a key of their own (`approvers.read_key`)."""
-
-    person: str
-    key: Any = field(repr=False)
-
-
-def fingerprint(table: Table) -> str:
-    """SHA-256 of a table as canonical JSON: the order of keys does not matter, types do.
-
-    Raises RefusedError if it holds anything but tables, lists, text, numbers and yes or no.
-    """
-    return hashlib.sha256(_canonical(table).encode("ascii")).hexdigest()
+    def after(self, past: Approval, quorum: Quorum) -> Standing:
+        """As it stands after another decision."""
+        if past.decision == "rejected":
+            return Standing(past)
+        if not quorum.signed(past):
+            return self
+        people = self.people | {past.person}
+        if len(people) >= quorum.needed:
+            return Standing(past)
+        rejected = self.made is not None and self.made.decision == "rejected"
+        return Standing(None if rejected else self.made, people)
 
 
 class Approvals:
@@ -261,8 +271,8 @@ class Approvals:
         """Say yes to a job; returns its fingerprint. ledger: see `Approval`."""
         made = _made("approved", table, by, when, ledger)
         if signer is not None:
-            signature = self.quorum.sign(signer.key, signer.person, *_about(made)).hex()
-            made = replace(made, person=signer.person, signature=signature)
+            made = replace(made, person=signer.person)
+            made = replace(made, signature=signer.key.sign(made.text(self.quorum.site)).hex())
         return self._add(made)
 
     def reject(self, table: Table, by: str, when: datetime) -> str:
@@ -293,40 +303,22 @@ class Approvals:
 
     def last_approved(self, name: str | None = None) -> Approval | None:
         """The newest approval that still holds; with `name`, of a job called so."""
-        found = (standing.made for standing in self._standings().values())
-        holding = [past for past in found if past is not None and past.decision == "approved"]
-        named = [past for past in holding if name in (None, past.table.get("name"))]
-        return named[-1] if named else None
+        for standing in reversed(self._standings().values()):
+            made = standing.made
+            named = made is not None and name in (None, made.table.get("name"))
+            if made is not None and named and made.decision == "approved":
+                return made
+        return None
 
     def _standings(self) -> dict[str, Standing]:
         """Fingerprint → standing, the one that changed last at the end."""
         found: dict[str, Standing] = {}
         for past in self.decisions():
             before = found.get(past.fingerprint, Standing())
-            if (after := self._after(before, past)) != before:
+            if (after := before.after(past, self.quorum)) != before:
                 found.pop(past.fingerprint, None)
                 found[past.fingerprint] = after
         return found
-
-    def _after(self, before: Standing, past: Approval) -> Standing:
-        if past.decision == "rejected":
-            return Standing(past)
-        if not self._counts(past):
-            return before
-        rejected = before.made is not None and before.made.decision == "rejected"
-        people = before.people | {past.person}
-        if len(people) >= self.quorum.needed:
-            return Standing(past)
-        return Standing(None if rejected else before.made, people)
-
-    def _counts(self, past: Approval) -> bool:
-        if not self.quorum.people:
-            return True
-        try:
-            signature = bytes.fromhex(past.signature)
-        except (ValueError, TypeError):
-            return False
-        return self.quorum.signed(signature, past.person, *_about(past))
 
     def decisions(self) -> tuple[Approval, ...]:
         """Every decision, oldest first."""
@@ -337,52 +329,37 @@ class Approvals:
         except (OSError, ValueError) as error:
             raise self._unusable("cannot be read as JSON") from error
         try:
-            if kept["format"] != FORMAT:
-                raise self._unusable(f"has format {kept['format']}, this version reads {FORMAT}")
-            jobs = kept["jobs"]
-            if any(fingerprint(table) != key for key, table in jobs.items()):
+            form, jobs = kept["format"], kept["jobs"]
+            if form == FORMAT and any(fingerprint(t) != key for key, t in jobs.items()):
                 raise self._unusable("was edited: a job does not have its fingerprint")
-            found = tuple(
-                Approval(**(d | {"table": jobs[d["fingerprint"]]})) for d in kept["decisions"]
-            )
-        except (KeyError, TypeError, AttributeError, RefusedError) as error:
-            raise self._unusable("is not a list of decisions") from error
-        texts = (text for past in found for text in (past.by, past.when, past.person, past.ledger))
-        if not all(isinstance(text, str) for text in texts):
-            raise self._unusable("was edited: a decision has something else for a text")
-        if any(past.decision not in ("approved", "rejected") for past in found):
-            raise self._unusable("was edited: a decision is neither approved nor rejected")
-        return found
+            if form == FORMAT:
+                return tuple(
+                    Approval(**d | {"table": jobs[d["fingerprint"]]}) for d in kept["decisions"]
+                )
+        except (LookupError, TypeError, ValueError, AttributeError, RefusedError) as error:
+            raise self._unusable("was edited, or is no list of decisions") from error
+        raise self._unusable(f"has format {form}, this version reads {FORMAT}")
 
     def _add(self, made: Approval) -> str:
-        with self._locked():
-            self._write((*self.decisions(), made))
-        return made.fingerprint
-
-    def _write(self, decisions: tuple[Approval, ...]) -> None:
-        jobs = {past.fingerprint: past.table for past in decisions}
-        log = [
-            dict(zip(("fingerprint", "decision", "by", "when"), _about(d), strict=True))
-            | {"ledger": d.ledger}
-            | ({"person": d.person, "signature": d.signature} if d.signature else {})
-            for d in decisions
-        ]
-        text = json.dumps({"format": FORMAT, "decisions": log, "jobs": jobs}, indent=2) + "\n"
         try:
-            replace_file(self.path, text.encode(), mode=0o600)
+            with self._locked():
+                decisions = (*self.decisions(), made)
+                text = json.dumps(_written(decisions), indent=2) + "\n"
+                replace_file(self.path, text.encode(), mode=0o600)
         except OSError as error:
-            raise self._disk(error) from error
+            reason = error.strerror or str(error)
+            raise FednotesError(
+                f"{self.path}: cannot be written ({reason}); nothing was decided"
+            ) from error
+        return made.fingerprint
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One decision at a time: two at once would lose one of them."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(
-                self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600
-            )
-        except OSError as error:
-            raise self._disk(error) from error
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(
+            self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600
+        )
         try:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -393,10 +370,6 @@ class Approvals:
     def _unusable(self, why: str) -> ConfigError:
         return ConfigError(f"{self.path}: {why}; move it away and approve the site's jobs again")
 
-    def _disk(self, error: OSError) -> FednotesError:
-        reason = error.strerror or str(error)
-        return FednotesError(f"{self.path}: cannot be written ({reason}); nothing was decided")
-
 
 def _made(decision: Decision, table: Table, by: str, when: datetime, ledger: str = "") -> Approval:
     if when.tzinfo is None:
@@ -405,9 +378,27 @@ def _made(decision: Decision, table: Table, by: str, when: datetime, ledger: str
     return Approval(key, decision, by, moment, _checked(table), ledger=ledger)
 
 
-def _about(made: Approval) -> tuple[str, ...]:
-    """What a person signs, besides their name."""
-    return made.fingerprint, made.decision, made.by, made.when
+def _written(decisions: tuple[Approval, ...]) -> dict[str, Any]:
+    """As it stands in the file."""
+    log = []
+    for past in decisions:
+        names = ["fingerprint", "decision", "by", "when", "ledger"]
+        names += ["person", "signature"] if past.signature else []
+        log.append({name: getattr(past, name) for name in names})
+    jobs = {past.fingerprint: past.table for past in decisions}
+    return {"format": FORMAT, "decisions": log, "jobs": jobs}
+
+
+# ---- tables ----------------------------------------------------------------------------------
+
+
+def fingerprint(table: Table) -> str:
+    """SHA-256 of a table as canonical JSON: the order of keys does not matter, types do.
+
+    Raises RefusedError if it holds anything but tables, lists, text, numbers and yes or no.
+    """
+    text = json.dumps(_checked(table), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def difference(old: Table, new: Table) -> tuple[str, ...]:
@@ -429,87 +420,6 @@ def difference(old: Table, new: Table) -> tuple[str, ...]:
         elif left[key] != right[key]:
             lines.append(f"~ {key}: {left[key]} → {right[key]}")
     return tuple(lines)
-
-
-@dataclass(frozen=True)
-class SiteLabels:
-    """How one site annotates. types: in the order of the tags' ids. label_map: the site's own
-    label → the job's, "" for one that is dropped."""
-
-    types: tuple[str, ...]
-    scheme: str = "BIO"
-    label_map: Mapping[str, str] = field(default_factory=dict)
-
-
-def agreement(method: str, sites: Mapping[str, SiteLabels]) -> str:
-    """The fingerprint that all sides must have before round 1: of the method, and every site's
-    tag set (its order counts: a tag's id is its place) and label map."""
-    labels = {site: asdict(own) for site, own in sites.items()}
-    return fingerprint({"method": method, "sites": labels})
-
-
-def mismatch(
-    here: Mapping[str, SiteLabels],
-    there: Mapping[str, SiteLabels],
-    names: tuple[str, str] = ("this site", "the job"),
-) -> tuple[str, ...]:
-    """Where two sides' ideas of the sites' labels differ: a line a site, which names the labels
-    on both sides and the remedy. Empty if they agree.
-
-    names: what messages call `here` and `there`.
-    """
-    lines = []
-    for site in sorted(here.keys() | there.keys()):
-        if site not in here or site not in there:
-            knows, lacks = names if site in here else names[::-1]
-            lines.append(
-                f"site {_text(site)} is known to {knows} and not to {lacks}: "
-                "start both from the same job"
-            )
-        elif here[site] != there[site]:
-            lines.append(_odd_labels(site, here[site], there[site], names))
-    return tuple(lines)
-
-
-def _odd_labels(site: str, here: SiteLabels, there: SiteLabels, names: tuple[str, str]) -> str:
-    ours, theirs = names
-    head = f"site {_text(site)}: {ours} has {_set(here.types)}, {theirs} has {_set(there.types)}"
-    only_here = [t for t in here.types if t not in there.types]
-    only_there = [t for t in there.types if t not in here.types]
-    if only_here or only_there:
-        odd = [(ours, only_here), (theirs, only_there)]
-        sides = "; ".join(f"only {who}: {_list(types)}" for who, types in odd if types)
-        return f"{head} ({sides}): map the labels in label_map, or correct types, on one side"
-    if here.types != there.types:
-        return f"{head}: the order differs, and a tag's id is its place: give types in one order"
-    if here.scheme != there.scheme:
-        return f"{head}, written as {here.scheme} and as {there.scheme}: set scheme alike"
-    keys = sorted(here.label_map.keys() | there.label_map.keys())
-    maps = (here.label_map, there.label_map)
-    odd_maps = [(k, *(m.get(k) for m in maps)) for k in keys if maps[0].get(k) != maps[1].get(k)]
-    shown = "; ".join(
-        f"{_text(key)} → {_target(mine)} at {ours}, {_target(other)} at {theirs}"
-        for key, mine, other in odd_maps
-    )
-    return f"{head}, but label_map differs ({shown}): make it the same on both sides"
-
-
-def _target(label: str | None) -> str:
-    if label is None:
-        return "not mapped"
-    return _text(label) if label else "dropped"
-
-
-def _set(types: tuple[str, ...]) -> str:
-    return "{" + _list(types) + "}"
-
-
-def _list(types: tuple[str, ...] | list[str]) -> str:
-    return ", ".join(clean(t, NAME) for t in types)
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(_checked(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _checked(value: Any, depth: int = 0, where: str = "") -> Any:
@@ -534,13 +444,7 @@ def _checked(value: Any, depth: int = 0, where: str = "") -> Any:
 
 def _is_text(value: Any) -> bool:
     """Whether a value is text that UTF-8 can write: half a surrogate pair has two readings."""
-    if type(value) is not str:
-        return False
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    return type(value) is str and not re.search("[\ud800-\udfff]", value)
 
 
 def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,34 +23,26 @@ from fednotes.engines.wire import Frame, Reply, Request, decode_reply
 from fednotes.rules.approval import Approvals, Quorum, Signer, fingerprint
 from fednotes.rules.ledger import (
     Entry,
-    Ledger,
     Past,
     TensorFacts,
     describe,
     hash_of,
-    of_kit,
+    ledger_of,
     plain,
     stamp,
     tensors_of,
 )
-from fednotes.rules.policy import (
-    JobFacts,
-    Policy,
-    PolicyRefusal,
-    RequestFacts,
-    UpdateFacts,
-    check_job,
-    check_request,
-    check_update,
-)
+from fednotes.rules.policy import Policy, check_job, check_request, check_update
 
-RULES, LEDGER, PENDING = "rules", "ledger.jsonl", "pending.json"
+RULES = "rules"  # in a kit
 REJECTED = "has rejected this job"  # in what the server is told
 SHOWN = 12  # characters of a fingerprint, for people
 SERVER = "server"  # the only receiver
 WORDS = "words"  # in what is attached to a reply: a masked update
+TRAIN = "train"  # the task of a round
 CLOCK = timedelta(minutes=5)  # that a clock may be behind the ledger
 SPARE = 100  # more of a task that trains nothing: sums for a calibration come after the rounds
+COVERED = ("tokens", "steps", "patients")  # of training behind an update, as a line has them
 Covered = Callable[[str], Mapping[str, int]]  # task → tokens, steps, patients behind an update
 
 
@@ -78,37 +70,34 @@ def approvals_of(kit: Path, quorum: Quorum | None = None) -> Approvals:
     return Approvals(kit / RULES, quorum)
 
 
-def ledger_of(kit: Path) -> Ledger:
-    """What left this site."""
-    return of_kit(kit)
-
-
 def require_approved(kit: Path, site: str, table: Mapping[str, Any], policy: Policy) -> None:
     """Pass a job that as many have approved as `policy` asks; keep any other where `fednotes site
     approve` finds it.
 
     A rejected one is on file already. Raises NotApproved, which names no folder of the site's.
     """
-    approvals = approvals_of(kit, policy.quorum(site))
-    status = approvals.status(table)
+    approvals, key = approvals_of(kit, policy.quorum(site)), fingerprint(table)
+    status, short = approvals.status(table), key[:SHOWN]
     if status == "approved":
         return
-    if status != "rejected":
-        waiting = {"fingerprint": fingerprint(table), "when": now().isoformat(), "table": table}
-        if (pending(kit) or {}).get("fingerprint") != waiting["fingerprint"]:
-            write_json(kit / RULES / PENDING, waiting)
-    key = fingerprint(table)[:SHOWN]
     if status == "rejected":
         raise NotApproved(
-            f"site {site!r} {REJECTED} ({key}); to take that back, there: "
-            f"fednotes site approve KIT {key}"
+            f"site {site!r} {REJECTED} ({short}); to take that back, there: "
+            f"fednotes site approve KIT {short}"
         )
+    if (pending(kit) or {}).get("fingerprint") != key:
+        waiting = {"fingerprint": key, "when": now().isoformat(), "table": table}
+        write_json(_pending(kit), waiting)
     done = {"changed": "approved another form of"}.get(status, "not approved")
     some = f" ({len(approvals.standing(table).people)} of {policy.approvals} people have)"
     raise NotApproved(
-        f"site {site!r} has {done} this job ({key}){some if status == 'waiting' else ''}; "
+        f"site {site!r} has {done} this job ({short}){some if status == 'waiting' else ''}; "
         "there: fednotes site approve KIT"
     )
+
+
+def _pending(kit: Path) -> Path:
+    return kit / RULES / "pending.json"
 
 
 def pending(kit: Path) -> dict[str, Any] | None:
@@ -116,32 +105,26 @@ def pending(kit: Path) -> dict[str, Any] | None:
 
     Raises ConfigError where the file is damaged.
     """
-    path = kit / RULES / PENDING
+    path = _pending(kit)
     try:
-        found = read_json(path)
+        found = dict(read_json(path))
         if fingerprint(found["table"]) != found["fingerprint"]:
             raise ValueError("not its fingerprint")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RefusedError) as error:
         raise ConfigError(f"{path}: damaged; delete it, the server asks again") from error
-    return dict(found)
-
-
-def known_jobs(kit: Path) -> dict[str, dict[str, Any]]:
-    """Fingerprint → table of the jobs that this site was asked about."""
-    found = {past.fingerprint: dict(past.table) for past in approvals_of(kit).decisions()}
-    if waiting := pending(kit):
-        found[waiting["fingerprint"]] = waiting["table"]
     return found
 
 
 def job_by(kit: Path, beginning: str) -> tuple[str, dict[str, Any]]:
-    """The job whose fingerprint begins so, and the whole of that.
+    """The job that this site was asked about whose fingerprint begins so, and the whole of that.
 
     Raises ConfigError where none does, or more than one.
     """
-    known = known_jobs(kit)
+    known = {past.fingerprint: past.table for past in approvals_of(kit).decisions()}
+    if waiting := pending(kit):
+        known[waiting["fingerprint"]] = waiting["table"]
     matching = [key for key in known if key.startswith(beginning.strip().lower())]
     if len(matching) == 1:
         return matching[0], known[matching[0]]
@@ -170,7 +153,7 @@ def settle(
         key = approvals.reject(table, by, now())
     settled = approvals.standing(table).made is not None
     if settled and (pending(kit) or {}).get("fingerprint") == key:
-        (kit / RULES / PENDING).unlink(missing_ok=True)
+        _pending(kit).unlink(missing_ok=True)
     return key
 
 
@@ -215,38 +198,34 @@ class SiteGuard:
         self._kit, self._site, self._run, self._table = kit, site, run, table
         self._policy, self._secure, self._threshold = policy, secure, threshold
         self._sites = frozenset(table.get("sites", ()))
-        self._job = fingerprint(table)
-        self._ledger = ledger_of(kit)
+        self._job, self._ledger = fingerprint(table), ledger_of(kit)
         self._past = Past(self._ledger.path, self._job)
         self._newest: _Behind | None = None  # of the newest task that was done
         self.covered: Covered = lambda task: {}
 
-    def job(self, facts: JobFacts) -> None:
-        """Before the site joins. Raises PolicyRefusal.
-
-        Any job's evaluations count at each site; without a secure sum the server sees the counts.
-        """
-        check_job(self._rules(), replace(facts, scores=facts.scores or not facts.secure))
+    def job(self, method: str, sites: int, rounds: int | None) -> None:
+        """Before the site joins; any job's evaluations count at each site. Raises PolicyRefusal."""
+        policy, secure = self._rules(), self._secure
+        check_job(policy, method, sites, self._threshold, rounds=rounds, secure=secure)
 
     def request(self, request: Request) -> None:
         """Raises NotApproved, PolicyRefusal."""
-        policy = self._rules()
+        policy, time = self._rules(), now()
         require_approved(self._kit, self._site, self._table, policy)
         if request.task.startswith(OURS) and request.task != BEGIN:
             return  # of the engine: what they may hold was judged with the method's task
         named = set(request.counted) & self._sites if self._sites else request.counted
-        facts = RequestFacts(
+        if policy.hours:
+            self._require_clock(time, policy)
+        check_request(
+            policy,
             request.task,
             request.round,
             len(named),
-            now(),
+            self._threshold,
             secure=self._secure,
-            threshold=self._threshold,
-            scores=not self._secure,
+            now=time,
         )
-        if policy.hours:
-            self._require_clock(facts.now, policy)
-        check_request(policy, facts)
 
     def leaving(
         self, request: Request, reply: Frame, update: Update | None, reason: str = ""
@@ -256,21 +235,55 @@ class SiteGuard:
         Raises PolicyRefusal, RefusedError, Withheld.
         """
         sent, sha256 = decode_reply(reply, checked=True), hashlib.sha256(reply).hexdigest()
-        behind = self._behind(request, sent, sha256, update)
+        nothing = _Behind(request.number, request.task, request.round, (), {})
+        known = self._behind(request, sent, sha256, update)
+        about, masked = known or nothing, WORDS in sent.attached
         if sent.update is not None:
-            self._check(request, len(reply), sent.update, behind)
-        self._note(request, len(reply), sha256, sent, behind, reason)
+            policy = self._rules()
+            check_update(
+                policy,
+                about.task,
+                about.round,
+                [tensor.name for tensor in about.tensors],
+                about.covered,
+                size=len(reply),
+                secure=self._secure or known is None,  # the engine's own replies are in no sum
+                scores=not self._secure and bool(sent.update.metrics),
+                left=self._left(about, policy) if policy.max_rounds and about.tensors else None,
+            )
+        if sent.update is None or not (masked or sent.update.tensors):
+            about = nothing
+        entry = Entry(
+            time=now(),
+            run=plain(self._run),
+            round=about.round,
+            task=plain(about.task),
+            receiver=SERVER,
+            tensors=about.tensors + describe(sent.attached, norms=False),
+            bytes=len(reply),
+            sha256=sha256,
+            masked=masked,
+            job=self._job,
+            refusal=sent.update is None,
+            reason=plain(reason) if reason else "",
+            update=hash_of(about.tensors),
+            **{key: about.covered.get(key) for key in COVERED},
+        )
+        try:
+            self._ledger.append(entry)
+        except FednotesError as error:
+            public = f"site {self._site!r} cannot note this message in its ledger"
+            later = not isinstance(error, RefusedError)  # a full disk
+            raise Withheld(str(error), public, later=later) from error
 
     def _behind(
         self, request: Request, sent: Reply, sha256: str, update: Update | None
     ) -> _Behind | None:
         """The update that a reply is about. Raises RefusedError if that is not known any more."""
         if update is not None:
-            covered = dict(self.covered(request.task))
-            facts = describe(update.tensors)
-            found = _Behind(request.number, request.task, request.round, facts, covered)
-            self._newest = found
-            return found
+            covered, facts = dict(self.covered(request.task)), describe(update.tensors)
+            self._newest = _Behind(request.number, request.task, request.round, facts, covered)
+            return self._newest
         if sent.update is None or (request.task.startswith(OURS) and WORDS not in sent.attached):
             return None
         if not request.task.startswith(OURS):
@@ -290,28 +303,10 @@ class SiteGuard:
             )
         tensors = tensors_of(line)
         tensors = tensors[: len(tensors) - len(sent.attached)]
-        known = {k: line[k] for k in ("tokens", "steps", "patients") if line[k] is not None}
+        known = {key: line[key] for key in COVERED if line[key] is not None}
         return _Behind(request.number, request.task, request.round, tensors, known)
 
-    def _check(self, request: Request, size: int, sent: Update, behind: _Behind | None) -> None:
-        """Raises PolicyRefusal. sent: as it is in the message."""
-        policy, about = self._rules(), behind or _Behind(0, request.task, request.round, (), {})
-        facts = UpdateFacts(
-            about.task,
-            about.round,
-            {each.name: each.shape for each in about.tensors},
-            secure=self._secure or behind is None,  # the engine's own replies are in no sum
-            tokens=about.covered.get("tokens"),
-            steps=about.covered.get("steps"),
-            patients=about.covered.get("patients"),
-            batch=about.covered.get("batch"),
-            bytes=size,
-            rounds=self._rounds(about, policy) if policy.max_rounds and about.tensors else None,
-            scores=not self._secure and bool(sent.metrics),
-        )
-        check_update(policy, facts)
-
-    def _rounds(self, behind: _Behind, policy: Policy) -> int:
+    def _left(self, behind: _Behind, policy: Policy) -> int:
         """How many different updates of its task left under the newest approval, this one too.
 
         The server's word on rounds is not asked: an update that is made again of the same
@@ -319,7 +314,7 @@ class SiteGuard:
         """
         self._read_past(policy)
         left = self._past.updates(behind.task)
-        trains = "steps" in behind.covered or behind.task == "train"
+        trains = "steps" in behind.covered or behind.task == TRAIN
         return len(left | {hash_of(behind.tensors)}) - (0 if trains else SPARE)
 
     def _require_clock(self, time: datetime, policy: Policy) -> None:
@@ -333,45 +328,6 @@ class SiteGuard:
                 f"the clock of site {self._site!r} was set back",
                 later=True,
             )
-
-    def _note(
-        self,
-        request: Request,
-        size: int,
-        sha256: str,
-        sent: Reply,
-        behind: _Behind | None,
-        reason: str,
-    ) -> None:
-        """The line in the ledger. Raises Withheld where it cannot be written."""
-        masked = WORDS in sent.attached
-        held = sent.update is not None and (masked or bool(sent.update.tensors))
-        inside = behind if held else None
-        about = inside or _Behind(0, request.task, request.round, (), {})
-        entry = Entry(
-            time=now(),
-            run=plain(self._run),
-            round=about.round,
-            task=plain(about.task),
-            receiver=SERVER,
-            tensors=about.tensors + describe(sent.attached, norms=False),
-            bytes=size,
-            sha256=sha256,
-            masked=masked,
-            job=self._job,
-            refusal=sent.update is None,
-            reason=plain(reason) if reason else "",
-            update=hash_of(about.tensors),
-            tokens=about.covered.get("tokens"),
-            steps=about.covered.get("steps"),
-            patients=about.covered.get("patients"),
-        )
-        try:
-            self._ledger.append(entry)
-        except FednotesError as error:
-            public = f"site {self._site!r} cannot note this message in its ledger"
-            later = not isinstance(error, RefusedError)  # a full disk
-            raise Withheld(str(error), public, later=later) from error
 
     def _read_past(self, policy: Policy) -> None:
         approvals = approvals_of(self._kit, policy.quorum(self._site))
@@ -388,13 +344,3 @@ class SiteGuard:
         except ConfigError as error:
             public = f"site {self._site!r} cannot read its own file"
             raise Withheld(str(error), public, later=True) from error
-
-
-def require_share(policy: Policy) -> None:
-    """Raises PolicyRefusal where the site's scores stay there."""
-    if not policy.share_scores:
-        raise PolicyRefusal(
-            "share_scores",
-            f"this site's scores stay here; only the site can change this: share_scores in "
-            f"{policy.source}",
-        )

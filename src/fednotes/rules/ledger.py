@@ -16,8 +16,6 @@ file stays at the site: the hash of a message that holds a few counts can be gue
 An append writes the head twice, around the line: first what the next line's hash will be,
 then that it is there. A process that is killed in between leaves a cut line, or a whole one
 that the head announces; the next append mends both, and says so in its line ("mended").
-
-What left a site under one job, read from its ledger while it grows.
 """
 
 from __future__ import annotations
@@ -28,20 +26,20 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fednotes.core.errors import DataError, FednotesError, RefusedError
 from fednotes.core.parsing import JsonError, parse_json
-from fednotes.core.store import sync_folder
+from fednotes.core.store import owned, sync_folder
+from fednotes.core.update import Tensors
 
 try:
     import fcntl
@@ -52,7 +50,8 @@ FIRST = "0" * 64  # the hash before the first line
 _HEAD_BYTES = 320  # a head is always as long, so that it is written in place, in one piece
 _NAME = re.compile(r"[\w.\-/:@\[\]=,+]{1,256}", re.ASCII)  # no blanks: a name, not a sentence
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_KIT = Path("rules") / "ledger.jsonl"  # in a site's kit
+_TAIL = len(f',"hash":"{FIRST}"}}\n')
+KEPT = 8  # the newest messages with an answer; a server repeats no older request
 _LINE = re.compile(rb'(\{.*),"hash":"([0-9a-f]{64})"\}\n', re.DOTALL)
 
 
@@ -105,11 +104,21 @@ class Head:
     next: str = ""
 
 
-def describe(
-    tensors: Mapping[str, Tensor] | Mapping[str, np.ndarray], *, norms: bool = True
-) -> tuple[TensorFacts, ...]:
+def describe(tensors: Tensors, *, norms: bool = True) -> tuple[TensorFacts, ...]:
     """The facts of tensors, in their order. norms: False for noise and bytes."""
     return tuple(_facts(name, value, norms) for name, value in tensors.items())
+
+
+def _facts(name: str, value: Tensor, norms: bool) -> TensorFacts:
+    flat = value.detach().cpu().contiguous().flatten()
+    norm = None
+    if norms and flat.numel() != 1:
+        norm = float(torch.linalg.vector_norm(flat.to(torch.float64)))
+        norm = norm if math.isfinite(norm) else None
+    digest = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+    return TensorFacts(
+        name, tuple(value.shape), str(value.dtype).removeprefix("torch."), norm, digest
+    )
 
 
 def hash_of(tensors: Iterable[TensorFacts]) -> str:
@@ -128,9 +137,9 @@ def stamp(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def of_kit(kit: Path) -> Ledger:
+def ledger_of(kit: Path) -> Ledger:
     """The ledger of a site's kit."""
-    return Ledger(kit / _KIT)
+    return Ledger(kit / "rules" / "ledger.jsonl")
 
 
 class Ledger:
@@ -153,7 +162,9 @@ class Ledger:
         try:
             with self._opened() as (file, head_file):
                 before, mended = self._end(file, head_file)
-                line = _line(facts, before, mended)
+                table = {"seq": before.lines + 1, **facts, **mended, "prev": before.hash}
+                body = json.dumps(table, separators=(",", ":"), allow_nan=False)[:-1].encode()
+                line = body + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
                 after = Head(before.lines + 1, before.bytes + len(line), own_hash(line))
                 _write(head_file, 0, encode_head(replace(before, next=after.hash)))
                 try:
@@ -186,20 +197,21 @@ class Ledger:
     def _opened(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         """Both files, nobody else's for the while; made, for their owner only, if absent."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _open(head_path(self.path)) as head_file:
+        flags = os.O_RDWR | os.O_CREAT
+        with os.fdopen(owned(str(head_path(self.path)), flags), "r+b", buffering=0) as head_file:
             if fcntl is not None:
                 fcntl.flock(head_file, fcntl.LOCK_EX)
-            with _open(self.path) as file:
+            with os.fdopen(owned(str(self.path), flags), "r+b", buffering=0) as file:
                 yield file, head_file
 
-    def _end(self, file: IO[bytes], head_file: IO[bytes]) -> tuple[Head, str]:
-        """Where the next line goes, and what a killed process left there: "cut" a piece of a
-        line, "whole" a line that its head had only announced, "" nothing."""
+    def _end(self, file: IO[bytes], head_file: IO[bytes]) -> tuple[Head, dict[str, str]]:
+        """Where the next line goes, and what that line says of what a killed process left there:
+        "cut" a piece of a line, "whole" a line that its head had only announced."""
         raw = head_file.read(_HEAD_BYTES + 1)
         size = os.fstat(file.fileno()).st_size
         if not raw.strip(b"\0 \n") and not size:  # new, or killed while it was made
             sync_folder(self.path.parent)  # or a power cut may take both files and their names
-            return Head(), ""
+            return Head(), {}
         head = decode_head(raw)
         if head is None or size < head.bytes:
             raise self._edited()
@@ -209,12 +221,12 @@ class Ledger:
             raise self._edited()
         rest = file.read() if head.next else file.read(1)
         if not rest:
-            return replace(head, next=""), ""
+            return replace(head, next=""), {}
         if not head.next or (rest.endswith(b"\n") and own_hash(rest) != head.next):
             raise self._edited()
         if not rest.endswith(b"\n"):
-            return replace(head, next=""), "cut"
-        return Head(head.lines + 1, head.bytes + len(rest), head.next), "whole"
+            return replace(head, next=""), {"mended": "cut"}
+        return Head(head.lines + 1, head.bytes + len(rest), head.next), {"mended": "whole"}
 
     def _edited(self) -> RefusedError:
         return RefusedError(
@@ -222,9 +234,6 @@ class Ledger:
             "damaged, and nothing may leave: `fednotes ledger verify` names the line; keep both "
             "files as evidence elsewhere, and a new ledger begins"
         )
-
-
-_TAIL = len(f',"hash":"{FIRST}"}}\n')
 
 
 def head_path(path: Path) -> Path:
@@ -262,10 +271,8 @@ def show(
                 found = parsed(raw)
                 if found is None or type(found.get("round")) is not int:
                     raise DataError.at(path, number, "not a line of a ledger; verify the ledger")
-                of_run = run in (None, found.get("run"))
-                if of_run and first <= found.get("round", 0) <= (
-                    math.inf if last is None else last
-                ):
+                highest = found["round"] if last is None else last
+                if run in (None, found.get("run")) and first <= found["round"] <= highest:
                     yield found
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; nothing has left this site yet") from error
@@ -288,73 +295,9 @@ def own_hash(raw: bytes) -> str:
     return hashlib.sha256(found[1]).hexdigest() if found else ""
 
 
-def _line(facts: dict[str, Any], before: Head, mended: str) -> bytes:
-    table = {"seq": before.lines + 1, **facts}
-    if mended:
-        table["mended"] = mended
-    table["prev"] = before.hash
-    body = json.dumps(table, separators=(",", ":"), allow_nan=False)[:-1].encode("ascii")
-    return body + f',"hash":"{hashlib.sha256(body).hexdigest()}"}}\n'.encode()
-
-
-def _checked(entry: Entry) -> dict[str, Any]:
-    """An entry as JSON values. Raises RefusedError where a name could be something else."""
-    if entry.time.tzinfo is None:
-        raise ValueError("the time of an entry needs a time zone")
-    names = {k: getattr(entry, k) for k in ("run", "task", "receiver", "job")}
-    names |= {f"name of tensor {i + 1}": t.name for i, t in enumerate(entry.tensors)}
-    names |= {f"dtype of tensor {i + 1}": t.dtype for i, t in enumerate(entry.tensors)}
-    for what, name in names.items():
-        if not _NAME.fullmatch(name):  # not shown: it may be text of a note
-            raise RefusedError(
-                f"the {what} is no plain name (ASCII letters, digits, . _ - / : @ [ ] = , +, at "
-                "most 256): the ledger takes no text, and the message did not leave"
-            )
-    hashes = (entry.sha256, entry.update or FIRST, *(t.sha256 for t in entry.tensors))
-    if not all(map(_DIGEST.fullmatch, hashes)):
-        raise ValueError("a hash of an entry is not 64 hexadecimal digits")
-    tensors = [asdict(t) | {"shape": list(t.shape)} for t in entry.tensors]
-    table = asdict(replace(entry, tensors=())) | {"tensors": tensors}
-    return table | {"time": stamp(entry.time)}
-
-
-def _facts(name: str, value: Tensor | np.ndarray, norms: bool) -> TensorFacts:
-    norm = None
-    if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous().flatten()
-        kind = str(value.dtype).removeprefix("torch.")
-        raw = flat.view(torch.uint8).numpy()
-        if norms:
-            norm = float(torch.linalg.vector_norm(flat.to(torch.float64)))
-    else:
-        array = np.ascontiguousarray(value).reshape(-1)
-        kind, raw = str(value.dtype), array.view(np.uint8)
-        if norms:
-            norm = float(np.linalg.norm(array.astype(np.float64)))
-    shape = tuple(value.shape)
-    if norm is not None and (math.prod(shape) == 1 or not math.isfinite(norm)):
-        norm = None
-    return TensorFacts(name, shape, kind, norm, hashlib.sha256(raw.data).hexdigest())
-
-
-def _open(path: Path) -> IO[bytes]:
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
-
-
-def _write(file: IO[bytes], place: int, raw: bytes, wait: bool = True) -> None:
-    """Write all of `raw` at a place; `wait` until it is on disk."""
-    file.seek(place)
-    view = memoryview(raw)
-    while view:
-        written = file.write(view)
-        if not written:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        view = view[written:]
-    if wait:
-        os.fsync(file.fileno())
-
-
-KEPT = 8  # the newest messages with an answer; a server repeats no older request
+def written_hash(raw: bytes) -> str:
+    """The hash that a whole line carries."""
+    return raw[-67:-3].decode("ascii", "replace")
 
 
 class Past:
@@ -388,7 +331,7 @@ class Past:
                 if self._mark in raw and (line := parsed(raw)) is not None:
                     with suppress(KeyError, TypeError, AttributeError):  # edited by hand
                         self._take(line)
-                if raw[-67:-3] == self._since.encode():
+                if written_hash(raw) == self._since:
                     self._updates, self.newest = {}, ""
 
     def _take(self, line: dict[str, Any]) -> None:
@@ -414,3 +357,37 @@ class Past:
 def tensors_of(line: dict[str, Any]) -> tuple[TensorFacts, ...]:
     """The facts of a line's tensors."""
     return tuple(TensorFacts(**{**t, "shape": tuple(t["shape"])}) for t in line["tensors"])
+
+
+def _checked(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON values. Raises RefusedError where a name could be something else."""
+    if entry.time.tzinfo is None:
+        raise ValueError("the time of an entry needs a time zone")
+    names = {k: getattr(entry, k) for k in ("run", "task", "receiver", "job")}
+    names |= {f"name of tensor {i + 1}": t.name for i, t in enumerate(entry.tensors)}
+    names |= {f"dtype of tensor {i + 1}": t.dtype for i, t in enumerate(entry.tensors)}
+    for what, name in names.items():
+        if not _NAME.fullmatch(name):  # not shown: it may be text of a note
+            raise RefusedError(
+                f"the {what} is no plain name (ASCII letters, digits, . _ - / : @ [ ] = , +, at "
+                "most 256): the ledger takes no text, and the message did not leave"
+            )
+    hashes = (entry.sha256, entry.update or FIRST, *(t.sha256 for t in entry.tensors))
+    if not all(map(_DIGEST.fullmatch, hashes)):
+        raise ValueError("a hash of an entry is not 64 hexadecimal digits")
+    tensors = [asdict(t) | {"shape": list(t.shape)} for t in entry.tensors]
+    table = asdict(replace(entry, tensors=())) | {"tensors": tensors}
+    return table | {"time": stamp(entry.time)}
+
+
+def _write(file: IO[bytes], place: int, raw: bytes, wait: bool = True) -> None:
+    """Write all of `raw` at a place; `wait` until it is on disk."""
+    file.seek(place)
+    view = memoryview(raw)
+    while view:
+        written = file.write(view)
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        view = view[written:]
+    if wait:
+        os.fsync(file.fileno())

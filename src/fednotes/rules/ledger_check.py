@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.rules.ledger import FIRST, Head, decode_head, head_path, own_hash, parsed
+from fednotes.rules.ledger import (
+    FIRST,
+    Head,
+    decode_head,
+    head_path,
+    own_hash,
+    parsed,
+    written_hash,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,44 +90,47 @@ def noted_end(text: str) -> Head:
 def judge(path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None) -> Report:
     """`verify` of lines that were read already, each with its line end, and the head file's
     bytes; `path` is for messages."""
-    reading = _Reading()
+    reading = _Reading(noted.lines if noted else 0)
     for raw in lines:
-        reading.take(raw, noted.lines if noted else 0)
+        reading.take(raw)
     head = decode_head(raw_head)
     faults = [*reading.faults, *reading.misplaced()]
-    end = _judge_end(reading, head, bool(raw_head), bool(faults))
-    notes = tuple(what for what in end if isinstance(what, str))
-    faults += [what for what in end if isinstance(what, Fault)]
+    note, fault = reading.end_by(head, bool(raw_head), bool(faults))
+    faults += [fault] if fault else []
     if noted is not None and noted.lines and reading.noted != noted.hash:
         what = "is not the line whose hash was noted elsewhere"
         if reading.end < noted.lines:
             what = "was noted elsewhere, and the ledger ends before it"
         faults.append(Fault(noted.lines, what))
-    return Report(path, reading.lines, tuple(sorted(faults, key=_by_line)), notes, head)
+    faults.sort(key=lambda fault: fault.line)
+    return Report(path, reading.lines, tuple(faults), (note,) if note else (), head)
 
 
 class _Reading:
-    """The lines so far. What is odd about their numbers is judged when all are known."""
+    """The lines so far. What is odd about their numbers is judged when all are known.
 
-    def __init__(self) -> None:
+    asked: the number of the line whose hash is kept.
+    """
+
+    def __init__(self, asked: int) -> None:
         self.lines = self.size = 0  # whole ones, and their bytes
         self.rest = b""  # after the last whole one
         self.end, self.hash = 0, FIRST  # the highest number, and the hash of its line
-        self.noted = ""  # the hash of the line that was asked for
+        self.noted, self._asked = "", asked
         self.faults: list[Fault] = []
         self._before: tuple[str, ...] = (FIRST,)  # what the next line may name as the one before
         self._due = 1  # the next line's number
         self._jumps: list[tuple[int, int, int]] = []  # line, number due there, number found
         self._places: dict[int, int] = {}  # number → line
 
-    def take(self, raw: bytes, noted: int) -> None:
-        """The next line of the file; the last one may be cut. noted: keep that one's hash."""
+    def take(self, raw: bytes) -> None:
+        """The next line of the file; the last one may be cut."""
         if not raw.endswith(b"\n"):
             self.rest = raw
             return
         self.lines, self.size = self.lines + 1, self.size + len(raw)
         own, table = own_hash(raw), parsed(raw)
-        written = raw[-67:-3].decode("ascii", "replace")
+        written = written_hash(raw)
         number = table.get("seq") if table else None
         if table is None or own != written or type(number) is not int:
             self.faults.append(Fault(self.lines, "altered: its hash does not fit what it says"))
@@ -133,15 +144,14 @@ class _Reading:
                 self.faults.append(Fault(self.lines, what))
             self._before = (own,)
             self._places.setdefault(number, self.lines)
-        if number == noted:
+        if number == self._asked:
             self.noted = own
         if number > self.end:
             self.end, self.hash = number, own
         self._due = number + 1
 
-    def misplaced(self) -> list[Fault]:
+    def misplaced(self) -> Iterator[Fault]:
         """Lines whose numbers do not come one after the other, and why."""
-        found = []
         for line, due, number in self._jumps:
             if number < due and self._places[number] != line:
                 what = f"has number {number}, as line {self._places[number]}: one was inserted"
@@ -150,37 +160,29 @@ class _Reading:
             else:
                 gone = f"{due}" if number == due + 1 else f"{due} to {number - 1}"
                 what = f"has number {number}: what was before it, number {gone}, was removed"
-            found.append(Fault(line, what))
-        return found
+            yield Fault(line, what)
 
-
-def _judge_end(
-    reading: _Reading, head: Head | None, there: bool, faulty: bool
-) -> list[Fault | str]:
-    """Faults of the end, and notes (text). there: whether there is a head file. faulty: lines
-    are wrong already, so that bytes and the last hash say nothing new."""
-    if head is None:
-        if not there and not reading.lines:
-            return []
-        return [Fault(0, "is damaged or edited" if there else "is missing")]
-    if reading.rest and (reading.end < head.lines or not head.next):
-        return [Fault(reading.lines + 1, "is cut, and no process was writing it")]
-    if reading.end < head.lines:
-        cut = head.lines - reading.end
-        what = f"is the last, but {cut} more {'was' if cut == 1 else 'were'} written: cut off"
-        return [Fault(reading.lines, what)]
-    announced = head.next and (reading.end, reading.hash) == (head.lines + 1, head.next)
-    if announced and not reading.rest:
-        return ["the last line was written by a process that was killed before it was done"]
-    if reading.end > head.lines:
-        return [Fault(reading.lines, f"goes beyond the {head.lines} lines that were written")]
-    if not faulty and (reading.hash, reading.size) != (head.hash, head.bytes):
-        return [Fault(reading.lines, "is not the line that the head says is last")]
-    if reading.rest:
-        where = f"{len(reading.rest)} bytes after line {reading.lines}"
-        return [f"{where} are of a line whose writing was killed; that message did not leave"]
-    return []
-
-
-def _by_line(fault: Fault) -> int:
-    return fault.line
+    def end_by(self, head: Head | None, there: bool, faulty: bool) -> tuple[str, Fault | None]:
+        """What a killed process explains of the end, and what nothing does. there: whether there
+        is a head file. faulty: lines are wrong already, so that bytes and the last hash say
+        nothing new."""
+        if head is None:
+            what = "is damaged or edited" if there else "is missing"
+            return "", Fault(0, what) if there or self.lines else None
+        if self.rest and (self.end < head.lines or not head.next):
+            return "", Fault(self.lines + 1, "is cut, and no process was writing it")
+        if self.end < head.lines:
+            cut = head.lines - self.end
+            more = f"{cut} more {'was' if cut == 1 else 'were'} written"
+            return "", Fault(self.lines, f"is the last, but {more}: cut off")
+        announced = head.next and (self.end, self.hash) == (head.lines + 1, head.next)
+        if announced and not self.rest:
+            return "the last line was written by a process that was killed before it was done", None
+        if self.end > head.lines:
+            what = f"goes beyond the {head.lines} lines that were written"
+            return "", Fault(self.lines, what)
+        if not faulty and (self.hash, self.size) != (head.hash, head.bytes):
+            return "", Fault(self.lines, "is not the line that the head says is last")
+        where = f"{len(self.rest)} bytes after line {self.lines}"
+        killed = f"{where} are of a line whose writing was killed; that message did not leave"
+        return killed if self.rest else "", None

@@ -15,20 +15,17 @@ looks at a value of a tensor.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, tzinfo
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.core.settings import build, read_toml
+from fednotes.core.settings import build
 from fednotes.rules.approval import Quorum
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 # Names of tensors with one row (or one number) per word: what they say is which words a site
 # has. The last three parts are output layers; a pre-training run leaves them out by default.
@@ -175,109 +172,99 @@ def policy_from(table: Mapping[str, Any], where: str) -> Policy:
     return replace(build(Policy, table, where), source=where)
 
 
-def read_policy(path: Path) -> Policy:
-    """The policy of a site's file; without a [policy] table, the default one.
+def check_job(
+    policy: Policy, method: str, sites: int, threshold: int, *, rounds: int | None, secure: bool
+) -> None:
+    """Whether the site may join. Raises PolicyRefusal naming the first rule that says no.
 
-    Raises ConfigError for a file that is no TOML or a table that is no policy.
+    threshold: least number of sites that a sum is opened with. rounds: None if the job does not
+    say. secure: whether sums are masked; if not, the server sees what scores are made of.
     """
-    table = read_toml(path).get("policy", {})
-    where = f"[policy] of {path}"
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{path}: policy = …: expected a table, [policy]")
-    return policy_from(table, where)
+    if policy.methods and method not in policy.methods:
+        asked = f"the job's method is {_name(method)}"
+        raise _refusal(policy, "methods", asked, ", ".join(policy.methods))
+    _check_sites(policy, sites, threshold)
+    if policy.max_rounds and (rounds is None or rounds > policy.max_rounds):
+        unknown = "does not say how many rounds it takes"
+        asked = unknown if rounds is None else f"asks for {rounds:,} rounds"
+        raise _refusal(policy, "max_rounds", f"the job {asked}", f"at most {policy.max_rounds:,}")
+    _check_sum(policy, "the job", secure=secure, scores=not secure)
 
 
-@dataclass(frozen=True)
-class JobFacts:
-    """What a job will ask for, as far as it is known before it starts.
+def check_request(
+    policy: Policy,
+    task: str,
+    round: int,
+    sites: int,
+    threshold: int,
+    *,
+    secure: bool,
+    now: datetime,
+) -> None:
+    """Whether the site may serve a request. round: from 0. now: with a time zone.
 
-    sites: in the job. threshold: least number of sites that a secure sum is opened with.
-    secure: whether sums are masked. tensors: name → shape of all that is shared. steps: local
-    steps behind an update. rounds, bytes (of an update): None if the job does not say. scores:
-    the server will see this site's own scores, or the counts that they are made of.
+    Raises PolicyRefusal.
     """
+    what = f"task {_name(task)} of round {round}"
+    _check_sites(policy, sites, threshold)
+    if policy.max_rounds and round >= policy.max_rounds:
+        last = f"rounds 0 to {policy.max_rounds - 1:,}"
+        raise _refusal(policy, "max_rounds", f"{what} was asked for", last)
+    if policy.hours:
+        if now.tzinfo is None:
+            raise ValueError("the time of a request needs a time zone")
+        start, end = policy.window
+        clock = now.astimezone(policy.zone)
+        minute = 60 * clock.hour + clock.minute
+        if not (start <= minute < end if start < end else not end <= minute < start):
+            asked = f"{what} was asked for at {clock:%H:%M}"
+            raise _refusal(policy, "hours", asked, f"{policy.hours} ({policy.timezone} time)")
+    _check_sum(policy, what, secure=secure, scores=not secure)
 
-    method: str
-    sites: int
-    rounds: int | None = None
-    secure: bool = False
-    threshold: int | None = None
-    tensors: Shapes = field(default_factory=dict)
-    steps: int | None = None
-    bytes: int | None = None
-    scores: bool = False
 
+def check_update(
+    policy: Policy,
+    task: str,
+    round: int,
+    tensors: Collection[str],
+    behind: Mapping[str, int],
+    *,
+    size: int,
+    secure: bool,
+    scores: bool,
+    left: int | None,
+) -> None:
+    """Whether a reply may leave. Raises PolicyRefusal.
 
-@dataclass(frozen=True)
-class RequestFacts:
-    """One request of the server.
-
-    round: from 0. now: with a time zone. tensors: those asked for, empty if not known yet.
-    The others are as in JobFacts, of this request.
+    tensors: their names. behind: tokens, steps and patients of training, and batch, the examples
+    of a mini-batch; without those that are not known. size: bytes on the wire. scores: whether
+    the server will see this site's own scores, or the counts that they are made of. left: updates
+    of this task that left in the job, with this one, as the site counted; None: it did not.
     """
-
-    task: str
-    round: int
-    sites: int
-    now: datetime
-    secure: bool = False
-    threshold: int | None = None
-    tensors: Shapes = field(default_factory=dict)
-    scores: bool = False
-
-
-@dataclass(frozen=True)
-class UpdateFacts:
-    """One reply, ready to leave.
-
-    tokens, steps, patients: of training behind it; batch: examples of a mini-batch; None if not
-    known. bytes: on the wire.
-    rounds: of this task that left in the job, with this one, as the site counted; None: it did
-    not count.
-    The others are as in JobFacts, of this update.
-    """
-
-    task: str
-    round: int
-    tensors: Shapes = field(default_factory=dict)
-    secure: bool = False
-    tokens: int | None = None
-    steps: int | None = None
-    patients: int | None = None
-    batch: int | None = None
-    bytes: int | None = None
-    rounds: int | None = None
-    scores: bool = False
-
-
-Facts = JobFacts | RequestFacts | UpdateFacts
-Broken = tuple[str, str, str]  # the rule, what was asked, what the site allows
-
-
-def check_job(policy: Policy, facts: JobFacts) -> None:
-    """Whether the site may join. Raises PolicyRefusal naming the first rule that says no."""
-    _refuse(policy, _job(policy, facts))
-
-
-def check_request(policy: Policy, facts: RequestFacts) -> None:
-    """Whether the site may serve a request. Raises PolicyRefusal."""
-    _refuse(policy, _request(policy, facts))
-
-
-def check_update(policy: Policy, facts: UpdateFacts) -> None:
-    """Whether a reply may leave. Raises PolicyRefusal."""
-    _refuse(policy, _update(policy, facts))
-
-
-def broken_rules(policy: Policy, facts: Facts) -> tuple[str, ...]:
-    """Every rule that facts break, a line each; for people who mend a job or a policy."""
-    if isinstance(facts, JobFacts):
-        found = _job(policy, facts)
-    elif isinstance(facts, RequestFacts):
-        found = _request(policy, facts)
-    else:
-        found = _update(policy, facts)
-    return tuple(_line(policy, broken) for broken in found)
+    what = f"the reply to task {_name(task)} of round {round}"
+    _check_sum(policy, what, secure=secure, scores=scores, revealed=_revealed(tensors, behind))
+    if denied := [n for n in sorted(tensors) if _layer(n, policy.denied_layers)]:
+        allowed = f"all but {', '.join(policy.denied_layers)}"
+        raise _refusal(policy, "denied_layers", f"{what} holds {_names(denied)}", allowed)
+    if others := [n for n in sorted(tensors) if not _layer(n, policy.allowed_layers)]:
+        allowed = ", ".join(policy.allowed_layers) or "no tensor at all"
+        raise _refusal(policy, "allowed_layers", f"{what} holds {_names(others)}", allowed)
+    if policy.freeze_embeddings and (tables := word_tables(tensors)):
+        asked = f"{what} holds a table of words, {_names(tables)}"
+        raise _refusal(policy, "freeze_embeddings", asked, "none to leave")
+    for key, words in _BEHIND.items() if tensors else ():  # counts alone have no training
+        least, number = getattr(policy, f"min_{key}"), behind.get(key)
+        if least and (number is None or number < least):
+            told = "an unknown number of" if number is None else f"{number:,}"
+            asked = f"{what} has {told} {words} behind it"
+            raise _refusal(policy, f"min_{key}", asked, f"{least:,} and more")
+    if policy.max_rounds and left is not None and left > policy.max_rounds:
+        asked = f"{what} would be number {left:,} of this job"
+        allowed = f"{policy.max_rounds:,} rounds; a new approval counts anew"
+        raise _refusal(policy, "max_rounds", asked, allowed)
+    if policy.max_bytes and size > policy.max_bytes:
+        asked = f"{what} has {size:,} bytes"
+        raise _refusal(policy, "max_bytes", asked, f"at most {policy.max_bytes:,}")
 
 
 def word_tables(names: Iterable[str]) -> tuple[str, ...]:
@@ -289,111 +276,46 @@ def word_tables(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(n for n in names if _fits(n, _WORD_TABLES) and not _fits(n, _WORDLESS)))
 
 
-def reveals(tensors: Iterable[str], steps: int | None) -> bool:
-    """Whether an update says much of single notes: it holds a word table, whose changed rows
-    are the words that occurred, or is the gradient of one step, which can be inverted.
-
-    steps: local steps behind it; None leaves that question out. No tensors: nothing.
-    """
-    names = tuple(tensors)
-    return bool(names) and (bool(word_tables(names)) or (steps is not None and steps <= 1))
-
-
-def _job(policy: Policy, facts: JobFacts) -> Iterator[Broken]:
-    if policy.methods and facts.method not in policy.methods:
-        yield "methods", f"the job's method is {_name(facts.method)}", ", ".join(policy.methods)
-    yield from _sites(policy, facts)
-    if policy.max_rounds and (facts.rounds is None or facts.rounds > policy.max_rounds):
-        asked = "does not say how many rounds it takes"
-        if facts.rounds is not None:
-            asked = f"asks for {facts.rounds:,} rounds"
-        yield "max_rounds", f"the job {asked}", f"at most {policy.max_rounds:,}"
-    yield from _contents(policy, facts, "the job", facts.steps)
-    if policy.max_bytes and facts.bytes is not None and facts.bytes > policy.max_bytes:
-        asked = f"the job's updates have {facts.bytes:,} bytes"
-        yield "max_bytes", asked, f"at most {policy.max_bytes:,}"
+def _revealed(tensors: Collection[str], behind: Mapping[str, int]) -> str:
+    """What an update says of single notes: it holds a word table, whose changed rows are the
+    words that occurred, or is the gradient of one step (as is one of which that is not known),
+    which can be inverted. "" for neither."""
+    if word_tables(tensors):
+        return "a table of words"
+    return "the gradient of one step" if tensors and behind.get("steps", 1) <= 1 else ""
 
 
-def _request(policy: Policy, facts: RequestFacts) -> Iterator[Broken]:
-    what = f"task {_name(facts.task)} of round {facts.round}"
-    yield from _sites(policy, facts)
-    if policy.max_rounds and facts.round >= policy.max_rounds:
-        last = f"rounds 0 to {policy.max_rounds - 1:,}"
-        yield "max_rounds", f"{what} was asked for", last
-    if policy.hours:
-        start, end = policy.window
-        clock = facts.now.astimezone(policy.zone) if facts.now.tzinfo else None
-        if clock is None:
-            raise ValueError("the time of a request needs a time zone")
-        minute = 60 * clock.hour + clock.minute
-        inside = start <= minute < end if start < end else not end <= minute < start
-        if not inside:
-            asked = f"{what} was asked for at {clock:%H:%M}"
-            yield "hours", asked, f"{policy.hours} ({policy.timezone} time)"
-    yield from _contents(policy, facts, what, None)
+def _check_sites(policy: Policy, sites: int, threshold: int) -> None:
+    asked = ""
+    if sites < policy.min_sites:
+        asked = f"the sum would be over {sites} sites"
+    elif threshold < policy.min_sites:
+        asked = f"the sum may be opened with {threshold} of {sites} sites"
+    if asked:
+        raise _refusal(policy, "min_sites", asked, f"{policy.min_sites} sites and more")
 
 
-def _update(policy: Policy, facts: UpdateFacts) -> Iterator[Broken]:
-    what = f"the reply to task {_name(facts.task)} of round {facts.round}"
-    steps = 1 if facts.steps is None else facts.steps  # not known: as if it revealed
-    yield from _contents(policy, facts, what, steps)
-    if facts.tensors:  # counts alone have no training behind them
-        for rule, words in _BEHIND.items():
-            least, behind = getattr(policy, f"min_{rule}"), getattr(facts, rule)
-            if least and (behind is None or behind < least):
-                number = "an unknown number of" if behind is None else f"{behind:,}"
-                asked = f"{what} has {number} {words} behind it"
-                yield f"min_{rule}", asked, f"{least:,} and more"
-    if policy.max_rounds and facts.rounds is not None and facts.rounds > policy.max_rounds:
-        asked = f"{what} would be number {facts.rounds:,} of this job"
-        yield "max_rounds", asked, f"{policy.max_rounds:,} rounds; a new approval counts anew"
-    if policy.max_bytes and (facts.bytes is None or facts.bytes > policy.max_bytes):
-        number = "an unknown number of" if facts.bytes is None else f"{facts.bytes:,}"
-        yield "max_bytes", f"{what} has {number} bytes", f"at most {policy.max_bytes:,}"
-
-
-def _sites(policy: Policy, facts: JobFacts | RequestFacts) -> Iterator[Broken]:
-    allowed = f"{policy.min_sites} sites and more"
-    if facts.sites < policy.min_sites:
-        yield "min_sites", f"the sum would be over {facts.sites} sites", allowed
-    elif facts.threshold is not None and facts.threshold < policy.min_sites:
-        asked = f"the sum may be opened with {facts.threshold} of {facts.sites} sites"
-        yield "min_sites", asked, allowed
-
-
-def _contents(policy: Policy, facts: Facts, what: str, steps: int | None) -> Iterator[Broken]:
-    """The rules about what would leave, the same at all three moments."""
-    if policy.secure_sum == "required" and not facts.secure:
-        yield "secure_sum", f"{what} is without a secure sum", "masked replies only"
-    elif policy.secure_sum == "revealing" and not facts.secure and reveals(facts.tensors, steps):
-        why = "a table of words" if word_tables(facts.tensors) else "the gradient of one step"
-        asked = f"{what} would show {why} without a secure sum"
-        yield "secure_sum", asked, "such replies only masked"
-    if facts.scores and not policy.share_scores:
+def _check_sum(
+    policy: Policy, what: str, *, secure: bool, scores: bool, revealed: str = ""
+) -> None:
+    """What the server may see of this site alone. revealed: what an update says of notes."""
+    if policy.secure_sum == "required" and not secure:
+        asked = f"{what} is without a secure sum"
+        raise _refusal(policy, "secure_sum", asked, "masked replies only")
+    if policy.secure_sum == "revealing" and not secure and revealed:
+        asked = f"{what} would show {revealed} without a secure sum"
+        raise _refusal(policy, "secure_sum", asked, "such replies only masked")
+    if scores and not policy.share_scores:
         asked = f"{what} would show the server the counts of this site's own evaluations"
         allowed = "them in a secure sum only ([federation] secure_sum = true, three sites or more)"
-        yield "share_scores", asked, allowed
-    if denied := [n for n in sorted(facts.tensors) if _layer(n, policy.denied_layers)]:
-        allowed = f"all but {', '.join(policy.denied_layers)}"
-        yield "denied_layers", f"{what} holds {_names(denied)}", allowed
-    if others := [n for n in sorted(facts.tensors) if not _layer(n, policy.allowed_layers)]:
-        allowed = ", ".join(policy.allowed_layers) or "no tensor at all"
-        yield "allowed_layers", f"{what} holds {_names(others)}", allowed
-    if policy.freeze_embeddings and (tables := word_tables(facts.tensors)):
-        asked = f"{what} holds a table of words, {_names(tables)}"
-        yield "freeze_embeddings", asked, "none to leave"
+        raise _refusal(policy, "share_scores", asked, allowed)
 
 
-def _refuse(policy: Policy, found: Iterator[Broken]) -> None:
-    for broken in found:
-        raise PolicyRefusal(broken[0], _line(policy, broken))
-
-
-def _line(policy: Policy, broken: Broken) -> str:
-    rule, asked, allowed = broken
-    return (
+def _refusal(policy: Policy, rule: str, asked: str, allowed: str) -> PolicyRefusal:
+    return PolicyRefusal(
+        rule,
         f"refused by the site's policy: {asked}; this site allows {allowed}. "
-        f"Only the site can change this: {rule} in {policy.source}"
+        f"Only the site can change this: {rule} in {policy.source}",
     )
 
 

@@ -28,7 +28,7 @@ from fednotes.engines.nvflare.gate import heed
 from fednotes.engines.nvflare.processes import JOB_ID
 from fednotes.engines.nvflare.server import FRAME, REASON, TASK
 from fednotes.engines.pipe import Host
-from fednotes.rules.ledger import Entry, of_kit, plain
+from fednotes.rules.ledger import Entry, ledger_of, plain
 
 try:
     from nvflare.apis.event_type import EventType
@@ -188,7 +188,7 @@ class FednotesExecutor(Executor):
         try:
             if self._kit is None:
                 return {}
-            of_kit(self._kit).append(entry)
+            ledger_of(self._kit).append(entry)
         except Exception as error:
             logger.error("%s", whole_line(error, self._site))
             return {}

@@ -4,15 +4,14 @@ Each site describes itself by public facts: the entity types that it annotates a
 labels to them, or the dictionary that it reads notes with and the phenotypes. The server gathers
 all descriptions and sends all of them to everybody. Each side then makes the method's
 configuration for itself, from stubs of sites that hold a description and no notes, and a site
-that finds itself described wrongly refuses.
+that finds itself described wrongly refuses (`deployment.AgreedSite`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -20,16 +19,15 @@ import torch
 
 import fednotes
 from fednotes.core.cleaning import NAME, clean
-from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.federation import Option, SiteTasks, State
+from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import parse_json
 from fednotes.core.settings import build
-from fednotes.core.store import write_json
 from fednotes.core.types import Scheme, SiteData, TagSet
-from fednotes.core.update import Tensors, Update
+from fednotes.core.update import Tensors
+from fednotes.engines.pipe import Setup
 from fednotes.jobs.job import Job
 from fednotes.patients.cohort import Cohort, ConceptVectors, FeatureSpace, SitePatients, Vectors
-from fednotes.rules.approval import SiteLabels, fingerprint, mismatch
+from fednotes.rules.approval import fingerprint
 
 AGREE, DESCRIBE, SCORES = "agree", "@describe", "@scores"
 _MOST_BYTES = 2**20
@@ -57,37 +55,56 @@ class Description:
     coded: bool = False
     vectors: str = ""
 
-    @property
-    def labels(self) -> SiteLabels:
-        """As approvals compare them."""
-        return SiteLabels(self.types, self.scheme, self.label_map)
-
 
 Descriptions = Mapping[str, Description]
 
 
+def threshold(job: Job, setup: Setup) -> int:
+    """Least number of sites that a sum is opened with: of a secure sum more than half."""
+    sites = len(setup.sites)
+    if not job.federation.secure_sum:
+        return setup.min_sites
+    return max(job.federation.min_sites or sites, sites // 2 + 1)
+
+
+def planned_rounds(job: Job, config: Any) -> int | None:
+    """The most rounds that a job can take; None if that depends on how many notes sites have."""
+    few, many = (job.module.planned(config, [n])[0] for n in (1, 1_000_000))
+    return int(few) if few == many else None
+
+
 def describe(job: Job, data: Any) -> Description:
     """A site's own description. job: with this site alone. data: what it holds."""
+    if job.data == "documents":
+        tags: TagSet = data.tags
+        labels = dict(job.sites[data.id].label_map)
+        return Description(
+            types=tags.types, scheme=tags.scheme, test_types=data.test_types, label_map=labels
+        )
     if job.data == "notes":
         return Description()
-    if job.data == "patients":
-        space: FeatureSpace = data.space
-        return Description(
-            width=space.width,
-            dense=space.dense,
-            features=space.fingerprint,
-            phenotypes=tuple(data.phenotypes),
-            coded=bool(data.codes),
-            vectors=data.vectors.digest if data.vectors else "",
-        )
-    own = job.sites[data.id]
-    tags: TagSet = data.tags
+    space: FeatureSpace = data.space
     return Description(
-        types=tags.types,
-        scheme=tags.scheme,
-        test_types=data.test_types,
-        label_map=dict(own.label_map),
+        width=space.width,
+        dense=space.dense,
+        features=space.fingerprint,
+        phenotypes=tuple(data.phenotypes),
+        coded=bool(data.codes),
+        vectors=data.vectors.digest if data.vectors else "",
     )
+
+
+def packed(value: Any) -> torch.Tensor:
+    """A JSON value as it travels: the bytes of its text."""
+    raw = json.dumps(value, separators=(",", ":")).encode("ascii")
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+
+def unpacked(value: torch.Tensor, **bounds: Any) -> Any:
+    """The JSON value of a tensor. bounds: of `parse_json`. Raises ValueError."""
+    if value.dtype != torch.uint8:
+        raise ValueError("not bytes")
+    return parse_json(value.numpy().tobytes(), **bounds)
 
 
 def as_text(descriptions: Descriptions) -> str:
@@ -105,56 +122,54 @@ def agreement_of(job: Job, descriptions: Descriptions) -> str:
 def from_text(text: str) -> dict[str, Description]:
     """Raises ConfigError for anything that `as_text` does not write."""
     try:
-        tables = parse_json(text)
-        found = {site: build(Description, own, f"site {site!r}") for site, own in tables.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+        return {site: _read(site, own) for site, own in parse_json(text).items()}
+    except (ValueError, AttributeError) as error:
         raise ConfigError("the sites' descriptions are not readable") from error
-    for site, own in found.items():
-        if own.scheme not in get_args(Scheme) or len(set(own.types)) < len(own.types):
-            raise ConfigError(f"site {site!r} describes itself in a way that cannot be")
-    return found
+
+
+def _read(site: str, table: Any) -> Description:
+    try:
+        own = build(Description, table, f"site {site!r}")
+    except (TypeError, AttributeError) as error:
+        raise ConfigError(f"site {site!r} does not describe itself by a table") from error
+    if own.scheme not in get_args(Scheme) or len(set(own.types)) < len(own.types):
+        raise ConfigError(f"site {site!r} describes itself in a way that cannot be")
+    return own
 
 
 def as_tensors(own: Description) -> Tensors:
     """A description as it travels."""
-    raw = as_text({"": own}).encode("ascii")
-    return {"description": torch.from_numpy(np.frombuffer(raw, np.uint8).copy())}
+    return {"description": packed(asdict(own))}
 
 
 def from_tensors(site: str, tensors: Tensors) -> Description:
     """Raises ConfigError where a site sent something else."""
     value = tensors.get("description")
-    if value is None or value.dtype != torch.uint8 or not 0 < value.numel() <= _MOST_BYTES:
+    if value is None or not 0 < value.numel() <= _MOST_BYTES:
         raise ConfigError(f"site {site!r} does not describe itself: does it run this version?")
     try:
-        return from_text(value.numpy().tobytes().decode("ascii"))[""]
-    except (ConfigError, KeyError, UnicodeDecodeError) as error:
+        return _read(site, unpacked(value))
+    except (ConfigError, ValueError) as error:
         raise ConfigError(
             f"site {site!r} describes itself in a way that this version does not read: install "
             f"the same fednotes everywhere, here it is {fednotes.__version__}"
         ) from error
 
 
-def stubs(job: Job, descriptions: Descriptions) -> tuple[Any, ...]:
-    """Sites with nothing in them, for `for_sites` of a method."""
-    return tuple(_stub(job.data, site, own) for site, own in descriptions.items())
-
-
 def _stub(kind: str, site: str, own: Description) -> Any:
-    if kind == "patients":
-        space = FeatureSpace(own.width, own.dense, {"fingerprint": own.features})
-        empty = Cohort(
-            site,
-            (),
-            Vectors(np.zeros((0, own.width), np.float32)),
-            np.zeros((0, len(own.phenotypes)), np.int8),
-            own.phenotypes,
-        )
-        codes = {"": frozenset[str]()} if own.coded else {}
-        none = np.zeros((0, 0))
-        vectors = ConceptVectors(none, none, own.vectors) if own.vectors else None
-        return SitePatients(site, space, empty, empty, empty, codes, vectors)
-    return SiteData(site, TagSet(own.types, own.scheme), (), (), (), own.test_types)
+    """A site with nothing in it, for `for_sites` of a method."""
+    if kind != "patients":
+        return SiteData(site, TagSet(own.types, own.scheme), (), (), (), own.test_types)
+    numbers = Vectors(np.zeros((0, own.width), np.float32))
+    labels = np.zeros((0, len(own.phenotypes)), np.int8)
+    empty = Cohort(site, (), numbers, labels, own.phenotypes)
+    return SitePatients(
+        site,
+        FeatureSpace(own.width, own.dense, {"fingerprint": own.features}),
+        *(empty, empty, empty),
+        {"": frozenset()} if own.coded else {},
+        ConceptVectors(np.zeros((0, 0)), np.zeros((0, 0)), own.vectors) if own.vectors else None,
+    )
 
 
 def agreed_config(job: Job, descriptions: Descriptions) -> Any:
@@ -162,26 +177,23 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
 
     Raises ConfigError, DataError or RefusedError where they do not go together.
     """
-    versions = {own.version for own in descriptions.values()}
-    if versions - {fednotes.__version__}:
-        named = ", ".join(
-            f"{site} {clean(own.version, NAME)}" for site, own in descriptions.items()
-        )
+    here = fednotes.__version__
+    if any(own.version != here for own in descriptions.values()):
+        named = ", ".join(f"{s} {clean(own.version, NAME)}" for s, own in descriptions.items())
         raise ConfigError(
-            f"the sites run different versions of fednotes ({named}; here "
-            f"{fednotes.__version__}): install the same one everywhere"
+            f"the sites run different versions of fednotes ({named}; here {here}): install the "
+            "same one everywhere"
         )
-    if job.tags is not None:
-        for label in job.tags.types:
-            if not any(label in own.types for own in descriptions.values()):
-                own_types = "; ".join(
-                    f"{site}: {clean(', '.join(own.types), 10 * NAME)}"
-                    for site, own in descriptions.items()
-                )
-                raise ConfigError(
-                    f"[tags] types has {label!r}, which no site annotates ({own_types})"
-                )
-    return job.module.for_sites(job.config, stubs(job, descriptions))
+    every = {label for own in descriptions.values() for label in own.types}
+    for label in job.tags.types if job.tags is not None else ():
+        if label not in every:
+            own_types = "; ".join(
+                f"{site}: {clean(', '.join(own.types), 10 * NAME)}"
+                for site, own in descriptions.items()
+            )
+            raise ConfigError(f"[tags] types has {label!r}, which no site annotates ({own_types})")
+    stubs = tuple(_stub(job.data, site, own) for site, own in descriptions.items())
+    return job.module.for_sites(job.config, stubs)
 
 
 def require_as_declared(job: Job, descriptions: Descriptions) -> None:
@@ -189,106 +201,57 @@ def require_as_declared(job: Job, descriptions: Descriptions) -> None:
 
     Raises ConfigError with the labels on both sides and the remedy.
     """
-    if job.data != "documents":
-        return
-    here, there = {}, {}
+    lines = []
     for site, own in descriptions.items():
         table = job.sites[site]
-        if table.types:
+        if job.data == "documents" and table.types:
             label_map = table.label_map or own.label_map
-            here[site] = SiteLabels(table.types, table.scheme, label_map)
-            there[site] = own.labels
-    if lines := mismatch(here, there, ("the job", "the site")):
-        raise ConfigError("; ".join(lines))
+            declared = Description(types=table.types, scheme=table.scheme, label_map=label_map)
+            lines.append(mismatch(site, declared, own, ("the job", "the site")))
+    if any(lines):
+        raise ConfigError("; ".join(filter(None, lines)))
 
 
-class AgreedSite:
-    """A site that has a method's tasks once all have agreed.
+def mismatch(site: str, here: Description, there: Description, names: tuple[str, str]) -> str:
+    """Where two sides' ideas of a site's labels differ: the labels on both sides, and the remedy.
+    "" where they agree. names: what messages call both sides."""
+    ours, theirs = names
+    head = f"site {_text(site)}: {ours} has {_set(here)}, {theirs} has {_set(there)}"
+    odd = {
+        ours: [label for label in here.types if label not in there.types],
+        theirs: [label for label in there.types if label not in here.types],
+    }
+    if any(odd.values()):
+        sides = "; ".join(f"only {who}: {_list(types)}" for who, types in odd.items() if types)
+        return f"{head} ({sides}): map the labels in label_map, or correct types, on one side"
+    if here.types != there.types:
+        return f"{head}: the order differs, and a tag's id is its place: give types in one order"
+    if here.scheme != there.scheme:
+        return f"{head}, written as {here.scheme} and as {there.scheme}: set scheme alike"
+    maps = here.label_map, there.label_map
+    shown = "; ".join(
+        f"{_text(key)} → {_target(maps[0].get(key))} at {ours}, "
+        f"{_target(maps[1].get(key))} at {theirs}"
+        for key in sorted(maps[0].keys() | maps[1].keys())
+        if maps[0].get(key) != maps[1].get(key)
+    )
+    told = f"{head}, but label_map differs ({shown}): make it the same on both sides"
+    return told if shown else ""
 
-    sites: all of the job's, in its order. make: builds the method's site of its configuration.
-    own: what it said of itself.
-    results: the folder that its own scores are written to.
-    """
 
-    def __init__(
-        self,
-        id: str,
-        job: Job,
-        sites: tuple[str, ...],
-        own: Description,
-        make: Callable[[Any], SiteTasks],
-        results: Path,
-    ) -> None:
-        self.id, self._job, self._own, self._make = id, job, own, make
-        self._sites = sites
-        self._results = results
-        self.tasks: frozenset[str] = frozenset({AGREE}) | job.module.Site.tasks
-        self._text = ""
-        self.site: Any = None
+def _target(label: str | None) -> str:
+    if label is None:
+        return "not mapped"
+    return _text(label) if label else "dropped"
 
-    def agree(self, tensors: Tensors, *, descriptions: str, agreed: str) -> Update:
-        """Take all the sites' descriptions, and become a site of the method.
 
-        Raises RefusedError where this side makes something else of them than the server.
-        """
-        self._become(descriptions, agreed)
-        return Update(metrics={"agreed": 1.0})
+def _set(own: Description) -> str:
+    return "{" + _list(own.types) + "}"
 
-    def _become(self, text: str, agreed: str) -> None:
-        all_sites = from_text(text)
-        if tuple(all_sites) != self._sites:  # how many there are bounds a part of a batch
-            raise RefusedError(
-                f"site {self.id!r} is told of {len(all_sites)} sites that agree; the approved job "
-                f"is of {', '.join(self._sites)}, in this order"
-            )
-        theirs = all_sites[self.id]
-        if theirs != self._own:
-            here, there = {self.id: self._own.labels}, {self.id: theirs.labels}
-            lines = mismatch(here, there, ("this site", "the agreement")) or (
-                f"site {self.id!r} was described with another dictionary, encoder or version "
-                "than it has now",
-            )
-            raise RefusedError("; ".join(lines))
-        if agreement_of(self._job, all_sites) != agreed:
-            raise RefusedError(
-                f"site {self.id!r} makes another configuration of this job than the server: "
-                "start both from the same job and the same version of fednotes"
-            )
-        self.site = self._make(agreed_config(self._job, all_sites))
-        self._text = text
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in self.__dict__.get("tasks", ()):
-            raise AttributeError(name)
-        if self.site is None:
-            raise TrainingError(f"site {self.id!r} has not agreed with the others yet")
-        return getattr(self.site, name)
+def _list(types: Any) -> str:
+    return ", ".join(clean(label, NAME) for label in types)
 
-    def finish(self, tensors: Tensors, **options: Option) -> Update:
-        """The method's own; the site's scores are then in its own folder."""
-        update: Update = self.__getattr__("finish")(tensors, **options)
-        if scores := getattr(self.site, "scores", None):
-            write_json(self._results / "scores.json", scores)
-        return update
 
-    def covered(self, task: str) -> Mapping[str, int]:
-        """Tokens, steps and patients behind an update of this task, as far as known."""
-        told = getattr(self.site, "covered", None)
-        return told(task) if told is not None else {}
-
-    def state(self) -> State:
-        """The agreement, and what the method's site keeps."""
-        if self.site is None:
-            return State(0, {}, {"descriptions": "", "own": {}})
-        kept: State = self.site.state()
-        return State(
-            kept.round, kept.tensors, {"descriptions": self._text, "own": dict(kept.facts)}
-        )
-
-    def restore(self, state: State) -> None:
-        """Go back to a kept state."""
-        text = state.facts["descriptions"]
-        if not text:
-            return
-        self._become(text, agreement_of(self._job, from_text(text)))
-        self.site.restore(State(state.round, state.tensors, state.facts["own"]))
+def _text(value: str) -> str:
+    return clean(json.dumps(value, ensure_ascii=False), None)

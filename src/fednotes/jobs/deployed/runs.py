@@ -1,16 +1,12 @@
-"""A run between real sites, watched from the admin's kit, and what it made fetched.
+"""A run between real sites as the admin has it: claim a folder, hand it in, watch it, end it.
 
-    OUT/run.json, OUT/job.json                          `jobs/deployed/runs.py`
-    OUT/metrics.jsonl, OUT/summary.json, OUT/model/     when it is done
+    OUT/run.json     which run, by which kit: `fednotes run --attach` goes on watching by it;
+                     written before the job is handed in, so that no run is without one
+    OUT/job.json     the declared job
+    OUT/metrics.jsonl, OUT/summary.json, OUT/model/     fetched when it is done
 
 The run does not need this process: it may end, and be attached again. A submission that fails or
 is paused is handed in again by the server's watch, and this follows the newest.
-
-A run between real sites as the admin has it: claim a folder, hand it in, end it.
-
-OUT/run.json        which run, by which kit: `fednotes run --attach` goes on watching by it;
-                    written before the job is handed in, so that no run is without one
-OUT/job.json        the declared job
 """
 
 from __future__ import annotations
@@ -25,10 +21,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.core.parsing import read_json
@@ -36,27 +32,23 @@ from fednotes.core.store import make_private, owned, private_folder, write_json
 from fednotes.engines.inprocess import RoundResult
 from fednotes.engines.nvflare.kit import ADMIN, read_kit
 from fednotes.engines.nvflare.provision import job_folder
-from fednotes.jobs.deployed.site import PROBLEM
-from fednotes.jobs.deployed.sites import whole_table
+from fednotes.jobs.deployed.server import PROBLEM
+from fednotes.jobs.deployed.sites import LEAST, whole_table
 from fednotes.jobs.job import Job
 from fednotes.jobs.simulate import Display, Part
 from fednotes.rules.approval import fingerprint
 
+if TYPE_CHECKING:
+    from fednotes.engines.nvflare.server import Admin
+
+S = TypeVar("S")
 POLL_SECONDS = 1.0
 ABORT_SECONDS = 120.0  # NVFlare gives a job's processes ten to end, a busy server takes longer
+PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it hands a run in again
 ABORTED = "FINISHED:ABORTED"
-
-
-class Server(Protocol):
-    """What is asked of the server (`engines.nvflare.Admin`)."""
-
-    def submit(self, folder: Path) -> str: ...
-    def resubmit(self, job_id: str) -> str: ...
-    def jobs(self) -> list[dict[str, Any]]: ...
-    def tell(self, job_id: str, topic: str = ..., since: int = ...) -> dict[str, Any] | None: ...
-    def fetch(self, job_id: str, out: Path) -> Path: ...
-    def abort(self, job_id: str) -> None: ...
-    def sites(self, within: float = ...) -> tuple[str, ...]: ...
+QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
+_RESULT = ("round", "took_part", "bytes_up", "bytes_down", "seconds", "evaluated")
+_FACTS = frozenset({"kind", "part", "condition", *_RESULT})  # of a line; all else are metrics
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,7 @@ def admin_kit(path: Path) -> tuple[Path, str]:
 def prepare(
     job: Job, declared: Mapping[str, Any], kit: Path, out: Path, when: float
 ) -> tuple[Run, int]:
-    """Claim OUT for a new run; it and the least number of sites.
+    """A new run that OUT is free for; it and the least number of sites.
 
     Raises ConfigError if OUT holds another run, or the job's numbers of sites cannot be.
     """
@@ -99,13 +91,12 @@ def prepare(
     least = job.federation.min_sites or len(sites)
     if least > len(sites):
         raise ConfigError(f"[federation] min_sites = {least}: the job has {len(sites)} sites")
-    if job.federation.secure_sum and len(sites) < 3:
+    if job.federation.secure_sum and len(sites) < LEAST:
         raise ConfigError(f"[federation] secure_sum: takes 3 sites, the job has {len(sites)}")
     stem = re.sub(r"[^A-Za-z0-9_.-]", "-", job.name).lstrip("-._")[:32] or "job"
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(when))
     key = fingerprint(whole_table(declared, sites, least))
-    run = Run(f"{stem}-{stamp}", kit.resolve(), job.title, sites, key)
-    return run, least
+    return Run(f"{stem}-{stamp}", kit.resolve(), job.title, sites, key), least
 
 
 def claim(run: Run, declared: Mapping[str, Any], out: Path) -> None:
@@ -136,47 +127,73 @@ def release(out: Path) -> None:
         out.rmdir()
 
 
-def hand_in(server: Server, run: Run, declared: Mapping[str, Any], least: int, out: Path) -> str:
-    """Submit the job of a run that has claimed OUT. Returns the submission's id.
+def hand_in(server: Admin, run: Run, declared: Mapping[str, Any], least: int, out: Path) -> None:
+    """Submit the job of a run that has claimed OUT.
 
     Raises TrainingError where nobody can say whether the server has it, RefusedError where not.
     """
     with tempfile.TemporaryDirectory() as folder:
         packed = job_folder(Path(folder), declared, run=run.name, sites=run.sites, min_sites=least)
         try:
-            job_id = server.submit(packed)
+            server.submit(packed)
         except TrainingError as error:
             raise TrainingError(
                 f"{error}; whether it has run {run.name} is not known: "
                 f"fednotes run --attach --out {out} tells"
             ) from error
     write_json(out / "run.json", facts_of(run))
-    return job_id
 
 
 def facts_of(run: Run, **more: Any) -> dict[str, Any]:
+    """As run.json has it. submitting: whether the server may not have it yet."""
     return {
         **{"run": run.name, "kit": str(run.kit), "title": run.title},
         **{"sites": list(run.sites), "fingerprint": run.fingerprint, **more},
     }
 
 
-def newest_of(jobs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Run → its newest submission."""
-    return {str(job["name"]): job for job in sorted(jobs, key=_when)}
+def read_run(out: Path) -> Run:
+    """The run that a folder is of. Raises ConfigError if it is of none."""
+    try:
+        kept = read_json(out / "run.json")
+        name, title, key = str(kept["run"]), str(kept["title"]), str(kept["fingerprint"])
+        return Run(name, Path(kept["kit"]), title, tuple(kept["sites"]), key)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{out}: no run was handed in from here (no whole run.json)") from error
 
 
-def _when(job: Mapping[str, Any]) -> float:
-    return float(job.get("submit_time") or 0)
+def _unknown(run: Run, out: Path) -> NoReturn:
+    """Raises ConfigError: why the server does not know a run."""
+    if _table(out / "run.json").get("submitting"):
+        raise ConfigError(
+            f"run {run.name} was stopped before it reached the server: delete {out} and give the "
+            "job again"
+        )
+    raise ConfigError(
+        f"the server of {run.kit} does not know run {run.name}: it was deleted, or this is "
+        "another server"
+    )
 
 
-def submissions(server: Server, run: str) -> list[dict[str, Any]]:
-    """Those of a run, oldest first."""
-    return sorted((job for job in server.jobs() if job.get("name") == run), key=_when)
+def _table(path: Path) -> dict[str, Any]:
+    """A file's table; empty if it has none."""
+    with suppress(OSError, ValueError):
+        found = read_json(path, strict=False)
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _by_time(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Submissions, oldest first."""
+    return sorted(jobs, key=lambda job: float(job.get("submit_time") or 0))
+
+
+# ---- the end, for good -----------------------------------------------------------------------
 
 
 def abort(
-    server: Server,
+    server: Admin,
     run: Run,
     out: Path,
     now: Callable[[], float] = time.monotonic,
@@ -189,12 +206,14 @@ def abort(
     """
     end, told = now() + ABORT_SECONDS, dict[str, bool]()
     while now() < end:
-        ours = submissions(server, run.name) or unknown(run, out)
+        ours = [job for job in _by_time(server.jobs()) if job.get("name") == run.name]
+        if not ours:
+            _unknown(run, out)
         _require_unfinished(server, ours[-1], out)
         going = [job for job in ours if not str(job["status"]).startswith("FINISHED")]
         for job in going:
             if job["status"] != "DISPATCHED" and job["job_id"] not in told:
-                told[job["job_id"]] = _aborted(server, job)
+                told[job["job_id"]] = _aborted(server, str(job["job_id"]))
         ending = any(told.get(job["job_id"], True) for job in going)
         if not ending and any(job["status"] == ABORTED for job in ours):
             return
@@ -207,7 +226,7 @@ def abort(
     )
 
 
-def _require_unfinished(server: Server, newest: Mapping[str, Any], out: Path) -> None:
+def _require_unfinished(server: Admin, newest: Mapping[str, Any], out: Path) -> None:
     done = (out / "summary.json").exists()
     if not done and newest["status"] == "FINISHED:COMPLETED":
         with tempfile.TemporaryDirectory() as folder, suppress(TrainingError):
@@ -220,10 +239,10 @@ def _require_unfinished(server: Server, newest: Mapping[str, Any], out: Path) ->
         )
 
 
-def _aborted(server: Server, job: Mapping[str, Any]) -> bool:
+def _aborted(server: Admin, job_id: str) -> bool:
     """Tell a submission to end; False where the server has no process of it any more."""
     try:
-        server.abort(str(job["job_id"]))
+        server.abort(job_id)
     except TrainingError as error:
         if "not running" in str(error):
             return False
@@ -231,50 +250,7 @@ def _aborted(server: Server, job: Mapping[str, Any]) -> bool:
     return True
 
 
-def unknown(run: Run, out: Path) -> NoReturn:
-    """Raises ConfigError: why the server does not know a run."""
-    if read_table(out / "run.json").get("submitting"):
-        raise ConfigError(
-            f"run {run.name} was stopped before it reached the server: delete {out} and give the "
-            "job again"
-        )
-    raise ConfigError(
-        f"the server of {run.kit} does not know run {run.name}: it was deleted, or this is "
-        "another server"
-    )
-
-
-def read_run(out: Path) -> Run:
-    """The run that a folder is of. Raises ConfigError if it is of none."""
-    try:
-        kept = read_json(out / "run.json")
-        return Run(
-            str(kept["run"]),
-            Path(kept["kit"]),
-            str(kept["title"]),
-            tuple(kept["sites"]),
-            str(kept["fingerprint"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{out}: no run was handed in from here (no whole run.json)") from error
-
-
-def read_table(path: Path) -> dict[str, Any]:
-    """A file's table; empty if it has none."""
-    with suppress(OSError, ValueError):
-        found = read_json(path, strict=False)
-        if isinstance(found, dict):
-            return found
-    return {}
-
-
-S = TypeVar("S")
-PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it hands a run in again
-QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
-_FACTS = frozenset(
-    {"kind", "evaluated", "part", "condition", "round", "took_part"}
-    | {"bytes_up", "bytes_down", "seconds"}
-)
+# ---- watching --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -301,15 +277,17 @@ class Follower:
     _again: bool = False  # another submission of a run that was shown
     _ahead: str = ""  # the run that this one waits behind
 
-    def follow(self, server: Server) -> dict[str, Any]:
+    def follow(self, server: Admin) -> dict[str, Any]:
         """Returns summary.json of the run.
 
         Raises TrainingError if the connection is lost, FednotesError if the run stays stopped.
         """
         self._changed = self.now()
         while True:
-            jobs = server.jobs()
-            job = self._newest(jobs)
+            newest = {str(job["name"]): job for job in _by_time(server.jobs())}
+            job = newest.pop(self.run.name, None) or _unknown(self.run, self.out)
+            if _table(self.out / "run.json").get("submitting"):
+                write_json(self.out / "run.json", facts_of(self.run))
             status = str(job["status"])
             if str(job["job_id"]) != self._job_id:
                 self._job_id, self._since, self._state = str(job["job_id"]), 0, ""
@@ -319,9 +297,8 @@ class Follower:
                 if status in QUEUED:
                     self._starting(server)
             if status == "SUBMITTED":
-                self._queued(server, jobs)
+                self._queued(server, newest)
             if status == "RUNNING":
-                self._asked()
                 self._listen(server)
             elif status.startswith("FINISHED"):
                 done = self._finished(server, job)
@@ -329,42 +306,30 @@ class Follower:
                     return done
             self.sleep(POLL_SECONDS)
 
-    def _newest(self, jobs: list[dict[str, Any]]) -> dict[str, Any]:
-        newest = newest_of(jobs).get(self.run.name)
-        if newest is None:
-            unknown(self.run, self.out)
-        elif read_table(self.out / "run.json").get("submitting"):
-            write_json(self.out / "run.json", facts_of(self.run))
-        return newest or {}
+    def _queued(self, server: Admin, others: Mapping[str, dict[str, Any]]) -> None:
+        """The server runs one job at a time. others: run → its newest submission."""
+        for ahead, job in others.items():
+            if job["status"] in ("RUNNING", "DISPATCHED"):
+                # one that does not answer was killed: the watch hands it in again
+                if ahead != self._ahead and server.tell(str(job["job_id"])) is not None:
+                    self._ahead = ahead
+                    told = "fednotes run --abort --out its folder ends it"
+                    self.say(f"waits behind run {ahead} ({told})")
+                return
 
-    def _asked(self) -> None:
-        if self.fresh:
-            self.say(
-                "a site that has not approved it is asked to: there, fednotes site approve KIT"
-            )
-        self.fresh = False
-
-    def _queued(self, server: Server, jobs: list[dict[str, Any]]) -> None:
-        """The server runs one job at a time."""
-        found = newest_of(jobs)
-        others = [job for name, job in found.items() if name != self.run.name]
-        going = [job for job in others if job["status"] in ("RUNNING", "DISPATCHED")]
-        ahead = str(going[0]["name"]) if going else ""
-        if not ahead or ahead == self._ahead:
-            return
-        if server.tell(str(going[0]["job_id"])) is None:
-            return  # it was killed: the watch hands it in again
-        self._ahead = ahead
-        self.say(f"waits behind run {ahead} (fednotes run --abort --out its folder ends it)")
-
-    def _starting(self, server: Server) -> None:
+    def _starting(self, server: Admin) -> None:
         absent = [site for site in self.run.sites if site not in server.sites()]
         if absent:
             self.say(
                 f"waiting for {', '.join(absent)}: not connected; there: fednotes site start KIT"
             )
 
-    def _listen(self, server: Server) -> None:
+    def _listen(self, server: Admin) -> None:
+        if self.fresh:
+            self.fresh = False
+            self.say(
+                "a site that has not approved it is asked to: there, fednotes site approve KIT"
+            )
         reply = server.tell(self._job_id, since=self._since) or {}
         for line in reply.get("lines", ()):
             self._since += 1
@@ -384,21 +349,22 @@ class Follower:
         elif kind == "round" and self._planned is not None and line["round"] >= self._shown:
             self._shown = int(line["round"]) + 1
             metrics = {k: v for k, v in line.items() if k not in _FACTS}
+            number, sites, up, down, seconds, evaluated = (line[key] for key in _RESULT)
             self.display.round(
                 RoundResult(
-                    round=int(line["round"]),
-                    metrics=metrics,
-                    sites=int(line["took_part"]),
-                    bytes_up=int(line["bytes_up"]),
-                    bytes_down=int(line["bytes_down"]),
-                    seconds=float(line["seconds"]),
-                    evaluated=bool(line["evaluated"]),
+                    int(number),
+                    metrics,
+                    int(sites),
+                    int(up),
+                    int(down),
+                    float(seconds),
+                    bool(evaluated),
                 )
             )
         elif kind == "event":
             self.say(str(line["text"]))
 
-    def _finished(self, server: Server, job: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _finished(self, server: Admin, job: Mapping[str, Any]) -> dict[str, Any] | None:
         """What a finished submission means: the end, or that another one follows."""
         if self._state == ABORTED:
             raise FednotesError(f"run {self.run.name} was aborted by a person")
@@ -415,7 +381,7 @@ class Follower:
             )
         return None
 
-    def _fetch(self, server: Server, job: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _fetch(self, server: Admin, job: Mapping[str, Any]) -> dict[str, Any] | None:
         """Take over a submission's folder. Raises FednotesError if it failed for good."""
         with tempfile.TemporaryDirectory(dir=self.out) as folder:
             try:
@@ -424,12 +390,12 @@ class Follower:
                 details = "; ".join(map(str, job.get("job_deploy_detail") or ()))
                 self.say(f"{self._state} ({details or 'nothing to fetch'})")
                 return None
-            problem = read_table(made / PROBLEM)
+            problem = _table(made / PROBLEM)
             if problem and not problem.get("again"):
                 raise FednotesError(f"run {self.run.name} stays stopped: {problem['problem']}")
             if problem:
                 self.say(f"stopped: {problem['problem']}; the server hands it in again")
-            summary = read_table(made / "summary.json")
+            summary = _table(made / "summary.json")
             if summary:
                 make_private(made)
                 for path in sorted(made.iterdir()):
@@ -448,7 +414,7 @@ def quietly(
     logger = logging.getLogger("nvflare")
     logger.addHandler(logging.NullHandler())
     logger.propagate = False
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         with contextlib.redirect_stdout(io.StringIO()):
             session = stack.enter_context(connect(run.kit, person))
         yield session

@@ -1,8 +1,11 @@
-"""What the server's part of a job begins with, and what a failure of it means for the run.
+"""The server's part of a deployed job: the method's `train` over the engine of real sites.
 
-How a deployed run goes, for people: lines that travel to whoever watches, and a file.
+STATE/server/ holds checkpoints, STATE/agreement.json what the sites said of themselves,
+STATE/metrics.jsonl a line per evaluation; the folder that is fetched gets a copy, summary.json
+and, where all sites end with one model, model/. Nothing here knows what carries the frames:
+`engines/pipe.py` says what both ends start from.
 
-A line is a table with `kind`:
+Whoever watches gets lines, tables with `kind`:
 
     plan      rounds (0: not known), examples of a round (0: not known), the job's title, and
               done: rounds that a run has which goes on from a checkpoint
@@ -15,58 +18,316 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, ModelError, TrainingError
-from fednotes.core.federation import Federation, Option, Round, State
+from fednotes.core.federation import Option, State
 from fednotes.core.parsing import parse_json, read_json
 from fednotes.core.store import write_json, write_text
-from fednotes.core.update import Tensors, Total, Update
+from fednotes.core.tensors import load_into
+from fednotes.core.update import Tensors, Total
 from fednotes.encoders.frozen import encoder_directory
-from fednotes.engines.asking import Event, Transport
-from fednotes.engines.deployed import Paused
+from fednotes.engines.asking import Event, Policy, Transport
+from fednotes.engines.deployed import Deployed, Paused
 from fednotes.engines.inprocess import RoundResult
 from fednotes.engines.pipe import Setup
+from fednotes.engines.summing import Summing, limits_of
 from fednotes.engines.wire import Frame
+from fednotes.jobs.deployed.agreement import (
+    AGREE,
+    DESCRIBE,
+    SCORES,
+    agreed_config,
+    agreement_of,
+    as_text,
+    from_tensors,
+    from_text,
+    planned_rounds,
+    require_as_declared,
+    threshold,
+    unpacked,
+)
 from fednotes.jobs.deployed.site_file import own_files, read_site_file
-from fednotes.jobs.deployed.sites import parsed
+from fednotes.jobs.deployed.sites import parsed, whole_table
 from fednotes.jobs.job import Job
+from fednotes.jobs.run_folder import versions
+from fednotes.rules.approval import fingerprint
 from fednotes.rules.guard import REJECTED
+from fednotes.taggers.saving import build_model, save_model
 
-logger = logging.getLogger("fednotes.jobs.deployed.site")
+SERVER_FILE = "server.toml"  # in the server's kit: [files] of this machine, if it needs any
+PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed
 METRICS = "metrics.jsonl"
+REPEATS = 3  # of one failure at one place, before a run stays stopped
+MOST_SCORES = 2**17  # numbers of a site's scores
+_REMEDY = "fednotes server stop KIT; fednotes server start KIT --files FILE"
+_HERE = (ModelError, MissingExtra)  # of the server's own files: what sites meet comes otherwise
 _TOLD = ("waiting", "missing", "joined", "refused")  # kinds of events that travel
+logger = logging.getLogger("fednotes.jobs.deployed.site")
 
 
-class Published(Protocol):
-    """Where lines go."""
+class Pipe(Transport, Protocol):
+    """A transport that also carries lines of progress (`engines/nvflare/server.py`)."""
+
+    pause: Any
 
     def publish(self, line: Mapping[str, Any]) -> None: ...
 
 
-class Progress:
-    """What a server's run tells.
+def server_main(setup: Setup, transport: Pipe) -> None:
+    """Run a job to its end, or to a pause; go on from its checkpoint if there is one.
 
-    state: the run's folder there. sites: of the job, all of which are needed to begin.
-    least: so many are needed to go on.
+    Raises TrainingError where another submission may help, another FednotesError where not.
     """
+    progress: Progress | None = None
+    try:
+        job = job_of_server(setup)
+        torch.set_num_threads(job.threads)
+        torch.use_deterministic_algorithms(True)
+        progress = Progress(setup, transport, job)
+        _run(setup, job, progress)
+    except Paused:
+        logger.info("paused; it goes on from the last checkpoint")
+    except FednotesError as found:
+        error = ModelError(f"at the server: {found}") if isinstance(found, _HERE) else found
+        last = _is_last(setup.state, progress.rounds if progress else 0, error)
+        write_json(setup.folder / PROBLEM, {"problem": str(error), "again": not last})
+        if last and isinstance(error, TrainingError):
+            raise ConfigError(f"{error} (and so again: the run stays stopped)") from found
+        raise error from found.__cause__
 
-    def __init__(
-        self, state: Path, pipe: Published, job: Job, sites: Sequence[str] = (), least: int = 0
-    ) -> None:
-        self.path = state / METRICS
-        self._pipe, self._job, self._sites, self._least = pipe, job, sites, least
-        self._config: Any = None
-        self._trained = False
+
+def job_of_server(setup: Setup) -> Job:
+    """The job with this machine's places of the files that it names.
+
+    Raises ModelError where one is not there, before any site is asked, ConfigError for another
+    job's sites.
+    """
+    path = setup.kit / SERVER_FILE
+    declared: Mapping[str, Any] = setup.job
+    if path.exists():
+        declared = {**declared, "job": own_files(read_site_file(path), declared["job"])}
+    job = parsed(declared, setup.kit, f"job {declared.get('name')}")
+    if tuple(job.sites) != setup.sites:
+        raise ConfigError(
+            f"the job is for {', '.join(job.sites)}, it was handed in for {', '.join(setup.sites)}"
+        )
+    try:
+        _require_files(job.config.model)
+    except ModelError as error:
+        raise ModelError(f"{error}. [files] of a TOML file says where it is: {_REMEDY}") from error
+    return job
+
+
+def _require_files(model: Any) -> None:
+    """What the server builds the first model of. Dictionaries and text encoders are the sites'."""
+    for key in ("encoder", "contextual"):
+        if spec := getattr(model, key, ""):
+            name = spec if Path(spec).expanduser().is_dir() else spec.partition("#")[0]
+            encoder_directory(name, spec)
+    for key in ("word_vectors", "backbone", "representation"):
+        place = getattr(model, key, "")
+        if place not in ("", "learn", "none") and not Path(place).expanduser().exists():
+            raise ModelError(f"{key} {place!r}: there is no such file or folder")
+
+
+def _is_last(state: Path, rounds: int, error: FednotesError) -> bool:
+    """Whether no further submission is to be tried: a failure that comes back at the same place,
+    or that no submission mends."""
+    if not isinstance(error, TrainingError):
+        return True
+    path, here = state / "failure.json", {"rounds": rounds, "problem": str(error)}
+    times = 1
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = read_json(path)
+        if {k: kept[k] for k in here} == here:
+            times += int(kept["times"])
+    write_json(path, {**here, "times": times})
+    return times >= REPEATS
+
+
+class _Engine(Deployed):
+    """Tells how long the run will take once a sum says how many examples all sites have."""
+
+    progress: Progress
+
+    def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
+        """As the federation's own."""
+        total = super().sum(task, tensors, **options)
+        if sentences := int(total.metrics.get("sentences", 0)):
+            self.progress.plan([sentences])
+        return total
+
+
+def _run(setup: Setup, job: Job, progress: Progress) -> None:
+    asked, pipe = job.federation, progress.pipe
+    key = fingerprint(whole_table(setup.job, setup.sites, setup.min_sites))
+    engine = _Engine(
+        progress,
+        setup.sites,
+        setup.state / "server",
+        job=key,
+        policy=Policy(
+            min_sites=setup.min_sites,
+            timeout=asked.timeout,
+            knock=min(5.0, asked.timeout),
+            grace=asked.grace or math.inf,
+            pause=asked.pause,
+            knock_every=asked.knock_every,
+            checkpoint_seconds=asked.checkpoint_seconds,
+        ),
+        summing=_summing(job, setup, key),
+        observer=progress.round,
+        notify=progress.event,
+        limits=limits_of(asked.max_norm),
+        stop=pipe.pause.is_set,
+    )
+    engine.progress = progress
+    config = _agree(setup, job, engine, progress)
+    progress.begin(config, engine.resume())
+    final = job.module.train(engine, config)
+    progress.trained = True
+    shared = _shared_scores(engine)
+    summary = {
+        "title": job.title,
+        "method": job.method,
+        "seed": job.seed,
+        "run": setup.run,
+        "rounds": final.round,
+        "sites": list(setup.sites),
+        "seconds": engine.seconds,
+        "bytes_up": engine.bytes_up,
+        "bytes_down": engine.bytes_down,
+        "metrics": progress.metrics,  # of sums
+        "scores": shared,  # of sites whose policy shares them
+        "config": dict(setup.job["job"]),
+        "versions": versions(),
+    }
+    _save_model(job, config, final, setup.folder / "model")
+    write_json(setup.folder / "summary.json", summary)
+    write_text(setup.folder / METRICS, progress.path.read_text(encoding="utf-8"))
+    engine.end()
+    pipe.publish({"kind": "end", "rounds": progress.rounds})
+
+
+def _summing(job: Job, setup: Setup, key: str) -> Summing | None:
+    if not job.federation.secure_sum:
+        return None
+    from fednotes.engines.secure_server import SecureSum
+
+    return SecureSum(setup.sites, job=key, threshold=threshold(job, setup))
+
+
+def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
+    """The method's configuration, which all the sites have too."""
+    path = setup.state / "agreement.json"
+    if engine.resume() is not None:
+        try:
+            return agreed_config(job, from_text(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    found = {s: from_tensors(s, t) for s, t in engine.public(DESCRIBE).items()}
+    require_as_declared(job, found)
+    config = agreed_config(job, found)
+    write_text(path, as_text(found))
+    progress.refusals.clear()
+    try:
+        total = engine.sum(AGREE, descriptions=as_text(found), agreed=agreement_of(job, found))
+    except TrainingError as error:
+        if progress.refusals:
+            raise ConfigError(str(error)) from error
+        raise
+    if total.sites < len(setup.sites) and progress.refusals:
+        raise ConfigError("; ".join(progress.refusals))
+    return config
+
+
+def _shared_scores(engine: Deployed) -> dict[str, Any]:
+    """The scores of those sites whose policy lets them go."""
+    found = {}
+    for site, tensors in engine.public(SCORES, all_sites=False).items():
+        try:
+            found[site] = dict(unpacked(tensors["scores"], most_values=MOST_SCORES, strict=False))
+        except (KeyError, ValueError, TypeError):
+            logger.warning("site %r: its scores are not readable", site)
+    return found
+
+
+def _save_model(job: Job, config: Any, final: State, folder: Path) -> None:
+    """The model that all sites end with, ready for `fednotes predict`, where the method has one
+    for all. FedNER's sites, and any with private layers, each have their own, which stays there;
+    a phenotyping model is made at the sites too, of calibrations that the server forgets."""
+    if job.method == "pretrain":
+        from fednotes.methods.pretrain import shared_model
+
+        language = shared_model(config.model, config.seed, "cpu")
+        load_into(language.parameters, _chosen(final, language.parameters))
+        language.model.save(folder)
+    elif job.method in ("distill", "adversarial", "finetune") and not getattr(
+        config, "private", False
+    ):
+        model = build_model(config.model, config.tags, config.seed)
+        load_into(parameters := model.trainable(), _chosen(final, parameters))
+        save_model(model, folder)
+
+
+def _chosen(final: State, parameters: Tensors) -> dict[str, torch.Tensor]:
+    """The parameters that a run ends with: those it kept as the best, if it did."""
+    kinds = ("kept.", "best.", "shared.")
+    there = (kind for kind in kinds if all(f"{kind}{n}" in final.tensors for n in parameters))
+    kind = next(there, "shared.")
+    return {name: final.tensors[f"{kind}{name}"] for name in parameters}
+
+
+class Progress:
+    """What a server's run tells, and the transport of its engine, which sees replies alone: here
+    is noted why sites have no answer."""
+
+    def __init__(self, setup: Setup, pipe: Pipe, job: Job) -> None:
+        self.path, self.pipe = setup.state / METRICS, pipe
+        self._job, self._sites = job, len(setup.sites)
+        self._least = max(threshold(job, setup), setup.min_sites)  # are needed to go on
+        self._config: Any = None  # until all have agreed, which takes all of them
         self._said: dict[tuple[str, str], str] = {}  # site, kind → what was told of it last
         self._silent: dict[str, str] = {}  # site → why it gave no answer
         self._rejected: dict[str, str] = {}  # site → its words
-        self.metrics: Mapping[str, float] = {}
+        self.metrics: dict[str, float] = {}
         self.rounds = 0
         self.refusals: list[str] = []
+        self.trained = False  # sites are asked for their own scores then, which most of them keep
+
+    def exchange(
+        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
+    ) -> Iterator[tuple[str, Frame]]:
+        """As in `Transport`.
+
+        Raises Paused if the run was asked to stop and waits for sites: one that was lost can
+        only come back with another submission. Raises ConfigError where so many sites have
+        rejected the job that the others are too few.
+        """
+        silent = dict.fromkeys(frames, "not connected, or still busy")
+        replies = self.pipe.exchange(frames, timeout=timeout, grace=grace, enough=enough)
+        for site, reply in replies:
+            silent.pop(site, None)
+            self._rejected.pop(site, None)  # if the reply is a refusal, `event` follows
+            yield site, reply
+        if len(frames) - len(silent) < enough and self.pipe.pause.is_set():
+            raise Paused
+        before, self._silent = self._silent, silent | dict(getattr(self.pipe, "failed", {}))
+        for site, reason in self._silent.items():
+            self._judge(site, reason)
+            if before.get(site) != reason:  # the same reason is told once
+                named = reason.startswith(f"site {site!r}")
+                text = reason if named else f"no answer from site {site!r}: {reason}"
+                logger.info("%s", text)
+                self._tell(site, "silent", text)
+        self._require_willing()
 
     def begin(self, config: Any, resumed: State | None) -> None:
         """The run starts, or goes on: what was told before is told again."""
@@ -74,21 +335,19 @@ class Progress:
         self.rounds = resumed.round if resumed else 0
         kept = [entry for entry in self._kept() if entry["round"] < self.rounds]
         write_text(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
-        examples = (resumed.facts if resumed else {}).get("examples", 0)
+        examples = resumed.facts.get("examples", 0) if resumed else 0
         self.plan([examples] if examples else [])
         for entry in kept:
-            self._pipe.publish({"kind": "round", "evaluated": True, **entry})
+            self.pipe.publish({"kind": "round", "evaluated": True, **entry})
 
     def plan(self, sizes: list[int]) -> None:
         """How long it will take. sizes: of the sites, or of all together; [] if not known."""
-        plan = self._job.module.planned
         if sizes:
-            rounds, each = plan(self._config, sizes)
+            rounds, each = self._job.module.planned(self._config, sizes)
         else:
-            few, many = (plan(self._config, [n])[0] for n in (1, 1_000_000))
-            rounds, each = (few if few == many else 0), 0
+            rounds, each = planned_rounds(self._job, self._config) or 0, 0
         line = {"kind": "plan", "title": self._job.title, "rounds": rounds, "examples": each}
-        self._pipe.publish({**line, "done": self.rounds})
+        self.pipe.publish({**line, "done": self.rounds})
 
     def round(self, result: RoundResult) -> None:
         """A round was committed."""
@@ -107,63 +366,41 @@ class Progress:
         if result.evaluated:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
-        self._pipe.publish({"kind": "round", "evaluated": result.evaluated, **entry})
+        self.pipe.publish({"kind": "round", "evaluated": result.evaluated, **entry})
 
     def event(self, event: Event) -> None:
         """Something went wrong, or is well again."""
-        text = _named(event.site, event.text)
+        text = event.text  # a site's own words may leave out its name
+        if event.site and repr(event.site) not in text:
+            text = f"site {event.site!r}: {text}"
         if event.kind == "refused":
             self.refusals.append(text)
             self._judge(event.site, text)
         if event.kind == "joined":  # what it says from now on is news
             self._said.pop((event.site, "refused"), None)
-        if event.kind in _TOLD and not (self._trained and event.kind == "refused"):
+        if event.kind in _TOLD and not (self.trained and event.kind == "refused"):
             self._tell(event.site, event.kind, text)
-
-    def trained(self) -> None:
-        """From now on sites are asked for their own scores, which most of them keep."""
-        self._trained = True
-
-    def answered(self, site: str) -> None:
-        """A site sent something; if it is a refusal, `event` follows."""
-        self._rejected.pop(site, None)
+        logger.info("%s", event.text)
 
     def _judge(self, site: str, text: str) -> None:
         if f"site {site!r} {REJECTED}" in text:
             self._rejected[site] = text.removesuffix("; asked again")
 
-    def require_willing(self) -> None:
+    def _require_willing(self) -> None:
         """Raises ConfigError where people at sites said no, and the others are too few."""
-        sites = len(self._sites)
-        needed = sites if self._config is None else self._least
-        if self._rejected and sites - len(self._rejected) < needed:
+        needed = self._sites if self._config is None else self._least
+        if self._rejected and self._sites - len(self._rejected) < needed:
             said = "; ".join(text for _, text in sorted(self._rejected.items()))
             begin = " to begin" if self._config is None else ""
             raise ConfigError(
-                f"{said}. {needed} of {sites} sites are needed{begin}, so this run is over; "
+                f"{said}. {needed} of {self._sites} sites are needed{begin}, so this run is over; "
                 "once the job is approved, hand it in again"
             )
-
-    def silent(self, sites: Mapping[str, str]) -> None:
-        """Which sites gave no answer just now, and why; the same reason is told once."""
-        told = self._silent
-        self._silent = dict(sites)
-        for site, reason in sites.items():
-            self._judge(site, reason)
-            if told.get(site) != reason:
-                text = reason if reason.startswith(f"site {site!r}") else ""
-                text = text or f"no answer from site {site!r}: {reason}"
-                logger.info("%s", text)
-                self._tell(site, "silent", text)
 
     def _tell(self, site: str, kind: str, text: str) -> None:
         if text != self._said.get((site, kind)):
             self._said[site, kind] = text
-            self._pipe.publish({"kind": "event", "text": text, "site": site})
-
-    def end(self) -> None:
-        """All is done."""
-        self._pipe.publish({"kind": "end", "rounds": self.rounds})
+            self.pipe.publish({"kind": "event", "text": text, "site": site})
 
     def _kept(self) -> Iterator[dict[str, Any]]:
         with suppress(OSError):
@@ -172,117 +409,3 @@ class Progress:
                     entry = parse_json(line, strict=False)
                     int(entry["round"])
                     yield entry
-
-
-def _named(site: str, text: str) -> str:
-    """What a site said, with its name: its own words may leave it out."""
-    return text if not site or repr(site) in text else f"site {site!r}: {text}"
-
-
-class Told:
-    """A federation that notes how many examples all sites have, once a sum says so."""
-
-    def __init__(self, federation: Federation, progress: Progress) -> None:
-        self._federation, self._progress = federation, progress
-        self.each: Callable[..., Mapping[str, Update]] = federation.each
-        self.resume: Callable[[], State | None] = federation.resume
-        self.rounds: Callable[[int, int], Iterator[Round]] = federation.rounds
-
-    def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
-        """As the federation's own."""
-        total = self._federation.sum(task, tensors, **options)
-        if sentences := int(total.metrics.get("sentences", 0)):
-            self._progress.plan([sentences])
-        return total
-
-
-SERVER_FILE = "server.toml"  # in the server's kit: [files] of this machine, if it needs any
-_REMEDY = "fednotes server stop KIT; fednotes server start KIT --files FILE"
-REPEATS = 3  # of one failure at one place, before a run stays stopped
-_HERE = (ModelError, MissingExtra)  # of the server's own files: what sites meet comes otherwise
-
-
-def job_of_server(setup: Setup) -> Job:
-    """The job with this machine's places of the files that it names.
-
-    Raises ModelError where one is not there, before any site is asked, ConfigError for another
-    job's sites.
-    """
-    path = setup.kit / SERVER_FILE
-    declared: Mapping[str, Any] = setup.job
-    if path.exists():
-        file = read_site_file(path)
-        declared = {**declared, "job": own_files(file, declared["job"])}
-    job = parsed(declared, setup.kit, f"job {declared.get('name')}")
-    if tuple(job.sites) != setup.sites:
-        raise ConfigError(
-            f"the job is for {', '.join(job.sites)}, it was handed in for {', '.join(setup.sites)}"
-        )
-    try:
-        _require_files(job.config.model)
-    except ModelError as error:
-        raise ModelError(f"{error}. [files] of a TOML file says where it is: {_REMEDY}") from error
-    return job
-
-
-def _require_files(model: Any) -> None:
-    """What the server builds the first model of. Dictionaries and text encoders are the sites'."""
-    for key in ("encoder", "contextual"):
-        spec = getattr(model, key, "")
-        if spec:
-            name = spec if Path(spec).expanduser().is_dir() else spec.partition("#")[0]
-            encoder_directory(name, spec)
-    for key in ("word_vectors", "backbone", "representation"):
-        place = getattr(model, key, "")
-        if place in ("", "learn", "none") or Path(place).expanduser().exists():
-            continue
-        raise ModelError(f"{key} {place!r}: there is no such file or folder")
-
-
-def explained_here(error: FednotesError) -> FednotesError:
-    """An error of this machine's own files says that it is here."""
-    return ModelError(f"at the server: {error}") if isinstance(error, _HERE) else error
-
-
-def is_last(state: Path, rounds: int, error: FednotesError) -> bool:
-    """Whether no further submission is to be tried: a failure that comes back at the same place,
-    or that no submission mends."""
-    if not isinstance(error, TrainingError):
-        return True
-    path, here = state / "failure.json", {"rounds": rounds, "problem": str(error)}
-    times = 1
-    try:
-        kept = read_json(path)
-        if {k: kept[k] for k in here} == here:
-            times += int(kept["times"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    write_json(path, {**here, "times": times})
-    return times >= REPEATS
-
-
-class Listening:
-    """A transport, and why sites have no answer: the engine sees replies alone."""
-
-    def __init__(self, pipe: Any, progress: Progress) -> None:
-        self._pipe, self._progress = pipe, progress
-
-    def exchange(
-        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
-    ) -> Iterator[tuple[str, Frame]]:
-        """As in `Transport`.
-
-        Raises Paused if the run was asked to stop and waits for sites: one that was lost can
-        only come back with another submission. Raises RefusedError where so many sites have
-        rejected the job that the others are too few.
-        """
-        pipe: Transport = self._pipe
-        silent = dict.fromkeys(frames, "not connected, or still busy")
-        for site, reply in pipe.exchange(frames, timeout=timeout, grace=grace, enough=enough):
-            silent.pop(site, None)
-            self._progress.answered(site)
-            yield site, reply
-        if len(frames) - len(silent) < enough and self._pipe.pause.is_set():
-            raise Paused
-        self._progress.silent(silent | dict(getattr(self._pipe, "failed", {})))
-        self._progress.require_willing()

@@ -1,276 +1,78 @@
-"""The two ends of a deployed job: what the server runs, and what each site does.
+"""A site's part of a deployed job: the method's site behind its host, its rules and its ledger.
 
-    server_main   the method's `train` over the engine of real sites, and what a run leaves
-    site_main     the site of the method behind its host, its rules and its ledger
-
-Neither knows what carries the frames: `engines/pipe.py` says what they start from.
-
-At the server, STATE/server/ holds checkpoints, STATE/agreement.json what the sites said of
-themselves, STATE/metrics.jsonl a line per evaluation; the folder that is fetched gets a copy,
-summary.json and, where all sites end with one model, model/. At a site, KIT/results/RUN/ holds
-its model and its own scores.
-
-The model that all sites end with, at the server: where the method has one for all.
-
-Sites of other methods (FedNER's, and any with private layers) each have their own, which stays
-there. A phenotyping model is made at the sites too, of calibrations that the server forgets.
+KIT/results/RUN/ holds its model and its own scores. What a site tells the server of an error
+says what it is about, and never a file, a line or a path: a note's file name may hold a patient's
+name or record number, so no name of a file leaves, of whatever file. The whole message is in the
+site's own log.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
-from fednotes.core.federation import State
-from fednotes.core.parsing import parse_json
-from fednotes.core.store import write_json, write_text
-from fednotes.core.tensors import load_into
-from fednotes.core.update import Tensors
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    MissingExtra,
+    ModelError,
+    RefusedError,
+    TrainingError,
+)
+from fednotes.core.federation import Option, SiteTasks, State
+from fednotes.core.store import write_json
+from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import default_cache
-from fednotes.engines.asking import Event, Policy, Transport
-from fednotes.engines.deployed import Deployed, Paused
-from fednotes.engines.host import Sealer, SiteHost
+from fednotes.engines.host import Sealer, SiteHost, explained
 from fednotes.engines.pace import Pace
 from fednotes.engines.pipe import Setup
 from fednotes.engines.question import OPENED
-from fednotes.engines.summing import Summing, limits_of
+from fednotes.engines.summing import limits_of
 from fednotes.jobs.deployed.agreement import (
     AGREE,
     DESCRIBE,
     SCORES,
-    AgreedSite,
     Description,
     agreed_config,
     agreement_of,
     as_tensors,
-    as_text,
     describe,
-    from_tensors,
     from_text,
-    require_as_declared,
+    mismatch,
+    packed,
+    planned_rounds,
+    threshold,
 )
-from fednotes.jobs.deployed.server import (
-    Listening,
-    Progress,
-    Told,
-    explained_here,
-    is_last,
-    job_of_server,
-)
-from fednotes.jobs.deployed.site_file import SiteFile, discreet, of_kit, outward, unplaced
+from fednotes.jobs.deployed.site_file import SITE_FILE, of_kit
 from fednotes.jobs.deployed.sites import job_of_site, load_own, whole_table
-from fednotes.jobs.job import FederationConfig, Job
-from fednotes.jobs.run_folder import versions
+from fednotes.jobs.job import Job
 from fednotes.rules.approval import fingerprint
-from fednotes.rules.guard import SiteGuard, require_approved, require_share
-from fednotes.rules.policy import JobFacts
-from fednotes.taggers.saving import build_model, save_model
-
-
-def save_global_model(job: Job, config: Any, final: State, folder: Path) -> bool:
-    """Write the model of a run's last state, ready for `fednotes predict`.
-
-    Returns False, and writes nothing, where each site has a model of its own.
-    """
-    if job.method == "pretrain":
-        from fednotes.methods.pretrain import shared_model
-
-        language = shared_model(config.model, config.seed, "cpu")
-        load_into(language.parameters, _chosen(final, language.parameters, "kept."))
-        language.model.save(folder)
-        return True
-    if job.method not in ("distill", "adversarial", "finetune") or getattr(
-        config, "private", False
-    ):
-        return False
-    model = build_model(config.model, config.tags, config.seed)
-    parameters = model.trainable()
-    best = "kept." if job.method == "finetune" else "best."
-    load_into(parameters, _chosen(final, parameters, best))
-    save_model(model, folder)
-    return True
-
-
-def _chosen(final: State, parameters: Mapping[str, Any], best: str) -> dict[str, Tensor]:
-    """The parameters that the run ends with: those it kept as the best, if it did."""
-    kept = all(f"{best}{name}" in final.tensors for name in parameters)
-    return {n: final.tensors[f"{best if kept else 'shared.'}{n}"] for n in parameters}
-
+from fednotes.rules.guard import SiteGuard, require_approved
+from fednotes.rules.policy import Policy, PolicyRefusal
 
 RESULTS = "results"
-MOST_SCORES = 2**17  # numbers of a site's scores
-PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed
 logger = logging.getLogger("fednotes.jobs.deployed.site")
-
-
-class Pipe(Transport, Protocol):
-    """A transport that also carries lines of progress (`engines/nvflare/server.py`)."""
-
-    pause: Any
-
-    def publish(self, line: Mapping[str, Any]) -> None: ...
-
-
-# ---- the server ------------------------------------------------------------------------------
-
-
-def server_main(setup: Setup, transport: Pipe) -> None:
-    """Run a job to its end, or to a pause; go on from its checkpoint if there is one.
-
-    Raises TrainingError where another submission may help, another FednotesError where not.
-    """
-    progress: Progress | None = None
-    try:
-        job = job_of_server(setup)
-        torch.set_num_threads(job.threads)
-        torch.use_deterministic_algorithms(True)
-        least = _threshold(job, len(setup.sites)) if job.federation.secure_sum else 0
-        least = max(least, setup.min_sites)
-        progress = Progress(setup.state, transport, job, setup.sites, least)
-        _run(setup, job, _engine(setup, job, transport, progress), progress)
-    except Paused:
-        logger.info("paused; it goes on from the last checkpoint")
-    except FednotesError as found:
-        error = explained_here(found)
-        last = is_last(setup.state, progress.rounds if progress else 0, error)
-        write_json(setup.folder / PROBLEM, {"problem": str(error), "again": not last})
-        if last and isinstance(error, TrainingError):
-            raise ConfigError(f"{error} (and so again: the run stays stopped)") from found
-        raise error from found.__cause__
-
-
-def _engine(setup: Setup, job: Job, transport: Pipe, progress: Progress) -> Deployed:
-    key = fingerprint(whole_table(setup.job, setup.sites, setup.min_sites))
-    return Deployed(
-        Listening(transport, progress),
-        setup.sites,
-        setup.state / "server",
-        job=key,
-        policy=_policy(job.federation, setup.min_sites),
-        summing=_summing(job, setup, key),
-        observer=progress.round,
-        notify=lambda event: _notify(event, progress),
-        limits=limits_of(job.federation.max_norm),
-        stop=transport.pause.is_set,
-    )
-
-
-def _run(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> None:
-    resumed = engine.resume()
-    config = _agree(setup, job, engine, progress)
-    progress.begin(config, resumed)
-    final = job.module.train(Told(engine, progress), config)
-    progress.trained()
-    shared = _shared_scores(engine)
-    summary = {
-        "title": job.title,
-        "method": job.method,
-        "seed": job.seed,
-        "run": setup.run,
-        "rounds": final.round,
-        "sites": list(setup.sites),
-        "seconds": engine.seconds,
-        "bytes_up": engine.bytes_up,
-        "bytes_down": engine.bytes_down,
-        "metrics": dict(progress.metrics),  # of sums
-        "scores": shared,  # of sites whose policy shares them
-        "config": dict(setup.job["job"]),
-        "versions": versions(),
-    }
-    save_global_model(job, config, final, setup.folder / "model")
-    write_json(setup.folder / "summary.json", summary)
-    write_text(setup.folder / "metrics.jsonl", progress.path.read_text(encoding="utf-8"))
-    engine.end()
-    progress.end()
-
-
-def _policy(config: FederationConfig, least: int) -> Policy:
-    return Policy(
-        min_sites=least,
-        timeout=config.timeout,
-        knock=min(5.0, config.timeout),
-        grace=config.grace or math.inf,
-        pause=config.pause,
-        knock_every=config.knock_every,
-        checkpoint_seconds=config.checkpoint_seconds,
-    )
-
-
-def _summing(job: Job, setup: Setup, key: str) -> Summing | None:
-    if not job.federation.secure_sum:
-        return None
-    from fednotes.engines.secure_server import SecureSum
-
-    return SecureSum(setup.sites, job=key, threshold=_threshold(job, len(setup.sites)))
-
-
-def _threshold(job: Job, sites: int) -> int:
-    """Least number of sites that a secure sum is opened with: `min_sites`, but more than half."""
-    return max(job.federation.min_sites or sites, sites // 2 + 1)
-
-
-def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:
-    """The method's configuration, which all the sites have too."""
-    path = setup.state / "agreement.json"
-    if engine.resume() is not None:
-        try:
-            return agreed_config(job, from_text(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    found = {s: from_tensors(s, t) for s, t in engine.public(DESCRIBE).items()}
-    require_as_declared(job, found)
-    config = agreed_config(job, found)
-    write_text(path, as_text(found))
-    progress.refusals.clear()
-    try:
-        total = engine.sum(AGREE, descriptions=as_text(found), agreed=agreement_of(job, found))
-    except TrainingError as error:
-        if progress.refusals:
-            raise ConfigError(str(error)) from error
-        raise
-    if total.sites < len(setup.sites) and progress.refusals:
-        raise ConfigError("; ".join(progress.refusals))
-    return config
-
-
-def _shared_scores(engine: Deployed) -> dict[str, Any]:
-    """The scores of those sites whose policy lets them go."""
-    found = {}
-    for site, tensors in engine.public(SCORES, all_sites=False).items():
-        try:
-            raw = tensors["scores"].numpy().tobytes()
-            found[site] = dict(parse_json(raw, most_values=MOST_SCORES, strict=False))
-        except (KeyError, ValueError, TypeError):
-            logger.warning("site %r: its scores are not readable", site)
-    return found
-
-
-def _notify(event: Event, progress: Progress) -> None:
-    progress.event(event)
-    logger.info("%s", event.text)
-
-
-# ---- a site ----------------------------------------------------------------------------------
+_OPEN = (RefusedError, TrainingError, MissingExtra)  # they speak of rules, numbers and packages
+_ABOUT: tuple[tuple[type[FednotesError], str], ...] = (
+    (DataError, "its notes cannot be read"),
+    (ConfigError, "its notes or its file do not fit the job"),
+    (ModelError, "a model or a kept state of it cannot be read"),
+    (FednotesError, "a file there cannot be read or written"),
+)
 
 
 class Member:
     """A site's part of one job, as its process holds it (`engines.pipe.Host`)."""
 
     def __init__(self, host: SiteHost) -> None:
-        self.host = host
-
-    def handle(self, frame: bytes) -> bytes:
-        """The reply to one frame of the server."""
-        return self.host.handle(frame)
+        self.host, self.handle = host, host.handle
 
     def close(self) -> None:
         """The job is over; what it kept stays until a person deletes it."""
@@ -283,37 +85,38 @@ def site_main(setup: Setup) -> Member:
     words that may leave the site.
     """
     with discreet(setup.site):
-        return _member(setup)
+        return Member(_host(setup))
 
 
-def _member(setup: Setup) -> Member:
+def _host(setup: Setup) -> SiteHost:
     kit, site = setup.kit, setup.site
     file = of_kit(kit)
     table = whole_table(setup.job, setup.sites, setup.min_sites)
     require_approved(kit, site, table, file.policy)
-    job = job_of_site(setup.job, site, file)
-    secure, sites = job.federation.secure_sum, len(setup.sites)
+    job, key = job_of_site(setup.job, site, file), fingerprint(table)
+    least, secure = threshold(job, setup), job.federation.secure_sum
     guard = SiteGuard(
-        kit,
-        site,
-        setup.run,
-        table,
-        lambda: unplaced(of_kit(kit).policy),
-        secure=secure,
-        threshold=_threshold(job, sites) if secure else setup.min_sites,
+        kit, site, setup.run, table, lambda: _rules(kit), secure=secure, threshold=least
     )
-    guard.job(_job_facts(job, sites, setup.min_sites))
+    guard.job(job.method, len(setup.sites), planned_rounds(job, job.config))
     torch.set_num_threads(file.threads or job.threads)
     torch.use_deterministic_algorithms(file.device == "cpu")
     loaded = load_own(job, cache=file.cache)
     for note in loaded.told:
         logger.info("%s", note)
-    data = loaded.data[0]
+    data, results = loaded.data[0], kit / RESULTS / setup.run
     own = describe(job, data)
-    results = kit / RESULTS / setup.run
-    make = _maker(job, setup.sites, data, own, file, results, guard)
-    key = fingerprint(table)
-    host = SiteHost(
+
+    def member(config: Any) -> Any:
+        cache = file.cache or default_cache()
+        return job.module.Site(data, config, directory=results, device=file.device, cache=cache)
+
+    def make() -> Any:  # anew, on notes that are read once
+        made = AgreedSite(data.id, job, setup.sites, own, member, results)
+        guard.covered = made.covered
+        return made
+
+    return SiteHost(
         make,
         setup.state / "site",
         job=key,
@@ -326,35 +129,6 @@ def _member(setup: Setup) -> Member:
         tell=lambda line: logger.info("%s", line),
         outward=outward,
     )
-    return Member(host)
-
-
-def _maker(
-    job: Job,
-    sites: tuple[str, ...],
-    data: Any,
-    own: Description,
-    file: SiteFile,
-    results: Path,
-    guard: SiteGuard,
-) -> Callable[[], Any]:
-    """How the site is built anew: on its notes, which are read once."""
-
-    def member(config: Any) -> Any:
-        return job.module.Site(
-            data,
-            config,
-            directory=results,
-            device=file.device,
-            cache=file.cache or default_cache(),
-        )
-
-    def make() -> AgreedSite:
-        made = AgreedSite(data.id, job, sites, own, member, results)
-        guard.covered = made.covered
-        return made
-
-    return make
 
 
 def _sealer(job: Job, setup: Setup, key: str) -> Sealer | None:
@@ -362,34 +136,138 @@ def _sealer(job: Job, setup: Setup, key: str) -> Sealer | None:
         return None
     from fednotes.engines.secure_server import SecureSeal
 
-    least, own = _threshold(job, len(setup.sites)), setup.identity
+    least, own = threshold(job, setup), setup.identity
     kept = setup.state / "site" / OPENED
     return SecureSeal(setup.site, setup.sites, job=key, threshold=least, identity=own, kept=kept)
 
 
-def _job_facts(job: Job, sites: int, least: int) -> JobFacts:
-    """What the job will want, as far as it can be told before the notes are read."""
-    secure = job.federation.secure_sum
-    return JobFacts(
-        job.method,
-        sites,
-        rounds=planned_rounds(job),
-        secure=secure,
-        threshold=_threshold(job, sites) if secure else least,
-    )
-
-
-def planned_rounds(job: Job) -> int | None:
-    """The most rounds that a job can take; None if that depends on how many notes sites have."""
-    few, many = (job.module.planned(job.config, [n])[0] for n in (1, 1_000_000))
-    return int(few) if few == many else None
+def _rules(kit: Path) -> Policy:
+    """A site's policy as it is now; its refusals do not say where the site's kit lies."""
+    return replace(of_kit(kit).policy, source=f"[policy] of {SITE_FILE}")
 
 
 def _scores(kit: Path, made: Any) -> Tensors:
     """The site's own scores, where its policy lets them go. Raises RefusedError."""
-    require_share(unplaced(of_kit(kit).policy))
+    policy = _rules(kit)
+    if not policy.share_scores:
+        raise PolicyRefusal(
+            "share_scores",
+            f"this site's scores stay here; only the site can change this: share_scores in "
+            f"{policy.source}",
+        )
     scores = getattr(made.site, "scores", None)
     if not scores:
         raise RefusedError(f"site {made.id!r} has no scores yet")
-    raw = json.dumps(scores).encode("ascii")
-    return {"scores": torch.from_numpy(np.frombuffer(raw, np.uint8).copy())}
+    return {"scores": packed(scores)}
+
+
+class AgreedSite:
+    """A site that has a method's tasks once all have agreed.
+
+    sites: all of the job's, in its order. make: builds the method's site of its configuration.
+    own: what it said of itself. results: the folder that its own scores are written to.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        job: Job,
+        sites: tuple[str, ...],
+        own: Description,
+        make: Callable[[Any], SiteTasks],
+        results: Path,
+    ) -> None:
+        self.id, self._job, self._own, self._make = id, job, own, make
+        self._sites, self._results = sites, results
+        self.tasks: frozenset[str] = frozenset({AGREE}) | job.module.Site.tasks
+        self._text = ""
+        self.site: Any = None
+
+    def agree(self, tensors: Tensors, *, descriptions: str, agreed: str) -> Update:
+        """Take all the sites' descriptions, and become a site of the method.
+
+        Raises RefusedError where this side makes something else of them than the server.
+        """
+        self._become(descriptions, agreed)
+        return Update(metrics={"agreed": 1.0})
+
+    def _become(self, text: str, agreed: str) -> None:
+        all_sites = from_text(text)
+        if tuple(all_sites) != self._sites:  # how many there are bounds a part of a batch
+            raise RefusedError(
+                f"site {self.id!r} is told of {len(all_sites)} sites that agree; the approved job "
+                f"is of {', '.join(self._sites)}, in this order"
+            )
+        theirs = all_sites[self.id]
+        if theirs != self._own:
+            labels = mismatch(self.id, self._own, theirs, ("this site", "the agreement"))
+            raise RefusedError(
+                labels
+                or f"site {self.id!r} was described with another dictionary, encoder or version "
+                "than it has now"
+            )
+        if agreement_of(self._job, all_sites) != agreed:
+            raise RefusedError(
+                f"site {self.id!r} makes another configuration of this job than the server: "
+                "start both from the same job and the same version of fednotes"
+            )
+        self.site = self._make(agreed_config(self._job, all_sites))
+        self._text = text
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.__dict__.get("tasks", ()):
+            raise AttributeError(name)
+        if self.site is None:
+            raise TrainingError(f"site {self.id!r} has not agreed with the others yet")
+        return getattr(self.site, name)
+
+    def finish(self, tensors: Tensors, **options: Option) -> Update:
+        """The method's own; the site's scores are then in its own folder."""
+        update: Update = self.__getattr__("finish")(tensors, **options)
+        if scores := getattr(self.site, "scores", None):
+            write_json(self._results / "scores.json", scores)
+        return update
+
+    def covered(self, task: str) -> Mapping[str, int]:
+        """Tokens, steps and patients behind an update of this task, as far as known."""
+        told = getattr(self.site, "covered", None)
+        return told(task) if told is not None else {}
+
+    def state(self) -> State:
+        """The agreement, and what the method's site keeps."""
+        kept: State = self.site.state() if self.site is not None else State(0)
+        facts = {"descriptions": self._text, "own": dict(kept.facts)}
+        return State(kept.round, kept.tensors, facts)
+
+    def restore(self, state: State) -> None:
+        """Go back to a kept state."""
+        if text := state.facts["descriptions"]:
+            self._become(text, agreement_of(self._job, from_text(text)))
+            self.site.restore(State(state.round, state.tensors, state.facts["own"]))
+
+
+# ---- words that may leave --------------------------------------------------------------------
+
+
+def outward(error: Exception, site: str) -> str:
+    """One line for an error, as it may leave the site."""
+    if isinstance(error, _OPEN) or not isinstance(error, FednotesError):
+        return explained(error, site)
+    about = next(words for kind, words in _ABOUT if isinstance(error, kind))
+    cause = error.__cause__
+    disk = f"{cause.strerror}; " if isinstance(cause, OSError) and cause.strerror else ""
+    return f"site {site!r}: {about} ({disk}see the site's log)"
+
+
+@contextmanager
+def discreet(site: str) -> Iterator[None]:
+    """An error keeps its kind, and says no more than `outward`; the whole goes to the log."""
+    try:
+        yield
+    except FednotesError as error:
+        told = outward(error, site)
+        if told == str(error):
+            raise
+        logger.error("%s", error)
+        kind = RefusedError if isinstance(error, RefusedError) else type(error)
+        raise kind(told) from error

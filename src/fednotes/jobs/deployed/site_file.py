@@ -12,36 +12,19 @@
 Paths are relative to the file, `$NAME` stands for an environment variable. Only this file says
 which notes are read: a job that names a file of the site's is not listened to. [data] may hold
 tables for jobs of several kinds, [data.documents], [data.notes] and [data.patients].
-
-What a site tells the server of an error: what it is about, and never a file, a line or a path.
-
-A note's file name may hold a patient's name or record number, so no name of a file leaves, of
-whatever file. The whole message is in the site's own log.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import (
-    ConfigError,
-    DataError,
-    FednotesError,
-    MissingExtra,
-    ModelError,
-    RefusedError,
-    TrainingError,
-    nearest,
-)
+from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import build, read_toml
 from fednotes.core.store import write_text
-from fednotes.engines.host import explained
 from fednotes.jobs.job import NotesConfig, SiteConfig, expand
 from fednotes.jobs.patient_tables import PatientsConfig
 from fednotes.rules.policy import Policy, policy_from
@@ -214,42 +197,3 @@ def own_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
             if key in changed.get(name, {}):
                 changed[name] = {**changed[name], key: place}
     return changed
-
-
-logger = logging.getLogger("fednotes.jobs.deployed.site")
-_OPEN = (RefusedError, TrainingError, MissingExtra)  # they speak of rules, numbers and packages
-_ABOUT: tuple[tuple[type[FednotesError], str], ...] = (
-    (DataError, "its notes cannot be read"),
-    (ConfigError, "its notes or its file do not fit the job"),
-    (ModelError, "a model or a kept state of it cannot be read"),
-    (FednotesError, "a file there cannot be read or written"),
-)
-
-
-def outward(error: Exception, site: str) -> str:
-    """One line for an error, as it may leave the site."""
-    if isinstance(error, _OPEN) or not isinstance(error, FednotesError):
-        return explained(error, site)
-    about = next(words for kind, words in _ABOUT if isinstance(error, kind))
-    cause = error.__cause__
-    disk = f"{cause.strerror}; " if isinstance(cause, OSError) and cause.strerror else ""
-    return f"site {site!r}: {about} ({disk}see the site's log)"
-
-
-@contextmanager
-def discreet(site: str) -> Iterator[None]:
-    """An error keeps its kind, and says no more than `outward`; the whole goes to the log."""
-    try:
-        yield
-    except FednotesError as error:
-        told = outward(error, site)
-        if told == str(error):
-            raise
-        logger.error("%s", error)
-        kind = RefusedError if isinstance(error, RefusedError) else type(error)
-        raise kind(told) from error
-
-
-def unplaced(policy: Policy) -> Policy:
-    """A policy whose refusals do not say where the site's kit lies."""
-    return replace(policy, source=f"[policy] of {SITE_FILE}")

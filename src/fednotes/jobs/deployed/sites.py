@@ -7,7 +7,7 @@ job_of_site      the job with one site, its own, by its own file
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,10 @@ def load_deployed(name: str | Path, settings: tuple[str, ...] = ()) -> tuple[Job
 
 def without_places(table: Mapping[str, Any]) -> dict[str, Any]:
     """A job's table without what says where notes are: that is for each site to say."""
-    if not isinstance(table.get("sites", {}), Mapping):
+    if not isinstance(sites := table.get("sites"), Mapping):
         return dict(table)
-    sites = {
-        name: {k: v for k, v in site.items() if k not in PLACES}
-        if isinstance(site, Mapping)
-        else site
-        for name, site in table.get("sites", {}).items()
-    }
-    return {**table, "sites": sites} if "sites" in table else dict(table)
+    kept = _each_site(sites, lambda site: {k: v for k, v in site.items() if k not in PLACES})
+    return {**table, "sites": kept}
 
 
 def whole_table(declared: Mapping[str, Any], sites: Sequence[str], least: int) -> dict[str, Any]:
@@ -75,16 +70,12 @@ def parsed(declared: Mapping[str, Any], folder: Path, where: str) -> Job:
     _require_apart(table, where)
     method = str(table.get("method"))
     kind = data_kind(method) if method in method_names() else "documents"
-    filled = {"conditions": ["federated"], "sites": _filled(kinds, kind)}
-    return parse_job({**table, **filled}, name, folder, where)
+    filled = _each_site(kinds, lambda site: {**site, **_SOMEWHERE[kind]})
+    return parse_job({**table, "conditions": ["federated"], "sites": filled}, name, folder, where)
 
 
-def _filled(sites: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """[sites.*] with a place for the notes, which a job must have and this side does not read."""
-    return {
-        name: {**site, **_SOMEWHERE[kind]} if isinstance(site, Mapping) else site
-        for name, site in sites.items()
-    }
+def _each_site(sites: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    return {k: change(site) if isinstance(site, Mapping) else site for k, site in sites.items()}
 
 
 def _require_apart(table: Mapping[str, Any], where: str) -> None:

@@ -35,8 +35,7 @@ from fednotes.engines.nvflare.processes import OUTPUT_FILE, Status
 from fednotes.engines.pipe import only_one, read_outcome
 from fednotes.jobs.deployed.site import RESULTS
 from fednotes.jobs.deployed.site_file import SITE_FILE, of_kit
-from fednotes.rules.guard import LEDGER, RULES
-from fednotes.rules.ledger import parsed
+from fednotes.rules.ledger import ledger_of, parsed
 
 TAIL = 200_000  # bytes of a log or a ledger that are looked at
 RECENT = timedelta(minutes=2)
@@ -132,7 +131,7 @@ def serving(kit: Path, found: Status) -> list[str]:
 
 
 def _ledger(kit: Path) -> list[bytes]:
-    return [line.encode() + b"\n" for line in reversed(_tail(kit / RULES / LEDGER))]
+    return [line.encode() + b"\n" for line in reversed(_tail(ledger_of(kit).path))]
 
 
 def run_of(kit: Path, job: str) -> str:
