@@ -99,5 +99,5 @@ def test_the_joiner_of_an_emoji_is_printable() -> None:
     """U+200D between two pictures is seen as one; alone it is not."""
     family = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
     report = check_documents([Document("a", f"well {family}"), Document("b", "a\u200db \u0007")])
-    (found,) = report.of("unprintable")
+    (found,) = (f for f in report.findings if f.code == "unprintable")
     assert found.counts == {"characters": 2, "documents": 1}

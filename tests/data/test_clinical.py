@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fednotes.data.clinical import blocks, is_header, sections, sentences
+from fednotes.data.clinical import blocks, is_header, sentences
 from fednotes.data.notes import read_notes
 
 NOTE = """Admission Date:  [**2130-1-1**]     Discharge Date:   [**2130-1-5**]
@@ -81,15 +81,6 @@ def test_a_note_of_mimic_iv_by_hand() -> None:
         "Attending: ___.",
         "History of Present Illness: ___ year old man seen at ___ on ___.",
         "Followup Instructions:",
-    ]
-
-
-def test_sections_open_with_headers() -> None:
-    found = sections("Before.\n\nPast Medical History:\n1. COPD\n2. CHF\n\nPLAN\n\nRest. Fluids.\n")
-    assert found == [
-        ["Before."],
-        ["Past Medical History:", "1. COPD", "2. CHF"],
-        ["PLAN", "Rest. Fluids."],
     ]
 
 

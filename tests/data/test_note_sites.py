@@ -19,7 +19,7 @@ from fednotes.data.notes import Note, NoteCounts
 from fednotes.data.notes.deal import NoteCorpus, site_notes
 from fednotes.data.notes.sites import SiteNotes, fingerprint, note_files, pooled_notes
 from fednotes.data.overlap import index_documents
-from fednotes.data.silos import patient_of, split_notes
+from fednotes.data.silos import assign, patient_of
 
 
 def _notes(patients: Sequence[str | None], source: str = "s") -> list[Note]:
@@ -67,7 +67,7 @@ def test_a_site_is_parted_by_patient(
 def test_silos_by_patient_are_those_of_notes_in_memory(
     patients: list[str | None], silos: int, seed: int
 ) -> None:
-    """`split_notes`, which holds all notes, gives the same silos; two corpora are one pool."""
+    """Dealt in memory, the notes lie in the same silos; two corpora are one pool."""
     notes = _notes(patients)
     half = len(notes) // 2
     corpora = [_corpus(notes[:half], "a"), _corpus(notes[half:], "b")][half == 0 :]
@@ -76,7 +76,8 @@ def test_silos_by_patient_are_those_of_notes_in_memory(
             site_notes(corpora, seed, silos)
         return
     sites, _ = site_notes(corpora, seed, silos)
-    expected = split_notes(notes, silos, "patient", seed)
+    where = assign(map(patient_of, notes), silos, seed)
+    expected = [[n for n in notes if where[patient_of(n)] == silo] for silo in range(silos)]
     assert [site.id for site in sites] == [f"silo{i + 1}" for i in range(silos)]
     for site, part in zip(sites, expected, strict=True):
         assert sorted(n.id for n in _all(site)) == sorted(n.id for n in part)

@@ -18,8 +18,6 @@ from fednotes.core.update import Total, Update
 from fednotes.metrics.classification import (
     CLASSES,
     ClassCounts,
-    auprc,
-    auroc,
     paired_auroc,
     paired_macro_f1,
     rankings,
@@ -226,10 +224,9 @@ def test_areas_are_scikit_learns(ties: bool) -> None:
     scores = rng.normal(size=200) + (labels == 1)
     scores = np.round(scores) if ties else scores
     kept = (labels == 0) | (labels == 1)
-    assert auroc(labels, scores) == pytest.approx(roc_auc_score(labels[kept], scores[kept]))
-    assert auprc(labels, scores) == pytest.approx(
-        average_precision_score(labels[kept], scores[kept])
-    )
+    found = rankings(labels[:, None], scores[:, None], ["d"], samples=0)["by_output"]["d"]
+    for name, area in (("auroc", roc_auc_score), ("auprc", average_precision_score)):
+        assert found[name]["value"] == pytest.approx(area(labels[kept], scores[kept]))
 
 
 def test_intervals_are_the_loop() -> None:
@@ -277,8 +274,6 @@ def test_one_class_has_no_area() -> None:
     assert rankings(labels[:0], scores[:0], ["a", "b", "c"])["macro"]["auroc"] == nothing
     assert rankings(labels, scores, ["a", "b", "c"], samples=0)["macro"]["auroc"]["low"] is None
     assert rankings(labels[:, :0], scores[:, :0], [])["macro"]["outputs"] == 0
-    assert auroc(labels[:, 0], scores[:, 0]) is None
-    assert auprc(labels[:, 2], scores[:, 2]) is None
 
 
 def test_errors_name_both_sides() -> None:

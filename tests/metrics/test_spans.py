@@ -18,15 +18,7 @@ from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
 from fednotes.data.text import normalise
-from fednotes.metrics.spans import (
-    DEFINITIONS,
-    SpanCounts,
-    _augment,
-    _largest_matching,
-    _sweep,
-    document_counts,
-    forms_of,
-)
+from fednotes.metrics.spans import DEFINITIONS, SpanCounts, document_counts, forms_of
 
 LENGTH = 14
 TYPES = ("ADR", "Drug", "a/b")
@@ -125,27 +117,11 @@ def test_order_of_the_definitions(drawn: list[tuple[list[Span], list[Span]]]) ->
     assert own.strict == own.one_to_one == own.relaxed_gold == own.gold
 
 
-@settings(deadline=None, max_examples=300)
-@given(st.tuples(*[st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=9)] * 2))
-def test_sweep_is_largest_without_nesting(
-    drawn: tuple[list[tuple[int, int]], list[tuple[int, int]]],
-) -> None:
-    """Expected size: scipy. Ends are sorted like starts, so that nothing nests strictly."""
-    flat = []
-    for side in drawn:
-        starts, ends = sorted(s for s, _ in side), sorted(s + n for s, n in side)
-        flat.append(list(zip(starts, ends, strict=True)))
-    gold, predicted = flat
-    expected = largest([Span(*g, "T") for g in gold], [Span(*p, "T") for p in predicted])
-    assert len(_sweep(gold, predicted)) == expected
-    assert len(_augment(gold, predicted)) == expected
-
-
-def test_nested_mentions_need_more_than_the_sweep() -> None:
-    """(0,9) must leave (0,2) to (0,3) and take (5,7): two pairs, where the sweep finds one."""
-    gold, predicted = [(0, 9), (0, 3)], [(0, 2), (5, 7)]
-    assert len(_sweep(gold, predicted)) == 1
-    assert sorted(_largest_matching(gold, predicted)) == [(0, 1), (1, 0)]
+def test_of_nested_mentions_the_most_pairs_are_found() -> None:
+    """(0,9) must leave (0,2) to (0,3) and take (5,7), which is no choice from left to right."""
+    sides = [[Span(0, 9, "T"), Span(0, 3, "T")], [Span(0, 2, "T"), Span(5, 7, "T")]]
+    gold, predicted = ([Document("d", "x" * 9, tuple(side))] for side in sides)
+    assert SpanCounts.of(gold, predicted).total.one_to_one == 2
 
 
 def tags_to_spans(tags: Sequence[str]) -> list[Span]:

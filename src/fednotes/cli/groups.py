@@ -171,9 +171,9 @@ def corpus_overlap(
 @corpus.command("list")
 def corpus_list() -> None:
     """The corpora that jobs know, and where each is obtained."""
-    from fednotes.data.catalogue import CORPORA
+    from fednotes.data.catalogue import corpora
 
-    for item in CORPORA:
+    for item in corpora():
         console.print(f"[bold]{item.name}[/bold]  {item.what}", highlight=False)
         console.print(f"    {item.size}; {item.licence}", highlight=False)
         console.print(f"    from: {item.source}; {item.reference}", highlight=False)

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 Scheme = Literal["BIO", "BIOES", "IO"]
 Offsets = tuple[tuple[int, int], ...]
+
+
+class Counts:
+    """Base of frozen dataclasses with slots whose fields are numbers: they add, field by field."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Self) -> Self:
+        names = type(self).__slots__
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,6 +34,11 @@ class Span:
     end: int
     label: str
     fragments: Offsets = ()
+
+    @property
+    def pieces(self) -> Offsets:
+        """The stretches of text that it consists of."""
+        return self.fragments or ((self.start, self.end),)
 
 
 @dataclass(frozen=True, slots=True)

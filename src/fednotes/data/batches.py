@@ -88,8 +88,8 @@ def encode_corpus(
     form: list[int] = []
     owners: list[int] = []
     lengths: list[int] = []
-    offsets: list[np.ndarray] = []
-    tags: list[np.ndarray] = []
+    offsets = [np.zeros((0, 2), np.int32)]
+    tags = [np.zeros(0, np.int64)]
     for number, document in enumerate(documents):
         spans, counts = flatten(document.spans, flatten_rule)
         flattened += counts
@@ -119,10 +119,10 @@ def encode_corpus(
         tagset=tagset,
         sentence_document=np.array(owners, dtype=np.int64),
         bounds=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        offsets=np.concatenate([np.zeros((0, 2), np.int32), *offsets]),
+        offsets=np.concatenate(offsets),
         forms=tuple(index),
         form=np.array(form, dtype=np.int64),
-        tags=np.concatenate([np.zeros(0, np.int64), *tags]),
+        tags=np.concatenate(tags),
         alignment=alignment,
         flattened=flattened,
     )
@@ -136,15 +136,13 @@ def without_gold(documents: Sequence[Document]) -> tuple[Document, ...]:
 def with_spans(encoded: Encoded, ids: np.ndarray) -> tuple[Document, ...]:
     """The documents with what these tags (tokens,) say in place of their own spans."""
     found: list[list[Span]] = [[] for _ in encoded.documents]
-    for sentence in range(encoded.sentences):
-        part = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
-        if ids[part].any():
-            spans = decode(ids[part], encoded.offsets[part], encoded.tagset)
-            found[encoded.sentence_document[sentence]] += spans
-    return tuple(
-        replace(document, spans=tuple(spans))
-        for document, spans in zip(encoded.documents, found, strict=True)
-    )
+    for owner, (start, end) in zip(
+        encoded.sentence_document, pairwise(encoded.bounds), strict=True
+    ):
+        if ids[start:end].any():
+            found[owner] += decode(ids[start:end], encoded.offsets[start:end], encoded.tagset)
+    rows = zip(encoded.documents, found, strict=True)
+    return tuple(replace(document, spans=tuple(spans)) for document, spans in rows)
 
 
 def buckets(
@@ -225,12 +223,10 @@ def _pieces(
     best = allowed[:0] if ends is None else ends[free[ends]]
     cuts = [0]
     while cuts[-1] < len(tokens):
-        at = int(np.searchsorted(best, cuts[-1] + max_tokens, side="right")) - 1
-        if at >= 0 and best[at] > cuts[-1]:
-            cuts.append(int(best[at]))
-            continue
-        at = int(np.searchsorted(allowed, cuts[-1] + max_tokens, side="right")) - 1
-        if allowed[at] <= cuts[-1]:  # one entity is longer than max_tokens: cut behind it
-            at += 1
-        cuts.append(int(allowed[at]))
+        last = cuts[-1] + max_tokens
+        near = best[(best > cuts[-1]) & (best <= last)]
+        if not len(near):
+            near = allowed[(allowed > cuts[-1]) & (allowed <= last)]
+        # If one entity is longer than max_tokens, the cut is behind it.
+        cuts.append(int(near[-1] if len(near) else allowed[allowed > last][0]))
     return [b - a for a, b in pairwise(cuts)]

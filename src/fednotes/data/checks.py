@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from typing import Any, Literal
@@ -32,7 +32,6 @@ from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_
 from fednotes.data.text import split_sentences, tokenize
 
 Level = Literal["info", "warning", "error"]
-LEVELS: tuple[Level, ...] = ("info", "warning", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +63,6 @@ class Report:
     def __add__(self, other: Report) -> Report:
         return Report(self.findings + other.findings)
 
-    @property
-    def worst(self) -> Level:
-        """The most serious level that occurs ("info" if nothing was found)."""
-        return max((f.level for f in self.findings), key=LEVELS.index, default="info")
-
-    def of(self, code: str) -> tuple[Finding, ...]:
-        """The findings with that code."""
-        return tuple(f for f in self.findings if f.code == code)
-
 
 _WITHOUT_MENTIONS: tuple[tuple[str, Level, str, str], ...] = (  # part, level, code, effect
     ("train", "error", "no_mentions", ""),
@@ -82,6 +72,18 @@ _WITHOUT_MENTIONS: tuple[tuple[str, Level, str, str], ...] = (  # part, level, c
 _COUNTED = re.compile(r":[0-9]+$")  # an id that a reader made of a file and a number
 _REMEDY = ": what is measured there is known from there; keep each in one part"
 RARE = 20  # mentions below which a type can hardly be learnt or measured
+
+# One line of a check: it is a finding if the first, a number of something, is not zero. Then
+# level, code, message and counts.
+Row = tuple[int, Level, str, str, Mapping[str, int]]
+
+
+def _found(where: str, rows: Iterable[Row]) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(level, code, where, message, counts)
+        for number, level, code, message, counts in rows
+        if number
+    )
 
 
 def check_documents(
@@ -97,61 +99,47 @@ def check_documents(
     """
     if not documents:
         return Report((Finding("error", "empty", name, "no documents"),))
-    found = [
-        *_offsets(documents, name),
-        *_labels(documents, tagset, name),
-        *_text(documents, name),
-    ]
-    if any(f.code == "offsets" for f in found):
-        return Report(tuple(found))  # what follows relies on the offsets
     types = tagset.types if tagset else types_of(documents)
-    found += [
-        *_lengths_and_alignment(documents, types, name, max_tokens),
-        *_repeats(documents, name),
-    ]
-    return Report(tuple(found))
-
-
-def _offsets(documents: Sequence[Document], where: str) -> Iterable[Finding]:
     bad = sum(not 0 <= s.start < s.end <= len(d.text) for d in documents for s in d.spans)
-    if bad:
-        yield Finding(
-            "error",
-            "offsets",
-            where,
-            f"{bad} mentions lie outside their document's text or are empty",
-            {"mentions": bad},
-        )
+    told = f"{bad} mentions lie outside their document's text or are empty"
+    rows: list[Row] = [
+        (bad, "error", "offsets", told, {"mentions": bad}),
+        *_labels(documents, types, tagset is not None),
+        *_bare(documents),
+        *_text(documents),
+    ]
+    if not bad:  # what follows relies on the offsets
+        rows += [*_lengths_and_alignment(documents, types, max_tokens), *_repeats(documents)]
+    return Report(_found(name, rows))
 
 
-def _labels(documents: Sequence[Document], tagset: TagSet | None, where: str) -> Iterable[Finding]:
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{label} {n}" for label, n in counts.items())
+
+
+def _braces(types: Collection[str]) -> str:
+    return "{" + ", ".join(types) + "}"
+
+
+def _labels(documents: Sequence[Document], types: Sequence[str], told: bool) -> Iterator[Row]:
+    """told: whether the types are asked for, not only those that occur."""
     counts = Counter(s.label for d in documents for s in d.spans)
-    mentions = sum(counts.values())
-    listed = ", ".join(f"{label} {n}" for label, n in sorted(counts.items()))
-    yield Finding("info", "types", where, f"{mentions} mentions: {listed or 'none'}", dict(counts))
-    if tagset is not None:
-        unknown = {label: n for label, n in sorted(counts.items()) if label not in tagset.types}
-        if unknown:
-            yield Finding(
-                "error",
-                "unknown_labels",
-                where,
-                f"labels {{{', '.join(unknown)}}} ({sum(unknown.values())} mentions) are not in "
-                f"the tag set {{{', '.join(tagset.types)}}}: add a label map",
-                unknown,
-            )
-    elif not mentions:
-        yield Finding("error", "no_mentions", where, "nothing is annotated")
-    rare = {t: counts[t] for t in (tagset.types if tagset else sorted(counts)) if counts[t] < RARE}
-    if rare:
-        shown = ", ".join(f"{label} {n}" for label, n in rare.items())
-        yield Finding(
-            "warning", "rare_types", where, f"types with fewer than {RARE} mentions: {shown}", rare
-        )
-    yield from bare_documents(documents, where)
+    ordered = dict(sorted(counts.items()))
+    mentions = counts.total()
+    yield 1, "info", "types", f"{mentions} mentions: {_listed(ordered) or 'none'}", dict(counts)
+    unknown = {label: n for label, n in ordered.items() if label not in types}
+    message = (
+        f"labels {_braces(unknown)} ({sum(unknown.values())} mentions) are not in "
+        f"the tag set {_braces(types)}: add a label map"
+    )
+    yield len(unknown), "error", "unknown_labels", message, unknown
+    yield not told and not mentions, "error", "no_mentions", "nothing is annotated", {}
+    rare = {label: counts[label] for label in types if counts[label] < RARE}
+    message = f"types with fewer than {RARE} mentions: {_listed(rare)}"
+    yield len(rare), "warning", "rare_types", message, rare
 
 
-def problem_findings(problems: Problems, where: str, name: str) -> Iterable[Finding]:
+def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Finding]:
     """What the reader of a corpus left out, and what else it noted. name: of file or folder."""
     if problems.number:
         told = f"{problems} of {name} cannot be used: left out"
@@ -169,18 +157,17 @@ def problem_findings(problems: Problems, where: str, name: str) -> Iterable[Find
 
 def bare_documents(documents: Sequence[Document], where: str) -> Iterable[Finding]:
     """How many documents have no mention; sentences of a document that was cut count once."""
+    return _found(where, _bare(documents))
+
+
+def _bare(documents: Sequence[Document]) -> Iterator[Row]:
     annotated: dict[str, bool] = {}
     for number, document in enumerate(documents):
         name = _counted_as(document, number)
         annotated[name] = annotated.get(name, False) or bool(document.spans)
-    if bare := sum(not found for found in annotated.values()):
-        yield Finding(
-            "info",
-            "bare_documents",
-            where,
-            f"{bare} of {len(annotated)} documents have no mention",
-            {"documents": bare, "of": len(annotated)},
-        )
+    bare = sum(not found for found in annotated.values())
+    told = f"{bare} of {len(annotated)} documents have no mention"
+    yield bare, "info", "bare_documents", told, {"documents": bare, "of": len(annotated)}
 
 
 def _counted_as(document: Document, number: int) -> str:
@@ -188,153 +175,87 @@ def _counted_as(document: Document, number: int) -> str:
     return str(document.meta.get("document", f"#{number}"))
 
 
-def note_of(document: Document) -> str:
-    """The id of the note that a document is, or was cut out of."""
-    return str(document.meta.get("document", document.id))
-
-
-def _text(documents: Sequence[Document], where: str) -> Iterable[Finding]:
+def _text(documents: Sequence[Document]) -> Iterator[Row]:
     blank = sum(not d.text.strip() for d in documents)
-    if blank:
-        yield Finding(
-            "warning",
-            "blank_documents",
-            where,
-            f"{blank} documents are blank",
-            {"documents": blank},
-        )
-    odd = 0
-    held: set[str] = set()
+    told = f"{blank} documents are blank"
+    yield blank, "warning", "blank_documents", told, {"documents": blank}
+    odd: Counter[str] = Counter()
     for place, document in enumerate(documents):
-        if document.text.isprintable():
-            continue
-        number = sum(not c.isprintable() and not c.isspace() for c in document.text)
-        number -= len(joiners(document.text))
-        odd += number
-        held |= {_counted_as(document, place)} if number else set()
-    if odd:
-        yield Finding(
-            "warning",
-            "unprintable",
-            where,
-            f"{odd} characters in {len(held)} documents cannot be printed (control characters, "
-            "byte-order marks, private use)",
-            {"characters": odd, "documents": len(held)},
-        )
+        if not document.text.isprintable():
+            unseen = sum(not c.isprintable() and not c.isspace() for c in document.text)
+            odd[_counted_as(document, place)] += unseen - len(joiners(document.text))
+    held = sum(number > 0 for number in odd.values())
+    told = (
+        f"{odd.total()} characters in {held} documents cannot be printed (control characters, "
+        "byte-order marks, private use)"
+    )
+    counts = {"characters": odd.total(), "documents": held}
+    yield odd.total(), "warning", "unprintable", told, counts
 
 
 def _lengths_and_alignment(
-    documents: Sequence[Document], types: tuple[str, ...], where: str, max_tokens: int
-) -> Iterable[Finding]:
-    tagset = TagSet(types)
+    documents: Sequence[Document], types: tuple[str, ...], max_tokens: int
+) -> Iterator[Row]:
     lengths: list[int] = []
-    alignment, flat = Alignment(), FlattenCounts()
+    fell, flat = Alignment(), FlattenCounts()
     for document in documents:
         tokens = tokenize(document.text)  # (tokens, 2)
-        bounds = split_sentences(document)
-        edges = np.searchsorted(tokens[:, 0], [start for start, _ in bounds])
-        ends = np.searchsorted(tokens[:, 0], [end for _, end in bounds])
-        lengths += (ends - edges).tolist()
+        edges = np.searchsorted(tokens[:, 0], np.array(split_sentences(document)).reshape(-1, 2))
+        lengths += (edges[:, 1] - edges[:, 0]).tolist()
         known = [s for s in document.spans if s.label in types]
         if known:
             spans, counts = flatten(known, "outermost")
             flat += counts
-            alignment += encode(spans, tokens, tagset)[1]
+            fell += encode(spans, tokens, TagSet(types))[1]
     if lengths:
-        yield _length_finding(np.array(lengths), where)
-    too_long = sum(n > max_tokens for n in lengths)
-    if too_long:
-        yield Finding(
-            "warning",
-            "long_sentences",
-            where,
-            f"{too_long} sentences have more than {max_tokens} tokens; they are cut in training",
-            {"sentences": too_long},
-        )
-    yield from _alignment_findings(alignment, flat, where)
+        yield _lengths(np.array(lengths))
+    long = sum(n > max_tokens for n in lengths)
+    told = f"{long} sentences have more than {max_tokens} tokens; they are cut in training"
+    yield long, "warning", "long_sentences", told, {"sentences": long}
+    moved = fell.snapped + fell.shortened
+    level: Level = "warning" if moved > 0.01 * fell.spans else "info"
+    told = f"{moved} of {fell.spans} mentions do not fall on token boundaries; they are "
+    numbers = {"snapped": fell.snapped, "shortened": fell.shortened}
+    yield moved, level, "snapped", f"{told}moved outward", numbers
+    gone = fell.lost + fell.merged
+    told = f"{gone} mentions have no token of their own and are lost"
+    yield gone, "warning", "lost", told, {"lost": fell.lost, "merged": fell.merged}
+    kinds = ("discontinuous", "nested", "crossing", "duplicates")
+    shapes = {kind: n for kind in kinds if (n := getattr(flat, kind))}
+    shown = ", ".join(f"{n} {kind}" for kind, n in shapes.items())
+    told = f"mentions that one tag per token cannot hold: {shown}; the flatten rule decides"
+    yield len(shapes), "info", "not_flat", told, shapes
 
 
-def _length_finding(lengths: np.ndarray, where: str) -> Finding:
+def _lengths(lengths: np.ndarray) -> Row:
     low, median, high = np.percentile(lengths, [5, 50, 95]).astype(int).tolist()
-    longest = int(lengths.max())
-    return Finding(
-        "info",
-        "lengths",
-        where,
+    counts = {
+        "sentences": len(lengths),
+        "tokens": int(lengths.sum()),
+        "p5": low,
+        "median": median,
+        "p95": high,
+        "longest": int(lengths.max()),
+    }
+    told = (
         f"{len(lengths)} sentences of {median} tokens (median; 5 % under {low}, 5 % over {high}, "
-        f"longest {longest})",
-        {
-            "sentences": len(lengths),
-            "tokens": int(lengths.sum()),
-            "p5": low,
-            "median": median,
-            "p95": high,
-            "longest": longest,
-        },
+        f"longest {counts['longest']})"
     )
+    return 1, "info", "lengths", told, counts
 
 
-def _alignment_findings(alignment: Alignment, flat: FlattenCounts, where: str) -> Iterable[Finding]:
-    moved = alignment.snapped + alignment.shortened
-    if moved:
-        yield Finding(
-            "warning" if moved > 0.01 * alignment.spans else "info",
-            "snapped",
-            where,
-            f"{moved} of {alignment.spans} mentions do not fall on token boundaries; they are "
-            "moved outward",
-            {"snapped": alignment.snapped, "shortened": alignment.shortened},
-        )
-    gone = alignment.lost + alignment.merged
-    if gone:
-        yield Finding(
-            "warning",
-            "lost",
-            where,
-            f"{gone} mentions have no token of their own and are lost",
-            {"lost": alignment.lost, "merged": alignment.merged},
-        )
-    shapes = {k: getattr(flat, k) for k in ("discontinuous", "nested", "crossing", "duplicates")}
-    shapes = {k: n for k, n in shapes.items() if n}
-    if shapes:
-        shown = ", ".join(f"{n} {kind}" for kind, n in shapes.items())
-        yield Finding(
-            "info",
-            "not_flat",
-            where,
-            f"mentions that one tag per token cannot hold: {shown}; the flatten rule decides",
-            shapes,
-        )
-
-
-def _repeats(documents: Sequence[Document], where: str) -> Iterable[Finding]:
+def _repeats(documents: Sequence[Document]) -> Iterator[Row]:
     ids = len(documents) - len({d.id for d in documents})
-    if ids:
-        yield Finding(
-            "warning", "repeated_ids", where, f"{ids} documents repeat an id", {"documents": ids}
-        )
-    per_document = [sentence_keys(d) for d in documents]
-    notes = Counter("\n".join(keys) for keys in per_document if len(keys) > 1)
-    repeated = sum(notes.values()) - len(notes)
-    if repeated:
-        yield Finding(
-            "warning",
-            "repeated_documents",
-            where,
-            f"{repeated} documents of several sentences repeat an earlier one",
-            {"documents": repeated},
-        )
-    keys = Counter(key for keys in per_document for key in keys)
-    total = sum(keys.values())
-    again = total - len(keys)
-    if again:
-        yield Finding(
-            "info",
-            "repeated_sentences",
-            where,
-            f"{again} of {total} sentences repeat an earlier one; split() keeps them together",
-            {"sentences": again, "of": total},
-        )
+    told = f"{ids} documents repeat an id"
+    yield ids, "warning", "repeated_ids", told, {"documents": ids}
+    notes = [text for d in documents if (text := _whole(d))]
+    again = len(notes) - len(set(notes))
+    told = f"{again} documents of several sentences repeat an earlier one"
+    yield again, "warning", "repeated_documents", told, {"documents": again}
+    keys = [key for d in documents for key in sentence_keys(d)]
+    again = len(keys) - len(set(keys))
+    told = f"{again} of {len(keys)} sentences repeat an earlier one; split() keeps them together"
+    yield again, "info", "repeated_sentences", told, {"sentences": again, "of": len(keys)}
 
 
 def check_sites(
@@ -347,68 +268,67 @@ def check_sites(
     """
     if not sites:
         return Report((Finding("error", "empty", "job", "no sites"),))
-    report = Report()
+    found: list[Finding] = []
     keys: dict[tuple[str, str], Counter[str]] = {}
     for site in sites:
-        for part, documents in _parts(site).items():
+        parts = _parts(site)
+        for part, documents in parts.items():
             where = f"{site.id}/{part}"
             if documents or part == "train":
                 types = site.scored_types if part == "test" else site.tags.types
                 tagset = TagSet(types, site.tags.scheme)
-                found = check_documents(documents, tagset, where, max_tokens).findings
-                if part != "train":  # not wrong: `unlearnt` says what becomes of them
-                    found = tuple(f for f in found if f.code != "unknown_labels")
-                report += Report(found)
+                own = check_documents(documents, tagset, where, max_tokens).findings
+                # In other parts not wrong: `unlearnt` says what becomes of them.
+                found += [f for f in own if part == "train" or f.code != "unknown_labels"]
             else:
-                report += Report((Finding("warning", "empty_part", where, "no documents"),))
+                found.append(Finding("warning", "empty_part", where, "no documents"))
             keys[site.id, part] = Counter(k for d in documents for k in sentence_keys(d))
-        report += Report(tuple(_site_findings(site, keys, site.id in chosen)))
-    return report + Report(tuple(_between(sites, keys)))
+        found += _found(site.id, _leaks({part: keys[site.id, part] for part in parts}))
+        found += in_two_parts(parts, site.id, "warning" if site.id in chosen else "error")
+        found += unlearnt(site)
+        for part, level, code, effect in _WITHOUT_MENTIONS:
+            if parts[part] and not any(d.spans for d in parts[part]):
+                told = f"nothing is annotated{effect}"
+                found.append(Finding(level, code, f"{site.id}/{part}", told))
+    return Report((*found, *_between(sites, keys)))
 
 
 def _parts(site: SiteData) -> dict[str, tuple[Document, ...]]:
     return {"train": site.train, "valid": site.valid, "test": site.test}
 
 
-def _site_findings(
-    site: SiteData, keys: Mapping[tuple[str, str], Counter[str]], chosen: bool
-) -> Iterable[Finding]:
-    """Leakage between the parts of one site, and parts that can teach or measure nothing."""
-    yield from _leaks({part: keys[site.id, part] for part in _parts(site)}, site.id)
-    yield from in_two_parts(_parts(site), site.id, "warning" if chosen else "error")
-    yield from unlearnt(site)
-    for part, level, code, effect in _WITHOUT_MENTIONS:
-        documents = _parts(site)[part]
-        if documents and not any(d.spans for d in documents):
-            yield Finding(level, code, f"{site.id}/{part}", f"nothing is annotated{effect}")
-
-
-def unlearnt(site: SiteData) -> Iterable[Finding]:
+def unlearnt(site: SiteData) -> Iterator[Finding]:
     """Mentions held out whose types no training mention has, where the job names no types."""
     for part, types in (("valid", site.tags.types), ("test", site.scored_types)):
         labels = Counter(s.label for d in _parts(site)[part] for s in d.spans)
         unknown = {label: n for label, n in sorted(labels.items()) if label not in types}
-        if unknown:
-            yield Finding(
-                "warning",
-                "unlearnt_types",
-                f"{site.id}/{part}",
-                f"{sum(unknown.values())} mentions are of types that no training mention has "
-                f"({', '.join(unknown)}): they are not scored; map them to others (label_map), or "
-                "name all types of the site (types)",
-                unknown,
-            )
+        told = (
+            f"{sum(unknown.values())} mentions are of types that no training mention has "
+            f"({', '.join(unknown)}): they are not scored; map them to others (label_map), or "
+            "name all types of the site (types)"
+        )
+        row: Row = (len(unknown), "warning", "unlearnt_types", told, unknown)
+        yield from _found(f"{site.id}/{part}", [row])
 
 
 def leaks(parts: Mapping[str, Sequence[Document]], where: str) -> Iterable[Finding]:
     """Sentences that are in two parts, each pair of parts by itself."""
     keys = {p: Counter(k for d in own for k in sentence_keys(d)) for p, own in parts.items()}
-    yield from _leaks(keys, where)
+    return _found(where, _leaks(keys))
 
 
-def _leaks(keys: Mapping[str, Counter[str]], where: str) -> Iterable[Finding]:
+def _leaks(keys: Mapping[str, Counter[str]]) -> Iterator[Row]:
     for a, b in combinations(keys, 2):
-        yield from _leak(keys[a], keys[b], "leakage", where, f"sentences of {b} occur in {a}")
+        yield _leak(keys[a], keys[b], "leakage", f"sentences of {b} occur in {a}")
+
+
+def _leak(train: Mapping[str, int], test: Mapping[str, int], code: str, what: str) -> Row:
+    shared = [key for key in test if key in train]
+    total, leaked = sum(test.values()), sum(test[key] for key in shared)
+    long = sum(test[key] for key in shared if len(key.split()) >= MIN_WORDS)
+    told = f"{leaked} of {total} {what} ({long} of them with {MIN_WORDS} words or more)"
+    counts = {"sentences": leaked, "of": total, "long": long}
+    return leaked, "warning" if long else "info", code, told, counts
 
 
 def in_two_parts(
@@ -416,24 +336,25 @@ def in_two_parts(
 ) -> Iterable[Finding]:
     """Patients and notes that are in two parts. A note is known by its text, or by its id where
     that is no number of a line or sentence of its file."""
+    rows: list[Row] = []
     patients = {p: {d.patient for d in own if d.patient is not None} for p, own in parts.items()}
-    notes = {part: _notes(documents) for part, documents in parts.items()}
+    names = {part: set(map(note_of, own)) for part, own in parts.items()}
+    notes = {p: {name for name in own if not _COUNTED.search(name)} for p, own in names.items()}
+    texts = {p: {text for d in own if (text := _whole(d))} for p, own in parts.items()}
     for a, b in combinations(parts, 2):
-        if shared := len(patients[a] & patients[b]):
-            told = f"{shared} patients are in {a} and in {b}{_REMEDY}"
-            yield Finding(level, "shared_patients", where, told, {"patients": shared})
-        ids = notes[a][0] & notes[b][0]
-        same = sum(d.id not in ids and _whole(d) in notes[a][1] for d in parts[b])
-        if shared := len(ids) + same:
-            told = f"{shared} notes are in {a} and in {b}, by their ids or texts{_REMEDY}"
-            yield Finding(level, "shared_notes", where, told, {"notes": shared})
+        shared = len(patients[a] & patients[b])
+        told = f"{shared} patients are in {a} and in {b}{_REMEDY}"
+        rows.append((shared, level, "shared_patients", told, {"patients": shared}))
+        ids = notes[a] & notes[b]
+        shared = len(ids) + sum(d.id not in ids and _whole(d) in texts[a] for d in parts[b])
+        told = f"{shared} notes are in {a} and in {b}, by their ids or texts{_REMEDY}"
+        rows.append((shared, level, "shared_notes", told, {"notes": shared}))
+    return _found(where, rows)
 
 
-def _notes(documents: Sequence[Document]) -> tuple[set[str], set[str]]:
-    """The ids of notes that tell something, and the texts of whole notes."""
-    ids = {note_of(d) for d in documents}
-    texts = {text for d in documents if (text := _whole(d))}
-    return {name for name in ids if not _COUNTED.search(name)}, texts
+def note_of(document: Document) -> str:
+    """The id of the note that a document is, or was cut out of."""
+    return str(document.meta.get("document", document.id))
 
 
 def _whole(document: Document) -> str:
@@ -442,65 +363,28 @@ def _whole(document: Document) -> str:
     return "\n".join(keys) if len(keys) > 1 else ""
 
 
-def _leak(
-    train: Mapping[str, int], test: Mapping[str, int], code: str, where: str, what: str
-) -> Iterable[Finding]:
-    shared = [key for key in test if key in train]
-    if not shared:
-        return
-    total, leaked = sum(test.values()), sum(test[key] for key in shared)
-    long = sum(test[key] for key in shared if len(key.split()) >= MIN_WORDS)
-    yield Finding(
-        "warning" if long else "info",
-        code,
-        where,
-        f"{leaked} of {total} {what} ({long} of them with {MIN_WORDS} words or more)",
-        {"sentences": leaked, "of": total, "long": long},
-    )
-
-
 def _between(
     sites: Sequence[SiteData], keys: Mapping[tuple[str, str], Counter[str]]
-) -> Iterable[Finding]:
+) -> Iterator[Finding]:
     """What sites have, or do not have, in common."""
-    names = Counter(site.id for site in sites)
-    for name, number in names.items():
+    for name, number in Counter(site.id for site in sites).items():
         if number > 1:
-            yield Finding(
-                "error", "site_ids", name, f"{number} sites have this id", {"sites": number}
-            )
+            told = f"{number} sites have this id"
+            yield Finding("error", "site_ids", name, told, {"sites": number})
     if len(sites) < 2:
         return
     for a in sites:
         others = [b for b in sites if b is not a]
-        if not any(set(a.tags.types) & set(b.tags.types) for b in others):
-            known = sorted({t for b in others for t in b.tags.types})
-            yield Finding(
-                "warning",
-                "no_shared_types",
-                a.id,
-                f"its types {_braces(a.tags.types)} occur at no other site ({_braces(known)}): "
-                "if some mean the same, add a label map",
-            )
-        pooled: Counter[str] = Counter()
-        for b in others:
-            pooled += keys[b.id, "train"]
-        yield from _leak(
-            pooled,
-            keys[a.id, "test"],
-            "leakage_between_sites",
-            a.id,
-            "sentences of test occur in another site's train",
+        known = sorted({t for b in others for t in b.tags.types})
+        told = (
+            f"its types {_braces(a.tags.types)} occur at no other site ({_braces(known)}): "
+            "if some mean the same, add a label map"
         )
+        apart: Row = (not set(a.tags.types) & set(known), "warning", "no_shared_types", told, {})
+        pooled = sum((keys[b.id, "train"] for b in others), Counter[str]())
+        told = "sentences of test occur in another site's train"
+        leaked = _leak(pooled, keys[a.id, "test"], "leakage_between_sites", told)
+        yield from _found(a.id, [apart, leaked])
     forms = len(overlapping_forms(site.train for site in sites))
-    yield Finding(
-        "info",
-        "overlapping_forms",
-        "all sites",
-        f"{forms} entity names are annotated in train at two sites or more",
-        {"forms": forms},
-    )
-
-
-def _braces(types: Collection[str]) -> str:
-    return "{" + ", ".join(types) + "}"
+    told = f"{forms} entity names are annotated in train at two sites or more"
+    yield Finding("info", "overlapping_forms", "all sites", told, {"forms": forms})

@@ -22,8 +22,6 @@ RECIPE: Final = "clinical-3"  # raise it when the same note gives other sentence
 
 # Of de-identification, in MIMIC-III and i2b2: [**2130-1-1**], [**Hospital1 18**]. MIMIC-IV has ___.
 PLACEHOLDER: Final = re.compile(r"\[\*\*([^\[\]]{0,200}?)\*\*\]")
-
-
 _RULE = re.compile(r"[-_=*~#]{4,}")
 _ONLY_RULE = re.compile(r"\s*[-_=*~#]{3,}\s*")
 _ITEM = re.compile(
@@ -34,7 +32,6 @@ _COLUMN = re.compile(r"[ \t]{2,}(?=[A-Z][A-Za-z ]{1,40}:(?:\s|$))")
 _BRACKETS = re.compile(r"\([^)]*\)")
 _SMALL = frozenset("of on or and the for in to with at by from a an per".split())
 _MOST_WORDS, _LONGEST = 8, 60  # words and characters of a header
-_NO_HEADERS = frozenset({"Disp"})
 
 
 def is_header(line: str) -> bool:
@@ -54,9 +51,8 @@ def is_header(line: str) -> bool:
 def _is_title(text: str) -> bool:
     """Whether all words but small ones begin in upper case, and they are few."""
     words = _BRACKETS.sub(" ", text).split()
-    if not words or len(words) > _MOST_WORDS or text in _NO_HEADERS:
-        return False
-    return all(word in _SMALL or word[0].isupper() for word in words)
+    few = 0 < len(words) <= _MOST_WORDS and text != "Disp"
+    return few and all(word in _SMALL or word[0].isupper() for word in words)
 
 
 def _begins_with_title(line: str) -> bool:
@@ -73,7 +69,7 @@ def blocks(text: str) -> list[str]:
     width = _wrap_width(text)
     made: list[str] = []
     lines: list[str] = []
-    for line in _lines(text):
+    for line in (*_lines(text), None):
         if lines and not _continues(lines[-1], line, width):
             made.append(" ".join(" ".join(lines).split()))
             lines = []
@@ -81,8 +77,6 @@ def blocks(text: str) -> list[str]:
             made.append("")  # a gap: a header is answered across no more than one
         else:
             lines.append(line)
-    if lines:
-        made.append(" ".join(" ".join(lines).split()))
     return _answered(made)
 
 
@@ -148,16 +142,6 @@ def _answered(made: list[str]) -> list[str]:
     return result
 
 
-def sections(text: str) -> list[list[str]]:
-    """The blocks of a note, a list for each section: a header opens one."""
-    made: list[list[str]] = []
-    for block in blocks(text):
-        if not made or is_header(block) or _begins_with_title(block):
-            made.append([])
-        made[-1].append(block)
-    return made
-
-
 def sentences(text: str) -> list[str]:
     """The sentences of a note; none is empty, none holds a line end.
 
@@ -181,18 +165,16 @@ def _cut(block: str) -> list[str]:
     at = 0
     while at < len(block):
         window = block[at : at + _WINDOW]
-        whole = len(window) == len(block) - at
-        if _INSIDE.search(window) is None:
-            bounds = [(0, len(window))]
-        else:
+        bounds = [(0, len(window))]
+        if _INSIDE.search(window):
             bounds = split_sentences(Document("", window))
-        if not whole and len(bounds) > 1:
+        if len(window) == len(block) - at:
+            at = len(block)
+        elif len(bounds) > 1:
             at += bounds.pop()[0]  # the last one may go on: again, with what follows
-        elif not whole:
+        else:
             space = window.rfind(" ")
             bounds = [(0, space if space > 0 else len(window))]
             at += bounds[0][1]
-        else:
-            at = len(block)
-        found.extend(window[start:end].strip() for start, end in bounds)
+        found += [window[start:end].strip() for start, end in bounds]
     return [sentence for sentence in found if sentence]

@@ -15,13 +15,11 @@ documents are restricted to them by `data/tags.py::relabel`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.data.notes import Note
 
-Unit = Literal["patient", "note"]
 Key = tuple[str, ...]
 
 
@@ -30,11 +28,6 @@ def patient_of(note: Note) -> Key:
     if note.patient is not None:
         return ("patient", note.patient)
     return ("note", note.source, note.id)
-
-
-def count_patients(notes: Iterable[Note]) -> int:
-    """The number of patients: a silo's sample size in pre-training (Eq. 1)."""
-    return len({patient_of(note) for note in notes})
 
 
 def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
@@ -54,44 +47,6 @@ def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
         )
     order = rng_of(seed, "silos").permutation(len(distinct))
     return {distinct[at]: position % silos for position, at in enumerate(order.tolist())}
-
-
-def split_notes(
-    notes: Iterable[Note], silos: int, by: Unit = "patient", seed: int = 0
-) -> tuple[tuple[Note, ...], ...]:
-    """The notes of each silo, in their order. Nothing is lost, nothing is in two silos.
-
-    by: "patient" keeps a patient's notes together (pre-training); "note" does not (fine-tuning).
-    Raises ConfigError for another unit and whatever `assign` raises.
-    """
-    if by not in ("patient", "note"):
-        raise ConfigError(f"silos are split by 'patient' or by 'note', not by {by!r}")
-    given = tuple(notes)
-    keys = [patient_of(note) for note in given] if by == "patient" else _own_keys(given)
-    where = assign(keys, silos, seed)
-    parts: list[list[Note]] = [[] for _ in range(silos)]
-    for note, key in zip(given, keys, strict=True):
-        parts[where[key]].append(note)
-    return tuple(map(tuple, parts))
-
-
-def _own_keys(notes: Sequence[Note]) -> list[Key]:
-    """A key for each note; notes of the same source and id are told apart by their number."""
-    seen: dict[Key, int] = {}
-    keys: list[Key] = []
-    for note in notes:
-        name = (note.source, note.id)
-        seen[name] = seen.get(name, 0) + 1
-        keys.append((*name, str(seen[name])))
-    return keys
-
-
-def split_by_source(notes: Iterable[Note]) -> dict[str, tuple[Note, ...]]:
-    """A silo for each source, in order of their names: hospitals that write differently."""
-    parts: dict[str, list[Note]] = {}
-    for note in notes:
-        parts.setdefault(note.source, []).append(note)
-    return {source: tuple(parts[source]) for source in sorted(parts)}
 
 
 TagSets = tuple[tuple[str, ...], ...]

@@ -10,6 +10,7 @@ here a sentence never stands on both sides of a split. Everything is a function 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -21,7 +22,7 @@ from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, Offsets, SiteData, Span, TagSet
 from fednotes.data.stats import overlapping_forms, span_form
-from fednotes.data.text import normalise, split_sentences
+from fednotes.data.text import joined, normalise, split_sentences
 
 MIN_WORDS = 5
 MASK = "MASK"
@@ -35,55 +36,38 @@ def sentence_documents(documents: Iterable[Document]) -> tuple[Document, ...]:
     """
     made: list[Document] = []
     for document in documents:
-        bounds = split_sentences(document)
         spans, tokens = sorted(document.spans), document.tokens
+        starts = [span.start for span in spans]
+        firsts, lasts = [first for first, _ in tokens], [last for _, last in tokens]
         meta = {"document": document.id, **_plain(document.meta)}
-        s = t = 0
-        for number, (start, end) in enumerate(bounds):
-            inside, s = _inside(spans, s, start, end)
-            own_tokens, t = _tokens_inside(tokens, t, start, end)
+        for number, (start, end) in enumerate(split_sentences(document)):
+            own = spans[bisect_left(starts, start) : bisect_left(starts, end)]
+            inside = tokens[bisect_left(firsts, start) : bisect_right(lasts, end)]
             made.append(
                 Document(
-                    id=f"{document.id}#{number}",
-                    text=document.text[start:end],
-                    spans=inside,
-                    patient=document.patient,
-                    codes=document.codes,
-                    meta=meta,
+                    f"{document.id}#{number}",
+                    document.text[start:end],
+                    tuple(
+                        Span(s.start - start, s.end - start, s.label, _back(s.fragments, start))
+                        for s in own
+                    ),
+                    document.patient,
+                    document.codes,
+                    meta,
                     sentences=((0, end - start),),
-                    tokens=own_tokens,
+                    tokens=_back(inside, start),
                 )
             )
     return tuple(made)
 
 
+def _back(pieces: Offsets, by: int) -> Offsets:
+    return tuple((start - by, end - by) for start, end in pieces)
+
+
 def _plain(meta: Mapping[str, Any]) -> dict[str, Any]:
     """The values that one can split by. What a reader keeps of its file has the old offsets."""
     return {k: v for k, v in meta.items() if v is None or isinstance(v, str | int | float)}
-
-
-def _inside(spans: Sequence[Span], at: int, start: int, end: int) -> tuple[tuple[Span, ...], int]:
-    """The spans in [start, end), shifted, from position `at` on; and where to go on."""
-    while at < len(spans) and spans[at].start < start:
-        at += 1
-    first = at
-    while at < len(spans) and spans[at].start < end:
-        at += 1
-    return tuple(_shift(span, -start) for span in spans[first:at]), at
-
-
-def _shift(span: Span, by: int) -> Span:
-    fragments = tuple((a + by, b + by) for a, b in span.fragments)
-    return Span(span.start + by, span.end + by, span.label, fragments)
-
-
-def _tokens_inside(tokens: Offsets, at: int, start: int, end: int) -> tuple[Offsets, int]:
-    while at < len(tokens) and tokens[at][0] < start:
-        at += 1
-    first = at
-    while at < len(tokens) and tokens[at][1] <= end:
-        at += 1
-    return tuple((a - start, b - start) for a, b in tokens[first:at]), at
 
 
 def sentence_keys(document: Document) -> list[str]:
@@ -118,28 +102,30 @@ def split(
     Raises ConfigError if the fractions are no shares, DataError if a document lacks the key
     or there are fewer groups than parts.
     """
-    _check_fractions(fractions)
+    shares = fractions.values()
+    if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        shown = ", ".join(f"{name} = {share:g}" for name, share in fractions.items())
+        raise ConfigError(f"the fractions of a split must sum to 1, not: {shown or 'none given'}")
     lenient, documents = not by, tuple(documents)
     by = by or unit_of(documents)
     items = sentence_documents(documents) if by == "sentence" else documents
     keys = [sentence_keys(d) for d in items]
-    roots = _groups(items, keys, by, 1 if by == "sentence" else min_words, lenient)
-    members: dict[int, list[int]] = {}
-    for index, root in enumerate(roots):
-        members.setdefault(root, []).append(index)
-    groups = list(members.values())
+    groups = _groups(items, keys, by, 1 if by == "sentence" else min_words, lenient)
     sizes = [sum(max(1, len(keys[i])) for i in group) for group in groups]
     wanted = {name: share for name, share in fractions.items() if share > 0}
     if len(groups) < len(wanted):
+        remedy = (
+            "give more notes, train, valid and test files of your own, or a fraction of 0 for a "
+            'part; split = "sentence" also works, but puts sentences of one note in several parts'
+        )
         raise DataError(
             f"cannot split {len(items)} documents by {by} into {len(wanted)} parts: they form "
-            f"only {len(groups)} group(s) with no sentence in common; {_remedy(by)}"
+            f"only {len(groups)} group(s) with no sentence in common; "
+            f"{'give more data' if by == 'sentence' else remedy}"
         )
-    dealt = _deal(sizes, wanted, rng_of(seed, "split", by))
     parts: dict[str, tuple[Document, ...]] = dict.fromkeys(fractions, ())
-    for name, chosen in dealt.items():
-        indices = sorted(i for g in chosen for i in groups[g])
-        parts[name] = tuple(items[i] for i in indices)
+    for name, chosen in _deal(sizes, wanted, rng_of(seed, "split", by)).items():
+        parts[name] = tuple(items[i] for i in sorted(i for g in chosen for i in groups[g]))
     return parts
 
 
@@ -149,30 +135,14 @@ def unit_of(documents: Iterable[Document]) -> str:
     return "patient" if any(d.patient is not None for d in documents) else "document"
 
 
-def _remedy(by: str) -> str:
-    if by == "sentence":
-        return "give more data"
-    return (
-        "give more notes, train, valid and test files of your own, or a fraction of 0 for a part; "
-        'split = "sentence" also works, but puts sentences of one note in several parts'
-    )
-
-
-def _check_fractions(fractions: Mapping[str, float]) -> None:
-    shares = list(fractions.values())
-    if not shares or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-        shown = ", ".join(f"{name} = {share:g}" for name, share in fractions.items())
-        raise ConfigError(f"the fractions of a split must sum to 1, not: {shown or 'none given'}")
-
-
 def _groups(
     items: Sequence[Document],
     keys: Sequence[Sequence[str]],
     by: str,
     min_words: int,
     lenient: bool,
-) -> list[int]:
-    """The group (smallest index in it) of each document. lenient: it may lack the unit."""
+) -> list[list[int]]:
+    """Documents, by index, that stay together. lenient: one may lack the unit."""
     parent = list(range(len(items)))
 
     def find(i: int) -> int:
@@ -189,17 +159,22 @@ def _groups(
         for name in names:
             a, b = find(first.setdefault(name, index)), find(index)
             parent[max(a, b)] = min(a, b)
-    return [find(i) for i in range(len(items))]
+    groups: dict[int, list[int]] = {}
+    for index in range(len(items)):
+        groups.setdefault(find(index), []).append(index)
+    return list(groups.values())
 
 
 def _unit(items: Sequence[Document], index: int, by: str) -> str:
-    document = items[index]
-    value = document.patient if by == "patient" else document.meta.get(by)
+    def own(document: Document) -> object:
+        return document.patient if by == "patient" else document.meta.get(by)
+
+    value = own(items[index])
     if value is None:
-        lacking = sum((d.patient if by == "patient" else d.meta.get(by)) is None for d in items)
-        hint = nearest(by, ("patient", "document", "sentence", *document.meta))
+        hint = nearest(by, ("patient", "document", "sentence", *items[index].meta))
         if by == "patient" or not hint.startswith("did"):
             hint = "leave split out: known patients stay together, and each other document"
+        lacking = sum(own(document) is None for document in items)
         raise DataError(
             f"cannot split by {by}: {lacking} of {len(items)} documents have none; {hint}"
         )
@@ -300,9 +275,8 @@ def _masked(document: Document, picked: set[str]) -> Document:
     doomed = [s for s in document.spans if span_form(document.text, s) in picked]
     if not doomed:
         return document
-    edits = _merge(p for s in doomed for p in (s.fragments or ((s.start, s.end),)))
-    starts = np.array([a for a, _ in edits])
-    ends = np.array([b for _, b in edits])
+    edits = joined(piece for span in doomed for piece in span.pieces)
+    starts, ends = np.array(edits).T
     # gain[i]: by how much text behind the first i edits moves
     gain = np.concatenate([[0], np.cumsum(len(MASK) - (ends - starts))])
 
@@ -312,54 +286,33 @@ def _masked(document: Document, picked: set[str]) -> Document:
         inside = before > 0 and at < ends[before - 1]
         return int((ends[before - 1] if inside else at) + gain[before])
 
+    def move(pieces: Iterable[tuple[int, int]]) -> Offsets:
+        return tuple((moved(a), moved(b)) for a, b in pieces)
+
+    def touched(a: int, b: int) -> list[tuple[int, int]]:
+        return [(s, e) for s, e in edits if a < e and s < b]
+
     def cut(a: int, b: int) -> bool:
         """Whether [a, b) lies in, or crosses the edge of, a masked stretch."""
-        overlaps = ((s, e) for s, e in edits if a < e and s < b)
-        return any((a, b) == (s, e) or not (a <= s and e <= b) for s, e in overlaps)
+        return any((a, b) == (s, e) or not (a <= s and e <= b) for s, e in touched(a, b))
 
+    text = document.text
+    for start, end in reversed(edits):
+        text = text[:start] + MASK + text[end:]
     spans = [
-        Span(
-            moved(s.start),
-            moved(s.end),
-            s.label,
-            tuple((moved(a), moved(b)) for a, b in s.fragments),
-        )
+        Span(moved(s.start), moved(s.end), s.label, move(s.fragments))
         for s in document.spans
-        if s not in doomed and not any(cut(a, b) for a, b in (s.fragments or ((s.start, s.end),)))
+        if s not in doomed and not any(cut(*piece) for piece in s.pieces)
     ]
-    tokens = [
-        (moved(a), moved(b))
-        for a, b in document.tokens
-        if not any(a < e and s < b for s, e in edits)
-    ]
-    if document.tokens:
-        tokens += [(moved(s), moved(e)) for s, e in edits]
+    tokens = [piece for piece in document.tokens if not touched(*piece)]
     return replace(
         document,
-        text=_replaced(document.text, edits),
+        text=text,
         spans=tuple(sorted(spans)),
-        tokens=tuple(sorted(tokens)),
+        tokens=tuple(sorted(move([*tokens, *edits]))) if document.tokens else (),
         meta=_plain(document.meta),
-        sentences=tuple((moved(a), moved(b)) for a, b in document.sentences),
+        sentences=move(document.sentences),
     )
-
-
-def _merge(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(pieces):
-        if merged and start < merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _replaced(text: str, edits: Sequence[tuple[int, int]]) -> str:
-    pieces, at = [], 0
-    for start, end in edits:
-        pieces += [text[at:start], MASK]
-        at = end
-    return "".join([*pieces, text[at:]])
 
 
 def pool(sites: Sequence[SiteData]) -> SiteData:

@@ -23,15 +23,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, Scheme, SiteData, Span, TagSet
-from fednotes.data import lexicon as words
-from fednotes.data.lexicon import CLAUSES, Lexicon, make_lexicon
+from fednotes.data.lexicon import Lexicon, make_lexicon, words
+from fednotes.data.tags import relabel
 
 TYPES = ("ADE", "Disease", "Dosage", "Drug", "Symptom", "Test")
 GENRES = ("discharge", "reports", "posts")
@@ -42,9 +42,9 @@ GENRE_TYPES: dict[str, tuple[str, ...]] = {
 }
 _TOKEN = re.compile(r"\[|\]|\||\{\w+\}|[^\[\]|{]+")
 T = TypeVar("T")
-# A compiled template: text as it is, ("choice", options), ("slot", name), ("mention", type).
-Part = str | tuple[str, object]
-Template = tuple[Part, ...]
+_NAMED = ("drug", "finding", "disease", "test")
+# A compiled template: ("text", as it is), ("choice", options), ("slot", name), ("mention", type).
+Template = tuple[tuple[str, Any], ...]
 
 
 class Draws:
@@ -71,36 +71,35 @@ class Writer:
         self._draws = Draws(rng)
         self._meta = MappingProxyType({"genre": genre})
         self._typos = 0.06 if genre == "posts" else 0.0
-        self._clauses = self._tail(_compiled(), _clause_weights(genre, seed), rng, 0.5)
-        pools = {
-            "drug": self._names(lexicon.drug, rng),
-            "finding": self._names(lexicon.finding, rng),
-            "disease": self._names(lexicon.disease, rng),
-            "test": self._names(lexicon.test, rng),
-        }
+        known = words()
+        clauses = known["clauses"]
+        self._clauses = self._tail(_compiled(), _clause_weights(clauses, genre, seed), rng, 0.5)
+        names = {kind: self._names(getattr(lexicon, kind), rng) for kind in _NAMED}
         self._mentions: dict[str, Callable[[], str]] = {
-            "Drug": pools["drug"],
-            "Test": pools["test"],
-            "Symptom": pools["finding"],
-            "ADE": pools["finding"],
-            "Disease": lambda: pools["disease" if self._draws.uniform() < 0.4 else "finding"](),
-            "Dosage": lambda: self._number(words.DOSAGES),
+            "Drug": names["drug"],
+            "Test": names["test"],
+            "Symptom": names["finding"],
+            "ADE": names["finding"],
+            "Disease": lambda: names["disease" if self._draws.uniform() < 0.4 else "finding"](),
+            "Dosage": lambda: self._number(known["dosages"]),
         }
         self._slots: dict[str, Callable[[], str]] = {
-            "dur": self._choice(words.DURATIONS),
-            "month": self._choice(words.MONTHS),
-            "person": self._choice(words.PEOPLE),
-            "place": self._choice(words.PLACES),
+            "dur": self._choice(known["durations"]),
+            "month": self._choice(known["months"]),
+            "person": self._choice(known["people"]),
+            "place": self._choice(known["places"]),
             "org": self._choice(lexicon.org),
             "device": self._choice(lexicon.device),
             "brand": self._choice(lexicon.brand),
-            "poss": self._choice(words.POSSESSIVES[genre]),
-            "obj": self._choice(words.OBJECTS[genre]),
+            "poss": self._choice(known["possessives"][genre]),
+            "obj": self._choice(known["objects"][genre]),
             "num": lambda: str(1 + self._draws.below(99)),
-            "value": lambda: self._number(words.VALUES),
+            "value": lambda: self._number(known["values"]),
         }
-        self._leads = [_compile(lead) for lead in words.LEADS[genre]]
-        self._subjects = [_compile(subject) for subject in words.SUBJECTS[genre]]
+        self._leads = self._choice([_compile(lead) for lead in known["leads"][genre]])
+        self._subjects = self._choice([_compile(subject) for subject in known["subjects"][genre]])
+        self._joins = self._choice(known["joins"][genre])
+        self._ends = self._choice(known["ends"][genre])
 
     def note(
         self, name: str, patient: str, length: int, part: str, used: dict[str, str]
@@ -128,19 +127,17 @@ class Writer:
         )
 
     def _sentence(self) -> tuple[str, list[tuple[int, int, str]]]:
-        draws = self._draws
         pieces: list[str] = []
         found: list[tuple[int, int, str]] = []
-        at = self._write(self._leads[draws.below(len(self._leads))], pieces, found, 0)
+        at = self._write(self._leads(), pieces, found, 0)
         at = self._write(self._clauses(), pieces, found, at)
-        if draws.uniform() < 0.3:
-            join = words.JOINS[self.genre][draws.below(len(words.JOINS[self.genre]))]
+        if self._draws.uniform() < 0.3:
+            join = self._joins()
             pieces.append(join)
             at = self._write(self._clauses(), pieces, found, at + len(join))
-        ends = words.ENDS[self.genre]
-        pieces.append(ends[draws.below(len(ends))])
+        pieces.append(self._ends())
         text = "".join(pieces)
-        if self.genre == "posts" and draws.uniform() < 0.5:
+        if self.genre == "posts" and self._draws.uniform() < 0.5:
             return text.lower(), found
         return text[0].upper() + text[1:], found
 
@@ -148,26 +145,20 @@ class Writer:
         self, template: Template, pieces: list[str], found: list[tuple[int, int, str]], at: int
     ) -> int:
         """Append the filled template; returns the offset behind it."""
-        for part in template:
-            if isinstance(part, str):
-                text = part
-            else:
-                kind, value = part
-                if kind == "choice":
-                    options: Sequence[Template] = value  # type: ignore[assignment]
-                    chosen = options[self._draws.below(len(options))]
-                    at = self._write(chosen, pieces, found, at)
-                    continue
-                if value == "subj":
-                    chosen = self._subjects[self._draws.below(len(self._subjects))]
-                    at = self._write(chosen, pieces, found, at)
-                    continue
-                label = str(value)
-                text = (self._mentions if kind == "mention" else self._slots)[label]()
+        for kind, value in template:
+            if kind == "choice" or value == "subj":
+                chosen = (
+                    self._subjects() if value == "subj" else value[self._draws.below(len(value))]
+                )
+                at = self._write(chosen, pieces, found, at)
+                continue
+            text = value
+            if kind != "text":
+                text = (self._mentions if kind == "mention" else self._slots)[value]()
             if self._typos and self._draws.uniform() < self._typos:
                 text = self._mistyped(text)
-            if not isinstance(part, str) and part[0] == "mention":
-                found.append((at, at + len(text), str(part[1])))
+            if kind == "mention":
+                found.append((at, at + len(text), value))
             pieces.append(text)
             at += len(text)
         return at
@@ -185,7 +176,7 @@ class Writer:
         steps = ("5", "10", "20", "25", "40", "50", "75", "100", "250", "1.5", "2.5", "0.4")
         return pattern.replace("{n}", steps[self._draws.below(len(steps))])
 
-    def _choice(self, options: Sequence[str]) -> Callable[[], str]:
+    def _choice(self, options: Sequence[T]) -> Callable[[], T]:
         count = len(options)
         return lambda: options[self._draws.below(count)]
 
@@ -202,10 +193,10 @@ class Writer:
         return lambda: items[min(bisect_right(edges, self._draws.uniform()), last)]
 
 
-def _clause_weights(genre: str, seed: int) -> np.ndarray:
+def _clause_weights(clauses: Sequence[str], genre: str, seed: int) -> np.ndarray:
     """(clauses,) how often a genre uses each: a long tail, its own types first."""
-    ranks = rng_of(seed, "clauses", genre).permutation(len(CLAUSES))
-    types = [set(re.findall(r"\{([A-Z]\w+)\}", clause)) for clause in CLAUSES]
+    ranks = rng_of(seed, "clauses", genre).permutation(len(clauses))
+    types = [set(re.findall(r"\{([A-Z]\w+)\}", clause)) for clause in clauses]
     theme = [2.0 if held & set(GENRE_TYPES[genre]) - {"Drug"} else 1.0 for held in types]
     weights: np.ndarray = np.array(theme) / (ranks + 10.0) ** 0.7
     return weights
@@ -213,39 +204,33 @@ def _clause_weights(genre: str, seed: int) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _compiled() -> tuple[Template, ...]:
-    return tuple(_compile(clause) for clause in CLAUSES)
+    return tuple(map(_compile, words()["clauses"]))
 
 
 def _compile(text: str) -> Template:
     """Parse `[a|b]` choices (nested) and `{slots}`."""
-    parts, end = _parse(text, 0)
+    (template,), end = _parse(text, 0)
     if end != len(text):
         raise ValueError(f"unbalanced brackets in {text!r}")
-    return parts[0]
+    return template
 
 
-def _parse(text: str, at: int) -> tuple[tuple[Template, ...], int]:
+def _parse(text: str, at: int) -> tuple[list[Template], int]:
     """The alternatives from `at` up to the closing bracket (or the end), and where that is."""
-    options: list[Template] = []
-    parts: list[Part] = []
-    while token := _TOKEN.match(text, at):
+    options: list[Template] = [()]
+    while (token := _TOKEN.match(text, at)) and token.group() != "]":
         piece, at = token.group(), token.end()
+        part: tuple[str, Any] = ("text", piece)
+        if piece == "|":
+            options.append(())
+            continue
         if piece == "[":
             inner, at = _parse(text, at)
-            parts.append(("choice", inner))
-            at += 1
-        elif piece == "]":
-            at -= 1
-            break
-        elif piece == "|":
-            options.append(tuple(parts))
-            parts = []
+            part, at = ("choice", inner), at + 1
         elif piece[0] == "{":
-            name = piece[1:-1]
-            parts.append(("mention" if name in TYPES else "slot", name))
-        else:
-            parts.append(piece)
-    return (*options, tuple(parts)), at
+            part = ("mention" if piece[1:-1] in TYPES else "slot", piece[1:-1])
+        options[-1] += (part,)
+    return options, at
 
 
 SIZE_FACTORS = (1.5, 0.9, 0.6)
@@ -325,7 +310,7 @@ def _site(
     parts: dict[str, tuple[Document, ...]] = {}
     for part, count in counts.items():
         parts[part] = _notes(f"{name}-{part}", part, count, shares, writers, rng, used)
-    own = {part: _annotated(notes, types) for part, notes in parts.items()}
+    own = {part: relabel(notes, {}, types) for part, notes in parts.items()}
     own["train"] = _noisy(own["train"], types, noise, rng_of(seed, "noise", index))
     return SyntheticSite(
         SiteData(name, TagSet(types, scheme), own["train"], own["valid"], own["test"]),
@@ -370,24 +355,18 @@ def _notes(
     return tuple(documents)
 
 
-def _annotated(notes: Sequence[Document], types: Sequence[str]) -> tuple[Document, ...]:
-    return tuple(
-        replace(note, spans=tuple(s for s in note.spans if s.label in types)) for note in notes
-    )
-
-
 def _noisy(
     notes: Sequence[Document], types: Sequence[str], noise: float, rng: np.random.Generator
 ) -> tuple[Document, ...]:
-    return tuple(
-        replace(
-            note,
-            spans=_apart(
-                [m for s in note.spans for m in (_mistaken(note, s, types, noise, rng),) if m]
-            ),
-        )
-        for note in notes
-    )
+    made = []
+    for note in notes:
+        spans = [_mistaken(note, span, types, noise, rng) for span in note.spans]
+        kept: list[Span] = []  # without the mentions that a mistake made overlap the one before
+        for span in sorted(span for span in spans if span):
+            if not kept or span.start >= kept[-1].end:
+                kept.append(span)
+        made.append(replace(note, spans=tuple(kept)))
+    return tuple(made)
 
 
 def _mistaken(
@@ -407,15 +386,6 @@ def _mistaken(
     first = max(a for a, _ in note.sentences if a <= span.start)
     word = re.search(r"\w+ $", note.text[first : span.start])
     return Span(first + word.start(), span.end, span.label) if word else span
-
-
-def _apart(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Without the mentions that a mistake made overlap the one before."""
-    kept: list[Span] = []
-    for span in sorted(spans):
-        if not kept or span.start >= kept[-1].end:
-            kept.append(span)
-    return tuple(kept)
 
 
 def write_sites(

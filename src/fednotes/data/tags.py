@@ -15,13 +15,13 @@ from typing import Literal, get_args
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.core.types import Document, Span, TagSet
+from fednotes.core.types import Counts, Document, Span, TagSet
 
 FlattenRule = Literal["outermost", "first_fragment", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
-class Alignment:
+class Alignment(Counts):
     """How gold spans fell on tokens. Each span is in exactly one count; counts add.
 
     exact: on token boundaries. snapped: moved to the nearest boundaries that hold it.
@@ -35,9 +35,6 @@ class Alignment:
     merged: int = 0
     lost: int = 0
 
-    def __add__(self, other: Alignment) -> Alignment:
-        return Alignment(*(getattr(self, n) + getattr(other, n) for n in Alignment.__slots__))
-
     @property
     def spans(self) -> int:
         """All spans that were given."""
@@ -45,7 +42,7 @@ class Alignment:
 
 
 @dataclass(frozen=True, slots=True)
-class FlattenCounts:
+class FlattenCounts(Counts):
     """What `flatten` met; counts add.
 
     spans: given. kept: returned. duplicates: repeats of the same offsets and label. The
@@ -59,10 +56,6 @@ class FlattenCounts:
     nested: int = 0
     crossing: int = 0
     discontinuous: int = 0
-
-    def __add__(self, other: FlattenCounts) -> FlattenCounts:
-        names = FlattenCounts.__slots__
-        return FlattenCounts(*(getattr(self, n) + getattr(other, n) for n in names))
 
 
 @dataclass(frozen=True)
@@ -124,20 +117,13 @@ def encode(
             counts["exact"] += 1
         else:
             counts["snapped"] += 1
-        _write(ids, free, last, tag, tagset.scheme)
+        ids[free:last] = tag  # the id of its type's first tag
+        if tagset.scheme != "IO":
+            ids[free + 1 : last] = tag + 1
+        if tagset.scheme == "BIOES":
+            ids[last - 1] = tag + 3 if last - free == 1 else tag + 2
         taken = last
     return ids, Alignment(**counts)
-
-
-def _write(ids: np.ndarray, first: int, last: int, tag: int, scheme: str) -> None:
-    """Tags of one span on tokens first:last; `tag` is the id of its type's first tag."""
-    if scheme == "IO":
-        ids[first:last] = tag
-        return
-    ids[first] = tag
-    ids[first + 1 : last] = tag + 1
-    if scheme == "BIOES":
-        ids[last - 1] = tag + 3 if last - first == 1 else tag + 2
 
 
 def runs(tag_ids: np.ndarray, tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -185,62 +171,47 @@ def flatten(spans: Iterable[Span], rule: FlattenRule) -> tuple[tuple[Span, ...],
         raise ConfigError(f"unknown flatten rule {rule!r}: {nearest(rule, get_args(FlattenRule))}")
     given = tuple(spans)
     distinct = sorted(set(given), key=lambda s: (s.start, -s.end, s.label, s.fragments))
-    nested, crossing = _overlaps(distinct)
+    nested, crossing, holding = _overlaps(distinct)
     broken = [len(span.fragments) > 1 for span in distinct]
     if rule == "drop":
-        bad = zip(distinct, nested, crossing, broken, _covers(distinct), strict=True)
+        bad = zip(distinct, nested, crossing, holding, broken, strict=True)
         kept = [replace(s, fragments=()) for s, *flags in bad if not any(flags)]
     else:
-        kept = _longest([_continuous(span, rule) for span in distinct])
+        first = rule == "first_fragment"
+        stretches = [
+            s.fragments[0] if first and s.fragments else (s.start, s.end) for s in distinct
+        ]
+        rows = zip(stretches, distinct, strict=True)
+        kept = _longest([Span(start, end, s.label) for (start, end), s in rows])
     counts = FlattenCounts(
         len(given), len(kept), len(given) - len(distinct), sum(nested), sum(crossing), sum(broken)
     )
     return tuple(kept), counts
 
 
-def _continuous(span: Span, rule: FlattenRule) -> Span:
-    if rule == "first_fragment" and span.fragments:
-        start, end = span.fragments[0]
-        return Span(start, end, span.label)
-    return replace(span, fragments=())
-
-
-def _overlaps(spans: Sequence[Span]) -> tuple[list[bool], list[bool]]:
-    """Which spans lie inside another, and which cross another. `spans` in `flatten`'s order."""
-    nested, crossing = [False] * len(spans), [False] * len(spans)
+def _overlaps(spans: Sequence[Span]) -> tuple[list[bool], list[bool], list[bool]]:
+    """Which spans, in `flatten`'s order, lie inside another, cross another, hold another."""
+    nested, crossing, holding = ([False] * len(spans) for _ in range(3))
     active: list[int] = []
     for i, span in enumerate(spans):
         active = [j for j in active if spans[j].end > span.start]
         for j in active:
             if spans[j].end >= span.end:  # starts no later, ends no earlier
-                nested[i] = True
+                nested[i] = holding[j] = True
             else:
                 crossing[i] = crossing[j] = True
         active.append(i)
-    return nested, crossing
-
-
-def _covers(spans: Sequence[Span]) -> list[bool]:
-    """Which spans hold another inside them."""
-    found = [False] * len(spans)
-    active: list[int] = []
-    for i, span in enumerate(spans):
-        active = [j for j in active if spans[j].end > span.start]
-        for j in active:
-            found[j] |= spans[j].end >= span.end
-        active.append(i)
-    return found
+    return nested, crossing, holding
 
 
 def _longest(spans: Sequence[Span]) -> list[Span]:
     """Spans picked greedily from long to short, ties from left to right, none overlapping."""
-    picked: list[Span] = []
     flat = sorted(spans)
     if all(left.end <= right.start for left, right in pairwise(flat)):
         return flat
-    order = sorted(set(spans), key=lambda s: (s.start - s.end, s.start, s.label))
-    starts, ends = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
-    for span in order:
+    picked: list[Span] = []
+    starts, ends = np.empty(len(flat), np.int64), np.empty(len(flat), np.int64)
+    for span in sorted(set(spans), key=lambda s: (s.start - s.end, s.start, s.label)):
         n = len(picked)
         if not np.any((starts[:n] < span.end) & (ends[:n] > span.start)):
             starts[n], ends[n] = span.start, span.end
@@ -254,19 +225,16 @@ def relabel(
     keep: Collection[str] | None = None,
 ) -> tuple[Document, ...]:
     """Documents with other labels: mapped first ("" drops), then only those in `keep`."""
-    return tuple(_relabel(document, label_map, keep) for document in documents)
-
-
-def _relabel(
-    document: Document, label_map: Mapping[str, str], keep: Collection[str] | None
-) -> Document:
-    named = ((span, label_map.get(span.label, span.label)) for span in document.spans)
-    spans = tuple(
-        span if label == span.label else replace(span, label=label)
-        for span, label in named
-        if label and (keep is None or label in keep)
-    )
-    return document if spans == document.spans else replace(document, spans=spans)
+    made = []
+    for document in documents:
+        named = ((span, label_map.get(span.label, span.label)) for span in document.spans)
+        spans = tuple(
+            span if label == span.label else replace(span, label=label)
+            for span, label in named
+            if label and (keep is None or label in keep)
+        )
+        made.append(document if spans == document.spans else replace(document, spans=spans))
+    return tuple(made)
 
 
 def types_of(documents: Iterable[Document]) -> tuple[str, ...]:
@@ -281,18 +249,12 @@ def allowed_transitions(tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndar
     """
     table = _table(tagset)
     kind, prefix = table.type, table.prefix
+    every = np.ones(len(kind), dtype=bool)
     if tagset.scheme == "IO":
-        free = np.ones(len(kind), dtype=bool)
-        return free, np.ones((len(kind), len(kind)), dtype=bool), free.copy()
+        return every, np.ones((len(kind), len(kind)), dtype=bool), every.copy()
     continues = np.isin(prefix, ["I", "E"])  # (T,) must follow an open span of its type
-    if tagset.scheme == "BIO":
-        opened = np.isin(prefix, ["B", "I"])
-        end = np.ones(len(kind), dtype=bool)
-        leaves = end  # (T,) may be followed by a new span or O
-    else:
-        opened = np.isin(prefix, ["B", "I"])
-        leaves = end = ~opened
-    same = kind[:, None] == kind[None, :]  # (T, T)
-    onward = opened[:, None] & same & continues[None, :]
-    fresh = leaves[:, None] & ~continues[None, :]
+    opened = np.isin(prefix, ["B", "I"])
+    end = every if tagset.scheme == "BIO" else ~opened  # (T,) may be followed by a new span or O
+    onward = opened[:, None] & (kind[:, None] == kind[None, :]) & continues[None, :]  # (T, T)
+    fresh = end[:, None] & ~continues[None, :]
     return ~continues, onward | fresh, end.copy()

@@ -99,13 +99,18 @@ def join_cut(bounds: Sequence[Bounds], spans: Iterable[Span]) -> list[Bounds]:
         at = bisect_right(ends, span.start)
         if at < len(bounds) and bounds[at][0] < span.end:
             parts.append((span.start, span.end))
-    joined: list[Bounds] = []
-    for start, end in sorted(parts):
-        if joined and start < joined[-1][1]:
-            start, before = joined.pop()
+    return joined(parts)
+
+
+def joined(pieces: Iterable[Bounds]) -> list[Bounds]:
+    """Stretches in order, those put together that overlap."""
+    found: list[Bounds] = []
+    for start, end in sorted(pieces):
+        if found and start < found[-1][1]:
+            start, before = found.pop()
             end = max(before, end)
-        joined.append((start, end))
-    return joined
+        found.append((start, end))
+    return found
 
 
 def _paragraphs(text: str) -> list[Bounds]:

@@ -19,17 +19,15 @@ two they do not exist (None).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fednotes.core.errors import ConfigError, DataError
-from fednotes.metrics.compare import Bootstrap, _weights
-
-Floats = NDArray[np.float64]
+from fednotes.core.errors import DataError
+from fednotes.metrics.compare import Bootstrap, Floats, bootstrap, ratio, weights
 
 CLASSES: Final = ("absent", "present", "questionable")  # names of the labels 0, 1, 2
 _PREDICTED: Final = (*CLASSES, "none")  # "none": the prediction was -1
@@ -108,7 +106,7 @@ class ClassCounts:
         """
         table = self._table()
         by_class = _by_class(table)  # (outputs, 3 classes, 3 scores)
-        occurs, labelled = _occurs(table), _labelled(table)
+        occurs, labelled = _occurs(table), table.any(axis=(-2, -1))
         present = occurs[:, _PRESENT] & labelled
         support = int(table.sum())
         with_present = int(table[:, _PRESENT].sum())
@@ -150,21 +148,19 @@ def paired_macro_f1(
 ) -> Bootstrap:
     """Does the macro F1 of predictions `a` differ from that of `b` on the same patients?
 
-    labels, a, b: (patients, outputs). Patients are drawn with replacement, the same ones for
-    both and for all outputs; interval and p value are those of `compare.paired_bootstrap`.
-    Raises ConfigError for samples < 1, DataError without patients or where shapes differ.
+    labels, a, b: (patients, outputs). Patients are drawn, the same ones for all outputs
+    (`compare.bootstrap`). Raises ConfigError for samples < 1, DataError without patients or where
+    shapes differ.
     """
     outputs = labels.shape[1]
-    cells = np.concatenate(
-        [_cells(labels, each, outputs, classes) for each in (a, b)], axis=1
-    )  # (patients, 2 outputs)
+    both = [_cells(labels, each, outputs, classes) for each in (a, b)]
+    cells = np.concatenate(both, axis=1)  # (patients, 2 outputs)
     ones = (cells[:, :, None] == np.arange(12)).reshape(len(cells), 24 * outputs).astype(np.float64)
 
-    def f1(weights: Floats) -> Floats:
-        """(draws, patients) → (draws, 2)."""
-        return _macro((weights @ ones).reshape(len(weights), 2, outputs, 3, 4))[..., 2]
+    def f1(drawn: Floats) -> Floats:
+        return _macro((drawn @ ones).reshape(len(drawn), 2, outputs, 3, 4))[..., 2]
 
-    return _paired(f1, len(labels), samples, seed)
+    return bootstrap(f1, len(labels), samples, seed, "patient")
 
 
 def paired_auroc(
@@ -176,62 +172,18 @@ def paired_auroc(
 ) -> Bootstrap:
     """Does the macro AUROC of scores `a` differ from that of `b` on the same patients?
 
-    labels, a, b: (patients, outputs). As `paired_macro_f1` draws; an output without present or
-    without absent patients does not count, and one that a draw leaves without either not in it.
-    Raises ConfigError for samples < 1, DataError without patients or where shapes differ.
+    As `paired_macro_f1`. An output without present or without absent patients does not count, and
+    one that a draw leaves without either not in it.
     """
     if not labels.shape == a.shape == b.shape:
         raise DataError(f"labels {labels.shape}, scores {a.shape} and {b.shape} must be alike")
 
-    def area(weights: Floats) -> Floats:
-        """(draws, patients) → (draws, 2)."""
-        each = [
-            [_ranked(labels[:, c], scores[:, c], weights)[:, 0] for c in range(labels.shape[1])]
-            for scores in (a, b)
-        ]
-        found = np.array(each).transpose(2, 1, 0)  # (draws, outputs, 2)
+    def area(drawn: Floats) -> Floats:
+        each = [_ranked(labels, scores, drawn)[..., 0] for scores in (a, b)]
+        found = np.stack(each, axis=-1)  # (draws, outputs, 2)
         return _mean(np.nan_to_num(found), ~np.isnan(found[..., 0]), 1)
 
-    return _paired(area, len(labels), samples, seed)
-
-
-def _paired(score: Callable[[Floats], Floats], patients: int, samples: int, seed: int) -> Bootstrap:
-    """score: how often each patient counts, (draws, patients) → (draws, 2) of a and b."""
-    if samples < 1:
-        raise ConfigError(f"a bootstrap needs at least one sample, not {samples}")
-    if not patients:
-        raise DataError("a bootstrap needs at least one patient, and none was given")
-    observed = score(np.ones((1, patients)))[0]
-    drawn = np.concatenate([score(w) for w in _weights(patients, samples, seed)])
-    differences = drawn[:, 0] - drawn[:, 1]
-    difference = float(observed[0] - observed[1])
-    low, high = np.quantile(differences, (0.025, 0.975))
-    # The tolerance makes a tie a tie whatever the last bit of the divisions.
-    extreme = int((np.abs(differences - difference) >= abs(difference) - 1e-12).sum())
-    return Bootstrap(
-        *(float(observed[0]), float(observed[1]), difference, float(low), float(high)),
-        p_value=(1 + extreme) / (1 + samples),
-        samples=samples,
-    )
-
-
-# ---- rankings --------------------------------------------------------------------------------
-
-
-def auroc(labels: NDArray[Any], scores: NDArray[Any]) -> float | None:
-    """The chance that a present patient scores higher than an absent one; a tie counts half.
-
-    labels, scores: (patients,). None without present or without absent patients.
-    """
-    return _number(_ranked(labels, scores, np.ones((1, len(labels))))[0, 0])
-
-
-def auprc(labels: NDArray[Any], scores: NDArray[Any]) -> float | None:
-    """Average precision: Σ (recall_i - recall_{i-1}) · precision_i over the distinct scores.
-
-    labels, scores: (patients,). None without present or without absent patients.
-    """
-    return _number(_ranked(labels, scores, np.ones((1, len(labels))))[0, 1])
+    return bootstrap(area, len(labels), samples, seed, "patient")
 
 
 def rankings(
@@ -259,63 +211,59 @@ def rankings(
     if not np.isfinite(scores).all():
         raise DataError("a score is not a finite number, it has no place in a ranking")
     patients = len(labels)
-    columns = range(len(outputs))
-    draws = _weights(patients, samples, seed) if samples and patients else ()
-    chunks = [np.ones((1, patients)), *draws]
-    found = np.concatenate(  # (1 + samples, outputs, 2): as observed, then drawn
-        [
-            np.stack([_ranked(labels[:, c], scores[:, c], w) for c in columns], axis=1)
-            if columns
-            else np.zeros((len(w), 0, 2))
-            for w in chunks
-        ]
-    )
+    draws = weights(patients, samples, seed) if samples and patients else ()
+    # (1 + samples, outputs, 2): as observed, then drawn
+    found = np.concatenate([_ranked(labels, scores, w) for w in (np.ones((1, patients)), *draws)])
     by_output = {
         name: _intervals(found[:, c])
         | {"present": int((labels[:, c] == 1).sum()), "absent": int((labels[:, c] == 0).sum())}
         for c, name in enumerate(outputs)
     }
-    exists = ~np.isnan(found[0, :, 0])  # the outputs that count, in every draw
-    macro = _mean(np.nan_to_num(found), ~np.isnan(found[..., 0]) & exists, 1)
-    macro[~(~np.isnan(found[..., 0]) & exists).any(axis=1)] = np.nan
-    return {"macro": {**_intervals(macro), "outputs": int(exists.sum())}, "by_output": by_output}
+    exists = ~np.isnan(found[..., 0])
+    counting = exists & exists[0]  # the outputs that count, in every draw
+    macro = _mean(np.nan_to_num(found), counting, 1)
+    macro[~counting.any(axis=1)] = np.nan
+    return {"macro": {**_intervals(macro), "outputs": int(exists[0].sum())}, "by_output": by_output}
 
 
-def _ranked(labels: NDArray[Any], scores: NDArray[Any], weights: Floats) -> Floats:
-    """(draws, 2) AUROC and AUPRC of one output; weights: (draws, patients), counts."""
-    kept = np.flatnonzero((labels == 0) | (labels == 1))
-    if not len(kept):
-        return np.full((len(weights), 2), np.nan)
-    order = kept[np.argsort(-np.asarray(scores, np.float64)[kept], kind="stable")]
-    falling = scores[order]
-    first = np.flatnonzero(np.concatenate([[True], falling[1:] != falling[:-1]]))  # of each tie
-    drawn, present = weights[:, order], labels[order] == 1
-    positive = np.add.reduceat(drawn * present, first, axis=1)  # (draws, distinct scores)
-    negative = np.add.reduceat(drawn * ~present, first, axis=1)
-    above, all_above = positive.cumsum(1), (positive + negative).cumsum(1)
-    pairs = above[:, -1] * negative.sum(1)
-    beaten = (negative * (above - positive / 2)).sum(1)
-    precision = _ratio(above, all_above)
-    area = _ratio((positive * precision).sum(1), above[:, -1])
-    both = np.stack([_ratio(beaten, pairs), area], axis=1)
-    return np.where(pairs[:, None] > 0, both, np.nan)
+def _ranked(labels: NDArray[Any], scores: NDArray[Any], drawn: Floats) -> Floats:
+    """(draws, outputs, 2) AUROC and AUPRC; drawn: (draws, patients), how often each counts.
+
+    AUROC: the chance that a present patient scores higher than an absent one; a tie counts half.
+    AUPRC, average precision: Σ (recall_i - recall_{i-1}) · precision_i over the distinct scores.
+    Both nan without present or without absent patients.
+    """
+    found = np.full((len(drawn), labels.shape[1], 2), np.nan)
+    for output, (own, score) in enumerate(zip(labels.T, scores.T, strict=True)):
+        kept = np.flatnonzero((own == 0) | (own == 1))
+        if not len(kept):
+            continue
+        order = kept[np.argsort(-np.asarray(score, np.float64)[kept], kind="stable")]
+        falling = score[order]
+        first = np.flatnonzero(np.append(True, falling[1:] != falling[:-1]))  # of each tie
+        counts, present = drawn[:, order], own[order] == 1
+        positive = np.add.reduceat(counts * present, first, axis=1)  # (draws, distinct scores)
+        negative = np.add.reduceat(counts * ~present, first, axis=1)
+        above, all_above = positive.cumsum(1), (positive + negative).cumsum(1)
+        pairs = above[:, -1] * negative.sum(1)
+        beaten = (negative * (above - positive / 2)).sum(1)
+        area = ratio((positive * ratio(above, all_above)).sum(1), above[:, -1])
+        both = np.stack([ratio(beaten, pairs), area], axis=1)
+        found[:, output] = np.where(pairs[:, None] > 0, both, np.nan)
+    return found
 
 
 def _intervals(values: Floats) -> dict[str, Any]:
     """(1 + draws, 2), the observed ones first → value, low and high of both areas."""
     found = {}
-    for column, name in enumerate(("auroc", "auprc")):
-        drawn = values[1:, column][~np.isnan(values[1:, column])]
-        observed = _number(values[0, column])
-        bounds = np.quantile(drawn, (0.025, 0.975)).tolist() if len(drawn) else [None, None]
-        if observed is None:
-            bounds = [None, None]
-        found[name] = {"value": observed, "low": bounds[0], "high": bounds[1]}
+    for name, (observed, *drawn) in zip(("auroc", "auprc"), values.T.tolist(), strict=True):
+        known = [value for value in drawn if not np.isnan(value)]
+        exists = not np.isnan(observed)
+        low, high = (
+            np.quantile(known, (0.025, 0.975)).tolist() if exists and known else (None, None)
+        )
+        found[name] = {"value": observed if exists else None, "low": low, "high": high}
     return found
-
-
-def _number(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
 
 
 # ---- sums → scores ---------------------------------------------------------------------------
@@ -351,24 +299,19 @@ def _occurs(table: Floats) -> NDArray[np.bool_]:
     return (table.sum(-1) > 0) | (table[..., :3].sum(-2) > 0)
 
 
-def _labelled(table: Floats) -> NDArray[np.bool_]:
-    """(…, 3, 4) → (…): which outputs have any pair that counts."""
-    return np.asarray(table.sum(axis=(-2, -1)) > 0)
-
-
 def _by_class(table: Floats) -> Floats:
     """(…, 3, 4) → (…, 3 classes, precision and recall and F1)."""
     right = np.diagonal(table[..., :3], axis1=-2, axis2=-1)
     predicted, gold = table[..., :3].sum(-2), table.sum(-1)
-    precision, recall = _ratio(right, predicted), _ratio(right, gold)
-    return np.stack([precision, recall, _ratio(2 * right, predicted + gold)], axis=-1)
+    precision, recall = ratio(right, predicted), ratio(right, gold)
+    return np.stack([precision, recall, ratio(2 * right, predicted + gold)], axis=-1)
 
 
 def _macro(table: Floats) -> Floats:
     """(…, outputs, 3, 4) → (…, 3): mean over classes that occur, then over outputs."""
     # [phenotype macro]
     by_output = _mean(_by_class(table), _occurs(table), -2)
-    return _mean(by_output, _labelled(table), -2)  # [phenotype macro]
+    return _mean(by_output, table.any(axis=(-2, -1)), -2)  # [phenotype macro]
 
 
 def _micro(table: Floats, classes: Sequence[int]) -> Floats:
@@ -376,20 +319,15 @@ def _micro(table: Floats, classes: Sequence[int]) -> Floats:
     each = list(classes)
     right = table[:, each, each].sum()
     predicted, gold = table[:, :, each].sum(), table[:, each].sum()
-    f1 = _ratio(2 * right, predicted + gold)
-    return np.stack([_ratio(right, predicted), _ratio(right, gold), f1])
+    f1 = ratio(2 * right, predicted + gold)
+    return np.stack([ratio(right, predicted), ratio(right, gold), f1])
 
 
 def _mean(values: Floats, counts: NDArray[np.bool_], axis: int) -> Floats:
     """Mean of values (…, n, scores) over the n that count (…, n); 0 where none does."""
     axis = axis if axis < 0 else axis - values.ndim
     total = (values * counts[..., None]).sum(axis)
-    return _ratio(total, np.broadcast_to(counts[..., None].sum(axis), total.shape))
-
-
-def _ratio(top: Any, bottom: Any) -> Floats:
-    top, bottom = np.asarray(top, np.float64), np.asarray(bottom, np.float64)
-    return np.divide(top, bottom, out=np.zeros(np.broadcast(top, bottom).shape), where=bottom > 0)
+    return ratio(total, np.broadcast_to(counts[..., None].sum(axis), total.shape))
 
 
 def _named(scores: Floats, support: int) -> dict[str, float | int]:

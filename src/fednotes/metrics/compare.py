@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from fednotes.metrics.spans import document_counts
 Floats = NDArray[np.float64]
 
 _CHUNK = 4_000_000  # drawn indices held at once: 32 MB
+FEWEST_SEEDS = 5  # with fewer no difference is claimed
 
 
 def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -31,7 +32,8 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for key in dict.fromkeys(key for run in runs for key in run):
         values = [run[key] for run in runs if key in run]
         nested = [v for v in values if isinstance(v, Mapping)]
-        numbers = [float(v) for v in values if _is_number(v)]
+        kinds = (int, float, np.number)
+        numbers = [float(v) for v in values if isinstance(v, kinds) and not isinstance(v, bool)]
         if nested and numbers:
             raise DataError(f"score {key!r} is a number in one run and a dictionary in another")
         if nested:
@@ -41,18 +43,11 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return summary
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-
-
 def _spread(numbers: Sequence[float]) -> dict[str, float | int | None]:
     n = len(numbers)
     mean = math.fsum(numbers) / n
     variance = math.fsum((x - mean) ** 2 for x in numbers) / (n - 1) if n > 1 else None
     return {"mean": mean, "std": None if variance is None else math.sqrt(variance), "n": n}
-
-
-FEWEST_SEEDS = 5  # with fewer no difference is claimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +87,9 @@ def paired_t(differences: Sequence[float]) -> PairedTest:
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The difference of micro F1 of two systems on the same documents, `a` minus `b`.
+    """The difference of a score of two systems on the same documents or patients, `a` minus `b`.
 
-    low, high: 95 % percentile interval. p_value: two-sided, see `paired_bootstrap`.
+    low, high: 95 % percentile interval. p_value: two-sided, see `bootstrap`.
     """
 
     f1_a: float
@@ -106,6 +101,46 @@ class Bootstrap:
     samples: int
 
 
+def bootstrap(
+    score: Callable[[Floats], Floats], units: int, samples: int, seed: int, what: str
+) -> Bootstrap:
+    """Do two systems differ by more than the choice of documents, or patients?
+
+    These are drawn with replacement, the same ones for both systems. The p value is the share of
+    resamples whose difference lies as far from the observed one as that lies from zero, the
+    observed one counted among them (Berg-Kirkpatrick et al. 2012, two-sided).
+
+    score: how often each is drawn, (draws, units) → both systems' scores, (draws, 2). what: what
+    they are, for messages. Raises ConfigError for samples < 1, DataError for no units.
+    """
+    if samples < 1:
+        raise ConfigError(f"a bootstrap needs at least one sample, not {samples}")
+    if not units:
+        raise DataError(f"a bootstrap needs at least one {what}, and none was given")
+    a, b = score(np.ones((1, units)))[0].tolist()
+    drawn = np.concatenate([score(each) for each in weights(units, samples, seed)])
+    differences = drawn[:, 0] - drawn[:, 1]
+    low, high = np.quantile(differences, (0.025, 0.975)).tolist()
+    # The tolerance makes a tie a tie whatever the last bit of the divisions.
+    extreme = int((np.abs(differences - (a - b)) >= abs(a - b) - 1e-12).sum())
+    return Bootstrap(a, b, a - b, low, high, (1 + extreme) / (1 + samples), samples)
+
+
+def weights(units: int, samples: int, seed: int) -> Iterator[Floats]:
+    """How often each unit is drawn: (some resamples, units), all resamples in turn.
+
+    The draws are `rng.integers(0, n, (samples, n))` of `numpy.random.default_rng(seed)`.
+    """
+    rng = np.random.default_rng(seed)
+    rows = max(1, _CHUNK // units)
+    for begin in range(0, samples, rows):
+        size = min(rows, samples - begin)
+        draws = rng.integers(0, units, (size, units))
+        draws += np.arange(size)[:, None] * units  # each resample has its own range of bins
+        counts = np.bincount(draws.ravel(), minlength=size * units)
+        yield counts.reshape(size, units).astype(np.float64)
+
+
 def paired_bootstrap(
     gold: Sequence[Document],
     a: Sequence[Document],
@@ -115,61 +150,25 @@ def paired_bootstrap(
     seed: int = 0,
     types: Collection[str] | None = None,
 ) -> Bootstrap:
-    """Does system `a` differ from system `b` by more than the choice of documents?
-
-    Documents (or sentences, given as one document each) are drawn with replacement, the same
-    ones for both systems. The p value is the share of resamples whose difference lies as far
-    from the observed one as that lies from zero, the observed one counted among them (Berg-
-    Kirkpatrick et al. 2012, two-sided). The draws are `rng.integers(0, n, (samples, n))` of
-    `numpy.random.default_rng(seed)`.
+    """Does micro F1 of system `a` differ from that of `b`? Documents are drawn (`bootstrap`).
 
     metric: "strict", "relaxed" or "relaxed_one_to_one". Raises ConfigError for an unknown
     metric or samples < 1, DataError if documents do not agree or there are none.
     """
-    if samples < 1:
-        raise ConfigError(f"a bootstrap needs at least one sample, not {samples}")
-    if not gold:
-        raise DataError("a bootstrap needs at least one document, and none was given")
     counts = np.concatenate(  # (documents, 8): four counts of a, four of b
         [document_counts(gold, system, metric, types) for system in (a, b)], axis=1
     ).astype(np.float64)
-    observed = _f1(counts.sum(axis=0))
-    difference = float(observed[0] - observed[1])
-    sums = np.concatenate([w @ counts for w in _weights(len(gold), samples, seed)])
-    f1 = _f1(sums)  # (samples, 2)
-    drawn = f1[:, 0] - f1[:, 1]
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    # The tolerance makes a tie a tie whatever the last bit of the two divisions.
-    extreme = int((np.abs(drawn - difference) >= abs(difference) - 1e-12).sum())
-    return Bootstrap(
-        f1_a=float(observed[0]),
-        f1_b=float(observed[1]),
-        difference=difference,
-        low=float(low),
-        high=float(high),
-        p_value=(1 + extreme) / (1 + samples),
-        samples=samples,
-    )
+
+    def f1(drawn: Floats) -> Floats:
+        sums = (drawn @ counts).reshape(len(drawn), 2, 4)
+        right, predicted, found, annotated = np.moveaxis(sums, -1, 0)
+        precision, recall = ratio(right, predicted), ratio(found, annotated)
+        return ratio(2 * precision * recall, precision + recall)
+
+    return bootstrap(f1, len(gold), samples, seed, "document")
 
 
-def _weights(n: int, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each document is drawn: (some resamples, documents), all resamples in turn."""
-    rng = np.random.default_rng(seed)
-    rows = max(1, _CHUNK // n)
-    for begin in range(0, samples, rows):
-        size = min(rows, samples - begin)
-        draws = rng.integers(0, n, (size, n))
-        draws += np.arange(size)[:, None] * n  # each resample has its own range of bins
-        yield np.bincount(draws.ravel(), minlength=size * n).reshape(size, n).astype(np.float64)
-
-
-def _f1(counts: Floats) -> Floats:
-    """Micro F1 from (..., 8) counts: returns (..., 2), 0 where undefined."""
-    right, predicted, found, gold = np.moveaxis(counts.reshape(*counts.shape[:-1], 2, 4), -1, 0)
-    precision = _ratio(right, predicted)
-    recall = _ratio(found, gold)
-    return _ratio(2 * precision * recall, precision + recall)
-
-
-def _ratio(top: Floats, bottom: Floats) -> Floats:
-    return np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0)
+def ratio(top: Any, bottom: Any) -> Floats:
+    """top / bottom, 0 where the bottom is."""
+    top, bottom = np.asarray(top, np.float64), np.asarray(bottom, np.float64)
+    return np.divide(top, bottom, out=np.zeros(np.broadcast(top, bottom).shape), where=bottom > 0)

@@ -31,25 +31,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.core.types import Document
+from fednotes.core.types import Counts, Document
+from fednotes.data.text import normalise
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Intervals = Sequence[tuple[int, int]]
 
 DEFINITIONS = ("strict", "relaxed", "relaxed_one_to_one")
 
 
-@dataclass(frozen=True, slots=True)
-class Mentions:
+class Mentions(NamedTuple):
     """Distinct mentions, all arrays (mentions,), sorted by place on the line, then by end.
 
     document, type: indices. offset: where the mention begins in its document (characters).
@@ -62,12 +60,8 @@ class Mentions:
     start: Ints
     end: Ints
 
-    def __len__(self) -> int:
-        return len(self.start)
 
-
-@dataclass(frozen=True, slots=True)
-class Matched:
+class Matched(NamedTuple):
     """Both sides, and for each definition which (gold mentions, predictions) are hits."""
 
     types: tuple[str, ...]
@@ -159,13 +153,13 @@ def _equal(gold: Mentions, predicted: Mentions) -> tuple[Flags, Flags]:
     twin = np.zeros(len(order), dtype=bool)
     twin[order[:-1][same]] = True
     twin[order[1:][same]] = True
-    return twin[: len(gold)], twin[len(gold) :]
+    return twin[: len(gold.start)], twin[len(gold.start) :]
 
 
 def _touched(mentions: Mentions, others: Mentions) -> Flags:
     """Which mentions overlap any of the others."""
-    if not len(others):
-        return np.zeros(len(mentions), dtype=bool)
+    if not len(others.start):
+        return np.zeros(len(mentions.start), dtype=bool)
     reach = np.maximum.accumulate(others.end)  # the furthest end so far
     before = np.searchsorted(others.start, mentions.end)  # how many others begin before the end
     return (before > 0) & (reach[before - 1] > mentions.start)
@@ -181,11 +175,13 @@ def _one_to_one(gold: Mentions, predicted: Mentions) -> tuple[Flags, Flags]:
     cluster = np.empty(len(order), dtype=np.int64)
     cluster[order] = np.cumsum(apart) - 1
     edges = np.arange(cluster.max(initial=-1) + 2)
-    of_gold = np.searchsorted(cluster[: len(gold)], edges)  # first gold mention of each cluster
-    of_predicted = np.searchsorted(cluster[len(gold) :], edges)
+    of_gold = np.searchsorted(
+        cluster[: len(gold.start)], edges
+    )  # first gold mention of each cluster
+    of_predicted = np.searchsorted(cluster[len(gold.start) :], edges)
     fewer = np.minimum(np.diff(of_gold), np.diff(of_predicted))
-    gold_hit = np.zeros(len(gold), dtype=bool)
-    predicted_hit = np.zeros(len(predicted), dtype=bool)
+    gold_hit = np.zeros(len(gold.start), dtype=bool)
+    predicted_hit = np.zeros(len(predicted.start), dtype=bool)
     # A cluster with a single mention on one side holds exactly one pair, and this is most of
     # them; which mention of the other side is marked does not change any count.
     single = np.flatnonzero(fewer == 1)
@@ -193,46 +189,22 @@ def _one_to_one(gold: Mentions, predicted: Mentions) -> tuple[Flags, Flags]:
     predicted_hit[of_predicted[single]] = True
     for c in np.flatnonzero(fewer > 1):
         left, right = slice(*of_gold[c : c + 2]), slice(*of_predicted[c : c + 2])
-        pairs = _largest_matching(
-            list(zip(gold.start[left].tolist(), gold.end[left].tolist(), strict=True)),
-            list(zip(predicted.start[right].tolist(), predicted.end[right].tolist(), strict=True)),
-        )
+        begun = gold.start[left, None] < predicted.end[right]
+        pairs = _largest_matching(begun & (predicted.start[right] < gold.end[left, None]))
         gold_hit[[left.start + i for i, _ in pairs]] = True
         predicted_hit[[right.start + j for _, j in pairs]] = True
     return gold_hit, predicted_hit
 
 
-def _largest_matching(gold: Intervals, predicted: Intervals) -> list[tuple[int, int]]:
-    """A largest set of overlapping pairs (index of gold, index of prediction).
+def _largest_matching(overlap: Flags) -> list[tuple[int, int]]:
+    """A largest set of pairs, none in two of them, of (gold, prediction) that overlap.
 
-    Both sorted by start. Where neither side nests, the left-to-right sweep is largest: take
-    the first overlapping g, p. If a largest matching has (g, p'), (g', p) instead, then g' ends
-    no earlier than g and p' no earlier than p, so (g, p), (g', p') overlap too. Nested
-    mentions go to augmenting paths.
+    By augmenting paths (Berge 1957), breadth first. overlap: (gold, predictions).
     """
-    flat = all(a[1] <= b[1] for side in (gold, predicted) for a, b in pairwise(side))
-    return _sweep(gold, predicted) if flat else _augment(gold, predicted)
-
-
-def _sweep(gold: Intervals, predicted: Intervals) -> list[tuple[int, int]]:
-    pairs, i, j = [], 0, 0
-    while i < len(gold) and j < len(predicted):
-        if gold[i][1] <= predicted[j][0]:
-            i += 1
-        elif predicted[j][1] <= gold[i][0]:
-            j += 1
-        else:
-            pairs.append((i, j))
-            i, j = i + 1, j + 1
-    return pairs
-
-
-def _augment(gold: Intervals, predicted: Intervals) -> list[tuple[int, int]]:
-    """Maximum bipartite matching by augmenting paths (Berge 1957), breadth first."""
-    overlaps = [[j for j, p in enumerate(predicted) if p[0] < g[1] and g[0] < p[1]] for g in gold]
-    mate: list[int] = [-1] * len(gold)
-    owner: list[int] = [-1] * len(predicted)
-    for root in range(len(gold)):
+    overlaps = [np.flatnonzero(row).tolist() for row in overlap]
+    owner = [-1] * overlap.shape[1]
+    mate = [-1] * len(overlap)
+    for root in range(len(overlaps)):
         reached: dict[int, int] = {}  # prediction -> the gold mention it was reached from
         queue, free = deque([root]), -1
         while queue and free < 0:
@@ -267,7 +239,7 @@ _KEYS = {
 
 
 @dataclass(frozen=True, slots=True)
-class TypeCounts:
+class TypeCounts(Counts):
     """The counts of one entity type; they add.
 
     gold, predicted: mentions. strict, one_to_one: pairs. relaxed_gold: gold mentions found;
@@ -284,10 +256,6 @@ class TypeCounts:
     unseen_gold: int = 0
     unseen_predicted: int = 0
     unseen: int = 0
-
-    def __add__(self, other: TypeCounts) -> TypeCounts:
-        names = (f.name for f in fields(self))
-        return TypeCounts(*(getattr(self, n) + getattr(other, n) for n in names))
 
     def score(self, definition: str) -> Scores:
         """precision, recall, f1 under one of DEFINITIONS, or "unseen"."""
@@ -423,7 +391,7 @@ def micro_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
 
 def forms_of(documents: Sequence[Document]) -> frozenset[str]:
     """The normalised surface forms of all mentions: what `seen` of `SpanCounts.of` takes."""
-    return frozenset(_form(d.text[s.start : s.end]) for d in documents for s in d.spans)
+    return frozenset(normalise(d.text[s.start : s.end]) for d in documents for s in d.spans)
 
 
 def document_counts(
@@ -450,19 +418,14 @@ def document_counts(
     return np.stack([np.bincount(c, minlength=len(gold)) for c in columns], axis=1)
 
 
-def _form(text: str) -> str:
-    # The same rule as `data.text.normalise`, which this layer may not import.
-    return " ".join(text.casefold().split())
-
-
 def _unseen(documents: Sequence[Document], mentions: Mentions, seen: Collection[str]) -> Flags:
     if not seen:
-        return np.ones(len(mentions), dtype=bool)
+        return np.ones(len(mentions.start), dtype=bool)
     known = frozenset(seen)
     ends = mentions.offset + mentions.end - mentions.start
     columns = (mentions.document.tolist(), mentions.offset.tolist(), ends.tolist())
     forms = (documents[d].text[start:end] for d, start, end in zip(*columns, strict=True))
-    return np.fromiter((_form(f) not in known for f in forms), dtype=bool, count=len(mentions))
+    return np.fromiter((normalise(form) not in known for form in forms), dtype=bool)
 
 
 def _mean(scores: Sequence[Scores]) -> Scores:

@@ -1,34 +1,40 @@
 """Corpus files ⇄ Documents. One module a format; the format is guessed from the content.
 
-Every module has `read(path, problems)` for a file or a folder, which notes what it cannot use
-and goes on, and `accepts(path)`, whether one file looks like the format. `conll`, `brat` and
-`jsonl` also have `write(documents, path)`.
+A module of this folder is a format if it has `read(path, problems)` for a file or a folder, which
+notes what it cannot use and goes on, and `accepts(path)`, whether one file looks like the format;
+its name is the module's. `conll`, `brat` and `jsonl` also have `write(documents, path)`.
 """
 
 from __future__ import annotations
 
 import os
+import pkgutil
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.types import Document
-from fednotes.data.formats import ade, brat, conll, i2b2, i2b2_2012, jsonl, ontonotes, pubtator
 from fednotes.data.formats.files import read_text, visible
 from fednotes.data.formats.problems import OnError, Problems
 
-# The order in which a file is tried: from what cannot be mistaken to the loosest.
-FORMATS: dict[str, ModuleType] = {
-    "brat": brat,
-    "i2b2": i2b2,
-    "i2b2-2012": i2b2_2012,
-    "ontonotes": ontonotes,
-    "jsonl": jsonl,
-    "ade": ade,
-    "pubtator": pubtator,
-    "conll": conll,
-}
+
+def discover() -> dict[str, ModuleType]:
+    """The formats of this folder, in the order in which a file is tried.
+
+    A module's `LOOSE` says how easily it takes a file for its own: 0 not at all, 1 (if it says
+    nothing) by its first line, 2 by guessing.
+    """
+    found = [
+        import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)
+    ]
+    offered = [module for module in found if hasattr(module, "accepts") and hasattr(module, "read")]
+    offered.sort(key=lambda module: (getattr(module, "LOOSE", 1), module.__name__))
+    return {module.__name__.rpartition(".")[2].replace("_", "-"): module for module in offered}
+
+
+FORMATS = discover()
 
 
 def read(
@@ -68,14 +74,12 @@ def guess_format(path: str | os.PathLike[str]) -> str:
     path = Path(path)
     if not os.path.exists(path):
         raise DataError(f"{path}: no such file or folder")
+    known = ", ".join(sorted(FORMATS))
     if not path.is_dir():
-        found = _guess_file(path)
-        if found is None:
-            read_text(path)  # an empty or wrongly encoded file says so itself
-            raise DataError(
-                f"{path}: cannot tell the format: name one of {', '.join(sorted(FORMATS))}"
-            )
-        return found
+        if found := _guess_file(path):
+            return found
+        read_text(path)  # an empty or wrongly encoded file says so itself
+        raise DataError(f"{path}: cannot tell the format: name one of {known}")
     for below in (False, True):
         counts = Counter(f for f in map(_guess_file, visible(path, below)) if f)
         if len(counts) == 1:
@@ -83,9 +87,7 @@ def guess_format(path: str | os.PathLike[str]) -> str:
         if counts:
             mixed = ", ".join(f"{name} ({n} files)" for name, n in sorted(counts.items()))
             raise DataError(f"{path}: the folder mixes formats: {mixed}; name one of them")
-    raise DataError(
-        f"{path}: no file in this folder is of a known format: {', '.join(sorted(FORMATS))}"
-    )
+    raise DataError(f"{path}: no file in this folder is of a known format: {known}")
 
 
 def _guess_file(path: Path) -> str | None:

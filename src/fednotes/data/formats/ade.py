@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
-from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, listing, read_text
+from fednotes.data.formats.files import first_line, listing, numbered
 from fednotes.data.formats.problems import DERIVED, Found, Problems, unique
 
 _NEGATIVE = re.compile(r"(\d+) NEG (.*\S)")
@@ -30,32 +28,23 @@ _PLACE = r"([^|]*[^|\s][^|]*)\|([0-9]{1,9})\|([0-9]{1,9})"  # text, start, end
 _RELATION = re.compile(rf"(\d+)\|(.*\S.*)\|{_PLACE}\|{_PLACE}")
 _MAX_UNPLACED = 0.05  # of a file's rows; a few rows of real corpora are damaged
 
-Label = Literal["Drug", "ADE", "Dosage"]
 
-
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """One relation: `other` is the effect or the dose. Starts count from the abstract's start."""
 
+    path: Path
     line: int
-    label: Label
+    label: str
     other: str
     other_start: int
     drug: str
     drug_start: int
 
 
-@dataclass
-class _Sentence:
-    pmid: str
-    text: str
-    rows: list[tuple[Path, _Row]] = field(default_factory=list)
-
-
 def accepts(path: Path) -> bool:
     """Whether the first line is a relation or a negative sentence."""
-    lines = head(path)
-    return bool(lines) and any(p.fullmatch(lines[0].rstrip()) for p in (_NEGATIVE, _RELATION))
+    line = first_line(path).rstrip()
+    return any(pattern.fullmatch(line) for pattern in (_NEGATIVE, _RELATION))
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
@@ -66,71 +55,64 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     sentence. Noted, with the line, is a broken line; and where more than 1 row in 20 cannot
     be placed, each of them.
     """
-    sentences: dict[tuple[str, str], _Sentence] = {}
+    sentences: dict[tuple[str, str], list[_Row]] = {}
     for file in listing(path, accepts, "the ADE corpus"):
-        with problems.passing("file"):
+        with problems.passing("file", file):
             for pmid, text, row in _rows(file, problems):
-                sentence = sentences.setdefault((pmid, text), _Sentence(pmid, text))
-                if row is not None:
-                    sentence.rows.append((file, row))
+                sentences.setdefault((pmid, text), []).extend([row] if row else [])
     numbers: Counter[str] = Counter()
-    documents, unplaced, rows = [], [], 0
-    for sentence in sentences.values():
-        numbers[sentence.pmid] += 1
-        document, missing = _document(sentence, f"{sentence.pmid}:{numbers[sentence.pmid]}")
+    documents: list[Found] = []
+    unplaced: list[_Row] = []
+    for (pmid, text), rows in sentences.items():
+        numbers[pmid] += 1
+        document, missing = _document(pmid, text, rows, f"{pmid}:{numbers[pmid]}")
         documents.append(Found(document, path, DERIVED))
         unplaced += missing
-        rows += len(sentence.rows)
-    if len(unplaced) > _MAX_UNPLACED * rows:
-        message = f"a mention is not in its sentence ({len(unplaced)} of {rows} rows)"
-        for place in unplaced:
-            problems.add(DataError.at(*place, message), "mention")
+    total = sum(map(len, sentences.values()))
+    if len(unplaced) > _MAX_UNPLACED * total:
+        message = f"a mention is not in its sentence ({len(unplaced)} of {total} rows)"
+        for row in unplaced:
+            problems.note("mention", row.path, row.line, message)
     return unique(documents, problems)
 
 
 def _rows(path: Path, problems: Problems) -> Iterator[tuple[str, str, _Row | None]]:
     """PMID, sentence and relation of each line."""
-    label: Label = "Dosage" if "DOSE" in path.name.upper() else "ADE"
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
+    label = "Dosage" if "DOSE" in path.name.upper() else "ADE"
+    for number, line in numbered(path):
         if negative := _NEGATIVE.fullmatch(line.rstrip()):
             yield negative.group(1), negative.group(2).strip(), None
-            continue
-        match = _RELATION.fullmatch(line.rstrip())
-        if match is None:
+        elif match := _RELATION.fullmatch(line.rstrip()):
+            pmid, text, other, start, _, drug, drug_start, _ = match.groups()
+            names = other.strip(), int(start), drug.strip(), int(drug_start)
+            yield pmid, text.strip(), _Row(path, number, label, *names)
+        else:
             message = "expected PMID|sentence|text|start|end|drug|start|end or PMID NEG sentence"
-            problems.add(DataError.at(path, number, message), "line")
-            continue
-        pmid, text, other, start, _, drug, drug_start, _ = match.groups()
-        row = _Row(number, label, other.strip(), int(start), drug.strip(), int(drug_start))
-        yield pmid, text.strip(), row
+            problems.note("line", path, number, message)
 
 
-def _document(sentence: _Sentence, name: str) -> tuple[Document, list[tuple[Path, int]]]:
-    """The sentence's document, and where the rows stand that could not be placed."""
-    text = sentence.text
-    found = [(_occurrences(text, r.other), _occurrences(text, r.drug)) for _, r in sentence.rows]
+def _document(pmid: str, text: str, rows: Sequence[_Row], name: str) -> tuple[Document, list[_Row]]:
+    """The sentence's document, and the rows that could not be placed."""
+    places = [(_occurrences(text, row.other), _occurrences(text, row.drug)) for row in rows]
     origins: Counter[int] = Counter()
-    for (others, drugs), (_, row) in zip(found, sentence.rows, strict=True):
+    for (others, drugs), row in zip(places, rows, strict=True):
         origins.update(
             {row.other_start - s for s, _ in others} & {row.drug_start - s for s, _ in drugs}
         )
     origin = min(origins, key=lambda o: (-origins[o], o)) if origins else None
-    spans: dict[Span, None] = {}
+    spans: set[Span] = set()
     relations: dict[tuple[str, int, int, int, int], None] = {}
     unplaced = []
-    for (others, drugs), (path, row) in zip(found, sentence.rows, strict=True):
+    for (others, drugs), row in zip(places, rows, strict=True):
         if not others or not drugs:
-            unplaced.append((path, row.line))
+            unplaced.append(row)
             continue
         (start, end), (drug_start, drug_end) = min(
             product(others, drugs), key=lambda pair: _misfit(pair[0][0], pair[1][0], row, origin)
         )
-        spans[Span(start, end, row.label)] = None
-        spans[Span(drug_start, drug_end, "Drug")] = None
+        spans |= {Span(start, end, row.label), Span(drug_start, drug_end, "Drug")}
         relations[row.label, start, end, drug_start, drug_end] = None
-    meta: dict[str, object] = {"pmid": sentence.pmid}
+    meta: dict[str, object] = {"pmid": pmid}
     if relations:
         meta["relations"] = tuple(relations)
     if unplaced:
@@ -139,25 +121,21 @@ def _document(sentence: _Sentence, name: str) -> tuple[Document, list[tuple[Path
 
 
 def _occurrences(text: str, form: str) -> list[tuple[int, int]]:
-    """Where a mention's text stands in a sentence; case and width of spaces only if they must."""
+    """Where a mention's text stands in a sentence; case and width of spaces only if they must,
+    inside a word only if nowhere else."""
     loose = r"\s+".join(map(re.escape, form.split()))
     for pattern, flags in ((re.escape(form), 0), (loose, re.IGNORECASE)):
         # Looking ahead finds occurrences that overlap, too.
         found = [m.span(1) for m in re.finditer(f"(?=({pattern}))", text, flags)] if pattern else []
+        whole = [
+            (start, end)
+            for start, end in found
+            if not (text[start].isalnum() and text[start - 1 : start].isalnum())
+            and not (text[end - 1].isalnum() and text[end : end + 1].isalnum())
+        ]
         if found:
-            return _whole_words(text, found)
+            return whole or found
     return []
-
-
-def _whole_words(text: str, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The occurrences that do not start or end inside a word, if there are any."""
-    whole = [
-        (start, end)
-        for start, end in found
-        if not (text[start].isalnum() and text[start - 1 : start].isalnum())
-        and not (text[end - 1].isalnum() and text[end : end + 1].isalnum())
-    ]
-    return whole or found
 
 
 def _misfit(other: int, drug: int, row: _Row, origin: int | None) -> tuple[int, int, int]:

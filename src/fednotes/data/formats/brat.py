@@ -12,18 +12,20 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from sys import intern
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats.files import head, is_inside, listing, read_text, same_text, visible
-from fednotes.data.formats.problems import Found, Problems, unique
+from fednotes.data.formats.files import head, listing, lying, read_text, same_text, visible
+from fednotes.data.formats.problems import Found, Problems, gather
+from fednotes.data.text import joined
 
+LOOSE = 0
 _PLACE = "[0-9]{1,9} [0-9]{1,9}"
 _MENTION = re.compile(rf"(T\S{{1,40}})\t(\S+) ({_PLACE}(?:;{_PLACE})*)\t(.*)", re.DOTALL)
 _OTHER = re.compile(r"[RAMN]\S*\t\S+ .*|E\S*\t\S+:\S.*|#\S*\t\S.*|\*\t\S+ .*", re.DOTALL)
@@ -35,8 +37,7 @@ _ESCAPED = re.compile(_CODE)
 _UNSAFE = re.compile(rf'[\x00-\x1f\x7f\\:*?"<>|]|(?={_CODE})%')
 
 
-@dataclass(frozen=True)
-class _Mention:
+class _Mention(NamedTuple):
     """A T line. pieces: as the line gives them, in order; form: their text by the line."""
 
     id: str
@@ -65,95 +66,71 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """
     files = listing(path, lambda p: p.suffix == ".ann" and accepts(p), "brat", True)
     base = path if path.is_dir() else path.parent
-    found: list[Found] = []
-    for file in files:
-        with problems.passing("document"):
-            found.append(Found(_read_pair(file.with_suffix(""), base, problems), file))
     if path.is_dir() and any(file.with_suffix(".txt").is_file() for file in files):
         texts = {p.with_suffix("") for p in visible(path, True) if p.suffix == ".txt"}
         problems.without += len(texts - {file.with_suffix("") for file in files})
-    return unique(found, problems)
+    return gather(files, lambda file, noted: [_read_pair(file, base, noted)], problems, "document")
 
 
-def _read_pair(stem: Path, base: Path, problems: Problems) -> Document:
-    ann = Path(f"{stem}.ann")
-    raw = read_text(_text_of(stem), empty=True, exact=True)
-    lines = read_text(ann, empty=True).split("\n")
-    lines = lines[:-1] if lines[-1] == "" else lines
+def _read_pair(file: Path, base: Path, problems: Problems) -> Found:
+    stem = file.with_suffix("")
+    ann, beside = Path(f"{stem}.ann"), Path(f"{stem}.txt")
+    if not beside.is_file():  # CADEC has them in a folder beside that of the annotations
+        folders = (stem.parent.parent / name for name in ("text", "txt"))
+        beside = lying(beside.name, folders) or beside
+    raw = read_text(beside, empty=True, exact=True)
+    lines = dict(enumerate(read_text(ann, empty=True).removesuffix("\n").split("\n"), 1))
     mentions: dict[int, _Mention] = {}
     ids: set[str] = set()
-    bad: set[int] = set()
-    for number, line in enumerate(lines, 1):
-        try:
-            mention = _parse(ann, number, line)
-            if mention is not None and mention.id in ids:
-                raise DataError.at(ann, number, f"the id {mention.id} is used twice")
-        except DataError as error:
-            problems.add(error, "line")
-            bad.add(number)
-            continue
-        if mention is not None:
-            ids.add(mention.id)
-            mentions[number] = mention
+    for number, line in tuple(lines.items()):
+        whole = False
+        with problems.passing("line", ann, number):
+            mention = _parse(line)
+            if mention is not None:
+                if mention.id in ids:
+                    raise DataError(f"the id {mention.id} is used twice")
+                ids.add(mention.id)
+                mentions[number] = mention
+            whole = True
+        if not whole:
+            del lines[number]
     text, failed = _matching(raw, mentions)
     if len(failed) >= _STRAY and 2 * len(failed) > len(mentions):
         told = f"{len(failed)} of {len(mentions)} mentions do not fit the text: is it theirs?"
-        raise DataError.at(ann, failed[0], told)
-    for number in failed:
-        problems.add(_misfit(ann, number, mentions.pop(number), text), "mention")
-    bad.update(failed)
-    if bad:
-        lines = [line for number, line in enumerate(lines, 1) if number not in bad]
+        raise DataError.at(ann, next(iter(failed)), told)
+    for number, reason in failed.items():
+        problems.note("mention", ann, number, reason)
+        del mentions[number], lines[number]
     spans = tuple(mention.span for mention in mentions.values())
     name = "/".join(map(_unsafe, stem.relative_to(base).parts))
-    return Document(name, text, spans, meta={"brat": tuple(lines)} if lines else {})
+    kept = tuple(lines.values())
+    return Found(Document(name, text, spans, meta={"brat": kept} if any(kept) else {}), file)
 
 
-def _text_of(stem: Path) -> Path:
-    """The text file of a pair: beside the annotations, or (CADEC) in a folder beside theirs."""
-    beside = Path(f"{stem}.txt")
-    base = stem.parent.parent
-    others = (base / folder / beside.name for folder in ("text", "txt"))
-    found = (place for place in others if os.path.lexists(place) and is_inside(place, base))
-    return beside if beside.is_file() else next(found, beside)
-
-
-def _parse(path: Path | str, number: int, line: str) -> _Mention | None:
+def _parse(line: str) -> _Mention | None:
     """The mention of a T line; None for another line. Raises DataError for a broken one."""
     match = _MENTION.fullmatch(line)
     if match is None:
         if line.strip() and not _OTHER.fullmatch(line):
-            raise DataError.at(path, number, "no whole brat annotation (is the line cut short?)")
+            raise DataError("no whole brat annotation (is the line cut short?)")
         return None
     name, label, places, form = match.groups()
-    rows = sorted([int(n) for n in place.split()] for place in places.split(";"))
-    pieces = tuple((start, end) for start, end in rows)
+    rows = (tuple(map(int, place.split())) for place in places.split(";"))
+    pieces = tuple(sorted((start, end) for start, end in rows))
     if any(start >= end for start, end in pieces):
-        raise DataError.at(path, number, f"{name} ends before it starts")
-    whole = _joined(pieces)
+        raise DataError(f"{name} ends before it starts")
+    whole = tuple(joined(pieces))  # pieces of hand-made corpora may overlap
     span = Span(whole[0][0], whole[-1][1], intern(label), whole if len(whole) > 1 else ())
     return _Mention(name, span, pieces, form)
 
 
-def _joined(pieces: Offsets) -> Offsets:
-    """Pieces in order, those put together that overlap (as hand-made corpora have them)."""
-    joined: list[tuple[int, int]] = []
-    for start, end in pieces:
-        if joined and start < joined[-1][1]:
-            before = joined.pop()
-            start, end = before[0], max(before[1], end)
-        joined.append((start, end))
-    return tuple(joined)
-
-
-def _matching(raw: str, mentions: dict[int, _Mention]) -> tuple[str, list[int]]:
+def _matching(raw: str, mentions: Mapping[int, _Mention]) -> tuple[str, dict[int, str]]:
     """The reading of the text file that the mentions' offsets were counted in: that which the
-    most mentions fit. And the lines of those that do not."""
+    most mentions fit. And what is wrong with the others, by their lines."""
     bare = raw.removeprefix("\ufeff")
-    readings = (bare.replace("\r\n", "\n"), bare, raw.replace("\r\n", "\n"), raw)
-    best: tuple[str, list[int]] | None = None
-    for text in dict.fromkeys(readings):
-        failed = [n for n, m in mentions.items() if not _agrees(text, m)]
+    best: tuple[str, dict[int, str]] | None = None
+    for text in dict.fromkeys((bare.replace("\r\n", "\n"), bare, raw.replace("\r\n", "\n"), raw)):
+        failed = {n: reason for n, m in mentions.items() if (reason := _misfit(text, m))}
         if best is None or len(failed) < len(best[1]):
             best = text, failed
         if not failed:
@@ -162,22 +139,17 @@ def _matching(raw: str, mentions: dict[int, _Mention]) -> tuple[str, list[int]]:
     return best
 
 
-def _misfit(path: Path, number: int, mention: _Mention, text: str) -> DataError:
-    span = mention.span
-    where = f"{mention.id} at {span.start}:{span.end}"
-    if span.end > len(text):
-        return DataError.at(path, number, f"{where} lies outside the text ({len(text)} characters)")
-    return DataError.at(path, number, f"{where} is not what the text holds there")
-
-
-def _agrees(text: str, mention: _Mention) -> bool:
-    """Whether the text holds a mention; its pieces' words may be given in another order."""
-    if mention.span.end > len(text):
-        return False
+def _misfit(text: str, mention: _Mention) -> str:
+    """Why a text does not hold a mention, or ""; its pieces' words may be in another order."""
+    start, end = mention.span.start, mention.span.end
+    where = f"{mention.id} at {start}:{end}"
+    if end > len(text):
+        return f"{where} lies outside the text ({len(text)} characters)"
     found = _form(text, mention.pieces)
+    same = same_text(found, mention.form)
     if len(mention.pieces) > 1:
-        return sorted(found.split()) == sorted(mention.form.split())
-    return same_text(found, mention.form)
+        same = sorted(found.split()) == sorted(mention.form.split())
+    return "" if same else f"{where} is not what the text holds there"
 
 
 def _form(text: str, pieces: Offsets) -> str:
@@ -222,37 +194,29 @@ def _lines(document: Document) -> list[str]:
     gone: set[str] = set()
     highest = 0
     for line in document.meta.get("brat", ()):
-        mention = _parse(document.id, 0, line)
+        mention = _parse(line)
         if mention is not None:
             highest = max(highest, int(re.sub(r"\D", "", mention.id) or 0))
-            if wanted[mention.span] <= 0 or not _agrees(document.text, mention):
+            if wanted[mention.span] <= 0 or _misfit(document.text, mention):
                 gone.add(mention.id)
                 continue
             wanted[mention.span] -= 1
         kept.append(line)
-    kept = _without(kept, gone) if gone else kept
-    for span in wanted.elements():
-        highest += 1
-        kept.append(_mention_line(f"T{highest}", span, document.text))
+    kept = _without(kept, gone)
+    for number, span in enumerate(wanted.elements(), highest + 1):
+        places = ";".join(f"{start} {end}" for start, end in span.pieces)
+        label = re.sub(r"\s+", "_", span.label)
+        kept.append(f"T{number}\t{label} {places}\t{_form(document.text, span.pieces)}")
     return kept
-
-
-def _mention_line(name: str, span: Span, text: str) -> str:
-    pieces = span.fragments or ((span.start, span.end),)
-    places = ";".join(f"{start} {end}" for start, end in pieces)
-    label = re.sub(r"\s+", "_", span.label)
-    return f"{name}\t{label} {places}\t{_form(text, pieces)}"
 
 
 def _without(lines: list[str], gone: set[str]) -> list[str]:
     """The lines that do not refer, straight or through another line, to what is gone."""
-    gone = set(gone)
-    while True:
+    while gone:
         refers = {line for line in lines if not line.startswith("T") and _refers(line, gone)}
-        if not refers:
-            return lines
-        gone |= {line.split("\t")[0] for line in refers} - {"*"}
+        gone = {line.split("\t")[0] for line in refers} - {"*"}
         lines = [line for line in lines if line not in refers]
+    return lines
 
 
 def _refers(line: str, gone: set[str]) -> bool:

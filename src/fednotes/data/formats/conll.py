@@ -23,11 +23,12 @@ import numpy as np
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Scheme, Span, TagSet
-from fednotes.data.formats.files import head, listing, read_text
-from fednotes.data.formats.problems import DERIVED, Found, Problems, unique
+from fednotes.data.formats.files import head, laid_out, listing, read_text
+from fednotes.data.formats.problems import DERIVED, Found, Problems, gather
 from fednotes.data.tags import Alignment, FlattenCounts, decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
+LOOSE = 2  # a tag is guessed
 _TAG = re.compile(r"O|[BIESLUM]-\S.*")
 _NEWDOC = re.compile(r"#\s*newdoc\b(?:\s+id\s*=\s*(.*\S))?")
 _START = "-DOCSTART-"
@@ -41,10 +42,6 @@ class _Sentence:
     rows: list[list[str]] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     damaged: bool = False
-
-    @property
-    def tags(self) -> list[str]:
-        return [row[-1] for row in self.rows]
 
 
 @dataclass
@@ -74,23 +71,19 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     conlleval reads it; `meta["repaired"]` counts such tags. Noted, with the line, are a wrong
     number of columns and something that is no tag; with such a line its sentence is left out.
     """
-    found: list[Found] = []
-    for file in listing(path, accepts, "CoNLL"):
-        with problems.passing("file"):
-            found += _read_file(file, problems)
-    return unique(found, problems)
+    return gather(listing(path, accepts, "CoNLL"), _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> list[Found]:
     before = problems.number
     parts, separator = _parse(path, problems)
-    sentences = [s for part in parts for s in part.sentences if s.rows]
-    if not sentences and problems.number > before:
+    tags = [[row[-1] for row in s.rows] for part in parts for s in part.sentences]
+    if not tags and problems.number > before:
         return []
-    if not sentences:
-        raise DataError.at(path, 0, "the file holds no tokens")
-    scheme = _scheme_of([s.tags for s in sentences])
-    types = sorted({tag[2:] for s in sentences for tag in s.tags if tag != "O"})
+    if not tags:
+        raise DataError("the file holds no tokens")
+    scheme = _scheme_of(tags)
+    types = sorted({tag[2:] for own in tags for tag in own if tag != "O"})
     tagset = TagSet(tuple(map(intern, types)), _base(scheme))
     shared = {"conll": {"scheme": scheme, "separator": separator}}
     documents = []
@@ -120,7 +113,7 @@ def _parse(path: Path, problems: Problems) -> tuple[list[_Part], str]:
         elif line.startswith("#") and not sentence.rows:
             sentence.comments.append(line)
         else:
-            problems.add(DataError.at(path, number, _complaint(row, width)), "line")
+            problems.note("line", path, number, _complaint(row, width))
             sentence.damaged = True
     _close(parts[-1], sentence)
     if marked:
@@ -201,35 +194,20 @@ def _base(scheme: str) -> Scheme:
 def _document(name: str, part: _Part, tagset: TagSet, shared: dict[str, Any]) -> Document:
     """One document; `shared` is the meta of all documents without more to keep."""
     ids = {tag: i for i, tag in enumerate(tagset.tags)}
-    lines: list[str] = []
+    text, bounds, tokens = laid_out([[row[0] for row in s.rows] for s in part.sentences])
     spans: list[Span] = []
-    tokens: list[tuple[int, int]] = []
-    bounds: list[tuple[int, int]] = []
-    position = repaired = 0
-    iob1 = shared["conll"]["scheme"] == "IOB1"
+    first = repaired = 0
     for sentence in part.sentences:
-        forms = [row[0] for row in sentence.rows]
-        line = " ".join(forms)
-        ends = position + np.cumsum([len(f) + 1 for f in forms]) - 1
-        offsets = np.stack([ends - [len(f) for f in forms], ends], 1)  # (tokens, 2)
-        given = np.array([ids[_canonical(tag)] for tag in sentence.tags])
+        last = first + len(sentence.rows)
+        offsets = np.array(tokens[first:last])  # (tokens, 2)
+        given = np.array([ids[_canonical(row[-1])] for row in sentence.rows])
         found = decode(given, offsets, tagset)
-        if not iob1:
+        if shared["conll"]["scheme"] != "IOB1":
             repaired += int((encode(found, offsets, tagset)[0] != given).sum())
-        lines.append(line)
-        tokens += [(start, end) for start, end in offsets.tolist()]
-        bounds.append((position, position + len(line)))
         spans += found
-        position += len(line) + 1
+        first = last
     meta = _meta(part, shared, repaired)
-    return Document(
-        name,
-        "\n".join(lines),
-        tuple(spans),
-        meta=meta,
-        sentences=tuple(bounds),
-        tokens=tuple(tokens),
-    )
+    return Document(name, text, tuple(spans), meta=meta, sentences=bounds, tokens=tokens)
 
 
 def _canonical(tag: str) -> str:
@@ -297,8 +275,8 @@ def _rows(
     scheme = kept.get("scheme", "BIO")
     tagset = TagSet(types, _base(scheme))
     names = tagset.tags
-    own = np.array(document.tokens or tokenize(document.text)).reshape(-1, 2)  # (tokens, 2)
-    offsets = own.tolist()
+    tokens = document.tokens or tokenize(document.text).tolist()
+    own = np.array(tokens).reshape(-1, 2)  # (tokens, 2)
     columns = kept.get("columns", ())
     if len(columns) != len(own):
         columns = ((),) * len(own)
@@ -307,7 +285,9 @@ def _rows(
         comments.setdefault(index, []).append(comment)
     rows: list[list[str] | str] = []
     alignment, done, first = Alignment(), 0, 0
-    for number, end in enumerate(_ends(document)):
+    starts = [start for start, _ in split_sentences(document)]
+    # Each sentence reaches to the next, so that no token is left out.
+    for number, end in enumerate([*starts[1:], len(document.text)]):
         last = int(np.searchsorted(own[:, 0], end, side="left"))
         # By their ends: a span may begin with the space before its sentence.
         stop = bisect_right(spans, end, key=lambda span: span.end)
@@ -316,23 +296,14 @@ def _rows(
         rows += comments.get(number, [])
         tags = _letters([names[i] for i in ids.tolist()], scheme)
         for i, tag in enumerate(tags, done):
-            start, stop_at = offsets[i]
-            rows.append([_one_line(document.text[start:stop_at]), *columns[i], tag])
+            form = document.text[slice(*tokens[i])]
+            # A token that its column can hold; only other tools' tokens need it.
+            form = form if form.isalnum() else re.sub(r"[\t\n\r]+", " ", form)
+            rows.append([form, *columns[i], tag])
         if last > done:
             rows.append("")
         done, first = last, stop
     return rows, alignment
-
-
-def _one_line(form: str) -> str:
-    """A token that its column can hold; only other tools' tokens need it."""
-    return form if form.isalnum() else re.sub(r"[\t\n\r]+", " ", form)
-
-
-def _ends(document: Document) -> list[int]:
-    """Where the sentences end; each reaches to the next, so that no token is left out."""
-    starts = [start for start, _ in split_sentences(document)]
-    return [*starts[1:], len(document.text)]
 
 
 def _letters(tags: list[str], scheme: str) -> list[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import NotAFile, regular, require_file
+from fednotes.core.types import Offsets, Span
+from fednotes.data.text import normalise
 
 _HEAD = 1 << 16  # bytes that are enough to tell a format
 
@@ -66,6 +68,17 @@ def head(path: Path) -> list[str]:
     return [line.rstrip("\r") for line in lines if line.strip()]
 
 
+def first_line(path: Path) -> str:
+    """The first non-blank line of a file; "" if there is none."""
+    return next(iter(head(path)), "")
+
+
+def numbered(path: Path, *, empty: bool = False) -> Iterator[tuple[int, str]]:
+    """The lines of a text that hold something, with their numbers. Raises as `read_text`."""
+    lines = enumerate(read_text(path, empty=empty).split("\n"), 1)
+    return ((number, line) for number, line in lines if line.strip())
+
+
 def listing(
     path: Path, accepts: Callable[[Path], bool], name: str, below: bool = False
 ) -> list[Path]:
@@ -119,6 +132,47 @@ def is_inside(path: Path, folder: Path) -> bool:
     except NotAFile as error:
         raise DataError(f"{path}: {error.strerror}") from None
     return stat.S_ISREG(mode)
+
+
+def lying(name: str, folders: Iterable[Path]) -> Path | None:
+    """The first file of that name in one of the folders. Raises DataError as `is_inside`."""
+    places = (folder / name for folder in folders)
+    return next((p for p in places if os.path.lexists(p) and is_inside(p, p.parent.parent)), None)
+
+
+def laid_out(sentences: Sequence[Sequence[str]]) -> tuple[str, Offsets, Offsets]:
+    """Words joined by a space and sentences by a line end: the text, and the offsets of its
+    sentences and of its words."""
+    bounds: list[tuple[int, int]] = []
+    tokens: list[tuple[int, int]] = []
+    at = 0
+    for words in sentences:
+        begin = at
+        for word in words:
+            tokens.append((at, at + len(word)))
+            at += len(word) + 1
+        bounds.append((begin, at - 1))
+    return "\n".join(map(" ".join, sentences)), tuple(bounds), tuple(tokens)
+
+
+def in_text(start: int, end: int, length: int) -> tuple[int, int]:
+    """The offsets of a stretch of a text of that length. Raises DataError if it is none."""
+    if not 0 <= start < end <= length:
+        raise DataError(f"{start}:{end} is no stretch of the text ({length} characters)")
+    return start, end
+
+
+def mismatched(
+    path: Path, text: str, mentions: Sequence[tuple[Span, str, int]], what: str
+) -> dict[str, int]:
+    """The number of mentions (span, their text by the file, line) whose text is not what their
+    offsets hold, as a document's meta. Raises DataError where most are so: another text."""
+    rows = ((normalise(text[s.start : s.end]) == normalise(form), at) for s, form, at in mentions)
+    wrong = [line for right, line in rows if not right]
+    if 2 * len(wrong) > len(mentions):
+        message = f"{len(wrong)} of {len(mentions)} {what} are not what the text holds there"
+        raise DataError.at(path, wrong[0], message)
+    return {"mismatched": len(wrong)} if wrong else {}
 
 
 def same_text(left: str, right: str) -> bool:

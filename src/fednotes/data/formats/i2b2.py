@@ -9,17 +9,16 @@ or `concepts` and `test_data` one level up), which is known here.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, is_inside, listing, read_text
-from fednotes.data.formats.problems import Found, Problems, unique
-from fednotes.data.text import normalise
+from fednotes.data.formats.files import first_line, listing, lying, mismatched, numbered, read_text
+from fednotes.data.formats.problems import Found, Problems, gather
 
+LOOSE = 0
 _PLACE = r"([0-9]{1,9}):([0-9]{1,9})"  # line:token
 _CONCEPT = re.compile(rf'c="(.+)" {_PLACE} {_PLACE}\|\|t="([^"]+)"')
 
@@ -28,8 +27,8 @@ def accepts(path: Path) -> bool:
     """Whether the file is a `.con` file, or the `.txt` file beside one."""
     if path.suffix != ".con":
         return path.suffix == ".txt" and path.with_suffix(".con").is_file()
-    lines = head(path)
-    return not lines or lines[0].startswith('c="')
+    line = first_line(path)
+    return not line or line.startswith('c="')
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
@@ -42,79 +41,49 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     if path.suffix == ".txt" and path.is_file() and not path.with_suffix(".con").is_file():
         raise DataError(f"{path}: there is no .con file beside it; give the .con file")
     files = listing(path, lambda p: p.suffix == ".con" and accepts(p), "i2b2 2010")
-    found: list[Found] = []
-    for file in files:
-        with problems.passing("document"):
-            con = file.with_suffix(".con")
-            found.append(Found(_read_record(con, problems), con))
-    return unique(found, problems)
+    records = [file.with_suffix(".con") for file in files]
+    return gather(records, _read_record, problems, "document")
 
 
-def _text_of(con: Path) -> Path:
-    """The text file that belongs to a `.con` file."""
+def _read_record(con: Path, problems: Problems) -> list[Found]:
     name, folder = f"{con.stem}.txt", con.parent
-    places = [folder, folder.parent / "txt", folder.parent / "test_data", folder.parent]
-    places.append(folder.parent.parent / "test_data")
-    for place in places:
-        found = place / name
-        if os.path.lexists(found) and is_inside(found, place.parent):
-            return found
-    raise DataError.at(con, 0, f"its text {name} is neither beside it nor in a folder txt beside")
-
-
-def _read_record(con: Path, problems: Problems) -> Document:
-    text = read_text(_text_of(con))
+    near = (folder, folder.parent / "txt", folder.parent / "test_data", folder.parent)
+    file = lying(name, (*near, folder.parent.parent / "test_data"))
+    if file is None:
+        raise DataError(f"its text {name} is neither beside it nor in a folder txt beside")
+    text = read_text(file)
     position = 0
-    lines: list[list[tuple[int, int]]] = []  # token offsets by line
+    lines: list[list[tuple[int, int]]] = [[]]  # token offsets by line, which counts from 1
     for line in text.split("\n"):
         found = re.finditer(r"[^ ]+", line)
         lines.append([(position + m.start(), position + m.end()) for m in found])
         position += len(line) + 1
-    spans, mismatched, first = [], 0, 0
-    for number, line in enumerate(read_text(con, empty=True).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            span, form = _span(con, number, line.rstrip(), lines)
-        except DataError as error:
-            problems.add(error, "mention")
-            continue
-        spans.append(span)
-        if normalise(text[span.start : span.end]) != normalise(form):
-            mismatched, first = mismatched + 1, first or number
-    if 2 * mismatched > len(spans):
-        message = f"{mismatched} of {len(spans)} concepts are not what the text holds there"
-        raise DataError.at(con, first, message)
-    return Document(
+    concepts: list[tuple[Span, str, int]] = []
+    for number, line in numbered(con, empty=True):
+        with problems.passing("mention", con, number):
+            concepts.append((*_concept(line.rstrip(), lines), number))
+    document = Document(
         con.stem,
         text,
-        tuple(spans),
-        meta={"mismatched": mismatched} if mismatched else {},
+        tuple(span for span, _, _ in concepts),
+        meta=mismatched(con, text, concepts, "concepts"),
         sentences=tuple((tokens[0][0], tokens[-1][1]) for tokens in lines if tokens),
         tokens=tuple(token for tokens in lines for token in tokens),
     )
+    return [Found(document, con)]
 
 
-def _span(
-    path: Path, number: int, line: str, lines: list[list[tuple[int, int]]]
-) -> tuple[Span, str]:
-    match = _CONCEPT.fullmatch(line)
+def _concept(row: str, lines: list[list[tuple[int, int]]]) -> tuple[Span, str]:
+    match = _CONCEPT.fullmatch(row)
     if match is None:
-        raise DataError.at(path, number, 'expected c="text" line:token line:token||t="type"')
-    form, first_line, first, last_line, last, label = match.groups()
+        raise DataError('expected c="text" line:token line:token||t="type"')
+    form, line, token, last_line, last_token, label = match.groups()
     try:
-        # Python would read line 0 as the last one.
-        start = lines[_from_one(first_line)][int(first)][0]
-        end = lines[_from_one(last_line)][int(last)][1]
+        start = lines[int(line)][int(token)][0]
+        end = lines[int(last_line)][int(last_token)][1]
     except IndexError:
-        message = f"{first_line}:{first} {last_line}:{last} lies outside the text"
-        raise DataError.at(path, number, message) from None
+        place = f"{line}:{token} {last_line}:{last_token}"
+        raise DataError(f"{place} lies outside the text") from None
     if start >= end:
-        raise DataError.at(path, number, "the concept ends before it starts")
+        raise DataError("the concept ends before it starts")
     return Span(start, end, intern(label)), form
-
-
-def _from_one(line: str) -> int:
-    if int(line) < 1:
-        raise IndexError
-    return int(line) - 1

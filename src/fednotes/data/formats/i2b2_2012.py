@@ -19,10 +19,11 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, listing, read_text
-from fednotes.data.formats.problems import Found, Problems, unique
+from fednotes.data.formats.files import head, listing, mismatched, read_text
+from fednotes.data.formats.problems import Found, Problems, gather
 from fednotes.data.text import normalise
 
+LOOSE = 0
 _TEXT = re.compile(r"<TEXT>(?:\s*<!\[CDATA\[(.*?)\]\]>\s*|(.*?))</TEXT>", re.DOTALL)
 _TAG = re.compile(r"\s*<(EVENT|TIMEX3)\s")
 _PARTS = re.compile(
@@ -30,7 +31,7 @@ _PARTS = re.compile(
     r'\s+(?:modality|type)="(.*)/?>\s*'
 )
 _TYPE = re.compile(r'(?:^|\s)type="([A-Za-z_]+)"')
-_Mention = tuple[int, int, str, str, int]  # start, end, form, label, line
+_Mention = tuple[Span, str, int]  # as the file gives it, its text, its line
 
 
 def accepts(path: Path) -> bool:
@@ -48,60 +49,51 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     are a file without text or tags, and with the line a broken tag or offsets outside the text,
     and where most mentions do not match.
     """
-    found: list[Found] = []
-    for file in listing(path, accepts, "i2b2 2012"):
-        with problems.passing("document"):
-            found.append(Found(_read_record(file, problems), file))
-    return unique(found, problems)
+    return gather(listing(path, accepts, "i2b2 2012"), _read_record, problems, "document")
 
 
-def _read_record(path: Path, problems: Problems) -> Document:
+def _read_record(path: Path, problems: Problems) -> list[Found]:
     content = read_text(path)
     found = _TEXT.search(content)
     if found is None:
-        raise DataError.at(path, 0, "there is no TEXT element: it is no i2b2 2012 record")
+        raise DataError("there is no TEXT element: it is no i2b2 2012 record")
     if "<TAGS" not in content[found.end() :]:
-        raise DataError.at(path, 0, "there is no TAGS element after the text: is the file whole?")
+        raise DataError("there is no TAGS element after the text: is the file whole?")
     raw = found.group(1) if found.group(1) is not None else html.unescape(found.group(2))
     first = content.count("\n", 0, found.end()) + 1
-    lines = content[found.end() :].split("\n")
-    mentions: list[_Mention] = []
-    for number, line in enumerate(lines, first):
+    given: list[_Mention] = []
+    for number, line in enumerate(content[found.end() :].split("\n"), first):
         if _TAG.match(line):
-            with problems.passing("mention"):
-                mentions.append(_mention(path, number, line))
-    text, shift = _placed(raw, mentions)
-    spans = []
-    wrong: list[int] = []
-    for start, end, form, label, number in mentions:
-        span = Span(start + shift, end + shift, intern(label))
-        if not 0 <= span.start < span.end <= len(text):
-            message = f"{start}:{end} is no stretch of the text ({len(raw)} characters)"
-            problems.add(DataError.at(path, number, message), "mention")
-            continue
-        if normalise(text[span.start : span.end]) != normalise(form):
-            wrong.append(number)
-        spans.append(span)
-    if 2 * len(wrong) > len(spans):
-        message = f"{len(wrong)} of {len(spans)} mentions are not what the text holds there"
-        raise DataError.at(path, wrong[0], message)
-    return Document(
+            with problems.passing("mention", path, number):
+                given.append((*_mention(line), number))
+    text, shift = _placed(raw, given)
+    mentions: list[_Mention] = []
+    for span, form, number in given:
+        moved = Span(span.start + shift, span.end + shift, span.label)
+        if 0 <= moved.start < moved.end <= len(text):
+            mentions.append((moved, form, number))
+        else:
+            place = f"{span.start}:{span.end} is no stretch of the text"
+            problems.note("mention", path, number, f"{place} ({len(raw)} characters)")
+    document = Document(
         path.stem,
         text,
-        tuple(dict.fromkeys(spans)),
-        meta={"mismatched": len(wrong)} if wrong else {},
-        sentences=_lines(text),
+        tuple(dict.fromkeys(span for span, _, _ in mentions)),
+        meta=mismatched(path, text, mentions, "mentions"),
+        # The lines that hold something, trimmed.
+        sentences=tuple(m.span() for m in re.finditer(r"\S(?:[^\n]*\S)?", text)),
     )
+    return [Found(document, path)]
 
 
-def _mention(path: Path, number: int, line: str) -> _Mention:
+def _mention(line: str) -> tuple[Span, str]:
     found = _PARTS.fullmatch(line)
     # The value of `type` comes first in a TIMEX3, last in an EVENT.
     label = None if found is None else _TYPE.findall(line[found.end(3) :])
     if found is None or not label:
-        raise DataError.at(path, number, 'expected id, start, end, text and type="…" in one tag')
-    start, end, form = int(found.group(1)), int(found.group(2)), html.unescape(found.group(3))
-    return start, end, form, label[0].upper(), number
+        raise DataError('expected id, start, end, text and type="…" in one tag')
+    span = Span(int(found.group(1)), int(found.group(2)), intern(label[0].upper()))
+    return span, html.unescape(found.group(3))
 
 
 def _placed(raw: str, mentions: Sequence[_Mention]) -> tuple[str, int]:
@@ -116,13 +108,9 @@ def _placed(raw: str, mentions: Sequence[_Mention]) -> tuple[str, int]:
 
     def hits(shift: int) -> int:
         return sum(
-            start + shift >= 0 and normalise(text[start + shift : end + shift]) == normalise(form)
-            for start, end, form, _, _ in mentions
+            s.start + shift >= 0
+            and normalise(text[s.start + shift : s.end + shift]) == normalise(form)
+            for s, form, _ in mentions
         )
 
     return text, max((as_raw, as_stripped), key=hits)
-
-
-def _lines(text: str) -> tuple[tuple[int, int], ...]:
-    """Offsets of the lines that hold something, trimmed."""
-    return tuple(m.span() for m in re.finditer(r"\S(?:[^\n]*\S)?", text))

@@ -22,8 +22,8 @@ from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats.files import head, listing, read_text
-from fednotes.data.formats.problems import DERIVED, Found, Problems, unique
+from fednotes.data.formats.files import first_line, in_text, listing, numbered
+from fednotes.data.formats.problems import DERIVED, Found, Problems, gather
 
 # Keys that hold spans; those of the second pair mean something else beside one of the first.
 _SPAN_KEYS = (("spans", "entities"), ("labels", "label"))
@@ -32,8 +32,7 @@ _OWN_KEYS = {"id", "text", "patient", "codes", "meta", "sentences", "tokens"}
 
 def accepts(path: Path) -> bool:
     """Whether the first line begins a JSON object, or the file's name says so."""
-    lines = head(path)
-    return path.suffix == ".jsonl" or (bool(lines) and lines[0].lstrip().startswith("{"))
+    return path.suffix == ".jsonl" or first_line(path).lstrip().startswith("{")
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
@@ -42,74 +41,54 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     Records that an annotator rejected or ignored (Prodigy's "answer") are left out. Noted, with
     the line, are bad JSON, offsets outside the text and other wrong values.
     """
-    found: list[Found] = []
-    for file in listing(path, accepts, "JSONL"):
-        with problems.passing("file"):
-            found += _read_file(file, problems)
-    return unique(found, problems)
+    return gather(listing(path, accepts, "JSONL"), _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> list[Found]:
     found, before = [], problems.number
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in numbered(path):
         try:
             record = parse_json(line, strict=False)
         except JsonError as error:
             reason = f"no JSON ({error}): expected one whole object a line"
-            problems.add(DataError.at(path, number, reason), "line")
+            problems.note("line", path, number, reason)
             continue
-        bad: list[str] = []
-        try:
-            document = _document(record, f"{path.stem}:{number}", bad)
-        except _RecordError as error:
-            problems.add(DataError.at(path, number, str(error)), "document")
-            continue
-        for reason in bad:
-            problems.add(DataError.at(path, number, reason), "mention")
-        if document is not None:
-            derived = record.get("id") is None
-            found.append(Found(document, path, DERIVED if derived else number))
+        with problems.passing("document", path, number):
+            document = _document(record, path, number, problems)
+            if document is not None:
+                derived = record.get("id") is None
+                found.append(Found(document, path, DERIVED if derived else number))
     if not found and problems.number == before:
-        raise DataError.at(path, 0, "every record is marked as rejected or ignored")
+        raise DataError("every record is marked as rejected or ignored")
     return found
 
 
-class _RecordError(Exception):
-    """What is wrong with a record; `_read_file` adds where."""
-
-
-def _document(record: Any, name: str, bad: list[str]) -> Document | None:
-    """The document of a record, None if it was rejected. bad: takes what is wrong with mentions,
-    which are left out."""
+def _document(record: Any, path: Path, number: int, problems: Problems) -> Document | None:
+    """The document of a record, None if it was rejected."""
     if not isinstance(record, dict):
-        raise _RecordError("the line is no JSON object")
+        raise DataError("the line is no JSON object")
     if record.get("answer", "accept") != "accept":
         return None
     text = record.get("text")
     if not isinstance(text, str):
-        raise _RecordError('the key "text" is missing or no string')
+        raise DataError('the key "text" is missing or no string')
     if any("\ud800" <= c <= "\udfff" for c in text):
-        raise _RecordError("the text holds half of a surrogate pair")
+        raise DataError("the text holds half of a surrogate pair")
     key = _span_key(record)
-    spans = []
-    for value in record[key] if key else ():
-        try:
-            spans.append(_span(value, len(text)))
-        except _RecordError as error:
-            bad.append(str(error))
-    patient = record.get("patient")
-    given = record.get("id")
-    return Document(
-        name if given is None else str(given),
-        text,
-        tuple(spans),
+    patient, given = record.get("patient"), record.get("id")
+    rest = (
         None if patient is None else str(patient),
         tuple(map(str, _list(record, "codes"))),
         _meta(record, key),
         _ordered(record, "sentences", len(text)),
         _ordered(record, "tokens", len(text)),
+    )
+    spans = []
+    for value in record[key] if key else ():
+        with problems.passing("mention", path, number):
+            spans.append(_span(value, len(text)))
+    return Document(
+        f"{path.stem}:{number}" if given is None else str(given), text, tuple(spans), *rest
     )
 
 
@@ -123,7 +102,7 @@ def _span_key(record: Mapping[str, Any]) -> str | None:
         present = [k for k in keys if record.get(k) is not None]
         wrong = next((k for k in present if not isinstance(record[k], list)), None)
         if wrong:
-            raise _RecordError(f'the key "{wrong}" is no list of spans')
+            raise DataError(f'the key "{wrong}" is no list of spans')
         if present:
             return next((k for k in present if record[k]), present[0])
     return None
@@ -132,7 +111,7 @@ def _span_key(record: Mapping[str, Any]) -> str | None:
 def _list(record: Mapping[str, Any], key: str) -> list[Any]:
     value = record.get(key) or []
     if not isinstance(value, list):
-        raise _RecordError(f'the key "{key}" is no list')
+        raise DataError(f'the key "{key}" is no list')
     return value
 
 
@@ -140,7 +119,7 @@ def _ordered(record: Mapping[str, Any], key: str, length: int) -> Offsets:
     """Sentences or tokens, which must come in order and apart."""
     found = tuple(_offsets(value, length) for value in _list(record, key))
     if any(left[1] > right[0] for left, right in pairwise(found)):
-        raise _RecordError(f'the key "{key}" is not in order')
+        raise DataError(f'the key "{key}" is not in order')
     return found
 
 
@@ -153,13 +132,13 @@ def _span(value: Any, length: int) -> Span:
         label = value[2]
     start, end = _offsets(value, length)
     if not isinstance(label, str) or not label:
-        raise _RecordError("a span has no label")
+        raise DataError("a span has no label")
     pieces = value.get("fragments", []) if isinstance(value, dict) else []
     if not isinstance(pieces, list):
-        raise _RecordError("the fragments of a span are no list")
+        raise DataError("the fragments of a span are no list")
     fragments = tuple(_offsets(piece, length) for piece in pieces)
     if fragments and (fragments[0][0], fragments[-1][1]) != (start, end):
-        raise _RecordError(f"the fragments of a span do not reach from {start} to {end}")
+        raise DataError(f"the fragments of a span do not reach from {start} to {end}")
     return Span(start, end, intern(label), fragments)
 
 
@@ -171,10 +150,8 @@ def _offsets(value: Any, length: int) -> tuple[int, int]:
     else:
         start, end = value[:2] if isinstance(value, list) and len(value) >= 2 else (None, None)
     if type(start) is not int or type(end) is not int:
-        raise _RecordError("a span, token or sentence has no start and end")
-    if not 0 <= start < end <= length:
-        raise _RecordError(f"{start}:{end} is no stretch of the text ({length} characters)")
-    return start, end
+        raise DataError("a span, token or sentence has no start and end")
+    return in_text(start, end, length)
 
 
 def _meta(record: Mapping[str, Any], key: str | None) -> dict[str, Any]:
@@ -209,35 +186,24 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
 
 def _record(document: Document) -> dict[str, Any]:
-    record: dict[str, Any] = {"id": document.id, "text": document.text}
-    record["spans"] = [_span_record(span) for span in document.spans]
-    if document.tokens:
-        record["tokens"] = _token_records(document.tokens, document.text)
-    if document.sentences:
-        record["sentences"] = document.sentences
-    if document.patient is not None:
-        record["patient"] = document.patient
-    if document.codes:
-        record["codes"] = document.codes
-    if document.meta:
-        record["meta"] = dict(document.meta)
-    return record
-
-
-def _span_record(span: Span) -> dict[str, Any]:
-    record: dict[str, Any] = {"start": span.start, "end": span.end, "label": span.label}
-    return {**record, "fragments": span.fragments} if span.fragments else record
-
-
-def _token_records(tokens: Offsets, text: str) -> list[dict[str, Any]]:
-    """Tokens as Prodigy wants them."""
-    return [
-        {
-            "text": text[start:end],
-            "start": start,
-            "end": end,
-            "id": i,
-            "ws": text[end : end + 1] == " ",
-        }
-        for i, (start, end) in enumerate(tokens)
-    ]
+    """Tokens as Prodigy wants them; keys without a value are left out."""
+    text = document.text
+    optional = {
+        "tokens": [
+            {"text": text[a:b], "start": a, "end": b, "id": i, "ws": text[b : b + 1] == " "}
+            for i, (a, b) in enumerate(document.tokens)
+        ],
+        "sentences": document.sentences,
+        "patient": document.patient,
+        "codes": document.codes,
+        "meta": dict(document.meta),
+    }
+    return {
+        "id": document.id,
+        "text": text,
+        "spans": [
+            {"start": span.start, "end": span.end, "label": span.label}
+            | ({"fragments": span.fragments} if span.fragments else {})
+            for span in document.spans
+        ],
+    } | {k: v for k, v in optional.items() if v or (k == "patient" and v is not None)}

@@ -18,81 +18,66 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, listing, read_text
-from fednotes.data.formats.problems import Found, Problems, unique
+from fednotes.data.formats.files import first_line, laid_out, listing, read_text
+from fednotes.data.formats.problems import Found, Problems, gather
 
+LOOSE = 0
 _BEGIN = re.compile(r"#begin document \(([^()\s]+)\)(?:;\s*part\s+(\d+))?\s*")
 _WORD, _ENTITY = 3, 10  # columns
 _BIT = re.compile(r"((?:\([^()*\s]+)*)(\*?)(\)*)")
-_BRACKETS = {
-    "-LRB-": "(",
-    "-RRB-": ")",
-    "-LSB-": "[",
-    "-RSB-": "]",
-    "-LCB-": "{",
-    "-RCB-": "}",
-    "/.": ".",
-    "/?": "?",
-    "/-": "-",
-}
+_BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
+_FORMS = {**_BRACKETS, "/.": ".", "/?": "?", "/-": "-"}
 
 
 class _Part:
     """One part of a document while it is read."""
 
-    def __init__(self, name: str, part: int) -> None:
-        self.name, self.part = name, part
-        self.lines: list[str] = []
-        self.spans: list[Span] = []
-        self.tokens: list[tuple[int, int]] = []
-        self.bounds: list[tuple[int, int]] = []
-        self._words: list[str] = []
-        self._open: list[tuple[int, str]] = []
-        self._begin = self._at = 0
+    def __init__(self, name: str, part: int, line: int) -> None:
+        self.name, self.part, self.line = name, part, line
+        self._sentences: list[list[str]] = [[]]
+        self._number = 0  # words so far
+        self._open: list[tuple[int, str]] = []  # first word, type
+        self._mentions: list[tuple[int, int, str]] = []  # first and last word, type
 
-    def add(self, word: str, bit: str) -> str:
-        """One more word of the sentence; returns what is wrong with its entity column, or ""."""
-        found = _BIT.fullmatch("*" if bit == "-" else bit)
-        if found is None or not bit:
-            return "column 11 is no named entity: expected *, (TYPE*, *) or (TYPE)"
-        opened, _, closed = found.groups()
-        start, end = self._at, self._at + len(word)
-        self._open += [(start, intern(label)) for label in opened.split("(")[1:]]
-        if len(closed) > len(self._open):
-            return "column 11 closes a named entity that is not open"
-        for _ in closed:
-            begun, label = self._open.pop()
-            self.spans.append(Span(begun, end, label))
-        self._words.append(word)
-        self.tokens.append((start, end))
-        self._at = end + 1
-        return ""
+    def add(self, row: list[str]) -> None:
+        """One more word of the sentence. Raises DataError for a row that is none."""
+        if len(row) <= _ENTITY:
+            raise DataError(f"{len(row)} columns, expected 12 or more")
+        found = _BIT.fullmatch("*" if row[_ENTITY] == "-" else row[_ENTITY])
+        if found is None:
+            raise DataError("column 11 is no named entity: expected *, (TYPE*, *) or (TYPE)")
+        self._open += [(self._number, intern(label)) for label in found[1].split("(")[1:]]
+        if len(found[3]) > len(self._open):
+            raise DataError("column 11 closes a named entity that is not open")
+        for _ in found[3]:
+            first, label = self._open.pop()
+            self._mentions.append((first, self._number, label))
+        self._sentences[-1].append(_FORMS.get(row[_WORD], row[_WORD]))
+        self._number += 1
 
-    def end_sentence(self) -> str:
-        """Close the sentence; returns what is wrong with it, or ""."""
+    def end_sentence(self) -> None:
+        """Close the sentence. Raises DataError for a mention that goes on."""
         if self._open:
-            return f"a {self._open[-1][1]} is still open at the end of its sentence"
-        if self._words:
-            self.lines.append(" ".join(self._words))
-            self.bounds.append((self._begin, self._at - 1))
-            self._words, self._begin = [], self._at
-        return ""
+            raise DataError(f"a {self._open[-1][1]} is still open at the end of its sentence")
+        if self._sentences[-1]:
+            self._sentences.append([])
 
     def document(self) -> Document:
+        text, sentences, tokens = laid_out(self._sentences[:-1])
+        spans = [Span(tokens[a][0], tokens[b][1], label) for a, b, label in self._mentions]
         return Document(
             f"{self.name}:{self.part}",
-            "\n".join(self.lines),
-            tuple(sorted(self.spans, key=lambda s: (s.start, -s.end, s.label))),
+            text,
+            tuple(sorted(spans, key=lambda s: (s.start, -s.end, s.label))),
             meta={"genre": self.name.partition("/")[0]},
-            sentences=tuple(self.bounds),
-            tokens=tuple(self.tokens),
+            sentences=sentences,
+            tokens=tokens,
         )
 
 
 def accepts(path: Path) -> bool:
     """Whether the file begins with a document of the shared task."""
-    lines = head(path)
-    return bool(lines) and _BEGIN.fullmatch(lines[0]) is not None
+    return _BEGIN.fullmatch(first_line(path)) is not None
 
 
 def read(path: Path, problems: Problems) -> tuple[Document, ...]:
@@ -105,58 +90,50 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """
     files = listing(path, accepts, "OntoNotes in CoNLL-2012 columns")
     gold = [file for file in files if file.name.endswith("gold_conll")]
-    found: list[Found] = []
-    for file in gold or files:
-        with problems.passing("file"):
-            found += _read_file(file, problems)
-    return unique(found, problems)
+    return gather(gold or files, _read_file, problems)
 
 
 def _read_file(path: Path, problems: Problems) -> list[Found]:
     documents: list[Found] = []
     part: _Part | None = None
-    number = begun = 0
-    damaged, before = False, problems.number
+    number, damaged, before = 0, False, problems.number
     for number, line in enumerate(read_text(path).split("\n"), 1):
         row = line.split()
-        wrong = ""
         if damaged and not line.startswith("#begin"):
             continue
-        if line.startswith("#begin"):
-            begin = _BEGIN.fullmatch(line)
-            if begin is None or part is not None:
-                wrong = "a document begins inside another" if begin else "no name of a document"
+        with problems.passing("document", path, number):
+            if line.startswith("#begin"):
+                part, damaged = _begun(line, part, number), False
+            elif part is None:
+                if row:
+                    raise DataError("this stands before `#begin document (…)`")
+            elif not row or line.startswith("#end"):
+                part.end_sentence()
+                if row:
+                    document = part.document()
+                    documents += [Found(document, path, part.line)] if document.tokens else []
+                    part = None
             else:
-                part, begun, damaged = _Part(begin[1], int(begin[2] or 0)), number, False
-        elif part is None:
-            wrong = "this stands before `#begin document (…)`" if row else ""
-        elif not row or line.startswith("#end"):
-            wrong = part.end_sentence()
-            if row and not wrong:
-                documents += [Found(part.document(), path, begun)] if part.tokens else []
-                part = None
-        elif len(row) <= _ENTITY:
-            wrong = f"{len(row)} columns, expected 12 or more"
-        else:
-            wrong = part.add(_BRACKETS.get(row[_WORD], row[_WORD]), row[_ENTITY])
-        if wrong:
-            problems.add(DataError.at(path, number, wrong), "document")
-            part, damaged = None, True
+                part.add(row)
+            continue
+        part, damaged = None, True
     if part is not None:
-        error = DataError.at(path, number, "the file ends before `#end document`")
-        problems.add(error, "document")
+        problems.note("document", path, number, "the file ends before `#end document`")
     if not documents and problems.number == before:
-        raise DataError.at(path, 0, "the file holds no tokens")
-    return _with_words(path, documents)
-
-
-def _with_words(path: Path, documents: list[Found]) -> list[Found]:
-    """The columns as they are given out have no words, only [WORD]."""
+        raise DataError("the file holds no tokens")
+    # The columns as they are given out have no words.
     if documents and all(set(found.document.text.split()) <= {"[WORD]"} for found in documents):
-        raise DataError.at(
-            path,
-            0,
+        raise DataError(
             "the words are missing ([WORD]): fill them in from the LDC's release with "
-            "the script skeleton2conll of the shared task",
+            "the script skeleton2conll of the shared task"
         )
     return documents
+
+
+def _begun(line: str, before: _Part | None, number: int) -> _Part:
+    begin = _BEGIN.fullmatch(line)
+    if begin is None:
+        raise DataError("no name of a document")
+    if before is not None:
+        raise DataError("a document begins inside another")
+    return _Part(begin[1], int(begin[2] or 0), number)

@@ -2,14 +2,14 @@
 
 A reader goes on behind what it cannot use:
 
-    with problems.passing("mention"):
+    with problems.passing("mention", path, number):
         spans.append(parse(line))      # a DataError is noted, and this mention left out
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -48,13 +48,17 @@ class Problems:
         room = max(0, _KEPT - len(self.found))
         self.found += [replace(problem, kind=kind) for problem in known[:room]]
 
+    def note(self, kind: str, path: Path, line: int, message: str) -> None:
+        """Note what is wrong at a line of a file."""
+        self.add(DataError.at(path, line, message), kind)
+
     @contextmanager
-    def passing(self, kind: str) -> Iterator[None]:
-        """Note a DataError of the block and go on behind it."""
+    def passing(self, kind: str, path: Path, line: int = 0) -> Iterator[None]:
+        """Note a DataError of the block, at this place if it names none, and go on behind it."""
         try:
             yield
         except DataError as error:
-            self.add(error, kind)
+            self.add(error if error.problems else DataError.at(path, line, str(error)), kind)
 
     def refuse(self) -> None:
         """Raises DataError of all problems, if there is one."""
@@ -72,6 +76,20 @@ class Found(NamedTuple):
     document: Document
     path: Path
     line: int = 0
+
+
+def gather(
+    files: Iterable[Path],
+    read_file: Callable[[Path, Problems], Iterable[Found]],
+    problems: Problems,
+    kind: str = "file",
+) -> tuple[Document, ...]:
+    """The documents of several files. kind: what is left out where one cannot be read."""
+    found: list[Found] = []
+    for file in files:
+        with problems.passing(kind, file):
+            found += read_file(file, problems)
+    return unique(found, problems)
 
 
 def unique(found: Iterable[Found], problems: Problems) -> tuple[Document, ...]:

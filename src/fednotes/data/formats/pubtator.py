@@ -18,8 +18,8 @@ from typing import Any
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, listing, read_text, same_text
-from fednotes.data.formats.problems import Found, Problems, unique
+from fednotes.data.formats.files import first_line, in_text, listing, numbered, same_text
+from fednotes.data.formats.problems import Found, Problems, gather
 
 _PASSAGE = re.compile(r"([^\s|]+)\|([ta])\|(.*)", re.DOTALL)
 _OFFSET = re.compile(r"[0-9]{1,9}")
@@ -38,8 +38,7 @@ class _Article:
 
 def accepts(path: Path) -> bool:
     """Whether the first line is a title, or the file's name says so."""
-    lines = head(path)
-    match = _PASSAGE.fullmatch(lines[0]) if lines else None
+    match = _PASSAGE.fullmatch(first_line(path))
     return path.suffix == ".pubtator" or (match is not None and match.group(2) == "t")
 
 
@@ -49,35 +48,27 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     Noted, with the line, are a line that fits no pattern and offsets that do not hold the
     mention's text.
     """
-    found: list[Found] = []
-    for file in listing(path, accepts, "PubTator"):
-        with problems.passing("file"):
-            articles = _articles(file, problems)
-            found += [Found(_document(file, a, problems), file, a.line) for a in articles]
-    return unique(found, problems)
+    return gather(listing(path, accepts, "PubTator"), _read_file, problems)
 
 
-def _articles(path: Path, problems: Problems) -> list[_Article]:
+def _read_file(path: Path, problems: Problems) -> list[Found]:
     articles: list[_Article] = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in numbered(path):
         passage = _PASSAGE.fullmatch(line)
         if passage and passage.group(2) == "t":
             articles.append(_Article(passage.group(1), passage.group(3), number))
             continue
         columns = line.split("\t")
-        name = passage.group(1) if passage else columns[0]
-        if not articles or articles[-1].id != name:
-            error = DataError.at(path, number, "no title line with this PMID goes before")
-            problems.add(error, "line")
-        elif passage is None:
-            articles[-1].rows.append((number, columns))
-        elif articles[-1].abstract is not None:
-            problems.add(DataError.at(path, number, "a second abstract for one PMID"), "line")
-        else:
-            articles[-1].abstract = passage.group(3)
-    return articles
+        with problems.passing("line", path, number):
+            if not articles or articles[-1].id != (passage.group(1) if passage else columns[0]):
+                raise DataError("no title line with this PMID goes before")
+            if passage is None:
+                articles[-1].rows.append((number, columns))
+            elif articles[-1].abstract is not None:
+                raise DataError("a second abstract for one PMID")
+            else:
+                articles[-1].abstract = passage.group(3)
+    return [Found(_document(path, a, problems), path, a.line) for a in articles]
 
 
 def _document(path: Path, article: _Article, problems: Problems) -> Document:
@@ -87,20 +78,13 @@ def _document(path: Path, article: _Article, problems: Problems) -> Document:
         if _is_relation(columns, text):
             relations.append(tuple(columns[1:]))
             continue
-        try:
-            span = _span(path, number, columns, text)
-        except DataError as error:
-            problems.add(error, "mention")
-            continue
-        spans.append(span)
-        if columns[5:]:
-            concepts.append((span.start, span.end, span.label, *columns[5:]))
-    meta: dict[str, Any] = {}
-    if concepts:
-        meta["concepts"] = tuple(concepts)
-    if relations:
-        meta["relations"] = tuple(relations)
-    return Document(article.id, text, tuple(spans), meta=meta)
+        with problems.passing("mention", path, number):
+            span = _span(columns, text)
+            spans.append(span)
+            if columns[5:]:
+                concepts.append((span.start, span.end, span.label, *columns[5:]))
+    meta: dict[str, Any] = {"concepts": tuple(concepts), "relations": tuple(relations)}
+    return Document(article.id, text, tuple(spans), meta={k: v for k, v in meta.items() if v})
 
 
 def _is_relation(columns: list[str], text: str) -> bool:
@@ -115,16 +99,12 @@ def _is_relation(columns: list[str], text: str) -> bool:
     return not (columns[3] and text[: int(columns[2])].endswith(columns[3]))
 
 
-def _span(path: Path, number: int, columns: list[str], text: str) -> Span:
+def _span(columns: list[str], text: str) -> Span:
     if len(columns) < 5 or not all(map(_OFFSET.fullmatch, columns[1:3])):
-        message = f"{len(columns)} columns, expected PMID, start, end (numbers), text, type"
-        raise DataError.at(path, number, message)
-    start, end = int(columns[1]), int(columns[2])
-    if not start < end <= len(text):
-        message = f"{start}:{end} is no stretch of the text ({len(text)} characters)"
-        raise DataError.at(path, number, message)
+        raise DataError(f"{len(columns)} columns, expected PMID, start, end (numbers), text, type")
+    start, end = in_text(int(columns[1]), int(columns[2]), len(text))
     if not same_text(text[start:end], columns[3]):
-        raise DataError.at(path, number, f"{start}:{end} is not what the text holds there")
+        raise DataError(f"{start}:{end} is not what the text holds there")
     if not columns[4].strip():
-        raise DataError.at(path, number, "the type is empty")
+        raise DataError("the type is empty")
     return Span(start, end, intern(columns[4].strip()))
