@@ -106,7 +106,8 @@ class ClassCounts:
         """
         table = self._table()
         by_class = _by_class(table)  # (outputs, 3 classes, 3 scores)
-        occurs, labelled = _occurs(table), table.any(axis=(-2, -1))
+        occurs = _occurs(table)
+        labelled = occurs.any(-1)
         present = occurs[:, _PRESENT] & labelled
         support = int(table.sum())
         with_present = int(table[:, _PRESENT].sum())
@@ -310,8 +311,9 @@ def _by_class(table: Floats) -> Floats:
 def _macro(table: Floats) -> Floats:
     """(…, outputs, 3, 4) → (…, 3): mean over classes that occur, then over outputs."""
     # [phenotype macro]
-    by_output = _mean(_by_class(table), _occurs(table), -2)
-    return _mean(by_output, table.any(axis=(-2, -1)), -2)  # [phenotype macro]
+    occurs = _occurs(table)
+    by_output = _mean(_by_class(table), occurs, -2)
+    return _mean(by_output, occurs.any(-1), -2)  # [phenotype macro]
 
 
 def _micro(table: Floats, classes: Sequence[int]) -> Floats:

@@ -101,6 +101,7 @@ def _read_file(path: Path, problems: Problems) -> list[Found]:
         row = line.split()
         if damaged and not line.startswith("#begin"):
             continue
+        whole = False
         with problems.passing("document", path, number):
             if line.startswith("#begin"):
                 part, damaged = _begun(line, part, number), False
@@ -115,8 +116,9 @@ def _read_file(path: Path, problems: Problems) -> list[Found]:
                     part = None
             else:
                 part.add(row)
-            continue
-        part, damaged = None, True
+            whole = True
+        if not whole:
+            part, damaged = None, True
     if part is not None:
         problems.note("document", path, number, "the file ends before `#end document`")
     if not documents and problems.number == before:
