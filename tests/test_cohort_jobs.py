@@ -26,8 +26,7 @@ SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 STUB = """
 from dataclasses import dataclass, field
 
-DATA = "patients"
-PRESETS = {"best": {}, "paper": {}}
+from fednotes.core.federation import Method
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,13 @@ class Config:
     seed: int = 0
 
 
-def model_config(table):
-    return dict(table)
-
-
 def train(federation, config):
     raise NotImplementedError
+
+
+METHOD = Method(
+    Config, object, train, dict, {"best": {}, "paper": {}}, None, None, None, holds="patients"
+)
 """
 TERMS = ("asthma", "gout", "cough", "fever")  # concepts C0000000 …, in this order
 CONCEPTS = {"dictionary": "terms.tsv"}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fednotes import methods
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import SiteData, TagSet
 from fednotes.jobs.job import (
@@ -45,7 +46,7 @@ def test_a_job_has_what_its_file_says() -> None:
     assert made.conditions == ("alone", "pooled")  # in the order in which they are run
     assert (made.config.private, made.config.epochs, made.config.seed) == (("crf",), 4, 3)
     assert made.config.model.tagger == "cnn-crf"
-    assert made.module.__name__ == "fednotes.methods.fedner"
+    assert made.module is fedner.METHOD
     assert job().title == "j"
 
 
@@ -218,11 +219,11 @@ def test_every_built_in_job_is_right(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path))
     for name, path in built_in_jobs().items():
         made, table = load_job(name), tomllib.loads(path.read_text("utf-8"))
-        assert made.module.__name__ == f"fednotes.methods.{table['method']}"
+        assert made.module is methods.find(table["method"])
         assert (made.title, made.seed) == (table["title"], table["seed"])
         assert made.conditions == tuple(table.get("conditions", CONDITIONS))
         assert list(made.sites) == list(table.get("sites", []))
-        preset = made.module.PRESETS[table.get("preset", "best")]
+        preset = made.module.presets[table.get("preset", "best")]
         plain = {f.name: getattr(type(made.config)(), f.name) for f in fields(made.config)}
         told = table.get("training", {})
         for key, value in {**plain, **preset.get("training", {}), **told}.items():

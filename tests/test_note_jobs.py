@@ -28,8 +28,7 @@ SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 STUB = """
 from dataclasses import dataclass, field
 
-DATA = "notes"
-PRESETS = {"best": {}, "paper": {}}
+from fednotes.core.federation import Method
 
 
 @dataclass(frozen=True)
@@ -38,20 +37,17 @@ class Config:
     seed: int = 0
 
 
-def model_config(table):
-    return dict(table)
-
-
-def for_sites(config, sites):
-    return config
-
-
 def train(federation, config):
     raise NotImplementedError
 
 class Site:
     def __init__(self, data, config, **options):
         self.id = data.id
+
+
+METHOD = Method(
+    Config, Site, train, dict, {"best": {}, "paper": {}}, None, None, None, holds="notes"
+)
 """
 
 

@@ -7,7 +7,6 @@ where the paper says so.
 
 from __future__ import annotations
 
-import importlib
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fednotes import methods
 from fednotes.core.settings import read_toml
 from fednotes.jobs.job import built_in_jobs, load_job, parse_job
 
@@ -92,14 +92,14 @@ def settings_of(config: Any) -> Iterator[tuple[str, Any]]:
             yield f"training.{field.name}", value
 
 
-EACH = [(section, method) for section, methods in METHODS.items() for method in methods]
+EACH = [(section, method) for section, names in METHODS.items() for method in names]
 
 
 @pytest.mark.parametrize(("section", "method"), EACH, ids=[method for _, method in EACH])
 def test_a_preset_is_the_tables(section: str, method: str) -> None:
     """In both directions, and what a job gets of it, which names neither."""
     told = of(section, f"{method}.")
-    preset = flat(importlib.import_module(f"fednotes.methods.{method}").PRESETS["paper"])
+    preset = flat(methods.find(method).presets["paper"])
     preset = {key.replace("with_word_vectors.", "model."): v for key, v in preset.items()}
     assert preset == told
     model = {"fedner": {"word_vectors": "v.txt"}, "distill": {"backbone": "b"}}.get(method, {})

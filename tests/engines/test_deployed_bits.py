@@ -93,7 +93,7 @@ def average(config: Averaging) -> Any:
 
         server = Server(config, START, judged, engine.resume())
         run_cycles(engine, config, server)
-        return {**server.result, "best": torch.tensor(server.best, dtype=torch.float64)}
+        return {**server.result, "best": torch.tensor(server.best.score, dtype=torch.float64)}
 
     return job
 

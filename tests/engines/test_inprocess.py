@@ -212,10 +212,10 @@ def kept(members: list[fedner.Site]) -> int:
     """Bytes of all distinct tensors that the sites hold on to, frozen tables included."""
     storages: dict[int, int] = {}
     for member in members:
-        held = [*member.tagger.parameters(), *member.tagger.buffers(), *member.best.values()]
+        held = [*member.model.parameters(), *member.model.buffers(), *member.best.tensors.values()]
         held += [*member.adam.state().values()]
-        if member.tagger.vectors is not None:
-            held.append(member.tagger.vectors.table)
+        if member.model.vectors is not None:
+            held.append(member.model.vectors.table)
         for tensor in held:
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
@@ -239,9 +239,9 @@ def test_a_hundred_sites_train_and_grow_with_the_trainable_state_alone(tmp_path:
         assert all(m.scores["strict"]["f1"] >= 0 for m in members)
     assert {m.share for m in members} == {1}  # a batch of 64 has one sentence for each of 100
     member = members[0]
-    parameters = sum(p.nbytes for p in member.tagger.trainable().values())
+    parameters = sum(p.nbytes for p in member.model.trainable().values())
     private = sum(p.nbytes for p in member.private.values())
-    buffers = sum(b.nbytes for b in member.tagger.buffers())
+    buffers = sum(b.nbytes for b in member.model.buffers())
     expected = 2 * parameters + 2 * private + 4 * len(member.private) + buffers
     assert (sizes[100] - sizes[10]) / 90 == expected
-    assert len({id(m.tagger.vectors) for m in members}) == 1
+    assert len({id(m.model.vectors) for m in members}) == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fednotes.core.errors import RefusedError
-from fednotes.methods.compression import BLOCK, agreed, decode, encode, require_code, told
+from fednotes.methods.averaging import BLOCK, agreed, decode, encode, require_code, told
 
 
 def change(seed: int) -> dict[str, torch.Tensor]:

@@ -49,7 +49,7 @@ def federate(sites, settings, **options):
 
 
 def weights(member) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in member.tagger.trainable().items()}
+    return {name: value.detach().clone() for name, value in member.model.trainable().items()}
 
 
 def assert_same(left, right) -> None:
@@ -300,7 +300,7 @@ def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
     """After training every platform has its own CRF, trained on; θ_s is the server's at all."""
     settings = config(sites, epochs=1)
     members, state = federate(sites, settings)
-    own = {member.tagger.crf.project.weight.shape for member in members}
+    own = {member.model.crf.project.weight.shape for member in members}
     assert len(own) == len({len(site.tags.types) for site in sites})
     assert all(name.startswith(("shared.", "adam.")) for name in state.tensors)
     server = {n.removeprefix("shared."): v for n, v in state.tensors.items() if n[:6] == "shared"}
@@ -319,14 +319,14 @@ def test_mixed_schemes_train_together(sites) -> None:
     other = replace(sites[1], tags=TagSet(sites[1].tags.types, "BIOES"))
     members, _ = federate([sites[0], other], config(sites[:2], epochs=1))
     types = [len(site.tags.types) for site in sites[:2]]
-    rows = [len(member.tagger.crf.project.weight) for member in members]
+    rows = [len(member.model.crf.project.weight) for member in members]
     assert rows == [1 + 2 * types[0], 1 + 4 * types[1]]
     assert_same(*({n: p.detach() for n, p in m.shared.items()} for m in members))
     for member in members:
         with torch.no_grad():
-            member.tagger.crf.project.weight.normal_(generator=torch.Generator().manual_seed(1))
-        predicted = member.tagger.predict(member.data.test)
-        counts = member.counts(member.data.test, member.test_set).scores()["strict"]
+            member.model.crf.project.weight.normal_(generator=torch.Generator().manual_seed(1))
+        predicted = member.model.predict(member.data.test)
+        counts = member.counts("test").scores()["strict"]
         gold, found = (
             {(d.id, s) for d in part for s in d.spans} for part in (member.data.test, predicted)
         )
@@ -454,10 +454,10 @@ def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) 
     kept = []
     for found in ((exact, Span(8, 9, "Drug")), (other, half), (exact, half), (half,)):
         said = (replace(gold, spans=found),)
-        monkeypatch.setattr(member.tagger, "predict", lambda _, said=said: said)
-        member.best = {}
+        monkeypatch.setattr(member.model, "predict", lambda _, said=said: said)
+        member.best.tensors = {}
         member._judge()
-        kept.append(bool(member.best))
+        kept.append(bool(member.best.tensors))
     assert kept == [True, False, False, False]
 
 
@@ -489,7 +489,7 @@ def test_all_rounds_are_run_and_the_last_is_kept_where_that_is_selected(
     (bare,), again = federate([replace(sites[0], valid=())], last)
     f1 = iter([9, 8, 7, 6, 9, 8, 7, 6])  # of three epochs and the test data
 
-    def counts(self, documents, prepared, seen=frozenset()) -> SpanCounts:
+    def counts(self, part, seen=()) -> SpanCounts:
         told = {"strict/Drug/tp": next(f1), "support/Drug/gold": 10, "support/Drug/predicted": 10}
         return SpanCounts.from_metrics(told)
 
@@ -509,7 +509,7 @@ def test_personal_epochs_go_on_from_the_best_tagger(sites) -> None:
     data, settings = sites[0], config(sites[:1], personal_epochs=2)
     member = fedner.Site(data, settings)
     kept = build_tagger(MODEL, data.tags, seed=77)
-    member.best = {n: p.detach().clone() for n, p in kept.trainable().items()}
+    member.best.tensors = {n: p.detach().clone() for n, p in kept.trainable().items()}
     bare = tuple(replace(d, spans=()) for d in data.valid)
     member.data = replace(data, valid=bare)  # F1 is 0: the later one is kept
     member.finish({})
@@ -531,7 +531,7 @@ def test_personal_epochs_never_lower_validation(sites) -> None:
     plain, _ = federate(sites, settings)
     personal, _ = federate(sites, replace(settings, personal_epochs=2))
     for left, right in zip(plain, personal, strict=True):
-        assert right.best_f1 >= left.best_f1
+        assert right.best.score >= left.best.score
 
 
 def test_an_unknown_private_layer_is_named(sites) -> None:
@@ -543,7 +543,7 @@ def test_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
     settings = config(sites[:1])
     member = fedner.Site(sites[0], settings)
     with torch.no_grad():
-        member.tagger.crf.project.weight.fill_(float("nan"))
+        member.model.crf.project.weight.fill_(float("nan"))
     with pytest.raises(TrainingError, match="the loss is nan at mini-batch 0") as caught:
         fedner.train(InProcess([member]), settings)
     told = outward(caught.value, member.id)  # a server could make one word fail

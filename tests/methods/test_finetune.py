@@ -137,7 +137,7 @@ def test_the_cycle_is_judged_by_exact_mentions() -> None:
     gold = Document("1", "a b c d e f", (Span(0, 3, "x"), Span(4, 5, "x"), Span(8, 9, "x")))
     found = replace(gold, spans=(Span(0, 1, "x"), Span(4, 5, "x"), Span(10, 11, "x")))
     counts = SpanCounts.of([gold], [found], types=["x"])
-    assert finetune.judged(counts.to_metrics()) == {
+    assert finetune.METHOD.judged(counts.to_metrics()) == {
         "held_out": pytest.approx(1 / 3),
         "valid_f1": pytest.approx(1 / 3),
     }

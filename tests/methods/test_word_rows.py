@@ -62,7 +62,7 @@ def test_a_run_has_the_bits_of_whole_tables(
     assert_same(state.tensors, expected.tensors)
     assert state.facts == expected.facts
     for one, other in zip(by_rows, plain, strict=True):
-        assert_same(one.tagger.trainable(), other.tagger.trainable())
+        assert_same(one.model.trainable(), other.model.trainable())
         assert one.scores == other.scores
 
 
@@ -233,4 +233,4 @@ def test_resumed_after_a_kill_is_bit_identical(sites: list[SiteData], tmp_path: 
     members, again = trained(sites, settings, directory=tmp_path, resume=True)
     assert_same(state.tensors, again.tensors)
     for one, other in zip(whole, members, strict=True):
-        assert_same(one.tagger.trainable(), other.tagger.trainable())
+        assert_same(one.model.trainable(), other.model.trainable())

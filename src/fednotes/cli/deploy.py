@@ -260,7 +260,7 @@ def _handed_in(
     kit, person = admin_kit(on)
     parsed, declared = load_deployed(job, tuple(settings or ()))
     known, least = prepare(parsed, declared, kit, out, time.time())
-    for text in getattr(parsed.module, "warnings", lambda config: ())(parsed.config):
+    for text in parsed.module.warnings(parsed.config):
         say(f"warning: {text}")
     from fednotes.engines.nvflare.server import connect
     from fednotes.jobs.deployed.runs import quietly

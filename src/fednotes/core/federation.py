@@ -1,4 +1,4 @@
-"""What the server side of a method sees of its sites: a sum.
+"""What the server side of a method sees of its sites, a sum; and what a job asks of a method.
 
     total = federation.sum("gradients", shared, round=7)      # Σ over sites
 
@@ -9,8 +9,9 @@ masked: the engine between method and sites (`engines/`) does. It may learn who 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from fednotes.core.errors import ModelError
@@ -104,3 +105,87 @@ class SiteTasks(Protocol):
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
+
+
+class MethodSite(SiteTasks, Protocol):
+    """What a job asks of a method's site besides; the last three have defaults.
+
+    num_examples: its training examples. scores: on its own test data, once it has finished.
+    """
+
+    num_examples: int
+    scores: Mapping[str, Any]
+
+    def described(self) -> str:
+        """What is shared and what stays, for people."""
+
+    def scores_on(self, site: Any) -> dict[str, Any]:
+        """The finished model's scores on another site's test data."""
+
+    def covered(self, task: str) -> dict[str, int]:
+        """The steps, tokens, patients and smallest batch behind an update of this task, as far as
+        they bound what it tells; a site's policy asks."""
+        return {}
+
+    @property
+    def eta(self) -> float | None:
+        """The trained and sent parameters' part of the whole model, where a method counts it."""
+        return None
+
+    @property
+    def valid_score(self) -> float | None:
+        """Of the model that is kept, on validation data: more is better; None: there is none."""
+        return None
+
+
+# Tasks that methods have in common, for whoever must know them: one that trains, one that
+# counts on validation data.
+TRAIN, EVALUATE = "train", "evaluate"
+Sizes = Sequence[int]  # training examples of each site
+Pooled = tuple[tuple[Any, ...], Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a job asks of a method. A module of `fednotes.methods` that has one as `METHOD` is a
+    method, by the module's name.
+
+    Config: the class of its settings. Site(data, config, *, directory, device, cache, progress):
+    a MethodSite; directory is where it writes its model and scores, cache where it keeps what the
+    next run can use again. train(federation, config): the server side. model_config(table): the
+    [model] table as Config's `model`. presets: settings by name ("best", "paper"), tables as in
+    a job.
+    planned(config, sizes): the most rounds of a run, and the examples of each.
+    holds: what its sites hold, "documents" (annotated), "notes" or "patients"; the job's `data`.
+    trains: the tasks whose metrics are a "loss" summed over "examples".
+
+    for_sites(config, sites): the configuration with what only the sites together can say.
+    alone(config, sites): each site's configuration where it trains by itself.
+    pooled(config, sites, complete): the sites and the configuration of one model of all data;
+    complete: the same texts with every type annotated, if known.
+    traffic(config, sizes): bytes that a site sends and is sent at most in a run; None: not known.
+    judged(metrics): summed counts of "evaluate" as numbers for people, among them "held_out", of
+    which more is better (-inf where nothing is held out).
+    warnings(config): what a person should know before training. beyond(config): what a setting
+    adds to the published method, in a word for tables. one_model(config): whether sites end with
+    equal models, of which one copy is kept. save(config, final, folder): write the model that all
+    sites end with, made of the last state; False where there is none, or not at the server.
+    """
+
+    Config: type[Any]
+    Site: type[Any]
+    train: Callable[[Federation, Any], State]
+    model_config: Callable[[Mapping[str, Any]], Any]
+    presets: Mapping[str, Mapping[str, Any]]
+    planned: Callable[[Any, Sizes], tuple[int, int]]
+    pooled: Callable[[Any, Any, Any], Pooled]
+    judged: Callable[[Mapping[str, float]], dict[str, float]]
+    holds: str = "documents"
+    trains: tuple[str, ...] = (TRAIN,)
+    for_sites: Callable[[Any, Any], Any] = lambda config, sites: config
+    alone: Callable[[Any, Any], tuple[Any, ...]] = lambda config, sites: (config,) * len(sites)
+    traffic: Callable[[Any, Sizes], tuple[int, int] | None] = lambda config, sizes: None
+    warnings: Callable[[Any], tuple[str, ...]] = lambda config: ()
+    beyond: Callable[[Any], str] = lambda config: ""
+    one_model: Callable[[Any], bool] = lambda config: False
+    save: Callable[[Any, State, Path], bool] = lambda config, final, folder: False

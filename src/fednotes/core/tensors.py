@@ -44,6 +44,16 @@ def snapshot(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors below a prefix such as `shared.`."""
+    return {f"{prefix}{name}": value for name, value in tensors.items()}
+
+
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """What stands below a prefix, by the names that it had before."""
+    return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
+
+
 @torch.no_grad()
 def load_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Copy values into tensors of the same names, shapes and types.

@@ -168,8 +168,7 @@ def plan(
 
 def _beyond(job: Job, condition: str) -> str:
     """What the job adds to the paper's method, which says so; nothing to one model for all."""
-    told: str = getattr(job.module, "beyond", lambda config: "")(job.config)
-    return "" if condition == POOLED else told
+    return "" if condition == POOLED else job.module.beyond(job.config)
 
 
 def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:

@@ -48,14 +48,13 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
 
     config: the method's, with what the sites together say. sites: what each holds.
     """
-    told = getattr(job.module, "traffic", None)
-    if told is None or "federated" not in job.conditions:
+    if "federated" not in job.conditions:
         return None
     sizes = [1] * len(sites)
     if job.data == "documents":
         sizes = [sum(len(split_sentences(d)) for d in site.train) for site in sites]
-    up, down = told(config, sizes)
-    return Traffic(job.module.planned(config, sizes)[0], up, down)
+    told = job.module.traffic(config, sizes)
+    return told and Traffic(job.module.planned(config, sizes)[0], *told)
 
 
 class Pace:

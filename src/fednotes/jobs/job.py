@@ -20,23 +20,21 @@ The tables of a job file that say whose notes are read, and how they are dealt o
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
-import pkgutil
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Interval
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.federation import Method
 from fednotes.core.settings import assign, build, checked, read_toml
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
@@ -313,14 +311,14 @@ class Job:
     federation: FederationConfig = field(default_factory=FederationConfig)
 
     @property
-    def module(self) -> ModuleType:
-        """The method's module."""
-        return importlib.import_module(f"fednotes.methods.{self.method}")
+    def module(self) -> Method:
+        """What the method does."""
+        return methods.find(self.method)
 
     @property
     def data(self) -> str:
         """What the method's sites hold: "documents", "notes" (no annotations) or "patients"."""
-        return data_kind(self.method)
+        return self.module.holds
 
     @property
     def reads_notes(self) -> bool:
@@ -370,13 +368,6 @@ def built_in_jobs() -> Mapping[str, Path]:
     return {name: path for name, path in sorted(found.items()) if "base" not in read_toml(path)}
 
 
-def method_names() -> tuple[str, ...]:
-    """The modules of `fednotes.methods` that are methods: those with a `train`."""
-    names = [module.name for module in pkgutil.iter_modules(methods.__path__)]
-    modules = {name: importlib.import_module(f"fednotes.methods.{name}") for name in names}
-    return tuple(name for name, module in modules.items() if hasattr(module, "train"))
-
-
 def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
     """Read a job file, or a built-in job by name, and apply `--set` assignments.
 
@@ -413,15 +404,16 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         if key in _TABLES and not isinstance(table[key], Mapping):
             raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
     top = build(TopConfig, {k: v for k, v in table.items() if k in _TOP}, where)
-    if top.method not in (known := method_names()):
-        raise ConfigError(f"{where}: method = {top.method!r}; {nearest(top.method, known)}")
+    try:
+        kind = methods.find(top.method).holds
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
     for condition in top.conditions:
         if condition not in CONDITIONS:
             raise ConfigError(
                 f"{where}: conditions has {condition!r}; {nearest(condition, CONDITIONS)}"
             )
     federation = build(FederationConfig, table.get("federation", {}), f"{where} [federation]")
-    kind = data_kind(top.method)
     for key in PATIENT_TABLES:
         if key in table and kind != "patients":
             raise ConfigError(f"{where} [{key}]: is for methods on patients, not {top.method}")
@@ -438,17 +430,11 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         synthetic=synthetic,
         table=table,
         folder=folder,
-        tags=_tags(table, where, top.method),
+        tags=_tags(table, where, top.method, kind),
         silos=build(SilosConfig, table["silos"], f"{where} [silos]") if "silos" in table else None,
         patients=_patients(top, table, where) if kind == "patients" else None,
         federation=federation,
     )
-
-
-def data_kind(method: str) -> str:
-    """What a method's sites hold: "documents", "notes" or "patients"."""
-    module = importlib.import_module(f"fednotes.methods.{method}")
-    return str(getattr(module, "DATA", "documents"))
 
 
 @checked(frozen=True)
@@ -503,12 +489,12 @@ def _sources(table: Mapping[str, Any], where: str, kind: str) -> tuple[Any, dict
     return None, sites
 
 
-def _tags(table: Mapping[str, Any], where: str, method: str) -> TagsConfig | None:
+def _tags(table: Mapping[str, Any], where: str, method: str, kind: str) -> TagsConfig | None:
     if "tags" not in table:
         return None
-    if data_kind(method) == "patients":
+    if kind == "patients":
         return None  # patient_tables refuses it
-    if data_kind(method) == "notes":
+    if kind == "notes":
         raise ConfigError(f"{where} [tags]: {method} reads notes without annotations: leave it out")
     tags = build(TagsConfig, table["tags"], f"{where} [tags]")
     if tags.sampled and "silos" in table:
@@ -531,17 +517,17 @@ def _tags(table: Mapping[str, Any], where: str, method: str) -> TagsConfig | Non
 
 
 def _config(top: TopConfig, table: Mapping[str, Any], folder: Path, where: str) -> Any:
-    module = importlib.import_module(f"fednotes.methods.{top.method}")
-    if top.preset not in module.PRESETS:
+    method = methods.find(top.method)
+    if top.preset not in method.presets:
         raise ConfigError(
-            f"{where}: preset = {top.preset!r}; {nearest(top.preset, module.PRESETS)}"
+            f"{where}: preset = {top.preset!r}; {nearest(top.preset, method.presets)}"
         )
-    preset = module.PRESETS[top.preset]
+    preset = method.presets[top.preset]
     for key in FILLED_IN:
         if key in table.get("training", {}):
             raise ConfigError(f"{where} [training]: {key!r} does not belong here")
     values = preset.get("training", {}) | table.get("training", {}) | {"seed": top.seed}
-    training = {f.name for f in fields(module.Config)} - FILLED_IN
+    training = {f.name for f in fields(method.Config)} - FILLED_IN
     for key in table.get("training", {}):
         if key not in training:
             raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
@@ -552,16 +538,17 @@ def _config(top: TopConfig, table: Mapping[str, Any], folder: Path, where: str) 
     if settings.get("word_vectors"):
         settings = preset.get("with_word_vectors", {}) | settings
     try:
-        model = module.model_config(settings)
+        model = method.model_config(settings)
     except ConfigError as error:
         told = str(error).removeprefix("model: ").removeprefix("model ")  # [model] says so
         raise ConfigError(f"{where} [model]: {told}") from error
-    return build(module.Config, values | {"model": model}, f"{where} [training]")
+    made: Any = build(method.Config, values | {"model": model}, f"{where} [training]")
+    return made
 
 
 def _patients(top: TopConfig, table: Mapping[str, Any], where: str) -> PatientTables:
     """The tables of a job on patients; what the preset says of [concepts] is in them."""
-    preset = importlib.import_module(f"fednotes.methods.{top.method}").PRESETS[top.preset]
+    preset = methods.find(top.method).presets[top.preset]
     reads = isinstance(table.get("concepts"), Mapping) or "synthetic" in table
     if reads and "text" not in table and "concepts" in preset:
         table = {**table, "concepts": _over(preset["concepts"], table.get("concepts", {}))}

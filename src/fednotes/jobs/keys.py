@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.encoders.language_model import LanguageModelConfig
 from fednotes.jobs.job import (
@@ -19,8 +19,6 @@ from fednotes.jobs.job import (
     SyntheticConfig,
     TagsConfig,
     TopConfig,
-    data_kind,
-    method_names,
 )
 from fednotes.jobs.patient_tables import (
     ConceptsConfig,
@@ -49,13 +47,14 @@ def tables() -> Iterator[tuple[str, type[Any]]]:
     yield "[concepts] of patients", ConceptsConfig
     yield "[text] of patients", TextConfig
     yield "[hold_out] of patients", HoldOutConfig
-    for name in method_names():
-        yield f"[training] of {name}", importlib.import_module(f"fednotes.methods.{name}").Config
+    for name in methods.names():
+        yield f"[training] of {name}", methods.find(name).Config
     yield '[model] kind = "tagger"', TaggerConfig
     for kind in ("encoder-tagger", "prompt-bart", "token-classifier"):
         yield f'[model] kind = "{kind}"', model_class(kind)
-    for name in method_names():
-        model = {"notes": LanguageModelConfig, "patients": PhenotypeConfig}.get(data_kind(name))
+    for name in methods.names():
+        holds = methods.find(name).holds
+        model = {"notes": LanguageModelConfig, "patients": PhenotypeConfig}.get(holds)
         if model is not None:
             yield f"[model] of {name}", model
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from fednotes.core.errors import FednotesError
+from fednotes.core.federation import EVALUATE, Method, MethodSite
 from fednotes.core.parsing import parse_json
 from fednotes.core.stopping import goes_on
 from fednotes.core.store import held, write_json, write_text
@@ -44,7 +45,6 @@ from fednotes.jobs.run_folder import (
 )
 from fednotes.metrics.site_scores import mean_scores as mean_scores
 from fednotes.metrics.site_scores import summed_scores
-from fednotes.metrics.spans import SpanCounts
 from fednotes.report.html import write_report
 
 _JUDGED = ("strict", "phenotypes")  # kinds of score that conditions are compared by
@@ -168,23 +168,18 @@ def _named(names: Sequence[str], shown: int = 6) -> str:
     return ", ".join(names[:shown]) + more
 
 
-def valid_f1(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Strict F1 from validation counts."""
-    return {"valid_f1": SpanCounts.from_metrics(metrics).scores()["strict"]["f1"]}
-
-
 @dataclass(frozen=True)
 class Part:
     """One training run of a job: a condition, and the site if it trains alone.
 
-    judged: what a site's own counts say of it, for curves and the terminal.
+    method: of runs on this machine, whose sites are observed one by one.
     """
 
     condition: str
     sites: tuple[Any, ...]
     config: Any
     site: str = ""
-    judged: Callable[[Mapping[str, float]], dict[str, float]] = valid_f1
+    method: Method | None = None
 
     @property
     def name(self) -> str:
@@ -233,7 +228,7 @@ def simulate(
         mine.enter_context(held(out))
         refuse(job, out, resume, replace_old)
         sites, config, parts = prepare(job, display.features if display else None, cache)
-        for text in (*sites.warnings, *_warnings(job)):
+        for text in (*sites.warnings, *job.module.warnings(job.config)):
             if display:
                 display.warn(text)
         if display and (cost := traffic(job, config, sites.data)):
@@ -299,21 +294,14 @@ def parts_of(job: Job, sites: Sites, config: Any) -> list[Part]:
     if "federated" in job.conditions:
         parts.append(Part("federated", sites.data, config))
     if "pooled" in job.conditions:
-        parts.append(Part("pooled", *job.module.pooled(config, sites.data, sites.complete)))
-    judged = getattr(job.module, "judged", valid_f1)
-    return [replace(part, judged=judged) for part in parts]
-
-
-def _warnings(job: Job) -> tuple[str, ...]:
-    """What the method has to say about its settings before anything is trained."""
-    found: tuple[str, ...] = getattr(job.module, "warnings", lambda config: ())(job.config)
-    return found
+        together = job.module.pooled(config, sites.data, sites.complete)
+        parts.append(Part("pooled", *together))
+    return [replace(part, method=job.module) for part in parts]
 
 
 def _folders(job: Job, part: Part, folder: Path) -> list[Path | None]:
     """Where each site of a part writes its model; one alone where all models are equal."""
-    one: bool = getattr(job.module, "one_model", lambda config: False)(part.config)
-    if one:
+    if job.module.one_model(part.config):
         return [folder, *[None] * (len(part.sites) - 1)]
     return [folder / "sites" / data.id for data in part.sites]
 
@@ -357,8 +345,8 @@ def _run(
         "bytes_up": engine.bytes_up,
         "bytes_down": engine.bytes_down,
         "described": members[0].described(),
-        "eta": getattr(members[0], "eta", None),
-        "valid": {member.id: getattr(member, "valid_score", None) for member in members},
+        "eta": members[0].eta,
+        "valid": {member.id: member.valid_score for member in members},
     }
 
 
@@ -369,7 +357,7 @@ def members_of(
     device: str = "cpu",
     cache: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Any]:
+) -> list[MethodSite]:
     """The sites of a part with their models and encoded data. Raises FednotesError."""
     return [
         job.module.Site(
@@ -438,12 +426,14 @@ class _Log:
 def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]:
     """Each site's training loss and what its validation data say; simulations only."""
     found: dict[str, dict[str, float]] = {}
-    for task in ("gradients", "train"):
+    if part.method is None:
+        return found
+    for task in part.method.trains:
         for site, metrics in result.replies.get(task, {}).items():
             if metrics["examples"]:  # else it had nothing to learn from in this round
                 found[site] = {"loss": metrics["loss"] / metrics["examples"]}
-    for site, metrics in result.replies.get("evaluate", {}).items():
-        judged = part.judged(metrics)
+    for site, metrics in result.replies.get(EVALUATE, {}).items():
+        judged = part.method.judged(metrics)
         judged.pop("held_out", None)
         if "valid_f1" in judged:
             judged["f1"] = judged.pop("valid_f1")
@@ -490,7 +480,7 @@ def _summary(
         "versions": versions(),
         "notes": [
             *sites.told,
-            *_warnings(job),
+            *job.module.warnings(job.config),
             *described(results),
             *nothing_found(scores),
             *(never_right(scores, sites.data) if job.data == "documents" else ()),

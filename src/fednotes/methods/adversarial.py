@@ -39,7 +39,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -52,9 +51,7 @@ from fednotes.core.federation import Federation, State
 from fednotes.core.seeds import seed_of
 from fednotes.core.tensors import nbytes
 from fednotes.core.types import SiteData
-from fednotes.methods import distill
-from fednotes.methods.distill import model_config as model_config
-from fednotes.methods.distill import planned as planned
+from fednotes.methods import distill, presets
 from fednotes.taggers.model import Corpus, Losses, Model
 from fednotes.taggers.saving import build_model
 
@@ -88,19 +85,6 @@ class Config(distill.Config):
         for name in ("strength", "entropy"):
             if not 0 <= getattr(self, name) <= MOST:
                 raise ConfigError(f"{name} = {getattr(self, name)}: expected 0 to {MOST:g}")
-
-
-_WEIGHTS = {
-    *("weighting", "momentum", "clip_weights", "normalise_weights", "target_gradient")
-}  # of instances, which the baselines have not
-PRESETS: dict[str, dict[str, Any]] = {
-    name: {
-        "training": {k: v for k, v in preset["training"].items() if k not in _WEIGHTS}
-        | {"unannotated": "pseudo", "strength": 0.1, "entropy": 0.1},
-        "model": preset.get("model", {}),
-    }
-    for name, preset in distill.PRESETS.items()
-}
 
 
 def train(federation: Federation, config: Config) -> State:
@@ -144,19 +128,8 @@ class Site(distill.Site):
 
     config: Config
 
-    def __init__(
-        self,
-        data: SiteData,
-        config: Config,
-        *,
-        directory: Path | None = None,
-        device: str = "cpu",
-        cache: Path | None = None,
-        progress: Any = None,
-    ) -> None:
-        super().__init__(
-            data, config, directory=directory, device=device, cache=cache, progress=progress
-        )
+    def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
+        super().__init__(data, config, **options)
         if len(config.platforms) > 1 and not self.model.widths:
             raise ConfigError(
                 "the adversarial baselines need a layer that represents text and learns: give "
@@ -328,3 +301,16 @@ def pooled(
     """All sites' sentences with every type annotated, without discriminators."""
     plain = replace(config, platforms=())
     return distill.pooled(plain, sites, complete)  # type: ignore[return-value]
+
+
+METHOD = replace(
+    distill.METHOD,
+    Config=Config,
+    Site=Site,
+    train=train,
+    presets=presets("adversarial"),
+    for_sites=for_sites,
+    alone=alone,
+    pooled=pooled,
+    traffic=traffic,
+)

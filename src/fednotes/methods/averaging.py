@@ -1,4 +1,4 @@
-"""Averaging of locally trained parameters: the server side of pre-training and fine-tuning.
+"""Averaging of locally trained parameters: what pre-training and fine-tuning have in common.
 
 Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT using clinical
 notes from multiple silos", section 3.2; McMahan et al. 2017 (FedAvg).
@@ -15,7 +15,15 @@ notes from multiple silos", section 3.2; McMahan et al. 2017 (FedAvg).
 A server optimizer other than "average" takes Q_ag^t - Q_ag^(t-1) as the negative gradient
 (Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2).
 
-The site side of averaging: epochs of AdamW from the common parameters to a site's own.
+Compression makes updates smaller that still add. A sum over sites is all that a server ever sees,
+so sites must agree on a code before they send; each keeps its change until the code is agreed on:
+
+    "int8"    told: mean squares of each tensor.   agreed: one step size for each tensor
+    "top-k"   told: mean square of each block.     agreed: the blocks with the largest sums
+
+What a site could not send is added to its next change: error feedback (Seide et al. 2014;
+Karimireddy et al. 2019). Blocks of `BLOCK` neighbours in place of single numbers, chosen by
+the sum and not by each site: no indices travel upwards, and the values add under a secure sum.
 """
 
 from __future__ import annotations
@@ -29,16 +37,19 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, LossError, RefusedError, TrainingError
-from fednotes.core.federation import Federation, State
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.seeds import seed_of
 from fednotes.core.store import restoring
-from fednotes.core.tensors import load_into, require_like, snapshot
+from fednotes.core.tensors import below, load_into, prefixed, require_like, snapshot
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.methods import compression as codes
-from fednotes.methods.compression import Compression
 from fednotes.methods.optimizers import Adam, Optimizer
+from fednotes.methods.sites import Best, finite
 
+Compression = Literal["none", "int8", "top-k"]
+BLOCK = 64
+LEVELS = 127
+RANGE = 4.0  # standard deviations that eight bits span; what lies beyond waits for its next turn
 BEST = -1  # of `keep_cycle`
 Judged = Callable[[Mapping[str, float]], dict[str, float]]
 
@@ -138,18 +149,18 @@ def run_cycles(
     for cycle in federation.rounds(server.cycle, server.cycles):
         sent = server.sent(warm_up)
         given = {} if server.told is sent else sent  # nothing is sent twice
-        total = federation.sum("train", given, cycle=cycle.number)  # an epoch at each site: Q_k^t
+        total = federation.sum(TRAIN, given, cycle=cycle.number)  # an epoch at each site: Q_k^t
         if config.compression == "none":
             mean = total.mean()  # [bert eq 1] Σ n_k/N Q_k^t
         else:
-            code = codes.agreed(total.mean(), config.compression, config.top_share)
+            code = agreed(total.mean(), config.compression, config.top_share)
             changes = federation.sum("send", code).mean()
-            change = codes.decode(changes, code, sent, config.compression)
+            change = decode(changes, code, sent, config.compression)
             mean = {name: sent[name] + change[name] for name in sent}
         server.step(mean, total)
         evaluated = server.due
         if evaluated:
-            kept = server.judge(federation.sum("evaluate", server.shared, cycle=cycle.number))
+            kept = server.judge(federation.sum(EVALUATE, server.shared, cycle=cycle.number))
             server.told = server.shared
             if kept:
                 federation.sum("keep")  # what is private of the same cycle
@@ -177,12 +188,11 @@ class Server:
     ) -> None:
         self.config, self.before, self._judged = config, before, judged
         self.shared = snapshot(initial)
-        self.kept: dict[str, torch.Tensor] = {}
+        self.best = Best(config.keep_cycle == BEST, "never", -math.inf)
         self.told: Tensors | None = None  # what "evaluate" sent last, which sites remember
         self.cycle = 0  # those of the warm-up included
-        self.best = -math.inf
         self.metrics: dict[str, float] = {}
-        self._moments: dict[str, torch.Tensor] = {}
+        self._moments: dict[str, Tensor] = {}
         if resumed is not None:
             with restoring("the newest checkpoint"):
                 self._restore(resumed)
@@ -199,11 +209,11 @@ class Server:
         return self.cycle == self.cycles or number % self.config.evaluate_every == 0
 
     @property
-    def result(self) -> dict[str, torch.Tensor]:
+    def result(self) -> dict[str, Tensor]:
         """The parameters of the cycle that is kept."""
-        return self.kept or self.shared
+        return self.best.tensors or self.shared
 
-    def sent(self, warm_up: Collection[str]) -> dict[str, torch.Tensor]:
+    def sent(self, warm_up: Collection[str]) -> dict[str, Tensor]:
         """What the next cycle trains."""
         if self.cycle >= self.before:
             return self.shared
@@ -221,7 +231,7 @@ class Server:
                     "lower learning_rate"
                 )
 
-    def _moved(self, mean: Tensors) -> dict[str, torch.Tensor]:
+    def _moved(self, mean: Tensors) -> dict[str, Tensor]:
         config = self.config
         if config.server == "average" or self.cycle < self.before:
             rate = config.server_rate
@@ -252,40 +262,29 @@ class Server:
         """
         found = self._judged(total.metrics)
         self.metrics |= {name: value for name, value in found.items() if math.isfinite(value)}
-        best, number = self.config.keep_cycle == BEST, self.cycle - self.before
-        score = found["held_out"]
-        if best and score == -math.inf:
+        if self.best.wanted and found["held_out"] == -math.inf:
             raise TrainingError(
                 "keep_cycle = -1 asks for the best cycle, but no site holds anything out to judge "
                 "by: name a cycle, or 0 for the last"
             )
-        kept = best and number > 0 and score > self.best
-        if kept:
-            self.kept = snapshot(self.shared)
-        if number > 0:
-            self.best = max(self.best, score)
-        return kept
+        # a warm-up's cycle is never kept
+        return self.cycle > self.before and self.best.judge(found["held_out"], self.shared)
 
     def state(self) -> State:
         """Everything that the next cycle depends on."""
-        tensors = {f"shared.{name}": value for name, value in self.shared.items()}
-        tensors |= {f"kept.{name}": value for name, value in self.kept.items()}
-        tensors |= {f"moment.{name}": value for name, value in self._moments.items()}
-        facts = {"best": None if self.best == -math.inf else self.best}
-        return State(self.cycle, tensors, facts)
+        kept, facts = self.best.state()
+        moments = prefixed("moment.", self._moments)
+        return State(self.cycle, prefixed("shared.", self.shared) | kept | moments, facts)
 
     def _restore(self, state: State) -> None:
-        found: dict[str, dict[str, torch.Tensor]] = {"shared": {}, "kept": {}, "moment": {}}
-        for name, value in state.tensors.items():
-            kind, _, rest = name.partition(".")
-            found[kind][rest] = value
-            like = rest.partition(".")[2] if kind == "moment" else rest  # first.NAME, second.NAME
-            require_like({name: self.shared[like]}, {name: value})
-        self.shared = {name: found["shared"][name] for name in self.shared}
-        self.kept, self._moments = found["kept"], found["moment"]
+        shared = below(state.tensors, "shared.")
+        require_like(self.shared, shared)
+        self.best.restore(state, shared)
+        self._moments = below(state.tensors, "moment.")  # first.NAME, second.NAME
+        for name, value in self._moments.items():
+            require_like({name: shared[name.partition(".")[2]]}, {name: value})
+        self.shared = {name: shared[name] for name in self.shared}
         self.cycle = state.round
-        best = state.facts["best"]
-        self.best = -math.inf if best is None else float(best)
 
 
 class Step(Protocol):
@@ -299,7 +298,7 @@ class Step(Protocol):
         """() what this part adds to the mean loss of all the parts of its batch."""
 
 
-class AveragingSite:
+class AveragingSite(SiteTasks):
     """Local training that pre-training and fine-tuning share.
 
     A subclass gives `steps` (an epoch's mini-batches) and the tasks "evaluate" and "finish".
@@ -308,7 +307,7 @@ class AveragingSite:
     mini-batches, about, of one epoch. optimizer: of all parameters, in place of AdamW.
     """
 
-    tasks: ClassVar[frozenset[str]] = frozenset({"train", "send", "evaluate", "keep", "finish"})
+    tasks: ClassVar[frozenset[str]] = frozenset({TRAIN, "send", EVALUATE, "keep", "finish"})
 
     def __init__(
         self,
@@ -353,9 +352,9 @@ class AveragingSite:
         raise NotImplementedError
 
     def covered(self, task: str) -> dict[str, int]:
-        """The local steps, and tokens, behind an update of this task; a site's policy asks."""
+        """The local steps and mini-batch behind an update of this task."""
         behind = {"steps": self._per_update, "batch": self._averaging.batch_size}
-        return behind if task in ("train", "send") else {}
+        return behind if task in (TRAIN, "send") else {}
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
         """`local_epochs` epochs from the given parameters; returns Q_k^t with weight n_k.
@@ -390,16 +389,16 @@ class AveragingSite:
             n: p.detach() - start[n] + self._left.get(n, torch.zeros_like(p))
             for n, p in active.items()
         }
-        mean = codes.told(self._change, self._averaging.compression)
-        return Update({n: value.cpu() for n, value in mean.items()}, self.weight, metrics)
+        means = told(self._change, self._averaging.compression)
+        return Update({n: value.cpu() for n, value in means.items()}, self.weight, metrics)
 
     def send(self, tensors: Tensors) -> Update:
         """The change of the last "train" in the agreed code."""
         if not self._change:
             raise TrainingError(f"site {self.id!r} was asked to send a change before it trained")
         config = self._averaging
-        codes.require_code(tensors, self._change, config.compression, config.top_share)
-        sent, left = codes.encode(self._change, tensors, self._averaging.compression)
+        require_code(tensors, self._change, config.compression, config.top_share)
+        sent, left = encode(self._change, tensors, self._averaging.compression)
         self._left |= left
         self._change = {}
         return Update(sent, self.weight)
@@ -464,11 +463,8 @@ class AveragingSite:
         for part in parts:
             with self._precision():
                 loss = part.loss(parts)
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                raise LossError(self.id, value, f"at step {self.taken}", "lower learning_rate")
+            total += finite(loss, self.id, f"at step {self.taken}")
             loss.backward()
-            total += value
         self._pull(start)
         if self._averaging.clip:
             torch.nn.utils.clip_grad_norm_(adam.parameters.values(), self._averaging.clip)
@@ -510,27 +506,23 @@ class AveragingSite:
     def state(self) -> State:
         """Moments, private parameters and what could not be sent so far."""
         tensors = self._adam.state() | self._first[1].state("first")
-        tensors |= {f"private.{name}": value.detach() for name, value in self.private.items()}
-        tensors |= {f"left.{name}": value for name, value in self._left.items()}
-        tensors |= {f"kept.{name}": value for name, value in self._kept.items()}
+        private = {name: value.detach() for name, value in self.private.items()}
+        tensors |= prefixed("private.", private) | prefixed("left.", self._left)
+        tensors |= prefixed("kept.", self._kept)
         return State(self.taken, tensors, {"before": self._taken_before})
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
         self.taken, self._taken_before = state.round, int(state.facts["before"])
         self._adam.restore(state.tensors)
-        self._restore_first(state.tensors)
-        load_into(self.private, _below(state.tensors, "private."))
-        self._kept = _below(state.tensors, "kept.")
-        self._left = {n: v.to(self.device) for n, v in _below(state.tensors, "left.").items()}
-
-    def _restore_first(self, tensors: Tensors) -> None:
-        key = "first.exp_avg."
-        names = [name.removeprefix(key) for name in tensors if name.startswith(key)]
+        names = below(state.tensors, "first.exp_avg.")
         if names:
             adam = Adam({name: self.parameters[name] for name in names}, self._first[0])
-            adam.restore(tensors, "first")
+            adam.restore(state.tensors, "first")
             self._first = (self._first[0], adam)
+        load_into(self.private, below(state.tensors, "private."))
+        self._kept = below(state.tensors, "kept.")
+        self._left = {n: v.to(self.device) for n, v in below(state.tensors, "left.").items()}
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -541,5 +533,106 @@ def has_bfloat16(device: torch.device) -> bool:
     return capabilities is not None and bool(capabilities().get("amx_bf16"))
 
 
-def _below(tensors: Tensors, prefix: str) -> dict[str, Any]:
-    return {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
+# ---- compression
+
+
+def told(change: Tensors, compression: Compression) -> dict[str, Tensor]:
+    """What a site says of its change: mean squares, (1,) or (blocks,) a tensor."""
+    if compression == "int8":
+        return {name: value.square().mean().reshape(1) for name, value in change.items()}
+    return {name: _blocks(value).square().mean(1) for name, value in change.items()}
+
+
+def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, Tensor]:
+    """The code, from the weighted means of what sites told.
+
+    int8: the step size of each tensor, (1,). top-k: the chosen blocks of each tensor, int32 in
+    ascending order, together the `share` of all blocks with the largest means (one at least).
+    """
+    if compression == "int8":
+        return {name: RANGE / LEVELS * mean.sqrt() for name, mean in means.items()}
+    names = list(means)
+    everything = torch.cat([means[name] for name in names])
+    count = max(1, round(share * len(everything)))
+    chosen = torch.zeros(len(everything), dtype=torch.bool)
+    chosen[everything.argsort(descending=True, stable=True)[:count]] = True
+    parts = chosen.split([len(means[name]) for name in names])
+    return {
+        name: part.nonzero().flatten().to(torch.int32)
+        for name, part in zip(names, parts, strict=True)
+    }
+
+
+def require_code(code: Tensors, change: Tensors, compression: Compression, share: float) -> None:
+    """Pass a code that `agreed` can have given for this change. Raises RefusedError."""
+    parts = {name: _parts(value, compression) for name, value in change.items()}
+    dtype = torch.float32 if compression == "int8" else torch.int32
+    right = code.keys() == parts.keys() and all(
+        value.dtype is dtype and value.dim() == 1 for value in code.values()
+    )
+    if right and compression == "int8":
+        right = all(len(step) == 1 and 0 <= float(step) < math.inf for step in code.values())
+    elif right:
+        wanted = max(1, round(share * sum(parts.values())))
+        right = sum(map(len, code.values())) == wanted and all(
+            len(chosen) == 0
+            or (
+                int(chosen[0]) >= 0
+                and int(chosen[-1]) < parts[name]
+                and bool((chosen[1:] > chosen[:-1]).all())
+            )
+            for name, chosen in code.items()
+        )
+    if not right:
+        raise RefusedError(
+            "the code for the changes is none of this job: a step size for each tensor, or the "
+            "job's share of all blocks, each once and in order"
+        )
+
+
+def _parts(value: Tensor, compression: Compression) -> int:
+    return 1 if compression == "int8" else -(-value.numel() // BLOCK)
+
+
+def encode(
+    change: Tensors, code: Tensors, compression: Compression
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A change in the agreed code, and what of it is left for the next time.
+
+    Returns int8 of the tensor's shape, or float32 (chosen blocks, `BLOCK`); and float32 of the
+    tensors' shapes. change = decode(sent) + left, up to rounding.
+    """
+    sent, left = {}, {}
+    for name, value in change.items():
+        if compression == "int8":
+            step = code[name].to(value.device)
+            levels = torch.where(step > 0, value / step, torch.zeros_like(value))
+            sent[name] = levels.round().clamp(-LEVELS, LEVELS).to(torch.int8).cpu()
+            left[name] = value - sent[name].to(value.device) * step
+        else:
+            blocks, chosen = _blocks(value), code[name].long().to(value.device)
+            sent[name] = blocks[chosen].cpu()
+            blocks = blocks.index_fill(0, chosen, 0.0)
+            left[name] = blocks.flatten()[: value.numel()].reshape(value.shape)
+    return sent, left
+
+
+def decode(
+    means: Tensors, code: Tensors, like: Mapping[str, Tensor], compression: Compression
+) -> dict[str, Tensor]:
+    """The mean change, from the weighted means of what sites sent; float32 as `like`."""
+    found = {}
+    for name, value in like.items():
+        if compression == "int8":
+            found[name] = means[name] * code[name]
+        else:
+            blocks = torch.zeros_like(_blocks(value))
+            blocks[code[name].long()] = means[name]
+            found[name] = blocks.flatten()[: value.numel()].reshape(value.shape)
+    return found
+
+
+def _blocks(value: Tensor) -> Tensor:
+    """(blocks, BLOCK), the last one filled with zeros."""
+    flat = value.flatten()
+    return torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)

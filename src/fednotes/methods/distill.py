@@ -17,8 +17,6 @@ Heterogeneous Tag Sets".
     w_i         `Site.weights`, which never leave the site
     g^tgt       what `Site.update_weights` is left with: the sum without the site's own part
     α           `Config.momentum`
-
-The site side of distillation with heterogeneous tag sets: what surrounds local training.
 """
 
 from __future__ import annotations
@@ -27,7 +25,6 @@ import json
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -35,64 +32,228 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, LossError, RefusedError, TrainingError
-from fednotes.core.federation import Federation, State
+from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
 from fednotes.core.seeds import rng_of, seed_of
-from fednotes.core.store import restoring, write_json, write_text
-from fednotes.core.tensors import load_into, nbytes, require_like, snapshot
+from fednotes.core.store import restoring, write_text
+from fednotes.core.tensors import below, load_into, nbytes, prefixed, require_like, snapshot
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Total, Update, contribution
 from fednotes.data.batches import buckets
 from fednotes.data.split import pool
+from fednotes.methods import presets
 from fednotes.methods.optimizers import Adam
-from fednotes.metrics.spans import SpanCounts, forms_of
+from fednotes.methods.sites import Best, MentionSite, all_tags, finite, judged_mentions, save_global
 from fednotes.taggers.model import Corpus, Losses
 from fednotes.taggers.prompt_bart import PromptBartConfig
-from fednotes.taggers.saving import ModelConfig, build_model, save_model
-from fednotes.taggers.saving import model_config as model_config
+from fednotes.taggers.saving import ModelConfig, build_model, model_config
 from fednotes.taggers.tagger import TaggerConfig
 
 FEWEST_CONTRIBUTORS = 3
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
 
 
-class Site:
+@dataclass(frozen=True)
+class Config:
+    """The settings of one run.
+
+    model: what every site trains; only its trainable parameters travel.
+    unannotated: what a token may be that the site's own annotation leaves open.
+        "pseudo": what θ_t predicts of the other types (the paper's distillation);
+        "soft": θ_t's posterior given the site's annotation (models with a CRF);
+        "marginal": anything, summed over (models with a CRF; no distillation);
+        "outside": no entity (the paper's ablation without distillation).
+    warmup: rounds before θ_t is asked; until then "marginal" stands in, or "outside" where
+        the model has no CRF.
+    weighting: instance weights on the source loss; needs "pseudo" and three sites or more.
+    momentum: α. clip_weights: negative ones count as 0. normalise_weights: to a mean of 1.
+    target_gradient: "mean" over a site's sentences (Eq. 7), or "sum" (Algorithm 2).
+    aggregation: m_k, "uniform" or in proportion to the sites' "size".
+    rounds, batch_size, learning_rate: of Adam, started anew in each round.
+    local_epochs: E_loc; below 1, or between whole numbers, so many of an epoch's mini-batches.
+    evaluate_every: rounds between two evaluations and checkpoints.
+    trace: score the test data too at every evaluation, to draw F1 against bytes or seconds;
+        nothing is chosen by it.
+    select: the model that is kept, of the "last" round or of the "best" evaluation, by F1 on
+        what the sites' validation data annotate.
+    tags: the complete tag set T, the union over the sites; a job fills it in.
+    """
+
+    model: ModelConfig = field(default_factory=TaggerConfig)
+    unannotated: Unannotated = "pseudo"
+    warmup: int = 0
+    weighting: bool = True
+    momentum: float = 0.9
+    clip_weights: bool = False
+    normalise_weights: bool = False
+    target_gradient: Literal["mean", "sum"] = "mean"
+    aggregation: Literal["uniform", "size"] = "uniform"
+    rounds: int = 25
+    local_epochs: float = 1
+    batch_size: int = 8
+    learning_rate: float = 3e-5
+    evaluate_every: int = 1
+    trace: bool = False
+    select: Literal["last", "best"] = "last"
+    seed: int = 0
+    tags: TagSet = field(default_factory=lambda: TagSet(()))
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "batch_size", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
+        if not 0 < self.local_epochs < math.inf:
+            raise ConfigError(f"local_epochs = {self.local_epochs}: a number above 0 is needed")
+        if self.warmup < 0:
+            raise ConfigError(f"warmup = {self.warmup}: at least 0 is needed")
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"learning_rate = {self.learning_rate}: a number above 0 is needed")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum = {self.momentum}: expected 0 up to, not including, 1")
+        if self.unannotated in ("soft", "marginal") and isinstance(self.model, PromptBartConfig):
+            raise ConfigError(
+                f'unannotated = "{self.unannotated}" needs a model with a CRF; '
+                'the pointer model takes "pseudo" or "outside"'
+            )
+        if self.warmup >= self.rounds and self.unannotated in ("pseudo", "soft"):
+            raise ConfigError(
+                f"warmup = {self.warmup}: with rounds = {self.rounds} nothing would be distilled"
+            )
+        if self.weighting and self.unannotated != "pseudo":
+            why = (
+                "learns from the model that it starts from, so its target gradient is zero"
+                if self.unannotated == "soft"
+                else "has no target loss to weight for"
+            )
+            raise ConfigError(
+                f'unannotated = "{self.unannotated}" {why}: set weighting = false, '
+                'or unannotated = "pseudo"'
+            )
+
+
+def train(federation: Federation, config: Config, shared: Tensors | None = None) -> State:
+    """Algorithm 1 of Wang et al. 2023.
+
+    shared: θ_1, if it is not the model's own initial values.
+    Raises RefusedError for instance weights with fewer than three sites.
+    """
+    server = Server(config, federation.resume(), shared)
+    for round in federation.rounds(server.round, config.rounds):
+        # [tagsets alg 1] θ_t; Eq. 4 and 5
+        begun = federation.sum("begin", server.shared, round=round.number)
+        if config.weighting:
+            _update_weights(federation, begun, round.number)  # w_{t+1}: Eq. 10 to 12
+        total = federation.sum(TRAIN, round=round.number)  # [tagsets alg 1]
+        server.step(total)  # [tagsets alg 1]
+        evaluated = (round.number + 1) % config.evaluate_every == 0
+        if evaluated or round.number == config.rounds - 1:
+            server.judge(federation.sum(EVALUATE, server.shared, round=round.number))
+            if config.trace:
+                found = judged_mentions(federation.sum("trace").metrics)
+                server.metrics["test_f1"] = found["valid_f1"]
+            evaluated = True
+        round.commit(server.state(), server.metrics, evaluated=evaluated)
+    federation.sum("finish", server.best.tensors or server.shared)
+    return server.state()
+
+
+def _update_weights(federation: Federation, begun: Total, round: int) -> None:
+    """Send every site the sum of the target gradients, from which it takes its own part.
+
+    Of two contributors each would be left with the other's vector, so three are needed, not
+    counting sites whose gradient is zero (all types annotated, or nothing predicted yet). In a
+    round with fewer the weights stay as they are.
+    """
+    if len(begun.included) < FEWEST_CONTRIBUTORS and round == 0:
+        raise RefusedError(_too_few(len(begun.included)))
+    contributing = int(begun.metrics["contributing"])
+    if min(contributing, len(begun.included)) >= FEWEST_CONTRIBUTORS:
+        included = ",".join(begun.included)
+        federation.sum(
+            "update_weights",
+            begun.tensors,
+            round=round,
+            included=included,
+            contributing=contributing,
+        )
+
+
+def _too_few(sites: int) -> str:
+    return (
+        f"instance weights need {FEWEST_CONTRIBUTORS} sites, here are {sites}: with two, each "
+        "would receive the other's gradient; set training.weighting = false"
+    )
+
+
+class Server:
+    """θ_t, and which of them is kept."""
+
+    def __init__(self, config: Config, resumed: State | None, shared: Tensors | None) -> None:
+        self.config = config
+        self.shared = dict(shared) if shared is not None else initial(config)
+        self.best = Best(config.select == "best", "always")  # the last where nothing can be judged
+        self.round = 0
+        self.metrics: dict[str, float] = {}
+        if resumed is not None:
+            with restoring("the newest checkpoint"):
+                self._restore(resumed)
+
+    def step(self, total: Total) -> None:
+        """θ_{t+1} = Σ m_k θ_t^k."""
+        self.shared = total.mean()  # [tagsets eq 1]
+        sentences = total.metrics["examples"]
+        self.metrics = {
+            name: total.metrics[name] / sentences for name in ("loss", "source", "target")
+        }
+        self.metrics["pseudo"] = total.metrics["pseudo"]
+        self.round += 1
+
+    def judge(self, total: Total) -> None:
+        """Note the micro F1 over what the sites' validation data annotate."""
+        f1 = judged_mentions(total.metrics)["valid_f1"]
+        self.metrics["valid_f1"] = f1
+        self.best.judge(f1, self.shared)
+
+    def state(self) -> State:
+        """Everything that the next round depends on."""
+        kept, facts = self.best.state()
+        return State(self.round, prefixed("shared.", self.shared) | kept, facts)
+
+    def _restore(self, state: State) -> None:
+        shared = below(state.tensors, "shared.")
+        require_like(self.shared, shared)
+        self.best.restore(state, shared)
+        self.shared, self.round = shared, state.round
+
+
+def initial(config: Config) -> dict[str, Any]:
+    """θ_1: the model's initial values, which follow from the seed."""
+    model = build_model(config.model, config.tags, config.seed)
+    return snapshot(model.trainable())
+
+
+class Site(MentionSite):
     """One platform: its notes, its instance weights, and the tasks that the server may ask for.
 
-    directory: where the global model, its scores on this site's test data and the history of
-    the instance weights are written; None writes nothing. cache: see `fedner_site.Site`.
-
-    Raises ConfigError if the site has no training sentence, annotates a type outside the
-    complete tag set.
+    It also writes the history of the weights. Raises ConfigError as `MentionSite`, and for a
+    type outside the complete tag set.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
-        {"begin", "update_weights", "train", "evaluate", "trace", "finish"}
+        {"begin", "update_weights", TRAIN, EVALUATE, "trace", "finish"}
     )
+    config: Config
 
-    def __init__(
-        self,
-        data: SiteData,
-        config: Config,
-        *,
-        directory: Path | None = None,
-        device: str = "cpu",
-        cache: Path | None = None,
-        progress: Any = None,
-    ) -> None:
-        self.data = data
-        self.config = config
-        self.directory = directory
+    def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         self.known = frozenset(data.tags.types)  # T_k
-        self.model = build_model(config.model, config.tags, config.seed, device)
-        _require_known(self.known, config, data.id)
-        prepare = partial(self.model.prepare, cache=cache, progress=progress)
-        self.train_set = prepare(data.train)
-        self.valid_set = prepare(data.valid, gold=False)
-        self.test_set = prepare(data.test, gold=False)
-        self.num_examples = self.train_set.sentences
-        if self.num_examples == 0:
-            raise ConfigError(f"site {data.id!r} has no training sentence")
+        if odd := sorted(self.known - set(config.tags.types)):
+            raise ConfigError(
+                f"site {data.id!r} annotates {odd[0]!r}, the job's complete tag set is "
+                f"{', '.join(config.tags.types) or 'empty'}: map it to one of these in label_map, "
+                "or leave it out with types"
+            )
+        super().__init__(data, config, config.tags, **options)
         self.parameters: dict[str, Tensor] = dict(self.model.trainable())
         self.weights = np.ones(self.num_examples)  # w_{i,t}
         self._next: tuple[int, np.ndarray] | None = None  # round t and w_{i,t+1}
@@ -102,12 +263,6 @@ class Site:
         self._begun: tuple[int, Corpus] | None = None
         self._source: Tensor | None = None  # (sentences, size) g_i^src, directions alone
         self._sent: Update | None = None
-        self.scores: dict[str, Any] = {}
-
-    @property
-    def id(self) -> str:
-        """The site's name in the job."""
-        return self.data.id
 
     @property
     def eta(self) -> float:
@@ -124,8 +279,8 @@ class Site:
         )
 
     def covered(self, task: str) -> dict[str, int]:
-        """The local steps and tokens behind an update of this task; a site's policy asks."""
-        if task != "train":
+        """The local steps, tokens and sentences behind an update of this task."""
+        if task != TRAIN:
             return {"steps": 1, "batch": self.num_examples} if task == "begin" else {}
         batch, steps = self.config.batch_size, self._steps()
         left_out = max(0, math.ceil(self.num_examples / batch) - steps) * batch
@@ -254,9 +409,7 @@ class Site:
             torch.manual_seed(seed_of(self.config.seed, "dropout", self.id, round, step))
             self.model.train()
             loss, source, target = self._objective(corpus, indices, weights, how, round)
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                raise LossError(self.id, value, f"in round {round}", "lower learning_rate")
+            value = finite(loss, self.id, f"in round {round}")
             loss.backward()
             adam.step()
             sums += np.array([value, source, target]) * len(indices)
@@ -318,12 +471,12 @@ class Site:
         weights = self._next[1]
         line = {
             "round": round,
-            "mean_weight": float(weights.mean()),
-            "weight_quantiles": [float(x) for x in np.quantile(weights, QUANTILES)],
-            "cosine_quantiles": [float(x) for x in np.quantile(cosines, QUANTILES)],
-            "negative_cosines": float((cosines < 0).mean()),
+            "mean_weight": _rounded(weights.mean()),
+            "weight_quantiles": [_rounded(x) for x in np.quantile(weights, QUANTILES)],
+            "cosine_quantiles": [_rounded(x) for x in np.quantile(cosines, QUANTILES)],
+            "negative_cosines": _rounded((cosines < 0).mean()),
         }
-        self.history.append({k: _rounded(v) for k, v in line.items()})
+        self.history.append(line)
         if self.directory is not None:
             lines = "".join(json.dumps(line) + "\n" for line in self.history)
             write_text(self.directory / "weights.jsonl", lines)
@@ -333,8 +486,7 @@ class Site:
     def evaluate(self, tensors: Tensors, *, round: int) -> Update:
         """Counts on the validation data, of the types that the site annotates."""
         load_into(self.parameters, tensors)
-        counts = self._counts(self.data.valid, self.valid_set, self.data.tags.types)
-        return Update(metrics=counts.to_metrics())
+        return Update(metrics=self.counts("valid").to_metrics())
 
     def trace(self, tensors: Tensors) -> Update:
         """Counts of the model just evaluated on the test data; no choice depends on them.
@@ -343,42 +495,12 @@ class Site:
         """
         if not self.config.trace:
             raise RefusedError(f"site {self.id!r}: the job does not trace the scores of test data")
-        counts = self._counts(self.data.test, self.test_set, self.data.scored_types)
-        return Update(metrics=counts.to_metrics())
+        return Update(metrics=self.counts("test").to_metrics())
 
     def finish(self, tensors: Tensors) -> Update:
         """Take the global model, count on the test data, save both."""
         load_into(self.parameters, tensors)
-        seen = forms_of(self.data.train)
-        counts = self._counts(self.data.test, self.test_set, self.data.scored_types, seen)
-        self.scores = counts.scores()
-        if self.directory is not None:
-            save_model(self.model, self.directory / "model")
-            write_json(self.directory / "scores.json", self.scores)
-        return Update(metrics=counts.to_metrics())
-
-    @property
-    def valid_score(self) -> float | None:
-        """Strict F1 of the present model on what validation data annotate; None where nothing."""
-        return self._counts(self.data.valid, self.valid_set, self.data.tags.types).strict_f1
-
-    def scores_on(self, site: SiteData) -> dict[str, Any]:
-        """This model's scores on another site's test data."""
-        predicted = self.model.predict(site.test)
-        counts = SpanCounts.of(
-            site.test, predicted, seen=forms_of(site.train), types=site.scored_types
-        )
-        return counts.scores()
-
-    def _counts(
-        self,
-        documents: Sequence[Document],
-        corpus: Corpus,
-        types: Collection[str],
-        seen: Collection[str] = frozenset(),
-    ) -> SpanCounts:
-        predicted = self.model.predict(corpus)
-        return SpanCounts.of(documents, predicted, seen=seen, types=types)
+        return self.tested()
 
     # what a restart must not lose
 
@@ -430,267 +552,8 @@ def _in_order(lengths: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
         yield order[start : start + batch_size]
 
 
-def _require_known(known: frozenset[str], config: Config, site: str) -> None:
-    odd = sorted(known - set(config.tags.types))
-    if odd:
-        raise ConfigError(
-            f"site {site!r} annotates {odd[0]!r}, the job's complete tag set is "
-            f"{', '.join(config.tags.types) or 'empty'}: map it to one of these in label_map, "
-            "or leave it out with types"
-        )
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [round(x, 5) for x in value]
-    return round(value, 5) if isinstance(value, float) else value
-
-
-Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
-
-
-@dataclass(frozen=True)
-class Config:
-    """The settings of one run.
-
-    model: what every site trains; only its trainable parameters travel.
-    unannotated: what a token may be that the site's own annotation leaves open.
-        "pseudo": what θ_t predicts of the other types (the paper's distillation);
-        "soft": θ_t's posterior given the site's annotation (models with a CRF);
-        "marginal": anything, summed over (models with a CRF; no distillation);
-        "outside": no entity (the paper's ablation without distillation).
-    warmup: rounds before θ_t is asked; until then "marginal" stands in, or "outside" where
-        the model has no CRF.
-    weighting: instance weights on the source loss; needs "pseudo" and three sites or more.
-    momentum: α. clip_weights: negative ones count as 0. normalise_weights: to a mean of 1.
-    target_gradient: "mean" over a site's sentences (Eq. 7), or "sum" (Algorithm 2).
-    aggregation: m_k, "uniform" or in proportion to the sites' "size".
-    rounds, batch_size, learning_rate: of Adam, started anew in each round.
-    local_epochs: E_loc; below 1, or between whole numbers, so many of an epoch's mini-batches.
-    evaluate_every: rounds between two evaluations and checkpoints.
-    trace: score the test data too at every evaluation, to draw F1 against bytes or seconds;
-        nothing is chosen by it.
-    select: the model that is kept, of the "last" round or of the "best" evaluation, by F1 on
-        what the sites' validation data annotate.
-    tags: the complete tag set T, the union over the sites; a job fills it in.
-    """
-
-    model: ModelConfig = field(default_factory=TaggerConfig)
-    unannotated: Unannotated = "pseudo"
-    warmup: int = 0
-    weighting: bool = True
-    momentum: float = 0.9
-    clip_weights: bool = False
-    normalise_weights: bool = False
-    target_gradient: Literal["mean", "sum"] = "mean"
-    aggregation: Literal["uniform", "size"] = "uniform"
-    rounds: int = 25
-    local_epochs: float = 1
-    batch_size: int = 8
-    learning_rate: float = 3e-5
-    evaluate_every: int = 1
-    trace: bool = False
-    select: Literal["last", "best"] = "last"
-    seed: int = 0
-    tags: TagSet = field(default_factory=lambda: TagSet(()))
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "batch_size", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
-        if not 0 < self.local_epochs < math.inf:
-            raise ConfigError(f"local_epochs = {self.local_epochs}: a number above 0 is needed")
-        if self.warmup < 0:
-            raise ConfigError(f"warmup = {self.warmup}: at least 0 is needed")
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigError(f"learning_rate = {self.learning_rate}: a number above 0 is needed")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum = {self.momentum}: expected 0 up to, not including, 1")
-        if self.unannotated in ("soft", "marginal") and isinstance(self.model, PromptBartConfig):
-            raise ConfigError(
-                f'unannotated = "{self.unannotated}" needs a model with a CRF; '
-                'the pointer model takes "pseudo" or "outside"'
-            )
-        if self.warmup >= self.rounds and self.unannotated in ("pseudo", "soft"):
-            raise ConfigError(
-                f"warmup = {self.warmup}: with rounds = {self.rounds} nothing would be distilled"
-            )
-        if self.weighting and self.unannotated != "pseudo":
-            why = (
-                "learns from the model that it starts from, so its target gradient is zero"
-                if self.unannotated == "soft"
-                else "has no target loss to weight for"
-            )
-            raise ConfigError(
-                f'unannotated = "{self.unannotated}" {why}: set weighting = false, '
-                'or unannotated = "pseudo"'
-            )
-
-
-# "paper" is Appendix C; "best" is what few runs on a CPU suggest: docs/results.md
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "training": {
-            "unannotated": "pseudo",
-            "warmup": 0,
-            "weighting": True,
-            "momentum": 0.9,
-            "clip_weights": False,
-            "normalise_weights": False,
-            "target_gradient": "mean",
-            "aggregation": "uniform",
-            "rounds": 25,
-            "local_epochs": 1,
-            "batch_size": 8,
-            "learning_rate": 3e-5,
-            "select": "last",
-        },
-        "model": {
-            "kind": "prompt-bart",
-            "prompts": 10,
-            "prompt_hidden": 400,
-            "tune_cross_attention": False,
-            "dropout": 0.1,
-        },
-    },
-    "best": {
-        "training": {
-            "unannotated": "soft",
-            "weighting": False,
-            "rounds": 30,
-            "batch_size": 16,
-            "learning_rate": 3e-3,
-        },
-        "model": {
-            "contextual": "minilm#layer=5",
-            "project": 128,
-            "char_dim": 32,
-            "char_filters": 64,
-            "cnn_filters": 128,
-            "lstm_units": 100,
-        },
-    },
-}
-
-
-def train(federation: Federation, config: Config, shared: Tensors | None = None) -> State:
-    """Algorithm 1 of Wang et al. 2023.
-
-    shared: θ_1, if it is not the model's own initial values.
-    Raises RefusedError for instance weights with fewer than three sites.
-    """
-    server = Server(config, federation.resume(), shared)
-    for round in federation.rounds(server.round, config.rounds):
-        # [tagsets alg 1] θ_t; Eq. 4 and 5
-        begun = federation.sum("begin", server.shared, round=round.number)
-        if config.weighting:
-            _update_weights(federation, begun, round.number)  # w_{t+1}: Eq. 10 to 12
-        total = federation.sum("train", round=round.number)  # [tagsets alg 1]
-        server.step(total)  # [tagsets alg 1]
-        evaluated = (round.number + 1) % config.evaluate_every == 0
-        if evaluated or round.number == config.rounds - 1:
-            server.judge(federation.sum("evaluate", server.shared, round=round.number))
-            if config.trace:
-                server.metrics["test_f1"] = _f1(federation.sum("trace"))
-            evaluated = True
-        round.commit(server.state(), server.metrics, evaluated=evaluated)
-    federation.sum("finish", server.chosen)
-    return server.state()
-
-
-def _update_weights(federation: Federation, begun: Total, round: int) -> None:
-    """Send every site the sum of the target gradients, from which it takes its own part.
-
-    Of two contributors each would be left with the other's vector, so three are needed, not
-    counting sites whose gradient is zero (all types annotated, or nothing predicted yet). In a
-    round with fewer the weights stay as they are.
-    """
-    if len(begun.included) < FEWEST_CONTRIBUTORS and round == 0:
-        raise RefusedError(_too_few(len(begun.included)))
-    contributing = int(begun.metrics["contributing"])
-    if min(contributing, len(begun.included)) >= FEWEST_CONTRIBUTORS:
-        included = ",".join(begun.included)
-        federation.sum(
-            "update_weights",
-            begun.tensors,
-            round=round,
-            included=included,
-            contributing=contributing,
-        )
-
-
-def _too_few(sites: int) -> str:
-    return (
-        f"instance weights need {FEWEST_CONTRIBUTORS} sites, here are {sites}: with two, each "
-        "would receive the other's gradient; set training.weighting = false"
-    )
-
-
-class Server:
-    """θ_t, and which of them is kept."""
-
-    def __init__(self, config: Config, resumed: State | None, shared: Tensors | None) -> None:
-        self.config = config
-        self.shared = dict(shared) if shared is not None else initial(config)
-        self.best: dict[str, Any] = {}
-        self.best_f1 = -1.0
-        self.round = 0
-        self.metrics: dict[str, float] = {}
-        if resumed is not None:
-            with restoring("the newest checkpoint"):
-                self._restore(resumed)
-
-    @property
-    def chosen(self) -> Tensors:
-        """The model that the run ends with."""
-        return self.best if self.config.select == "best" and self.best else self.shared
-
-    def step(self, total: Total) -> None:
-        """θ_{t+1} = Σ m_k θ_t^k."""
-        self.shared = total.mean()  # [tagsets eq 1]
-        sentences = total.metrics["examples"]
-        self.metrics = {
-            name: total.metrics[name] / sentences for name in ("loss", "source", "target")
-        }
-        self.metrics["pseudo"] = total.metrics["pseudo"]
-        self.round += 1
-
-    def judge(self, total: Total) -> None:
-        """Note the micro F1 over what the sites' validation data annotate.
-
-        A later model replaces an equal one, so the last is kept where nothing can be judged.
-        """
-        f1 = _f1(total)
-        self.metrics["valid_f1"] = f1
-        if f1 >= self.best_f1:
-            self.best_f1 = f1
-            self.best = snapshot(self.shared) if self.config.select == "best" else {}
-
-    def state(self) -> State:
-        """Everything that the next round depends on."""
-        tensors = {f"shared.{name}": value for name, value in self.shared.items()}
-        tensors |= {f"best.{name}": value for name, value in self.best.items()}
-        return State(self.round, tensors, {"best_f1": self.best_f1})
-
-    def _restore(self, state: State) -> None:
-        shared = {name: state.tensors[f"shared.{name}"] for name in self.shared}
-        require_like(self.shared, shared)
-        if f"best.{next(iter(shared))}" in state.tensors:
-            self.best = {name: state.tensors[f"best.{name}"] for name in shared}
-            require_like(shared, self.best)
-        self.shared = shared
-        self.round, self.best_f1 = state.round, float(state.facts["best_f1"])
-
-
-def initial(config: Config) -> dict[str, Any]:
-    """θ_1: the model's initial values, which follow from the seed."""
-    model = build_model(config.model, config.tags, config.seed)
-    return snapshot(model.trainable())
-
-
-def _f1(total: Total) -> float:
-    """Strict micro F1 of summed counts."""
-    return float(SpanCounts.from_metrics(total.metrics).scores()["strict"]["f1"])
+def _rounded(value: float) -> float:
+    return round(float(value), 5)
 
 
 # what a job asks of a method
@@ -703,7 +566,7 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """
     if config.weighting and len(sites) < FEWEST_CONTRIBUTORS:
         raise RefusedError(_too_few(len(sites)))
-    return replace(config, tags=reduce(TagSet.union, (site.tags for site in sites)))
+    return replace(config, tags=all_tags(sites))
 
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
@@ -755,3 +618,24 @@ def messages(config: Config, each: int) -> tuple[int, int]:
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """The most rounds that a run can take, and the sentences of each."""
     return config.rounds, math.ceil(sum(sizes) * config.local_epochs)
+
+
+def save(config: Config, final: State, folder: Path) -> bool:
+    """The global model of a run's last state, ready for `fednotes predict`."""
+    return save_global(config.model, config.tags, config.seed, final, folder)
+
+
+METHOD = Method(
+    Config,
+    Site,
+    train,
+    model_config,
+    presets("distill"),
+    planned,
+    pooled,
+    judged_mentions,
+    for_sites=for_sites,
+    alone=alone,
+    traffic=traffic,
+    save=save,
+)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.federation import Federation, State
+from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.settings import build
 from fednotes.core.store import restoring
 from fednotes.core.tensors import load_into, taken
@@ -69,7 +70,7 @@ from fednotes.patients.phenotyper import (
 )
 
 
-class Site:
+class Site(MethodSite):
     """One hospital: its patients, and the tasks that the server may ask for.
 
     directory: where the finished model is written; None writes nothing.
@@ -341,9 +342,8 @@ def require_trainable(data: SitePatients, config: Config) -> None:
         )
 
 
-__all__ = ["DATA", "PRESETS", "Config", "Site", "train"]
+__all__ = ["METHOD", "Config", "Site", "train"]
 
-DATA = "patients"
 LABELS = ("absent", "present", "questionable")  # of "count_labels", in the order of CLASSES
 
 
@@ -570,11 +570,6 @@ def judged(metrics: Mapping[str, float]) -> dict[str, float]:
 # ---- what a job asks of a method -------------------------------------------------------------
 
 
-def model_config(table: Mapping[str, Any]) -> PhenotypeConfig:
-    """The [model] table. Raises ConfigError."""
-    return build(PhenotypeConfig, table, "model")
-
-
 def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
     """The configuration with what the sites hold.
 
@@ -636,6 +631,18 @@ def warnings(config: Config) -> tuple[str, ...]:
     )
 
 
-def one_model(config: Config) -> bool:
-    """Whether sites end with equal models, of which one copy is kept."""
-    return True
+METHOD = Method(
+    Config,
+    Site,
+    train,
+    partial(build, PhenotypeConfig, where="model"),
+    PRESETS,
+    planned,
+    pooled,
+    judged,
+    holds="patients",
+    for_sites=for_sites,
+    alone=alone,
+    warnings=warnings,
+    one_model=lambda config: True,
+)

@@ -8,8 +8,6 @@ et al. 2019 (infilling).
 
 By default the word embeddings and the output bias stay as they were: the sign of the bias'
 gradient tells every masked token of a batch, and the embedding's rows that change tell its words.
-
-The site side of pre-training: notes → tokens → masked sequences → a language model.
 """
 
 from __future__ import annotations
@@ -25,14 +23,13 @@ import numpy as np
 import torch
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.core.federation import Federation, State
+from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.seeds import rng_of
 from fednotes.core.tensors import load_into, nbytes, snapshot
 from fednotes.core.update import Tensors, Update
 from fednotes.data.notes.sites import NoteSource, SiteNotes, pooled_notes
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.language_model import (
-    Guesses,
     LanguageModel,
     LanguageModelConfig,
     build_language_model,
@@ -41,9 +38,77 @@ from fednotes.encoders.language_model import (
 from fednotes.encoders.masking import Masked, denoise, mask
 from fednotes.encoders.packing import Plan, Sequences, gather, plan_full, plan_pairs
 from fednotes.encoders.token_cache import Tokens, cached_tokens
+from fednotes.methods import presets
 from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
+from fednotes.methods.sites import ended
 
 EVALUATED = 64  # sequences judged at once
+
+
+@dataclass(frozen=True)
+class Config(Averaging):
+    """The settings of one pre-training run; see also `Averaging`.
+
+    length: tokens of a sequence; long_length (or as many as the model reads) in the last
+        long_cycles cycles up to the one that is kept (the original BERT trains nine tenths of
+        its steps on 128 tokens, the rest on 512).
+    masked: share of the tokens to guess. whole_words: a word's sub-words are masked together.
+    infilled: share of the words in infilled spans, for the objective "denoise".
+    head_cycles: cycles before the first one that train the prediction head alone, with
+        head_learning_rate, where the directory has none (its initial values are random).
+    """
+
+    model: LanguageModelConfig = field(default_factory=LanguageModelConfig)
+    length: int = 128
+    long_length: int = 512
+    long_cycles: int = 0
+    masked: float = 0.15
+    whole_words: bool = False
+    infilled: float = 0.3
+    head_cycles: int = 1
+    head_learning_rate: float = 3e-3
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that no run can have."""
+        super().__post_init__()
+        for name in ("length", "long_length"):
+            if getattr(self, name) < 8:
+                raise ConfigError(f"{name} = {getattr(self, name)}: at least 8 tokens")
+        for name in ("masked", "infilled"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: above 0 and at most 1")
+        if self.head_cycles < 0:
+            raise ConfigError(f"head_cycles = {self.head_cycles}: at least 0 is needed")
+        if not 0 <= self.long_cycles <= self.cycles:
+            raise ConfigError(f"long_cycles = {self.long_cycles}: 0 to cycles = {self.cycles}")
+        if not 0 < self.head_learning_rate < math.inf:
+            raise ConfigError(
+                f"head_learning_rate = {self.head_learning_rate}: a number above 0 is needed"
+            )
+
+    def warm_up_cycles(self, new_head: bool) -> int:
+        """Cycles before the first one."""
+        return self.head_cycles if new_head else 0
+
+
+def train(federation: Federation, config: Config) -> State:
+    """Global cycles of section 3.2; see `averaging.run_cycles`."""
+    shared = shared_model(config.model, config.seed, "cpu")
+    before = config.warm_up_cycles(shared.model.new_head)
+    server = Server(config, shared.initial, judged, federation.resume(), before=before)
+    return run_cycles(federation, config, server, warm_up=shared.head)
+
+
+def judged(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Held-out loss and accuracy over all sites' masked tokens."""
+    masked = scores(metrics).get("masked")
+    if masked is None:
+        return {"held_out": -math.inf}
+    return {
+        "held_out": -masked["loss"],
+        "valid_loss": masked["loss"],
+        "valid_accuracy": masked["accuracy"],
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +159,7 @@ class _Masked(Step):
         return _Masked(self.model, part, Masked(m.inputs[chosen], m.labels[chosen]))
 
 
-class Site(AveragingSite):
+class Site(AveragingSite, MethodSite):
     """One silo: its notes, tokenised once, and the tasks that the server may ask for.
 
     directory: where the finished model and its scores are written; None writes nothing.
@@ -245,7 +310,7 @@ class Site(AveragingSite):
             rows = np.arange(start, min(start + EVALUATED, len(plan)))
             batch = self._masked(tokens, plan, rows, rng)
             with self._precision():
-                found: Guesses = self.model.loss(batch.sequences, batch.masked)
+                found = self.model.loss(batch.sequences, batch.masked)
             counts["loss"] += float(found.token_loss)
             counts["examples"] += found.predictions
             counts["right"] += found.right
@@ -295,118 +360,7 @@ def scores(counts: Mapping[str, float]) -> dict[str, Any]:
     return found
 
 
-DATA = "notes"
-
-
-@dataclass(frozen=True)
-class Config(Averaging):
-    """The settings of one pre-training run; see also `Averaging`.
-
-    length: tokens of a sequence; long_length (or as many as the model reads) in the last
-        long_cycles cycles up to the one that is kept (the original BERT trains nine tenths of
-        its steps on 128 tokens, the rest on 512).
-    masked: share of the tokens to guess. whole_words: a word's sub-words are masked together.
-    infilled: share of the words in infilled spans, for the objective "denoise".
-    head_cycles: cycles before the first one that train the prediction head alone, with
-        head_learning_rate, where the directory has none (its initial values are random).
-    """
-
-    model: LanguageModelConfig = field(default_factory=LanguageModelConfig)
-    length: int = 128
-    long_length: int = 512
-    long_cycles: int = 0
-    masked: float = 0.15
-    whole_words: bool = False
-    infilled: float = 0.3
-    head_cycles: int = 1
-    head_learning_rate: float = 3e-3
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a value that no run can have."""
-        super().__post_init__()
-        for name in ("length", "long_length"):
-            if getattr(self, name) < 8:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 8 tokens")
-        for name in ("masked", "infilled"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: above 0 and at most 1")
-        if self.head_cycles < 0:
-            raise ConfigError(f"head_cycles = {self.head_cycles}: at least 0 is needed")
-        if not 0 <= self.long_cycles <= self.cycles:
-            raise ConfigError(f"long_cycles = {self.long_cycles}: 0 to cycles = {self.cycles}")
-        if not 0 < self.head_learning_rate < math.inf:
-            raise ConfigError(
-                f"head_learning_rate = {self.head_learning_rate}: a number above 0 is needed"
-            )
-
-    def warm_up_cycles(self, new_head: bool) -> int:
-        """Cycles before the first one."""
-        return self.head_cycles if new_head else 0
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "training": {
-            "cycles": 15,
-            "keep_cycle": 10,
-            "local_epochs": 1,
-            "batch_size": 256,
-            "accumulate": 8,
-            "learning_rate": 1e-4,
-            "warmup": 0.01,
-            "decay": "linear",
-            "weight_decay": 0.01,
-            "clip": 1.0,
-            "length": 128,
-            "long_length": 512,
-            "long_cycles": 1,
-            "masked": 0.15,
-            "whole_words": False,
-            "server": "average",
-            "compression": "none",
-        },
-        "model": {"objective": "mlm+nsp", "train": "all"},
-    },
-    "best": {"training": {"precision": "auto"}},
-}
-
-
-def train(federation: Federation, config: Config) -> State:
-    """Global cycles of section 3.2; see `averaging.run_cycles`."""
-    shared = shared_model(config.model, config.seed, "cpu")
-    before = config.warm_up_cycles(shared.model.new_head)
-    server = Server(config, shared.initial, judged, federation.resume(), before=before)
-    return run_cycles(federation, config, server, warm_up=shared.head)
-
-
-def judged(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Held-out loss and accuracy over all sites' masked tokens."""
-    masked = scores(metrics).get("masked")
-    if masked is None:
-        return {"held_out": -math.inf}
-    return {
-        "held_out": -masked["loss"],
-        "valid_loss": masked["loss"],
-        "valid_accuracy": masked["accuracy"],
-    }
-
-
 # what a job asks of a method
-
-
-def model_config(table: Mapping[str, Any]) -> LanguageModelConfig:
-    """The [model] table. Raises ConfigError."""
-    return language_model_config(table)
-
-
-def for_sites(config: Config, sites: Sequence[SiteNotes]) -> Config:
-    """Nothing here depends on the sites together."""
-    return config
-
-
-def alone(config: Config, sites: Sequence[SiteNotes]) -> tuple[Config, ...]:
-    """Each site's configuration where it trains by itself."""
-    return (config,) * len(sites)
 
 
 def pooled(
@@ -442,6 +396,26 @@ def warnings(config: Config) -> tuple[str, ...]:
     )
 
 
-def one_model(config: Config) -> bool:
-    """Whether sites end with equal models, of which one copy is kept."""
+def save(config: Config, final: State, folder: Path) -> bool:
+    """The language model of a run's last state, as a Hugging Face directory."""
+    shared = shared_model(config.model, config.seed, "cpu")
+    load_into(shared.parameters, ended(final, shared.parameters))
+    shared.model.save(folder)
     return True
+
+
+METHOD = Method(
+    Config,
+    Site,
+    train,
+    language_model_config,
+    presets("pretrain"),
+    planned,
+    pooled,
+    judged,
+    holds="notes",
+    traffic=traffic,
+    warnings=warnings,
+    one_model=lambda config: True,
+    save=save,
+)

@@ -15,6 +15,7 @@ from typing import Any
 
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+from fednotes.core.federation import TRAIN
 from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json
 from fednotes.core.update import Update
@@ -39,7 +40,6 @@ REJECTED = "has rejected this job"  # in what the server is told
 SHOWN = 12  # characters of a fingerprint, for people
 SERVER = "server"  # the only receiver
 WORDS = "words"  # in what is attached to a reply: a masked update
-TRAIN = "train"  # the task of a round
 CLOCK = timedelta(minutes=5)  # that a clock may be behind the ledger
 SPARE = 100  # more of a task that trains nothing: sums for a calibration come after the rounds
 COVERED = ("tokens", "steps", "patients")  # of training behind an update, as a line has them

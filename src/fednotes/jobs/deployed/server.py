@@ -30,7 +30,6 @@ from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, Model
 from fednotes.core.federation import Option, State
 from fednotes.core.parsing import parse_json, read_json
 from fednotes.core.store import write_json, write_text
-from fednotes.core.tensors import load_into
 from fednotes.core.update import Tensors, Total
 from fednotes.encoders.frozen import encoder_directory
 from fednotes.engines.asking import Event, Policy, Transport
@@ -59,7 +58,6 @@ from fednotes.jobs.job import Job
 from fednotes.jobs.run_folder import versions
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.guard import REJECTED
-from fednotes.taggers.saving import build_model, save_model
 
 SERVER_FILE = "server.toml"  # in the server's kit: [files] of this machine, if it needs any
 PROBLEM = "problem.json"  # in the folder that is fetched, of a run that failed
@@ -209,7 +207,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
         "config": dict(setup.job["job"]),
         "versions": versions(),
     }
-    _save_model(job, config, final, setup.folder / "model")
+    job.module.save(config, final, setup.folder / "model")
     write_json(setup.folder / "summary.json", summary)
     write_text(setup.folder / METRICS, progress.path.read_text(encoding="utf-8"))
     engine.end()
@@ -257,32 +255,6 @@ def _shared_scores(engine: Deployed) -> dict[str, Any]:
         except (KeyError, ValueError, TypeError):
             logger.warning("site %r: its scores are not readable", site)
     return found
-
-
-def _save_model(job: Job, config: Any, final: State, folder: Path) -> None:
-    """The model that all sites end with, ready for `fednotes predict`, where the method has one
-    for all. FedNER's sites, and any with private layers, each have their own, which stays there;
-    a phenotyping model is made at the sites too, of calibrations that the server forgets."""
-    if job.method == "pretrain":
-        from fednotes.methods.pretrain import shared_model
-
-        language = shared_model(config.model, config.seed, "cpu")
-        load_into(language.parameters, _chosen(final, language.parameters))
-        language.model.save(folder)
-    elif job.method in ("distill", "adversarial", "finetune") and not getattr(
-        config, "private", False
-    ):
-        model = build_model(config.model, config.tags, config.seed)
-        load_into(parameters := model.trainable(), _chosen(final, parameters))
-        save_model(model, folder)
-
-
-def _chosen(final: State, parameters: Tensors) -> dict[str, torch.Tensor]:
-    """The parameters that a run ends with: those it kept as the best, if it did."""
-    kinds = ("kept.", "best.", "shared.")
-    there = (kind for kind in kinds if all(f"{kind}{n}" in final.tensors for n in parameters))
-    kind = next(there, "shared.")
-    return {name: final.tensors[f"{kind}{name}"] for name in parameters}
 
 
 class Progress:

@@ -26,7 +26,7 @@ from fednotes.core.errors import (
     RefusedError,
     TrainingError,
 )
-from fednotes.core.federation import Option, SiteTasks, State
+from fednotes.core.federation import MethodSite, Option, State
 from fednotes.core.store import write_json
 from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import default_cache
@@ -174,7 +174,7 @@ class AgreedSite:
         job: Job,
         sites: tuple[str, ...],
         own: Description,
-        make: Callable[[Any], SiteTasks],
+        make: Callable[[Any], MethodSite],
         results: Path,
     ) -> None:
         self.id, self._job, self._own, self._make = id, job, own, make
@@ -224,14 +224,13 @@ class AgreedSite:
     def finish(self, tensors: Tensors, **options: Option) -> Update:
         """The method's own; the site's scores are then in its own folder."""
         update: Update = self.__getattr__("finish")(tensors, **options)
-        if scores := getattr(self.site, "scores", None):
-            write_json(self._results / "scores.json", scores)
+        if self.site.scores:
+            write_json(self._results / "scores.json", self.site.scores)
         return update
 
     def covered(self, task: str) -> Mapping[str, int]:
         """Tokens, steps and patients behind an update of this task, as far as known."""
-        told = getattr(self.site, "covered", None)
-        return told(task) if told is not None else {}
+        return {} if self.site is None else self.site.covered(task)
 
     def state(self) -> State:
         """The agreement, and what the method's site keeps."""

@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fednotes import methods
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.deployed.site_file import FILES, PLACES, SiteFile, own_data, own_files
 from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import Job, Sites, data_kind, load_table, method_names, parse_job
+from fednotes.jobs.job import Job, Sites, load_table, parse_job
 from fednotes.rules.approval import fingerprint
 
 _SOMEWHERE: dict[str, dict[str, str]] = {  # of notes, for those who read none
@@ -68,8 +69,10 @@ def parsed(declared: Mapping[str, Any], folder: Path, where: str) -> Job:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{where}: not the declaration of a job") from error
     _require_apart(table, where)
-    method = str(table.get("method"))
-    kind = data_kind(method) if method in method_names() else "documents"
+    try:
+        kind = methods.find(str(table.get("method"))).holds
+    except ConfigError:
+        kind = "documents"  # `parse_job` says what is wrong
     filled = _each_site(kinds, lambda site: {**site, **_SOMEWHERE[kind]})
     return parse_job({**table, "conditions": ["federated"], "sites": filled}, name, folder, where)
 
