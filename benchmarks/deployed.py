@@ -52,7 +52,9 @@ from fednotes.engines.asking import Policy
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import SiteHost
 from fednotes.engines.inprocess import InProcess
+from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare import processes, provision
+from fednotes.engines.nvflare.log import UNWATCHED
 from fednotes.engines.pipe import Setup
 from fednotes.engines.wire import Frame
 
@@ -188,9 +190,10 @@ def start(kit: Path) -> None:
     variables = {
         pipe.SERVER_MAIN: f"{here.stem}:server_main",
         pipe.SITE_MAIN: f"{here.stem}:site_main",
+        UNWATCHED: "1",
         "PYTHONPATH": os.pathsep.join([str(here.parent), *filter(None, sys.path)]),
     }
-    processes.start(kit, variables, watch=False)
+    processes.start(kit, variables)
 
 
 @contextmanager
@@ -228,7 +231,7 @@ def run(kits: Mapping[str, Path], name: str, nbytes: int, rounds: int, steps: in
     """One case as a job: seconds of its rounds, and peaks of memory in bytes."""
     base = kits["server"].parents[1]
     case = {"nbytes": nbytes, "rounds": rounds, "steps": steps}
-    folder = provision.job_folder(base / "jobs", case, run=name, sites=SITES, min_sites=len(SITES))
+    folder = kit_files.job_folder(base / "jobs", case, run=name, sites=SITES, min_sites=len(SITES))
     pids = {who: processes.status(kits[who]).pid for who in ("server", "h2")}
     before = {}
     for who, pid in pids.items():

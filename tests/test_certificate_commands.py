@@ -94,7 +94,7 @@ def test_a_kit_is_renewed_by_two_files(base: Path, monkeypatch: pytest.MonkeyPat
     assert "next: give the kit's owner h1.request.signed.pem" in said
     real = processes.status
     with monkeypatch.context() as patch:
-        running = processes.Status("h1", "site", 7, (), False, h1 / "log")
+        running = processes.Status("h1", "site", 7, (), h1 / "log")
         patch.setattr(processes, "status", lambda kit: running)
         assert "runs already" in given("kit", "renew", h1, "--take", "h1.request.signed.pem")
     assert processes.status is real

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -31,11 +30,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
         stopped(made)
 
 
-def watches(kit: Path) -> list[int]:
-    found = processes.of_kit(kit.resolve())
-    return [pid for pid, words in found if processes.WATCH_MODULE in words]
-
-
 def ended(process: subprocess.Popen[str], sign: int) -> tuple[int, str]:
     """The exit code after a signal, and all that was printed."""
     process.send_signal(sign)
@@ -48,8 +42,6 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     """Each is the process that was begun, prints its log, ends as it is told, and all with it."""
     server, h1 = place.folder / "kits/server", place.folder / "kits/sites/h1"
     running = place.begin("server", "run", "kits/server")
-    seen = server / "watch.log"
-    until(lambda: seen.exists() and "watching" in seen.read_text(), 60)
     site = place.begin("site", "run", "kits/sites/h1", "--site", "h1.toml")
     log = h1 / "fednotes.log"
     until(lambda: log.exists() and "connected to the server" in log.read_text(), 60)
@@ -57,9 +49,6 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     assert processes.status(h1).pid == site.pid
     again = place.give("site", "run", "kits/sites/h1", code=2)
     assert f"h1 runs already (process {site.pid})" in again
-    (first,) = watches(server)
-    os.kill(first, signal.SIGKILL)
-    until(lambda: watches(server) not in ([], [first]), 90)
     code, told = ended(site, signal.SIGTERM)
     assert code == 0
     assert "fednotes.contact: connected to the server" in told
@@ -67,14 +56,12 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     code, told = ended(running, signal.SIGINT)
     assert code == 130
     assert "site 'h1' is connected" in told
-    assert "fednotes.engines.nvflare.watch: watching" in told
-    assert told.count("the watch has ended") == 1  # which was killed
     assert [processes.of_kit(kit.resolve()) for kit in (server, h1)] == [[], []]
 
 
 @pytest.mark.network
 def test_what_ends_by_itself_has_failed(place: Place) -> None:
-    """So that systemd starts it again; and a killed server's watch does not outlive it."""
+    """So that systemd starts it again; and nothing of a killed server outlives it."""
     server = place.folder / "kits/server"
     running = place.begin("server", "run", "kits/server")
     until(lambda: "answers" in place.give("preflight", "kits/server"), 60)
@@ -89,7 +76,6 @@ def test_what_ends_by_itself_has_failed(place: Place) -> None:
     assert second.returncode not in (0, 2, 130)
     assert "another process of this site is connected" in told
     assert first.poll() is None
-    until(lambda: watches(server), 30)
     assert ended(running, signal.SIGKILL)[0] == -signal.SIGKILL
     until(lambda: not processes.of_kit(server.resolve()), 30)
     assert ended(first, signal.SIGTERM)[0] == 0

@@ -100,7 +100,7 @@ def test_a_run_that_is_alive(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None
     before = files(kit)
     with only_one(kit / "state" / "run1"):
         assert "run run1 is alive, and nothing was deleted" in given(kit, "run1", code=2)
-    running = processes.Status("posts", "site", 7, (JOB_ID,), False, kit / "log")
+    running = processes.Status("posts", "site", 7, (JOB_ID,), kit / "log")
     monkeypatch.setattr(processes, "status", lambda kit: running)
     assert "run run1 is alive, and nothing was deleted" in given(kit, "run1", code=2)
     assert files(kit) == before

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from places import opened
 from typer.testing import CliRunner
 
 from fednotes.cli.app import app
-from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json
 from fednotes.engines.nvflare import processes, provision
 from fednotes.engines.nvflare.contact import CONTACT_FILE
@@ -56,7 +58,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, pid: int = 7) -> None:
 
     def status(kit: Path) -> processes.Status:
         found = real(kit)
-        return processes.Status(found.name, found.role, pid, (), True, found.log)
+        return processes.Status(found.name, found.role, pid, (), found.log)
 
     monkeypatch.setattr(processes, "status", status)
 
@@ -102,7 +104,7 @@ def test_a_kit_is_for_its_owner_alone(
     assert given_to["umask"] == 0o077
 
 
-_IDLE = (None, (), False, Path("log"))
+_IDLE = (None, (), Path("log"))
 
 
 @pytest.mark.parametrize("words", ["start", "stop", "status"])
@@ -213,11 +215,12 @@ def test_old_folders_of_jobs_go_when_a_process_starts(
     """The three newest stay, and what is no job's folder."""
     kit, begun = kits["h1"], []
 
-    def launched(command: Any, kit: Path, environment: Any, output: str) -> int:
-        begun.append(environment)
-        return 7
+    def launched(command: list[str], **options: Any) -> Any:
+        begun.append(options["env"])
+        return type("Process", (), {"pid": 7, "poll": lambda self: 0})()
 
-    monkeypatch.setattr(processes, "_launch", launched)
+    monkeypatch.setattr(processes, "status", lambda kit: processes.Status("h1", "site", *_IDLE))
+    monkeypatch.setattr(subprocess, "Popen", launched)
     names = [f"{n:08x}-0000-4000-8000-00000000000{n}" for n in range(5)]
     for age, name in enumerate(names):
         (kit / name).mkdir()
@@ -227,6 +230,24 @@ def test_old_folders_of_jobs_go_when_a_process_starts(
     assert {path.name for path in kit.iterdir() if "-" in path.name} == set(names[:3])
     assert (kit / "state" / names[0]).exists()
     assert begun[0]["FEDNOTES_KIT"] == str(kit.resolve())
-    (kit / "local" / "resources.json").unlink()
-    with pytest.raises(ConfigError, match=r"resources\.json: the kit is not complete"):
+
+
+def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
+    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files name classes where they were, and NVFlare's stores where it lay."""
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: 0))
+    for name in ("server", "h1"):
+        kit = kits[name]
+        path = kit / "local" / "resources.json"
+        new = json.loads(path.read_text())
+        path.write_text(path.read_text().replace("fednotes.engines.", "fednotes.old."))
+        (kit / "comm_config.json").unlink()
+        monkeypatch.setattr(processes, "status", lambda _: processes.Status("x", "site", *_IDLE))
         processes.launch(kit)
+        text = path.read_text()
+        assert "fednotes.old" not in text
+        assert json.loads(text)["components"][1] == new["components"][1]
+        assert (kit / "comm_config.json").exists()
+        if name == "server":
+            assert f'"{kit.resolve()}/store/jobs"' in text

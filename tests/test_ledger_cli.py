@@ -18,8 +18,8 @@ from fednotes.rules.ledger import Ledger, head_path, ledger_of
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
-    facts = ("name", "role", "project", "server", "port", "person", "org")
-    (tmp_path / KIT_FILE).write_text(json.dumps(dict.fromkeys(facts, "x")))
+    facts = dict.fromkeys(("name", "project", "server", "person", "org"), "x")
+    (tmp_path / KIT_FILE).write_text(json.dumps({**facts, "role": "site", "port": 1}))
     written(ledger_of(tmp_path).path, 3)
     return tmp_path
 

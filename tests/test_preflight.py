@@ -90,7 +90,7 @@ def answering(kits: dict[str, Path]) -> Iterator[None]:
     context.load_cert_chain(startup / "server.crt", startup / "server.key")
     context.load_verify_locations(startup / "rootCA.pem")
     context.verify_mode = ssl.CERT_REQUIRED
-    port = kit_files.read_kit(kits["server"])["port"]
+    port = kit_files.read_kit(kits["server"]).port
     with socket.create_server(("127.0.0.1", port)) as listening:
         listening.settimeout(0.1)
         ended = threading.Event()
@@ -123,7 +123,7 @@ def test_the_server_is_reached_through_the_proxy_of_the_environment(
         found = to_server(kits["h1"])
         assert found.ok
         assert f"through the proxy {hospital.url.removeprefix('http://')}" in found.told
-        port = kit_files.read_kit(kits["h1"])["port"]
+        port = kit_files.read_kit(kits["h1"]).port
         assert hospital.asked == [f"localhost:{port}"]
         hospital.refuses = True
         found = to_server(kits["h1"])
@@ -143,7 +143,7 @@ def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
     other = intruders.copied(kits["server"], tmp_path / "other")
     (other / "startup/server.crt").write_bytes((kits["h1"] / "startup/client.crt").read_bytes())
     assert answer_of(other) == "another server of this project answers"
-    project = intruders.project(kit_files.read_kit(kits["server"])["port"], "h1")
+    project = intruders.project(kit_files.read_kit(kits["server"]).port, "h1")
     stranger = provision.provision(project, tmp_path / "stranger")["server"]
     assert "it shows another certificate" in answer_of(stranger)
     assert port_check(stranger).ok is False
@@ -152,7 +152,7 @@ def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
 @pytest.fixture
 def no_tls(kits: dict[str, Path]) -> Iterator[None]:
     """A web server on the port, as http.server is: it answers a TLS hello in plain text."""
-    port = kit_files.read_kit(kits["server"])["port"]
+    port = kit_files.read_kit(kits["server"]).port
     handler = type("Quiet", (http.server.BaseHTTPRequestHandler,), {"log_message": lambda *a: None})
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as web:
         thread = threading.Thread(target=web.serve_forever)
@@ -180,11 +180,11 @@ def test_nobody_answers(kits: dict[str, Path]) -> None:
     assert next(looks, None) is None  # it ended with the process
 
 
-@pytest.mark.parametrize(("who", "name"), [("h1", "resources.json"), ("server", "log_config.json")])
+@pytest.mark.parametrize("who", ["h1", "server"])
 def test_a_file_that_nvflare_needs_is_missed(
-    kits: dict[str, Path], tmp_path: Path, who: str, name: str
+    kits: dict[str, Path], tmp_path: Path, who: str
 ) -> None:
-    kit = intruders.copied(kits[who], tmp_path / "kit")
+    kit, name = intruders.copied(kits[who], tmp_path / "kit"), "authorization.json"
     (kit / "local" / name).unlink()
     assert [c.told for c in preflight(kit) if c.what == "kit" and c.ok is False] == [
         f"{kit / 'local' / name} is missing: ask for a new kit"

@@ -23,6 +23,7 @@ from secure_net import SITES, network, random_updates
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.engines import pipe
+from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare import provision
 from fednotes.engines.nvflare import site as nvflare_site
 from fednotes.engines.nvflare.certificates import CertificateIdentity
@@ -134,7 +135,7 @@ def test_a_sites_process_on_the_network_has_its_kits_identity(
     tmp_path: Path, kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = intruders.copied(kits["a"], tmp_path / "a")
-    job = provision.job_folder(tmp_path / "jobs", {}, run="r1", sites=SITES, min_sites=3)
+    job = kit_files.job_folder(tmp_path / "jobs", {}, run="r1", sites=SITES, min_sites=3)
     begun: list[pipe.Setup] = []
     monkeypatch.setattr(nvflare_site, "require_admins_signature", lambda app, root: None)
     monkeypatch.setattr(pipe, "load_main", lambda which: begun.append)

@@ -135,7 +135,7 @@ def test_another_users_process_is_no_process_of_a_kit(tmp_path: Path) -> None:
     """Whatever words it gives itself: the kit would not start, nor end, by them."""
     kits = provision.provision(intruders.project(intruders.free_port(), "h1"), tmp_path / "kits")
     kit = kits["h1"].resolve()
-    words = ["sh", "-c", "while :; do sleep 1; done", f"{processes.PACKAGE}x", str(kit)]
+    words = ["sh", "-c", "while :; do sleep 1; done", f"{processes.OF_JOBS}x", str(kit)]
     for user, found in ((NOBODY, False), (os.getuid(), True)):
         false = subprocess.Popen(words, user=user, start_new_session=True)
         try:
@@ -182,7 +182,11 @@ def test_a_kit_that_was_made_before_is_closed_too(
     job.mkdir(parents=True)
     (job / COMM_FILE).write_text('{"internal": {"scheme": "tcp", "resources": {}}}')
     (kit / COMM_FILE).unlink(missing_ok=True)
-    monkeypatch.setattr(processes, "_launch", lambda *arguments: 1)
+    monkeypatch.setattr(
+        processes.subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: 0)
+    )
+    idle = processes.Status("h1", "site", None, (), kit)
+    monkeypatch.setattr(processes, "status", lambda kit: idle)
     processes.launch(kit)
     from nvflare.fuel.utils.config_service import ConfigService
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -62,8 +63,9 @@ def test_nobody_may_send_code(kits: dict[str, Path]) -> None:
         assert allowed(policy, "project_admin", "submit_job")
     server = local(kits["server"], "authorization.json")
     assert allowed(server, "project_admin", "download_job")
-    assert not allowed(server, "lead", "submit_job")  # the watch clones and no more
-    assert allowed(server, "lead", "clone_job")
+    for right in ("submit_job", "clone_job", "abort_job", "download_job"):
+        assert not allowed(server, "lead", right)  # the server's own identity looks and no more
+    assert allowed(server, "lead", "list_jobs")
 
 
 def test_nvflare_by_itself_would_let_the_project_admin_send_code() -> None:
@@ -79,13 +81,16 @@ def test_a_kit_holds_its_owners_things_only(kits: dict[str, Path]) -> None:
         assert {p.name for p in files if p.suffix == ".key"} <= {"server.key", "client.key"}
         assert all(p.stat().st_mode & 0o077 == 0 for p in files if p.suffix == ".key")
         assert not [p for p in files if p.suffix in (".sh", ".ipynb")]
-        assert kit_files.read_kit(kit)["name"] == name
+        assert kit_files.read_kit(kit).name == name
         keys = (p.read_bytes() for p in files if p.suffix == ".key")
         others = (k.rglob("*.key") for other, k in kits.items() if other != name)
         assert not {p.read_bytes() for kit_keys in others for p in kit_keys} & set(keys)
-    for name, own in (("server", kit_files.CONTROLLER), ("h2", kit_files.EXECUTOR)):
+    for name in ("server", "h2"):
         resources = local(kits[name], "resources.json")
-        assert resources["class_allow_list"] == [own]
+        (own,) = resources["class_allow_list"]
+        assert own in json.dumps(kit_files._tables()["job"])
+        module, _, cls = own.rpartition(".")
+        assert hasattr(importlib.import_module(module), cls)
         assert resources["class_list_enforcement_mode"] == "enforce"
         assert resources["allow_log_streaming"] is False
         startup = next((kits[name] / "startup").glob("fed_*.json"))
@@ -202,7 +207,7 @@ def test_a_wrong_project_is_refused(changes: dict[str, Any], message: str) -> No
 
 def test_a_job_is_a_declaration(tmp_path: Path) -> None:
     job = {"method": "fedner", "training": {"path": "x.Y", "note": "{APP_ROOT}", "rate": 0.1}}
-    folder = provision.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=2)
+    folder = kit_files.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=2)
     assert {p.suffix for p in folder.rglob("*") if p.is_file()} == {".json"}
     app = tmp_path / "run" / "app"
     shutil.copytree(folder / "app", app)
@@ -215,9 +220,9 @@ def test_a_job_is_a_declaration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot name a run"):
         pipe.read_setup(app, tmp_path / "kit", "a", "id")
     with pytest.raises(ConfigError, match="min_sites = 3 of 2"):
-        provision.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=3)
+        kit_files.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=3)
     with pytest.raises(FednotesError, match="JSON does not know"):
-        provision.job_folder(tmp_path, {"x": {1, 2}}, run="r1", sites=["a"], min_sites=1)
+        kit_files.job_folder(tmp_path, {"x": {1, 2}}, run="r1", sites=["a"], min_sites=1)
 
 
 def test_the_check_period_reaches_the_communicator() -> None:

@@ -19,7 +19,9 @@ from intruders import SUBMIT, UNTIL_FINISHED, as_admin, free_port, project
 
 from fednotes.core.errors import ConfigError
 from fednotes.engines import pipe
+from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare import processes, provision
+from fednotes.engines.nvflare.log import UNWATCHED
 
 pytestmark = pytest.mark.network
 
@@ -71,15 +73,17 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
                 processes.stop(kit, patience=5)
 
 
-def launch(kits: dict[str, Path], *names: str, watch: bool = True) -> None:
+def launch(kits: dict[str, Path], *names: str, unwatched: bool = False) -> None:
     base = kits["server"].parents[1]
     variables = {
         pipe.SERVER_MAIN: "pipe_mains:server_main",
         pipe.SITE_MAIN: "pipe_mains:site_main",
         "PYTHONPATH": os.pathsep.join([str(base), *filter(None, sys.path)]),
     }
+    if unwatched:
+        variables[UNWATCHED] = "1"
     for name in names:
-        processes.start(kits[name], variables, watch=watch)
+        processes.start(kits[name], variables)
 
 
 def admin(kits: dict[str, Path], code: str, *arguments: object) -> str:
@@ -91,18 +95,18 @@ def admin(kits: dict[str, Path], code: str, *arguments: object) -> str:
 
 def job(tmp_path: Path, run: str, **settings: Any) -> Path:
     declared = {"rounds": 4, "bytes": 5_000_000, **settings}
-    return provision.job_folder(tmp_path, declared, run=run, sites=["h1", "h2", "h3"], min_sites=3)
+    return kit_files.job_folder(tmp_path, declared, run=run, sites=["h1", "h2", "h3"], min_sites=3)
 
 
 def test_a_tampered_job_is_refused(network: dict[str, Path], tmp_path: Path) -> None:
     """A job is changed in the server's store: the admin's signature tells."""
-    launch(network, "server", watch=False)
+    launch(network, "server", unwatched=True)
     job_id = admin(network, SUBMIT + "print(job)", job(tmp_path, "tampered"))
     stored = [p for p in (network["server"] / "store").rglob("*") if zipfile.is_zipfile(p)]
     assert stored
     for archive in stored:
         rewrite(archive, b'"rounds": 4', b'"rounds": 9')
-    launch(network, "h1", "h2", "h3", watch=False)
+    launch(network, "h1", "h2", "h3", unwatched=True)
     lines = "job = sys.argv[1]" + UNTIL_FINISHED
     status, detail = json.loads(admin(network, lines, job_id))
     assert status == "FINISHED:FAILED_TO_RUN"
@@ -150,7 +154,7 @@ def test_a_job_with_code_is_refused(network: dict[str, Path], tmp_path: Path, wh
 
 def restart(kits: dict[str, Path]) -> None:
     processes.stop(kits["server"])
-    launch(kits, "server", watch=False)
+    launch(kits, "server", unwatched=True)
 
 
 def test_a_run_goes_on_after_a_kill(network: dict[str, Path], tmp_path: Path) -> None:

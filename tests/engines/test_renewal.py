@@ -19,6 +19,7 @@ from secure_net import SITES, network, random_updates
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.engines.nvflare import certificates, provision
+from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare.certificates import (
     CertificateIdentity,
     Trust,
@@ -118,7 +119,7 @@ def test_a_job_that_was_handed_in_before_is_served_after(
     kits: dict[str, Path], tmp_path: Path
 ) -> None:
     """The watch hands it in again with the signature that it had."""
-    folder = provision.job_folder(tmp_path, {}, run="r1", sites=SITES, min_sites=3)
+    folder = kit_files.job_folder(tmp_path, {}, run="r1", sites=SITES, min_sites=3)
     dishonest.sign(folder / "app", kits["admin"])
     take_renewal(kits["admin"], signed(kits, request(kits["admin"])))
     require_admins_signature(folder / "app", kits["a"] / "startup/rootCA.pem")

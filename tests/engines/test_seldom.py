@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import logging.config
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.engines.nvflare.kit import _logging
+from fednotes.engines.nvflare import kit
 from fednotes.engines.nvflare.log import KIT_VARIABLE, Seldom
 
 AGAIN = "Failed to get_task from server. Will try it again."
@@ -98,7 +99,7 @@ for number in range(int(sys.argv[3])):
 
 
 def configured(most: int = 2_000_000) -> str:
-    settings = json.loads(json.dumps(_logging()))
+    settings = copy.deepcopy(kit._tables()["both"]["local/log_config.json"])
     settings["handlers"]["file"]["most"] = most
     return json.dumps(settings)
 

@@ -27,6 +27,7 @@ from nvflare.fuel.f3.message import Message
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.engines.nvflare import certificates, gate, provision
+from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare.certificates import (
     CertificateIdentity,
     Trust,
@@ -71,12 +72,11 @@ def days_later(monkeypatch: pytest.MonkeyPatch, days: float) -> None:
         def now(cls, tz: Any = None) -> Any:
             return datetime.now(tz) + timedelta(days)
 
-    for module in (certificates, certificates):
-        monkeypatch.setattr(module, "datetime", Later)
+    monkeypatch.setattr(certificates, "datetime", Later)
 
 
 def signed_job(out: Path, tmp_path: Path, run: str) -> Path:
-    folder = provision.job_folder(tmp_path / "jobs", {}, run=run, sites=["h1", "h2"], min_sites=2)
+    folder = kit_files.job_folder(tmp_path / "jobs", {}, run=run, sites=["h1", "h2"], min_sites=2)
     dishonest.sign(folder / "app", kit(out, "admin"))
     return folder / "app"
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("nvflare")
 
 from fednotes.core.store import write_json
 from fednotes.engines.nvflare.watch import (
     ATTEMPTS,
     PATIENCE_SECONDS,
+    RECENT_SECONDS,
     STUCK_SECONDS,
-    Seen,
+    Jobs,
     Watch,
     next_step,
 )
@@ -23,34 +29,33 @@ ALL = frozenset({"h1", "h2"})
 
 
 @pytest.mark.parametrize(
-    ("status", "alive", "outcome", "present", "step"),
+    ("status", "alive", "outcome", "back", "step"),
     [
-        ("SUBMITTED", False, {}, set(), "wait"),
-        ("DISPATCHED", False, {}, set(), "wait"),
-        ("RUNNING", True, {"status": "running"}, {"h1", "h2"}, "wait"),
-        ("RUNNING", True, {}, set(), "wait"),  # it begins: nobody has answered yet
-        ("RUNNING", True, {"status": "running"}, {"h1"}, "pause"),
-        ("RUNNING", False, {"status": "running"}, set(), "resubmit"),
-        ("RUNNING", False, {"status": "done"}, set(), "done"),
-        ("FINISHED:COMPLETED", False, {"status": "done"}, set(), "done"),
-        ("FINISHED:COMPLETED", False, {"status": "paused"}, set(), "resubmit"),
-        ("FINISHED:ABNORMAL", False, {"status": "running"}, set(), "resubmit"),
-        ("FINISHED:EXECUTION_EXCEPTION", False, {"status": "failed"}, set(), "give up"),
+        ("SUBMITTED", False, {}, "", "wait"),
+        ("DISPATCHED", False, {}, "", "wait"),
+        ("RUNNING", True, {"status": "running"}, "", "wait"),
+        ("RUNNING", True, {"status": "running"}, "h2", "pause"),
+        ("RUNNING", False, {"status": "running"}, "", "resubmit"),
+        ("RUNNING", False, {"status": "done"}, "", "done"),
+        ("FINISHED:COMPLETED", False, {"status": "done"}, "", "done"),
+        ("FINISHED:COMPLETED", False, {"status": "paused"}, "", "resubmit"),
+        ("FINISHED:ABNORMAL", False, {"status": "running"}, "", "resubmit"),
+        ("FINISHED:EXECUTION_EXCEPTION", False, {"status": "failed"}, "", "give up"),
         (
             "FINISHED:EXECUTION_EXCEPTION",
             False,
             {"status": "failed", "retry": True},
-            set(),
+            "",
             "resubmit",
         ),
-        ("FINISHED:FAILED_TO_RUN", False, {}, set(), "resubmit"),
-        ("FINISHED:ABORTED", False, {"status": "running"}, set(), "done"),
+        ("FINISHED:FAILED_TO_RUN", False, {}, "", "resubmit"),
+        ("FINISHED:ABORTED", False, {"status": "running"}, "", "done"),
     ],
 )
 def test_what_a_run_needs(
-    status: str, alive: bool, outcome: dict[str, Any], present: set[str], step: str
+    status: str, alive: bool, outcome: dict[str, Any], back: str, step: str
 ) -> None:
-    assert next_step(Seen(status, alive, outcome, ALL, frozenset(present), ALL)) == step
+    assert next_step(status, alive, outcome, frozenset(filter(None, [back]))) == step
 
 
 class Server:
@@ -71,21 +76,20 @@ class Server:
         ]
         return [{"name": "r", "deploy_map": deploy, **new}, old, *others]
 
-    def sites(self, within: float = 0.0) -> tuple[str, ...]:
-        return self.connected
+    def sites(self) -> frozenset[str]:
+        return frozenset(self.connected)
 
-    def tell(self, job_id: str, topic: str = "", since: int = 0) -> dict[str, Any] | None:
+    def tell(self, job_id: str, topic: str = "") -> dict[str, Any] | None:
         if topic:
             self.asked.append((topic, job_id))
         return {"sites": list(self.present)}
 
-    def abort(self, job_id: str) -> None:
-        self.asked.append(("abort", job_id))
+    def abort(self, job: dict[str, Any]) -> None:
+        self.asked.append(("abort", job["job_id"]))
 
-    def resubmit(self, job_id: str) -> str:
-        self.asked.append(("resubmit", job_id))
+    def resubmit(self, job: dict[str, Any]) -> None:
+        self.asked.append(("resubmit", job["job_id"]))
         self.number += 1
-        return f"j{self.number}"
 
 
 class Clock:
@@ -130,6 +134,15 @@ def test_a_site_that_is_back_joins_after_a_pause(tmp_path: Path) -> None:
     server.status = "FINISHED:COMPLETED"
     look(watch, server, clock, 2)
     assert server.asked[1:] == [("resubmit", "j1")]
+
+
+def test_a_site_that_begins_is_not_back(tmp_path: Path) -> None:
+    """Nobody has answered yet: nothing is asked for."""
+    clock = Clock()
+    watch, server = Watch(tmp_path, clock), Server("RUNNING")
+    server.present = ()
+    look(watch, server, clock, 4)
+    assert server.asked == []
 
 
 def test_a_run_that_gets_nowhere_is_left_alone(tmp_path: Path) -> None:
@@ -218,3 +231,41 @@ def test_a_server_that_begins_no_job_is_found_out(
     assert "fednotes server stop KIT, then start" in outcome(tmp_path)["problem"]
     assert caplog.text.count("does not begin jobs any more") == 1
     assert server.asked == []
+
+
+# what is asked of NVFlare's engine
+
+
+def test_a_job_is_handed_in_again_with_the_signature_and_name_of_who_did_first() -> None:
+    cloned: list[dict[str, Any]] = []
+    meta = {
+        **{"name": "r", "job_id": "j1", "status": "RUNNING", "deploy_map": {"app": ["server"]}},
+        **{"submitter_name": "admin@x.org", "submitter_org": "ward", "job_deploy_detail": ["x"]},
+        "submitter_role": "project_admin",
+    }
+    store = SimpleNamespace(
+        get_all_jobs=lambda context: [SimpleNamespace(meta=meta)],
+        clone=lambda from_jid, meta, fl_ctx: cloned.append({"of": from_jid, **meta}),
+    )
+    late = SimpleNamespace(name="h2", last_connect_time=time.time() - RECENT_SECONDS - 1)
+    engine = SimpleNamespace(
+        job_def_manager=store,
+        new_context=nullcontext,
+        run_processes={},
+        get_clients=lambda: [SimpleNamespace(name="h1", last_connect_time=time.time()), late],
+    )
+    jobs = Jobs(engine)
+    (job,) = jobs.jobs()
+    jobs.resubmit(job)
+    assert cloned == [
+        {
+            **{"of": "j1", "cloned_from": "j1", "name": "r", "deploy_map": meta["deploy_map"]},
+            **{key: meta[key] for key in meta if key.startswith("submitter")},
+        }
+    ]
+    assert jobs.sites() == {"h1"}
+    assert jobs.tell("j1") is None
+    engine.run_processes["j1"] = object()
+    for reply, told in ((None, {}), ({"data": {"sites": ["h1"]}}, {"sites": ["h1"]})):
+        engine.send_app_command = lambda *_, reply=reply: reply
+        assert jobs.tell("j1") == told

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from fednotes.engines import pipe
 from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare import processes, provision
+from fednotes.engines.nvflare.log import UNWATCHED
 
 HELPERS = Path(__file__).parent
 ADMIN = "admin@fednotes.org"
@@ -174,11 +175,12 @@ class Network:
         ours = {
             pipe.SERVER_MAIN: "refusal_mains:server_main",
             pipe.SITE_MAIN: "refusal_mains:site_main",
+            UNWATCHED: "1",
             "PYTHONPATH": os.pathsep.join([str(HELPERS), *filter(None, sys.path)]),
         }
         for kit in kits:
             self.started.append(kit)
-            processes.launch(kit, ours | variables, watch=False)
+            processes.launch(kit, ours | variables)
 
     def stop(self, *kits: Path) -> None:
         """End the processes of these kits, or of all."""
@@ -236,4 +238,4 @@ def until(done: Callable[[], bool], seconds: float) -> bool:
 def ward_job(out: Path, run: str, sites: Sequence[str] = ("h1", "h2"), rounds: int = 3) -> Path:
     """A job for `refusal_mains`; two sites are enough."""
     least = 2
-    return provision.job_folder(out, {"rounds": rounds}, run=run, sites=sites, min_sites=least)
+    return kit_files.job_folder(out, {"rounds": rounds}, run=run, sites=sites, min_sites=least)

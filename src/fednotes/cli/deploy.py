@@ -5,31 +5,30 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from fednotes.cli.certificates import kit as certificates
 from fednotes.cli.groups import console, say
 from fednotes.cli.kit import site
 from fednotes.cli.ledger import ledger
-from fednotes.cli.server import Kit, server
+from fednotes.cli.server import Kit, certificates, server
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 
 if TYPE_CHECKING:
     from fednotes.core.stopping import Farewell
-    from fednotes.engines.nvflare.authority import Authority, Secret
+    from fednotes.engines.nvflare.authority import Secret
+    from fednotes.engines.nvflare.provision import ProjectConfig
     from fednotes.jobs.deployed.runs import Run
 
 Settings = Annotated[
-    Optional[list[str]],  # noqa: UP045 - typer reads this form
+    list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."),
 ]
 
@@ -47,15 +46,15 @@ def provision(
     project: Annotated[Path, typer.Argument(help="A project's TOML: name, server, sites.")],
     out: Annotated[Path, typer.Option(help="The folder of kits; it may have some already.")],
     again: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(metavar="NAME", help="Revoke a kit that was lost, and make it once more."),
     ] = None,
     revoke: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(metavar="NAME", help="Say that a kit counts no more."),
     ] = None,
     sign: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(metavar="REQUEST", help="Answer the request of `fednotes kit renew`."),
     ] = None,
     new_root: Annotated[
@@ -68,7 +67,7 @@ def provision(
         bool, typer.Option("--protect", help="Put a passphrase on the authority's key.")
     ] = False,
     passphrase: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--passphrase-file",
             metavar="FILE",
@@ -82,31 +81,14 @@ def provision(
     Also what its authority does later: revoke kits, renew them, replace the root.
     """
     from fednotes.core.settings import build, read_toml
-    from fednotes.core.store import write_text
     from fednotes.engines.nvflare.certificates import TRUST
-    from fednotes.engines.nvflare.provision import ProjectConfig, authority_of, folders
+    from fednotes.engines.nvflare.provision import ProjectConfig, folders
     from fednotes.engines.nvflare.provision import provision as make
 
     network = build(ProjectConfig, read_toml(project), str(project))
     secret = _passphrase(passphrase)
     if sign is not None or new_root or protect or revoke:
-        authority = authority_of(network, out, secret)
-        if new_root:
-            authority.replace(overlap)
-        if protect:
-            authority.protect()
-        answer = _answer(sign, authority, network.kit_of) if sign is not None else b""
-        authority.keep()
-        if sign is not None:
-            path = sign.with_suffix(".signed.pem")
-            write_text(path, answer.decode())
-            say(f"next: give the kit's owner {path}; there: fednotes kit renew KIT --take FILE")
-        if protect:
-            say("the authority's key has a passphrase now; without it nobody can sign kits")
-        if new_root:
-            say(f"next: {out / TRUST} to the server first: fednotes kit trust KIT {TRUST}")
-            say("      sites that connect get it by themselves; then renew each kit within")
-            say(f"      {overlap} days: fednotes kit renew KIT")
+        _at_authority(network, out, secret, sign, overlap if new_root else 0, protect)
         if not (revoke or again):
             return
     there = {name for name, folder in folders(network, out).items() if folder.exists()}
@@ -122,6 +104,42 @@ def provision(
         )
     say(f"{out / 'authority'} signs new kits: keep it offline, hand it to nobody")
     say("next: give each its folder over a channel you trust; there: fednotes preflight KIT")
+
+
+def _at_authority(
+    network: ProjectConfig,
+    out: Path,
+    secret: Secret,
+    sign: Path | None,
+    overlap: int,
+    protect: bool,
+) -> None:
+    """What changes the authority itself, and answers requests. overlap: 0 keeps its root."""
+    from fednotes.core.store import write_out
+    from fednotes.engines.nvflare.certificates import TRUST, bytes_of
+    from fednotes.engines.nvflare.provision import authority_of
+
+    authority, answer = authority_of(network, out, secret), b""
+    if overlap:
+        authority.replace(overlap)
+    if protect:
+        authority.protect()
+    if sign is not None:
+        try:
+            answer = authority.renew(bytes_of(sign), network.kit_of)
+        except RefusedError as error:
+            raise ConfigError(f"{sign}: {error}; nothing was signed") from error
+    authority.keep()
+    if sign is not None:
+        path = sign.with_suffix(".signed.pem")
+        write_out(path, answer.decode())
+        say(f"next: give the kit's owner {path}; there: fednotes kit renew KIT --take FILE")
+    if protect:
+        say("the authority's key has a passphrase now; without it nobody can sign kits")
+    if overlap:
+        say(f"next: {out / TRUST} to the server first: fednotes kit trust KIT {TRUST}")
+        say("      sites that connect get it by themselves; then renew each kit within")
+        say(f"      {overlap} days: fednotes kit renew KIT")
 
 
 def _passphrase(path: Path | None) -> Secret:
@@ -156,15 +174,6 @@ def _lines(path: Path) -> list[bytes]:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _answer(request: Path, authority: Authority, kit_of: Callable[[str], str]) -> bytes:
-    from fednotes.engines.nvflare.certificates import bytes_of
-
-    try:
-        return authority.renew(bytes_of(request), kit_of)
-    except RefusedError as error:
-        raise ConfigError(f"{request}: {error}; nothing was signed") from error
-
-
 def preflight(kit: Kit) -> None:
     """What would stop a kit, each with the remedy."""
     from fednotes.engines.nvflare.kit import read_kit
@@ -184,7 +193,7 @@ def preflight(kit: Kit) -> None:
     wrong = [found for found in checks if found.ok is False]
     if wrong:
         raise FednotesError(f"{kit}: {len(wrong)} of the checks above must be mended first")
-    role = read_kit(kit)["role"]
+    role = read_kit(kit).role
     if role != "admin" and (process := status(kit)).running:
         up, told = connection(kit, process) if role == "site" else (True, "")
         if up:
@@ -198,17 +207,14 @@ def preflight(kit: Kit) -> None:
         "site": f"fednotes site start {kit} --site FILE",
         "admin": f"fednotes run JOB --on {kit} --out RUN",
     }
-    say(f"next: {following.get(str(role), '')}")
+    say(f"next: {following[role]}")
 
 
 def run(
     job: Annotated[
         str, typer.Argument(help="A job file, or a built-in job; not to --attach.")
     ] = "",
-    on: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="The admin's kit."),
-    ] = None,
+    on: Annotated[Path | None, typer.Option(help="The admin's kit.")] = None,
     out: Annotated[Path, typer.Option(help="A new folder for the run.")] = Path("run"),
     settings: Settings = None,
     attach: Annotated[
@@ -263,13 +269,12 @@ def _handed_in(
     for text in parsed.module.warnings(parsed.config):
         say(f"warning: {text}")
     from fednotes.engines.nvflare.server import connect
-    from fednotes.jobs.deployed.runs import quietly
 
     claim(known, declared, out)
     farewell.undo = lambda: release(out)
     handing = False
     try:
-        with quietly(connect, known, person) as session:
+        with connect(kit, person) as session:
             handing, farewell.undo = True, None
             farewell.line = (
                 f"stopped while it was handed in; whether it was: fednotes run --attach --out {out}"
@@ -287,22 +292,22 @@ def _handed_in(
 def _watch(known: Run, out: Path, fresh: bool = False) -> None:
     from fednotes.cli.display import RichDisplay
     from fednotes.engines.nvflare.server import connect
-    from fednotes.jobs.deployed.runs import Follower, admin_kit, quietly, watched
+    from fednotes.jobs.deployed.runs import Follower, admin_kit, watched
 
     kit, person = admin_kit(known.kit)
     with RichDisplay(console) as display:
         follower = Follower(replace(known, kit=kit), out, display, say, fresh)
-        summary = watched(follower, partial(quietly, connect, known, person))
+        summary = watched(follower, partial(connect, kit, person))
     _told(out, known.name, summary)
 
 
 def _abort(out: Path, on: Path | None) -> None:
     from fednotes.engines.nvflare.server import connect
-    from fednotes.jobs.deployed.runs import abort, admin_kit, quietly
+    from fednotes.jobs.deployed.runs import abort, admin_kit
 
     known = _known(out, on)
-    _, person = admin_kit(known.kit)
-    with quietly(connect, known, person) as session:
+    kit, person = admin_kit(known.kit)
+    with connect(kit, person) as session:
         abort(session, known, out)
     say(f"run {known.name} was aborted; the server hands it in no more")
     say(f"each site keeps what it has of it: KIT/state/{known.name}, and its ledger and decisions")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.cells import chop_cells
@@ -17,13 +17,14 @@ from fednotes.cli.server import (
     end,
     of_role,
     process_of,
+    require_ready,
     require_sound,
-    require_stopped,
 )
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError
 
 if TYPE_CHECKING:
+    from fednotes.engines.nvflare.processes import Status
     from fednotes.rules.approval import Quorum, Signer
 
 site = typer.Typer(help="A site's process, rules and decisions.", no_args_is_help=True)
@@ -37,7 +38,7 @@ Job = Annotated[
 
 
 OwnFile = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option("--site", help="The site's own file; the one that it has if not given."),
 ]
 
@@ -46,10 +47,8 @@ def _ready(kit: Path, file: Path | None) -> None:
     """Check a site's kit and file, and take the file over. Raises ConfigError for what is wrong."""
     from fednotes.jobs.deployed.site_file import install, of_kit
 
-    of_role(kit, "site")
     rules = f"to change its rules: fednotes site rules {kit} --site FILE"
-    require_stopped(kit, "site", rules if file is not None else "")
-    require_sound(kit, file)
+    require_ready(kit, "site", file, rules if file is not None else "")
     if file is not None:
         install(file, kit)
     policy = of_kit(kit).policy
@@ -74,7 +73,7 @@ def site_start(kit: Kit, file: OwnFile = None) -> None:
     _say_contact(kit, begun)
 
 
-def _say_contact(kit: Path, begun: Any) -> None:
+def _say_contact(kit: Path, begun: Status) -> None:
     """Wait until the server has let a new process in. Raises FednotesError if it does not."""
     from fednotes.engines.nvflare import processes
     from fednotes.jobs.deployed.preflight import reached
@@ -99,7 +98,7 @@ def _say_contact(kit: Path, begun: Any) -> None:
 def site_rules(
     kit: Kit,
     file: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--site", help="A new file of the site; without it, the rules are shown."),
     ] = None,
 ) -> None:
@@ -206,10 +205,7 @@ def site_forget(
 @site.command("key")
 def site_key(
     person: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")],
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="A new file; NAME.key if not given."),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new file; NAME.key if not given.")] = None,
     passphrase: Annotated[
         bool, typer.Option("--passphrase", help="Ask for a passphrase that locks the file.")
     ] = False,
@@ -233,7 +229,7 @@ def site_approve(
     job: Job = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     key_file: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--key", metavar="FILE", help="Your key, where the site's rules list keys."),
     ] = None,
 ) -> None:
@@ -349,7 +345,7 @@ def _quorum(kit: Path) -> Quorum:
     from fednotes.engines.nvflare.kit import read_kit
     from fednotes.jobs.deployed.site_file import policy_of
 
-    return policy_of(kit).quorum(str(read_kit(kit)["name"]))
+    return policy_of(kit).quorum(read_kit(kit).name)
 
 
 def _signer(kit: Path, quorum: Quorum, file: Path | None) -> Signer | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE
@@ -12,12 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.cli.groups import console, say
+from fednotes.cli.server import Kit
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import FednotesError
 
 ledger = typer.Typer(help="What left a site.", no_args_is_help=True)
-
-Kit = Annotated[Path, typer.Argument(help="A kit's folder.")]
 
 
 def _ledger(kit: Path) -> Path:
@@ -32,7 +31,7 @@ def _ledger(kit: Path) -> Path:
 def ledger_verify(
     kit: Kit,
     noted: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             metavar="LINES:HASH",
             help="An end of the ledger that was noted elsewhere: shows one that was written anew.",
@@ -57,12 +56,9 @@ def ledger_verify(
 @ledger.command("show")
 def ledger_show(
     kit: Kit,
-    run: Annotated[Optional[str], typer.Option(help="Of this run alone.")] = None,  # noqa: UP045
+    run: Annotated[str | None, typer.Option(help="Of this run alone.")] = None,
     first: Annotated[int, typer.Option("--first-round", min=0, help="From this round on.")] = 0,
-    last: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--last-round", help="Up to this round."),
-    ] = None,
+    last: Annotated[int | None, typer.Option("--last-round", help="Up to this round.")] = None,
     tail: Annotated[int, typer.Option(min=0, help="The last lines alone; 0: all.")] = 20,
     json_output: Annotated[bool, typer.Option("--json", help="Lines as they are.")] = False,
 ) -> None:
@@ -79,35 +75,27 @@ def ledger_show(
             print(json.dumps(line))
         return
     for name in dict.fromkeys(line["run"] for line in lines):
-        table = Table(
-            title=Text(f"run {clean(name, NAME)}"),
-            title_justify="left",
-            box=SIMPLE,
-            padding=(0, 1, 0, 0),
-        )
-        for head in ("line", "time", "round", "task", "tensors", "bytes", "SHA-256", ""):
-            right = head in ("line", "round", "tensors", "bytes")
-            whole = head in ("time", "bytes", "SHA-256")
-            table.add_column(
-                head, justify="right" if right else "left", no_wrap=whole, overflow="fold"
-            )
-        for line in lines:
-            if line["run"] != name:
-                continue
-            behind = line.get("update") or line["tensors"]
-            table.add_row(
-                *(f"{line['seq']}", line["time"][5:19].replace("T", " "), f"{line['round']}"),
-                *(
-                    Text(clean(line["task"], NAME)),
-                    f"{len(behind)}",
-                    f"{line['bytes']:,}",
-                    line["sha256"][:8],
-                ),
-                _kind(line),
-            )
-        console.print(table)
+        console.print(_table(name, [line for line in lines if line["run"] == name]))
     say(f"{len(lines):,} of {len(every):,} lines; each tensor's name, shape and norm: --json")
     say(f"next: fednotes ledger verify {kit}")
+
+
+def _table(run: str, lines: list[dict[str, Any]]) -> Table:
+    """The lines of one run."""
+    title = Text(f"run {clean(run, NAME)}")
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for head in ("line", "time", "round", "task", "tensors", "bytes", "SHA-256", ""):
+        right = head in ("line", "round", "tensors", "bytes")
+        whole = head in ("time", "bytes", "SHA-256")
+        table.add_column(head, justify="right" if right else "left", no_wrap=whole, overflow="fold")
+    for line in lines:
+        behind = line.get("update") or line["tensors"]
+        table.add_row(
+            *(f"{line['seq']}", line["time"][5:19].replace("T", " "), f"{line['round']}"),
+            *(Text(clean(line["task"], NAME)), f"{len(behind)}", f"{line['bytes']:,}"),
+            *(line["sha256"][:8], _kind(line)),
+        )
+    return table
 
 
 def _kind(line: dict[str, Any]) -> str:

@@ -1,17 +1,21 @@
-"""The commands at the server's kit, and what they share with those at a site's."""
+"""The commands at the server's kit, those at any kit's certificate, and what all kits' share."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fednotes.cli.groups import say
-from fednotes.core.errors import ConfigError, FednotesError
+from fednotes.core.errors import ConfigError, FednotesError, RefusedError
+
+if TYPE_CHECKING:
+    from fednotes.engines.nvflare.processes import Status
 
 server = typer.Typer(help="The server's process.", no_args_is_help=True)
+certificates = typer.Typer(help="A kit's certificate.", no_args_is_help=True)
 
 START_SECONDS = 20.0  # for a server to answer, or a site to be let in
 Kit = Annotated[Path, typer.Argument(help="A kit's folder.")]
@@ -20,16 +24,13 @@ Kit = Annotated[Path, typer.Argument(help="A kit's folder.")]
 # ---- a kit's process -------------------------------------------------------------------------
 
 
-def of_role(kit: Path, role: str) -> dict[str, Any]:
-    """What a kit says of itself. Raises ConfigError for no kit, or one of another role."""
+def of_role(kit: Path, role: str) -> None:
+    """Raises ConfigError for no kit, or one of another role."""
     from fednotes.engines.nvflare.kit import read_kit
 
     facts = read_kit(kit)
-    if facts["role"] != role:
-        raise ConfigError(
-            f"{kit}: is the kit of {facts['name']} ({facts['role']}), not of a {role}"
-        )
-    return facts
+    if facts.role != role:
+        raise ConfigError(f"{kit}: is the kit of {facts.name} ({facts.role}), not of a {role}")
 
 
 def require_stopped(kit: Path, role: str, otherwise: str = "") -> None:
@@ -44,16 +45,25 @@ def require_stopped(kit: Path, role: str, otherwise: str = "") -> None:
         )
 
 
+def require_ready(kit: Path, role: str, source: Path | None = None, otherwise: str = "") -> None:
+    """Raises ConfigError unless the kit is of this role, stopped, and sound by `preflight`.
+
+    source: a site's file that is to be taken over. otherwise: as for `require_stopped`.
+    """
+    of_role(kit, role)
+    require_stopped(kit, role, otherwise)
+    require_sound(kit, source)
+
+
 def require_sound(kit: Path, source: Path | None = None) -> None:
-    """Raises ConfigError for what `preflight` finds wrong with the kit itself. source: a site's
-    file that is to be taken over."""
+    """Raises ConfigError for what `preflight` finds wrong with the kit itself."""
     from fednotes.jobs.deployed.preflight import before_start
 
     if wrong := before_start(kit, source):
         raise ConfigError(f"{kit}: {'; '.join(check.told for check in wrong)}")
 
 
-def begin(kit: Path) -> Any:
+def begin(kit: Path) -> Status:
     """Start a kit's process. Raises FednotesError if it ends at once."""
     from fednotes.engines.nvflare import processes
     from fednotes.jobs.deployed.status import last_words
@@ -73,14 +83,13 @@ def end(kit: Path, role: str) -> None:
     of_role(kit, role)
     before = processes.status(kit)
     processes.stop(kit)
-    was = "has stopped" if before.running or before.jobs or before.watch else "did not run"
+    was = "has stopped" if before.running or before.jobs else "did not run"
     say(f"{before.name} {was}; what it kept of its runs is in {kit / 'state'}")
     say(f"next: fednotes {before.role} start {kit} lets them go on")
 
 
-def process_of(kit: Path, role: str) -> Any:
-    """Whether a kit's process runs (`engines.processes.Status`), said and returned, and what its
-    certificates need."""
+def process_of(kit: Path, role: str) -> Status:
+    """Whether a kit's process runs, said and returned, and what its certificates need."""
     from fednotes.engines.nvflare import processes
     from fednotes.engines.nvflare.certificates import check_kit
 
@@ -100,26 +109,23 @@ def process_of(kit: Path, role: str) -> Any:
 
 
 Files = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option(help="A TOML file whose [files] says where this machine keeps vectors …"),
 ]
 
 
-def _ready(kit: Path, files: Path | None) -> dict[str, Any]:
+def _ready(kit: Path, files: Path | None) -> None:
     """Make a server's kit ready for its process. Raises ConfigError for what is in its way."""
     from fednotes.jobs.deployed.preflight import port_check
     from fednotes.jobs.deployed.server import SERVER_FILE
     from fednotes.jobs.deployed.site_file import install
 
-    facts = of_role(kit, "server")
-    require_stopped(kit, "server")
-    require_sound(kit)
+    require_ready(kit, "server")
     port = port_check(kit)
     if "is free" not in port.told:
         raise ConfigError(f"{kit}: port {port.told}")
     if files is not None:
         install(files, kit, SERVER_FILE)
-    return facts
 
 
 @server.command("run")
@@ -133,23 +139,24 @@ def server_run(kit: Kit, files: Files = None) -> None:
 
 @server.command("start")
 def server_start(kit: Kit, files: Files = None) -> None:
-    """Run the server in the background; its watch lets runs go on by themselves."""
+    """Run the server in the background; runs that stop go on by themselves."""
     from fednotes.engines.nvflare import processes
+    from fednotes.engines.nvflare.kit import read_kit
     from fednotes.jobs.deployed.preflight import await_answer
     from fednotes.jobs.deployed.status import last_words
 
-    facts = _ready(kit, files)
-    begun = begin(kit)
+    _ready(kit, files)
+    begun, port = begin(kit), read_kit(kit).port
     problem = await_answer(kit, START_SECONDS, lambda: processes.status(kit).running)
     if problem:
         said = last_words(kit)
         processes.stop(kit)
         raise FednotesError(
-            f"{kit}: the server does not answer at its port {facts['port']} ({problem}), and was "
+            f"{kit}: the server does not answer at its port {port} ({problem}), and was "
             f"stopped; its last words, in {kit / processes.OUTPUT_FILE}: {said}"
         )
-    say(f"{begun.name} runs (process {begun.pid}) and answers at port {facts['port']}")
-    say(f"its log: {begun.log}; its watch's: {kit / 'watch.log'}")
+    say(f"{begun.name} runs (process {begun.pid}) and answers at port {port}")
+    say(f"its log: {begun.log}")
     say("next: start the sites; then hand in a job with the admin's kit: fednotes run")
 
 
@@ -164,21 +171,19 @@ def server_status(kit: Kit) -> None:
     """Whether the server runs and answers, the sites that are connected, and its runs."""
     from fednotes.jobs.deployed.status import from_files, network, seconds
 
-    found = process_of(kit, "server")
-    if not found.running:
-        for line in from_files(kit):
-            say(line)
-        say(f"next: fednotes server start {kit}")
-        return
-    if not found.watch:
-        say("its watch does not run: a run that stops stays stopped until the server is restarted")
+    found, problem = process_of(kit, "server"), ""
     try:
-        now = network(kit)
+        now = network(kit) if found.running else None
     except FednotesError as error:
+        now, problem = None, str(error)
+    if now is None:
         for line in from_files(kit):
             say(line)
-        say(f"the server does not answer: {error}")
-        say(f"next: look at its log; fednotes server stop {kit}, then start")
+        if problem:
+            say(f"the server does not answer: {problem}")
+            say(f"next: look at its log; fednotes server stop {kit}, then start")
+        else:
+            say(f"next: fednotes server start {kit}")
         return
     say(f"connected sites: {', '.join(now.sites) or 'none'}")
     for line in (*seconds(kit), *now.lines):
@@ -189,3 +194,74 @@ def server_status(kit: Kit) -> None:
         say("next: nothing to do here")
     else:
         say("next: hand in a job with the admin's kit: fednotes run JOB --on KIT --out RUN")
+
+
+# ---- a kit's certificate -----------------------------------------------------------------------
+
+
+@certificates.command("renew")
+def renew(
+    kit: Kit,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the request goes; NAME.request.pem if not given.")
+    ] = None,
+    take: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The answer to the request: put it in its place."),
+    ] = None,
+) -> None:
+    """Ask for a new certificate, for a new key that stays here; then --take the answer."""
+    from fednotes.core.store import write_out
+    from fednotes.engines.nvflare.certificates import (
+        PENDING,
+        bytes_of,
+        check_kit,
+        request,
+        take_renewal,
+        valid_until,
+    )
+    from fednotes.engines.nvflare.kit import read_kit
+
+    facts = read_kit(kit)
+    if take is None:
+        check_kit(kit)
+        out = out or Path(f"{facts.name}.request.pem")
+        write_out(out, request(kit).decode())
+        say(f"{out}: holds no secret; the new key is in {kit / PENDING}")
+        say(f"next: to the coordinator: fednotes provision PROJECT --out KITS --sign {out.name}")
+        say(f"      then here: fednotes kit renew {kit} --take FILE")
+        return
+    require_stopped(kit, facts.role)
+    try:
+        take_renewal(kit, bytes_of(take))
+    except RefusedError as error:
+        raise ConfigError(f"{take}: {error}; the kit is as it was") from error
+    say(f"renewed until {min(valid_until(kit).values()):%Y-%m-%d}; runs go on as they were")
+    say(f"next: fednotes preflight {kit}")
+
+
+@certificates.command("trust")
+def trust(
+    kit: Kit, file: Annotated[Path, typer.Argument(help="trust.pem of the project's authority.")]
+) -> None:
+    """Take in what the authority says: kits that count no more, and a new root."""
+    from fednotes.engines.nvflare import processes
+    from fednotes.engines.nvflare.certificates import Trust, bytes_of, take
+    from fednotes.engines.nvflare.kit import read_kit
+
+    role = read_kit(kit).role
+    before = Trust.of(kit / "startup")
+    try:
+        news = take(kit, bytes_of(file))
+    except RefusedError as error:
+        raise ConfigError(f"{file}: {error}; the kit is as it was") from error
+    now = Trust.of(kit / "startup")
+    if not news:
+        say(f"nothing new: this kit has number {now.number} already")
+        return
+    say(f"taken in as number {now.number}: {len(list(now.listed))} certificates count no more")
+    if len(now.roots) > len(before.roots):
+        say(f"a new root; the one before counts until {now.end(before.roots[-1]):%Y-%m-%d}")
+        if role != "admin" and processes.status(kit).running:
+            say(f"next: within that time: fednotes {role} stop {kit}, then start")
+        say(f"next: within that time: fednotes kit renew {kit}")

@@ -1,7 +1,7 @@
 """A project's authority: the key that signs kits, and says which count no more.
 
     OUT/authority/PROJECT/state/cert.json    its root and key, and the numbers of what it signed
-    OUT/trust.pem                            what it says (`trust.py`), for servers and sites
+    OUT/trust.pem                            what it says (`certificates.py`), for servers and sites
 
 The key may lie there under a passphrase; it is asked for where something is to be signed.
 """
@@ -10,11 +10,26 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import AttributeOID, NameOID
+from pydantic import BaseModel
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.parsing import read_json
@@ -34,8 +49,26 @@ from fednotes.engines.nvflare.certificates import (
 from fednotes.engines.nvflare.kit import WATCH
 
 STATE = "cert.json"
-DAYS, ROOT_DAYS, OVERLAP_DAYS = 360, 3650, 90  # of a kit, a root, and of two roots
+DAYS, ROOT_DAYS = 360, 3650  # that a kit's certificate lives, and a root
 Secret = Callable[[str], bytes]  # what it is for → the passphrase
+_USES = (
+    *("digital_signature", "key_cert_sign", "crl_sign", "content_commitment", "key_encipherment"),
+    *("data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+)
+_SIGNS = (  # what makes a certificate an authority's
+    (x509.BasicConstraints(True, None), True),
+    (x509.KeyUsage(**{use: use in _USES[:3] for use in _USES}), True),
+)
+
+
+class _State(BaseModel):
+    """`cert.json`; what has a default was not kept by earlier versions. PEM, and hexadecimal."""
+
+    root_cert: str
+    root_pri_key: str
+    former: str = ""
+    trust: str = ""
+    serials: dict[str, list[str]] = {}
 
 
 def no_secret(what: str) -> bytes:
@@ -66,23 +99,21 @@ class Authority:
 
         Raises ConfigError if the folder's cannot be read, or there is none and `make` is false.
         """
-        from cryptography import x509
-
         own = cls(folder, project, secret)
         if not own._path.exists():
             if not make:
                 raise ConfigError(f"{folder}: holds no authority of project {project!r}")
             own._begin()
+            own._say(())
             return own
         try:
-            kept = read_json(own._path)
-            own.root = x509.load_pem_x509_certificate(kept["root_cert"].encode())
-            own.stored = str(kept["root_pri_key"])
-            own.serials = {str(k): list(v) for k, v in kept.get("serials", {}).items()}
-            former = kept.get("former", "").encode()
-            own.former = tuple(x509.load_pem_x509_certificates(former)) if former else ()
-            own.said = Trust.parsed(kept["trust"].encode()) if "trust" in kept else Trust(())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RefusedError) as error:
+            kept = _State.model_validate(read_json(own._path))
+            own.root = x509.load_pem_x509_certificate(kept.root_cert.encode())
+            own.stored, own.serials = kept.root_pri_key, kept.serials
+            if kept.former:
+                own.former = tuple(x509.load_pem_x509_certificates(kept.former.encode()))
+            own.said = Trust.parsed(kept.trust.encode()) if kept.trust else own.said
+        except (OSError, ValueError, TypeError, RefusedError) as error:
             raise ConfigError(f"{own._path}: no authority can be read from it") from error
         if own.said.listed is None:  # as earlier versions kept it
             own._say(())
@@ -101,8 +132,6 @@ class Authority:
     @property
     def key(self) -> Any:
         """Raises ConfigError if the passphrase is not the key's."""
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
         if self._key is None:
             given = None
             if "ENCRYPTED" in self.stored:
@@ -116,15 +145,18 @@ class Authority:
 
     def keep(self) -> None:
         """Write what changed, and what the authority says where it can be handed on."""
-        kept = {"root_cert": to_pem([self.root]).decode(), "root_pri_key": self.stored}
-        kept |= {"former": to_pem(self.former).decode(), "trust": self.said.pem().decode()}
-        write_json(self._path, {**kept, "serials": self.serials})
+        kept = _State(
+            root_cert=to_pem([self.root]).decode(),
+            root_pri_key=self.stored,
+            former=to_pem(self.former).decode(),
+            trust=self.said.pem().decode(),
+            serials=self.serials,
+        )
+        write_json(self._path, kept.model_dump())
         write_text(self.folder.parent / TRUST, self.said.pem().decode())
 
     def protect(self) -> None:
         """Put a passphrase on the key, or another one."""
-        from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
-
         key = self.key
         new = self.secret("a new passphrase for the authority's key")
         if not new:
@@ -133,24 +165,46 @@ class Authority:
 
     # ---- what it signs ---------------------------------------------------------------------------
 
-    def issue(self, kit: str, subject: Any, public_key: Any, names: Any) -> bytes:
-        """A certificate for a kit, as PEM, with the bridge to it where one leads there.
+    def certify(
+        self, kit: str, key: bytes, name: str, org: str, right: str | None, hosts: Sequence[str]
+    ) -> bytes:
+        """A new certificate for a key of a kit, as PEM. right: NVFlare's name for a person's.
 
-        names: the SubjectAlternativeName. It begins some minutes ago: clocks differ.
+        hosts: names and addresses by which its owner is reached, its name among them.
         """
-        from cryptography import x509
+        parts = {NameOID.COMMON_NAME: name, NameOID.ORGANIZATION_NAME: org}
+        if right:
+            parts[NameOID.UNSTRUCTURED_NAME] = right
+        subject = x509.Name([x509.NameAttribute(oid, text) for oid, text in parts.items()])
+        public = load_pem_private_key(key, None).public_key()
+        names = x509.SubjectAlternativeName([_host(host) for host in dict.fromkeys(hosts)])
+        return self._issue(kit, subject, public, names)
 
+    def _issue(self, kit: str, subject: Any, public_key: Any, names: Any) -> bytes:
+        """With the bridge to it where one leads there."""
         end = min(datetime.now(UTC) + timedelta(DAYS), self.root.not_valid_after_utc)
-        builder = self._builder(subject, public_key, end).add_extension(names, critical=False)
-        identifier = x509.SubjectKeyIdentifier.from_public_key(public_key)
-        certificate = _signed(builder.add_extension(identifier, critical=False), self.key)
+        certificate = self._signed(subject, public_key, end, (names, False))
         self.serials.setdefault(kit, []).append(f"{certificate.serial_number:x}")
         bridges = [bridge for bridge in self.said.bridges if issued(certificate, bridge)]
         return to_pem((certificate, *bridges))
 
-    def reissue(self, kit: str, certificate: Any) -> bytes:
-        """A certificate that another authority made, signed by this one."""
-        return self.issue(kit, certificate.subject, certificate.public_key(), _names(certificate))
+    def _signed(
+        self, subject: Any, public_key: Any, end: datetime, *extensions: Any, key: Any = None
+    ) -> Any:
+        """A certificate of this project's root, by its key or another. It begins some minutes
+        ago: clocks differ."""
+        signs, issuer = key or self.key, self.root.subject if self.root else subject
+        builder = (
+            x509.CertificateBuilder(issuer, subject, public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(datetime.now(UTC) - TOLERANCE)
+            .not_valid_after(end)
+        )
+        own = x509.SubjectKeyIdentifier.from_public_key(public_key)
+        of = x509.AuthorityKeyIdentifier.from_issuer_public_key(signs.public_key())
+        for extension, critical in (*extensions, (own, False), (of, False)):
+            builder = builder.add_extension(extension, critical)
+        return builder.sign(signs, hashes.SHA256())
 
     def revoke(self, kits: Mapping[str, Path]) -> None:
         """Say that these kits count no more. kits: name → its folder, if that is still at hand.
@@ -176,36 +230,27 @@ class Authority:
 
         Raises ConfigError while an earlier replacement is under way.
         """
-        from cryptography.hazmat.primitives.serialization import NoEncryption
-
         if len(self.roots) > 1:
             end = Trust(self.former, self.said.bridges).end(self.former[-1])
             raise ConfigError(
                 f"{self.folder}: its root is being replaced until {end:%Y-%m-%d}; wait until then"
             )
         old, old_key, protected = self.root, self.key, "ENCRYPTED" in self.stored
+        before = self.said.listed
         end = min(datetime.now(UTC) + timedelta(overlap), old.not_valid_after_utc)
-        self._begin(keep=False)
-        bridge = self._builder(old.subject, self._key.public_key(), end)
-        for extension in self.root.extensions:  # as those of a root, but for who signs
-            if extension.oid.dotted_string != "2.5.29.35":
-                bridge = bridge.add_extension(extension.value, extension.critical)
-        self.former, self.said = (old,), Trust((), (), self.said.listed)
-        self._say((), (_signed(bridge, old_key),))
-        self.stored = _pem_of(self._key, NoEncryption())
+        self._begin()
+        bridge = self._signed(old.subject, self.key.public_key(), end, *_SIGNS, key=old_key)
+        self.former, self.said = (old,), Trust((), (), before)
+        self._say((), (bridge,))
         if protected:
             self.protect()
 
     def renew(self, request: bytes, kit_of: Callable[[str], str]) -> bytes:
-        """Sign the requests of a kit that shows that it is the holder's (`renewal.request`).
+        """Sign the requests of a kit that shows that it is the holder's (`certificates.request`).
 
         kit_of: name in a certificate → kit. Raises RefusedError, and signs nothing, where a
         request is not signed by a key whose certificate counts now.
         """
-        from cryptography import x509
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-        from cryptography.x509.oid import AttributeOID
-
         if len(request) > MOST_BYTES:
             raise RefusedError("too long for the request of a kit")
         trust, signed = Trust(self.roots, self.said.bridges, self.said.listed), []
@@ -224,52 +269,23 @@ class Authority:
             signed.append((shown, public))
         if not signed:
             raise RefusedError("no request of a kit can be read")
-        parts = []
-        for shown, public in signed:
-            kit = kit_of(names_of(shown)[0])
-            parts.append(self.issue(kit, shown.subject, public, _names(shown)))
+        parts = [
+            self._issue(kit_of(names_of(shown)[0]), shown.subject, public, _hosts_of(shown))
+            for shown, public in signed
+        ]
         return b"".join(parts) + self.said.pem()
 
     # ---- its own ---------------------------------------------------------------------------------
 
-    def _begin(self, keep: bool = True) -> None:
+    def _begin(self) -> None:
         """A key, and a root of it."""
-        from cryptography import x509
-        from cryptography.hazmat.primitives.asymmetric import rsa
-        from cryptography.hazmat.primitives.serialization import NoEncryption
-
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=3072)
         self.stored = _pem_of(self._key, NoEncryption())
-        name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, self.project)])
-        public = self._key.public_key()
-        may = dict.fromkeys(
-            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False
-        ) | {"encipher_only": False, "decipher_only": False}
-        usage = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **may)
         end = datetime.now(UTC) + timedelta(ROOT_DAYS)
-        builder = self._builder(name, public, end, issuer=name)
-        builder = builder.add_extension(x509.BasicConstraints(True, None), critical=True)
-        builder = builder.add_extension(usage, critical=True)
-        identifier = x509.SubjectKeyIdentifier.from_public_key(public)
-        self.root = _signed(builder.add_extension(identifier, critical=False), self._key)
-        if keep:
-            self._say(())
-
-    def _builder(self, subject: Any, public_key: Any, end: datetime, issuer: Any = None) -> Any:
-        from cryptography import x509
-
-        return (
-            x509.CertificateBuilder(issuer or self.root.subject, subject, public_key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(datetime.now(UTC) - TOLERANCE)
-            .not_valid_after(end)
-        )
+        self.root = self._signed(_name(self.project), self._key.public_key(), end, *_SIGNS)
 
     def _say(self, serials: Iterable[int], bridges: tuple[Any, ...] | None = None) -> None:
         """Make a new list, of what was revoked before and could still be in use, and these."""
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes
-
         now = datetime.now(UTC)
         builder = x509.CertificateRevocationListBuilder(self.root.subject)
         builder = builder.last_update(now - TOLERANCE).next_update(self.root.not_valid_after_utc)
@@ -289,24 +305,20 @@ class Authority:
         self.said = said
 
 
-def _names(certificate: Any) -> Any:
-    from cryptography.x509 import SubjectAlternativeName
-
-    return certificate.extensions.get_extension_for_class(SubjectAlternativeName).value
+def _name(text: str) -> Any:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _signed(builder: Any, key: Any) -> Any:
-    """key: the issuer's."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
+def _host(name: str) -> Any:
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
-    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-    return builder.add_extension(identifier, critical=False).sign(key, hashes.SHA256())
+
+def _hosts_of(certificate: Any) -> Any:
+    return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
 
 
 def _pem_of(key: Any, encryption: Any) -> str:
-    from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
-
-    form = PrivateFormat.PKCS8
-    text: bytes = key.private_bytes(Encoding.PEM, form, encryption)
-    return text.decode()
+    return str(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption), "ascii")

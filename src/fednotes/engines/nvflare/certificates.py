@@ -1,29 +1,13 @@
-"""Whether a kit's certificate can work, before a process is started with it.
-
-NVFlare finds it out as well, but in a thread whose error nobody sees, and then tries for ever.
-
-What a kit trusts: the project's roots, less the certificates that count no more.
+"""A kit's certificates: what it trusts, whether its own can work, signatures, and renewal.
 
     KIT/startup/rootCA.pem    the roots: one, or two while one takes the other's place
     KIT/startup/trust.pem     what the authority said last: its root, the bridge from the root
                               before it (the new root's key, signed by the old one, until the old
                               one's end), and the list of revoked certificates
+    KIT/renewal/…             new keys, until their certificates have come
 
 What the authority says is signed by its root and has a rising number, so anybody may bring it: the
 server and the sites give each other what the other lacks, and a file does it for who is offline.
-
-Signatures by a kit's own key: what makes a site's keys of the secure sum its own.
-
-A signature carries the signer's certificate; the project's authority, whose certificate is in
-every kit, vouches for it. So the server, which relays the keys, cannot put its own in their
-place, and sites need nothing of each other beforehand.
-
-A kit's certificate is renewed where the kit lies: a request goes out, no private key.
-
-    KIT/renewal/…    new keys, until their certificates have come
-
-The request is signed twice: by the new key, as every such request is, and by the kit's present one,
-which shows the authority that it comes from the kit's holder.
 """
 
 from __future__ import annotations
@@ -42,10 +26,34 @@ from fednotes.core.store import replace_file, write_text
 from fednotes.engines.nvflare.kit import SERVER, WATCH, read_kit
 from fednotes.privacy.secure_sum.masks import joined
 
-ROOTS, TRUST = "rootCA.pem", "trust.pem"
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import padding, rsa
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+        load_pem_private_key,
+    )
+    from cryptography.x509.oid import AttributeOID, NameOID
+except ImportError as error:
+    raise MissingExtra("cryptography", "deploy") from error
+
+ROOTS, TRUST, PENDING = "rootCA.pem", "trust.pem", "renewal"
 REMEDY = "ask for a new kit"
+SOON = timedelta(days=60)
 TOLERANCE = timedelta(minutes=5)  # that two machines' clocks may differ by
 MOST_BYTES = 48_000  # of what an authority says: some 800 revoked certificates; a header holds it
+KEYS = "fednotes keys of a site"  # TLS and NVFlare sign with this key too, never such a text
+RENEWAL = "fednotes request for a new certificate"
+_LENGTH = 4  # bytes that say how long the certificate in a signature is
+_PSS = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
+
+
+# ---- what a kit trusts -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +68,9 @@ class Trust:
     @property
     def number(self) -> int:
         """That of the list; 0 without one."""
-        from cryptography.x509 import CRLNumber
-
         if self.listed is None:
             return 0
-        return int(self.listed.extensions.get_extension_for_class(CRLNumber).value.crl_number)
+        return int(self.listed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number)
 
     def pem(self) -> bytes:
         """The file of what an authority says: roots, bridges and the list."""
@@ -75,6 +81,10 @@ class Trust:
         """When a root counts no more: at its own end, or once another has taken its place."""
         bridges = (b.not_valid_after_utc for b in self.bridges if issued(b, root))
         return min((root.not_valid_after_utc, *bridges))
+
+    def over(self, root: Any) -> bool:
+        """Whether a root counts no more, on a clock that may be late."""
+        return datetime.now(UTC) - TOLERANCE > self.end(root)
 
     def until(self, certificate: Any) -> datetime:
         """When a certificate of one of the roots counts no more, as far as it is known."""
@@ -88,7 +98,7 @@ class Trust:
             if found is not None:
                 return f"was revoked on {found.revocation_date_utc:%Y-%m-%d}"
         for root in self.roots:
-            if issued(certificate, root) and datetime.now(UTC) - TOLERANCE > self.end(root):
+            if issued(certificate, root) and self.over(root):
                 return f"is of a root that was replaced, until {self.end(root):%Y-%m-%d}"
         return ""
 
@@ -115,7 +125,7 @@ class Trust:
 
         Raises ConfigError where a file cannot be read.
         """
-        return _of(startup, tuple(_stamp(startup / name) for name in (ROOTS, TRUST)))
+        return _trust_of(startup, tuple(_stamp(startup / name) for name in (ROOTS, TRUST)))
 
     @staticmethod
     def parsed(data: bytes) -> Trust:
@@ -123,8 +133,6 @@ class Trust:
 
         Raises RefusedError if it holds anything else, or is too long.
         """
-        from cryptography import x509
-
         if len(data) > MOST_BYTES:
             raise RefusedError(f"{len(data):,} bytes are more than an authority says")
         try:
@@ -154,8 +162,6 @@ def issued(certificate: Any, root: Any) -> bool:
 
 def _is_authority(certificate: Any) -> bool:
     """Whether its holder may sign others' certificates, by its own words."""
-    from cryptography import x509
-
     try:
         found = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
     except x509.ExtensionNotFound:
@@ -172,18 +178,14 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=32)
-def _of(startup: Path, stamps: object) -> Trust:
+def _trust_of(startup: Path, stamps: object) -> Trust:
     """stamps: of the files; others are read anew."""
-    try:
-        from cryptography.x509 import load_pem_x509_certificates
-    except ImportError as error:
-        raise MissingExtra("cryptography", "deploy") from error
-    roots, path = read(startup / ROOTS, load_pem_x509_certificates), startup / TRUST
-    said = read(path, Trust.parsed) if path.exists() else Trust(())
+    roots, path = _read(startup / ROOTS, x509.load_pem_x509_certificates), startup / TRUST
+    said = _read(path, Trust.parsed) if path.exists() else Trust(())
     return Trust(tuple(roots), said.bridges, said.listed)
 
 
-def read(path: Path, load: Callable[[bytes], Any]) -> Any:
+def _read(path: Path, load: Callable[[bytes], Any]) -> Any:
     """What `load` makes of a file of a kit. Raises ConfigError if it is missing or no such file."""
     try:
         return load(path.read_bytes())
@@ -197,8 +199,6 @@ def read(path: Path, load: Callable[[bytes], Any]) -> Any:
 
 def to_pem(parts: Iterable[Any]) -> bytes:
     """Certificates and lists as a PEM file has them, one after the other."""
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     return b"".join(part.public_bytes(Encoding.PEM) for part in parts)
 
 
@@ -247,21 +247,17 @@ def settle(kit: Path) -> None:
     """Leave roots out that count no more, before a process reads them; one always stays."""
     for startup in _startups(kit):
         have = Trust.of(startup)
-        roots = tuple(root for root in have.roots if not _is_over(have, root))
+        roots = tuple(root for root in have.roots if not have.over(root))
         if roots and roots != have.roots:
             write_text(startup / ROOTS, Trust(roots).pem().decode())
 
 
-def _is_over(trust: Trust, root: Any) -> bool:
-    return datetime.now(UTC) - TOLERANCE > trust.end(root)
-
-
 def _startups(kit: Path) -> list[Path]:
     """The folders of a kit that hold its certificates: at a server, its watch's too."""
-    return [path for path in (kit / "startup", kit / "watch" / "startup") if path.is_dir()]
+    return [path for path in (kit / "startup", kit / WATCH / "startup") if path.is_dir()]
 
 
-SOON = timedelta(days=60)
+# ---- whether a kit's own can work; NVFlare finds out in a thread whose error nobody sees ------
 
 
 def check_kit(kit: Path) -> list[str]:
@@ -270,34 +266,28 @@ def check_kit(kit: Path) -> list[str]:
     Raises what `valid_until` raises.
     """
     soon = datetime.now(UTC) + SOON
+    new_root, renew = "ask the project's coordinator for a new root", f"fednotes kit renew {kit}"
     return [
-        f"{path}: the certificate expires on {end:%Y-%m-%d}: {_remedy(kit, path)}"
+        f"{path}: the certificate expires on {end:%Y-%m-%d}: "
+        + (new_root if path.name == ROOTS else renew)
         for path, end in valid_until(kit).items()
         if end < soon
     ]
 
 
-def _remedy(kit: Path, path: Path) -> str:
-    if path.name == ROOTS:
-        return "ask the project's coordinator for a new root"
-    return f"fednotes kit renew {kit}"
-
-
 def shown_problem(kit: Path, shown: bytes) -> str:
     """Why a certificate (DER) that another showed by TLS counts no more; empty if it does."""
-    from cryptography.x509 import load_der_x509_certificate
-
-    return Trust.of(kit / "startup").ended(load_der_x509_certificate(shown))
+    return Trust.of(kit / "startup").ended(x509.load_der_x509_certificate(shown))
 
 
 def stems(kit: Path) -> dict[Path, str]:
     """A kit's certificates, by their paths without a suffix, and whose each must be."""
     facts = read_kit(kit)
-    if facts["role"] != SERVER:
-        return {kit / "startup" / "client": facts["person"] or facts["name"]}
+    if facts.role != SERVER:
+        return {kit / "startup" / "client": facts.person or facts.name}
     return {
-        kit / "startup" / "server": facts["server"],
-        kit / WATCH / "startup" / "client": facts["person"],
+        kit / "startup" / "server": facts.server,
+        kit / WATCH / "startup" / "client": facts.person,
     }
 
 
@@ -306,17 +296,15 @@ def valid_until(kit: Path) -> dict[Path, datetime]:
 
     Raises ConfigError if one is missing, not yet or no longer valid, revoked, not signed by the
     kit's authority (`rootCA.pem`), of another name than the kit's, or not of the key beside it.
-    Nothing is sent anywhere.
     """
-    return {path: end for stem, name in stems(kit).items() for path, end in _check(stem, name)}
+    return {path: end for stem, name in stems(kit).items() for path, end in _ends(stem, name)}
 
 
-def _check(stem: Path, name: str) -> Iterator[tuple[Path, datetime]]:
-    """The certificate and the key `stem`.crt and `stem`.key, which speak for `name`."""
+def _ends(stem: Path, name: str) -> Iterator[tuple[Path, datetime]]:
+    """Of the certificate and the key `stem`.crt and `stem`.key, which speak for `name`."""
     trust = Trust.of(stem.parent)
     path, own = stem.with_suffix(".crt"), certificate_of(stem)
-    if problem := trust.problem(own):
-        raise ConfigError(f"{path}: the certificate {problem}{_asked(problem)}")
+    _require_none(path, trust.problem(own))
     names = names_of(own)
     if names != [name]:
         said = f"{path}: the certificate is of {', '.join(names) or 'nobody'}"
@@ -324,49 +312,44 @@ def _check(stem: Path, name: str) -> Iterator[tuple[Path, datetime]]:
     if key_of(stem).public_key() != own.public_key():
         raise ConfigError(f"{path}: the certificate is of another key than the kit's: {REMEDY}")
     yield path, trust.until(own)
-    newest = trust.roots[-1]
-    if problem := trust.problem(newest):
-        raise ConfigError(f"{stem.with_name(ROOTS)}: the certificate {problem}{_asked(problem)}")
-    yield stem.with_name(ROOTS), trust.end(newest)
+    path, newest = stem.with_name(ROOTS), trust.roots[-1]
+    _require_none(path, trust.problem(newest))
+    yield path, trust.end(newest)
 
 
-def _asked(problem: str) -> str:
-    return "" if problem.endswith("?") else f": {REMEDY}"
+def _require_none(path: Path, problem: str) -> None:
+    if problem:
+        asked = "" if problem.endswith("?") else f": {REMEDY}"
+        raise ConfigError(f"{path}: the certificate {problem}{asked}")
 
 
 def names_of(certificate: Any) -> list[str]:
     """The names that a certificate speaks for; one, in those of a project."""
-    from cryptography.x509.oid import NameOID
-
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return [str(name.value) for name in found]
 
 
 def certificate_of(stem: Path) -> Any:
     """Raises ConfigError if it is missing or cannot be read."""
-    from cryptography.x509 import load_pem_x509_certificate
-
-    return read(stem.with_suffix(".crt"), load_pem_x509_certificate)
+    return _read(stem.with_suffix(".crt"), x509.load_pem_x509_certificate)
 
 
 def key_of(stem: Path) -> Any:
     """Raises ConfigError if it is missing or cannot be read."""
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    return read(stem.with_suffix(".key"), lambda text: load_pem_private_key(text, None))
+    return _read(stem.with_suffix(".key"), lambda text: load_pem_private_key(text, None))
 
 
-_PURPOSE = "fednotes keys of a site"  # TLS and NVFlare sign with this key too, never such a text
-RENEWAL = "fednotes request for a new certificate"
-_LENGTH = 4  # bytes that say how long the certificate is
+# ---- signatures by a kit's own key: what makes a site's keys of the secure sum its own ---------
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateIdentity:
     """A site's certificate and key (`privacy.masks.Identity`). startup: where is what it trusts.
 
-    A site is known by the name in its certificate, so provisioning gives no name twice. What is
-    trusted is read anew with each signature: a kit that is revoked counts no more at once.
+    A signature carries the signer's certificate, for which the project's authority vouches: the
+    server, which relays the keys, cannot put its own in their place, and sites need nothing of each
+    other beforehand. A site is known by the name in its certificate, so provisioning gives no name
+    twice. What is trusted is read anew each time: a kit that is revoked counts no more at once.
     """
 
     certificate: Any = field(repr=False)
@@ -379,12 +362,10 @@ class CertificateIdentity:
         path = kit / stem
         return cls(certificate_of(path), key_of(path), path.parent)
 
-    def sign(self, text: bytes, purpose: str = _PURPOSE) -> bytes:
+    def sign(self, text: bytes, purpose: str = KEYS) -> bytes:
         """This site's certificate, and its signature (RSA-PSS, SHA-256)."""
-        from cryptography.hazmat.primitives.serialization import Encoding
-
         own = self.certificate.public_bytes(Encoding.DER)
-        signature: bytes = self.key.sign(joined(purpose, text), *_scheme())
+        signature: bytes = self.key.sign(joined(purpose, text), _PSS, SHA256())
         return len(own).to_bytes(_LENGTH, "big") + own + signature
 
     def verify(self, site: str, text: bytes, signature: bytes) -> bool:
@@ -393,73 +374,55 @@ class CertificateIdentity:
 
         Raises ConfigError where what is trusted cannot be read.
         """
-        shown = signer(Trust.of(self.startup), text, signature, _PURPOSE)
+        shown = signer(Trust.of(self.startup), text, signature, KEYS)
         return shown is not None and names_of(shown) == [site]
 
 
 def signer(trust: Trust, text: bytes, signature: bytes, purpose: str) -> Any:
     """The certificate of who signed for a purpose; None unless it counts and the signature is
     its key's."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-    from cryptography.x509 import load_der_x509_certificate
-
     end = _LENGTH + int.from_bytes(signature[:_LENGTH], "big")
     try:
-        shown = load_der_x509_certificate(signature[_LENGTH:end])
+        shown = x509.load_der_x509_certificate(signature[_LENGTH:end])
         key = shown.public_key()
-        if trust.problem(shown) or not isinstance(key, RSAPublicKey):
+        if trust.problem(shown) or not isinstance(key, rsa.RSAPublicKey):
             return None
-        key.verify(signature[end:], joined(purpose, text), *_scheme())
+        key.verify(signature[end:], joined(purpose, text), _PSS, SHA256())
     except (ValueError, TypeError, InvalidSignature):
         return None
     return shown
 
 
-def _scheme() -> tuple[Any, Any]:
-    from cryptography.hazmat.primitives.asymmetric import padding
-    from cryptography.hazmat.primitives.hashes import SHA256
-
-    salt = padding.PSS.DIGEST_LENGTH
-    return padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=salt), SHA256()
-
-
-PENDING = "renewal"
+# ---- renewal: a request goes out, no private key ----------------------------------------------
 
 
 def request(kit: Path) -> bytes:
     """Make new keys, which stay here, and the requests for their certificates, as PEM.
 
-    Asked again before the certificates have come, it is of the same keys. Raises ConfigError if
-    the kit's present certificates or keys cannot be read.
+    Each is signed by the new key, and by the kit's present one, which shows the authority that it
+    comes from the kit's holder. Asked again before the certificates have come, it is of the same
+    keys. Raises ConfigError if the kit's present certificates or keys cannot be read.
     """
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import rsa
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        PublicFormat,
-    )
-    from cryptography.x509.oid import AttributeOID
-
     found = []
     for stem in stems(kit):
         present = CertificateIdentity.of_kit(kit, str(stem.relative_to(kit)))
         pending = _pending(kit, stem)
         if not pending.with_suffix(".key").exists():
-            key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-            text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
             pending.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(pending.with_suffix(".key"), text, mode=0o600)
+            replace_file(pending.with_suffix(".key"), new_key_pem())
         key = key_of(pending)
         public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         proof = base64.b64encode(present.sign(public, RENEWAL))
         asked = x509.CertificateSigningRequestBuilder(present.certificate.subject)
         asked = asked.add_attribute(AttributeOID.UNSTRUCTURED_NAME, proof)
-        found.append(asked.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        found.append(asked.sign(key, SHA256()).public_bytes(Encoding.PEM))
     return b"".join(found)
+
+
+def new_key_pem() -> bytes:
+    """A new key of a kit."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def take_renewal(kit: Path, answer: bytes) -> None:
@@ -487,7 +450,7 @@ def take_renewal(kit: Path, answer: bytes) -> None:
         text = to_pem((leaf, *(bridge for bridge in said.bridges if issued(leaf, bridge))))
         key = _pending(kit, stem).with_suffix(".key").read_bytes()
         path = stem.with_suffix(".crt")
-        replace_file(stem.with_suffix(".key"), key, mode=0o600)
+        replace_file(stem.with_suffix(".key"), key)
         replace_file(path, text, mode=path.stat().st_mode & 0o777)
     shutil.rmtree(kit / PENDING)
 

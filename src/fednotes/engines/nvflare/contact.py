@@ -83,15 +83,18 @@ class Contact:
             write_json(self.kit / CONTACT_FILE, asdict(self.known))
 
 
-def watch(look: Callable[[], None]) -> None:
+def every_look(look: Callable[[], object]) -> None:
     """Call `look` every few seconds, in a thread of its own, until the process ends."""
 
     def go_on() -> None:
         while True:
             time.sleep(LOOK_SECONDS)
-            look()
+            try:
+                look()
+            except Exception as error:  # whatever it was, the next look is still needed
+                logger.warning("%s: %s", type(error).__name__, error)
 
-    threading.Thread(target=go_on, name="contact", daemon=True).start()
+    threading.Thread(target=go_on, name="look", daemon=True).start()
 
 
 def contact_of(kit: Path, pid: int | None) -> Known | None:

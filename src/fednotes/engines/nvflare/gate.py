@@ -1,7 +1,7 @@
 """What a kit trusts, inside NVFlare: it knows one root, and no certificate that counts no more.
 
-`heed` makes NVFlare judge certificates as `trust.py` does: who registers, who logs in, whose job
-it is, and whom a site takes for the server. `Doors` keeps the server's port shut to those that
+`heed` makes NVFlare judge certificates as `certificates.py` does: who registers, who logs in, whose
+job it is, and whom a site takes for the server. `Doors` keeps the server's port shut to those that
 count no more, also where they came in before. `Carrier` brings what the authority says from one
 process to another.
 """

@@ -1,164 +1,111 @@
-"""What lies in a kit: who it is of, and the rules and settings of its owner's machine.
+"""What lies in a kit and in a job's folder: who a kit is of, and NVFlare's files.
 
-The rules are NVFlare's files of a kit's `local` folder; NVFlare's own defaults allow more than a
-hospital should.
+The tables are in `kit_files.toml`: the rules and settings of an owner's machine, and the few
+classes that a job may name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from string import Template
+from typing import Any, Literal
 
-from fednotes.core.errors import ConfigError
+from pydantic import BaseModel, ConfigDict
+
+from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.parsing import read_json
+from fednotes.core.store import write_folder, write_json
 
 SERVER, SITE, ADMIN, WATCH = "server", "site", "admin", "watch"
-CONTROLLER = "fednotes.engines.nvflare.server.FednotesController"
-EXECUTOR = "fednotes.engines.nvflare.site.FednotesExecutor"
-GATES = {SERVER: "fednotes.engines.nvflare.server.Gate", SITE: "fednotes.engines.nvflare.site.Gate"}
-PRESENCE = {
-    SERVER: "fednotes.engines.nvflare.presence.ServerPresence",
-    SITE: "fednotes.engines.nvflare.presence.SitePresence",
-}
-KIT_FILE = "kit.json"
-LOG_FILE = "fednotes.log"
+KIT_FILE, LOG_FILE, COMM_FILE = "kit.json", "fednotes.log", "comm_config.json"
 INSIDE = "inside"  # the folder of the socket by which a kit's processes are connected; its scheme
-COMM_FILE = "comm_config.json"  # in the kit itself: NVFlare takes the first that it finds below
-COMM = {"internal": {"scheme": INSIDE, "resources": {}}}
-LOG_BYTES, LOG_FILES = 2_000_000, 4  # a log is at most 2 MB, and three older ones are kept
+RENEWED = ("local/resources.json", "local/log_config.json", COMM_FILE)  # at each start
+HEARTBEAT_SECONDS = 5.0  # how often a site's processes tell that they live
+POLL_SECONDS = 0.05  # how often an idle site asks for work
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
-def local_files(role: str) -> dict[str, Any]:
-    """The rules and settings of one machine: NVFlare's files of a kit's `local` folder."""
-    if role not in (SERVER, SITE):
-        return {}
-    launcher = f"nvflare.app_common.job_launcher.{'server' if role == SERVER else 'client'}"
-    launcher += f"_process_launcher.{'Server' if role == SERVER else 'Client'}ProcessJobLauncher"
-    resources: dict[str, Any] = {
-        "format_version": 2,
-        "class_list_enforcement_mode": "enforce",
-        "class_allow_list": [CONTROLLER if role == SERVER else EXECUTOR],
-        "allow_log_streaming": False,
-    }
-    parts: list[dict[str, Any]] = [{"id": "process_launcher", "path": launcher, "args": {}}]
-    parts += [{"id": "gate", "path": GATES[role], "args": {}}]
-    parts += [{"id": "presence", "path": PRESENCE[role], "args": {}}]
-    common = "nvflare.app_common"
-    files = f"{common}.storages.filesystem_storage.FilesystemStorage"
-    if role == SERVER:
-        resources["servers"] = [
-            {"admin_storage": "transfer", "max_num_clients": 100, "heart_beat_timeout": 60}
-        ]
-        snapshots = {"root_dir": "/store/snapshots", "uri_root": "/"}
-        resources["snapshot_persistor"] = {
-            "path": f"{common}.state_persistors.storage_state_persistor.StorageStatePersistor",
-            "args": {"uri_root": "/", "storage": {"path": files, "args": snapshots}},
-        }
-        schedule = {"max_jobs": 1, "max_schedule_count": 1_000_000, "min_schedule_interval": 1.0}
-        parts += [
-            {
-                "id": "job_scheduler",
-                "path": f"{common}.job_schedulers.job_scheduler.DefaultJobScheduler",
-                "args": {**schedule, "max_schedule_interval": 10.0},
-            },
-            {
-                "id": "job_manager",
-                "path": "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
-                "args": {"uri_root": "/store/jobs", "job_store_id": "job_store"},
-            },
-            {
-                "id": "job_store",
-                "path": files,
-                "args": {},
-            },
-        ]
-    else:
-        resources["client"] = {"retry_timeout": 30}
-        gpu: dict[str, Any] = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 300}
-        parts += [
-            {
-                "id": "resource_manager",
-                "path": f"{common}.resource_managers.gpu_resource_manager.GPUResourceManager",
-                "args": gpu,
-            },
-            {
-                "id": "resource_consumer",
-                "path": f"{common}.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
-                "args": {},
-            },
-        ]
-    resources["components"] = parts
-    return {
-        "resources.json": resources,
-        "authorization.json": _rights(role),
-        "log_config.json": _logging(),
-    }
+class Kit(BaseModel):
+    """`kit.json`: what a kit's owner is in the network. person: whose certificate an admin's
+    session has; that of the server is its watch's, with which it asks itself."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    role: Literal["server", "site", "admin"]
+    project: str
+    server: str
+    port: int
+    person: str
+    org: str
 
 
-def _rights(role: str) -> dict[str, Any]:
-    """Who may do what. NVFlare's default lets a project admin send code and read files."""
-    never = dict.fromkeys(
-        ("byoc", "server-predeployed-flwr", "shell_commands", "show_errors", "report_env"), "none"
-    )
-    never |= dict.fromkeys(("configure_job_log", "configure_site_log"), "none")
-    everyone = {"view": "any", "manage_job": "any", **never}
-    if role == SITE:  # the watch may resubmit, but the signature that a site checks is the admin's
-        deploy = {**everyone, "submit_job": "any", "operate": "none"}
-        return _policy(deploy, deploy)
-    submitter = {"submit_job": "any", "clone_job": "any", "download_job": "any", "operate": "any"}
-    resubmitter = {"submit_job": "none", "clone_job": "any", "download_job": "none"}
-    command = {"app_command": "any"}
-    return _policy(
-        {**everyone, **submitter, **command, **never},
-        {**everyone, **resubmitter, **command, "operate": "none"},
-    )
-
-
-def _policy(admin: Mapping[str, str], watch: Mapping[str, str]) -> dict[str, Any]:
-    nothing = {"byoc": "none"}
-    return {
-        "format_version": "1.0",
-        "permissions": {
-            "project_admin": dict(admin),
-            "lead": dict(watch),
-            "org_admin": nothing,
-            "member": nothing,
-        },
-    }
-
-
-def _logging() -> dict[str, Any]:
-    """One log that rotates: our lines, and NVFlare's warnings, a kind once a minute."""
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-        "filters": {"seldom": {"()": "fednotes.engines.nvflare.log.Seldom"}},
-        "handlers": {
-            "file": {
-                "()": "fednotes.engines.nvflare.log.KitLog",
-                "formatter": "line",
-                "filters": ["seldom"],
-                "file": LOG_FILE,  # not `filename`: NVFlare would give each job a log of its own
-                "most": LOG_BYTES,
-                "kept": LOG_FILES - 1,
-            }
-        },
-        "loggers": {
-            "root": {"level": "WARNING", "handlers": ["file"]},
-            "fednotes": {"level": "INFO"},
-        },
-    }
-
-
-def read_kit(kit: Path) -> dict[str, Any]:
-    """What a kit's owner is in the network.
-
-    Raises ConfigError if the folder is no kit.
-    """
+def read_kit(kit: Path) -> Kit:
+    """What a kit says of itself. Raises ConfigError if the folder is no kit."""
     try:
-        facts = read_json(kit / KIT_FILE)
-        return {k: facts[k] for k in ("name", "role", "project", "server", "port", "person", "org")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Kit.model_validate(read_json(kit / KIT_FILE))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{kit}: not a kit (`fednotes provision` makes kits)") from error
+
+
+def kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
+    """NVFlare's files of a kit: path in it → JSON. kit: where the kit lies, for NVFlare takes
+    absolute paths only for its stores."""
+    tables = dict(_tables()[facts.role])
+    if facts.role != ADMIN:
+        tables |= _tables()["both"]
+    if facts.role == SERVER:
+        tables |= {f"{WATCH}/{name}": table for name, table in _tables()[ADMIN].items()}
+    made: dict[str, Any] = _filled(tables, {**facts.model_dump(), "kit": str(kit)})
+    return made
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    file = resources.files(__package__) / "kit_files.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def _filled(value: Any, words: Mapping[str, Any]) -> Any:
+    """A table with its $words filled in; a value that is one word alone keeps the word's type."""
+    if isinstance(value, dict):
+        return {name: _filled(inner, words) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner, words) for inner in value]
+    if isinstance(value, str) and "$" in value:
+        return words[value[1:]] if value[1:] in words else Template(value).substitute(words)
+    return value
+
+
+def job_folder(
+    out: Path, job: Mapping[str, Any], *, run: str, sites: Sequence[str], min_sites: int
+) -> Path:
+    """Write the folder that NVFlare takes as a job: a declaration, and no code.
+
+    job: JSON values. run: names the run, the same when it goes on after a failure.
+    sites: in the order in which their replies are added. min_sites: fewer do not begin.
+    """
+    if not NAME.fullmatch(run):
+        raise ConfigError(f"run {run!r}: letters, digits, '_', '.' and '-' only")
+    if not 1 <= min_sites <= len(set(sites)) or len(set(sites)) != len(sites):
+        raise ConfigError(f"min_sites = {min_sites} of {len(set(sites))} sites: impossible")
+    poll = POLL_SECONDS * max(1.0, len(sites) / 3)  # many idle sites would keep the server busy
+    words = {"run": run, "least": min_sites, "sites": list(sites), "job": dict(job)}
+    words |= {"places": ["server", *sites], "poll": poll, "heartbeat": HEARTBEAT_SECONDS}
+
+    def fill(folder: Path) -> None:
+        (folder / "app" / "config").mkdir(parents=True)
+        for name, table in _filled(_tables()["job"], words).items():
+            write_json(folder / name, table)
+
+    folder = out / run
+    try:
+        write_folder(folder, fill)
+    except (TypeError, ValueError) as error:
+        raise FednotesError(f"{folder}: the job holds a value that JSON does not know") from error
+    return folder

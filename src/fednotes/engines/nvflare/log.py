@@ -22,11 +22,12 @@ except ImportError:  # not on Windows, where NVFlare does not run either
     fcntl = None  # type: ignore[assignment]
 
 KIT_VARIABLE = "FEDNOTES_KIT"  # the folder of the kit whose process this is, or whose job's
+UNWATCHED = "FEDNOTES_UNWATCHED"  # set: runs that stop stay so, as tests and benchmarks need
 ECHO_VARIABLE = "FEDNOTES_ECHO"  # set: what goes to the log is also printed, for who looks on
 
 _CHANGING = re.compile(r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE)
 _KINDS = 256
-# NVFlare says it at each start and whenever a side is away; `presence.py` says it once.
+# NVFlare says it at each start and whenever a side is away; `contact.py` says it once.
 _AWAY = re.compile(r"no connection to |target_unreachable|no path\b")
 _CELLS = "nvflare.fuel.f3.cellnet."
 

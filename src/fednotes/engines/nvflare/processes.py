@@ -1,12 +1,21 @@
-"""Start, stop and look at the process of a kit: plain processes, no daemon.
+"""Start, stop and look at the processes of a kit: plain processes, no daemon.
 
-NVFlare runs one process for a participant (`foreground.py`) and starts one more for each job. Both
-bear the kit's folder on their command line, by which they are found: no file with a number that
-another process may have come to bear.
+    python -m fednotes.engines.nvflare.processes KIT
+
+is a site's or the server's process: NVFlare's own program in the foreground, which `run` becomes
+and `start` begins in the background. It takes every process of the kit with it, and ends with
+
+    0        SIGTERM: as it was told to
+    130      Ctrl-C
+    others   it failed: whoever looks after it (systemd, a container) may start it again
+
+NVFlare starts one process more for each job. All bear the kit's folder on their command line, by
+which they are found: no file with a number that another process may have come to bear.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -19,21 +28,35 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.core.store import make_private, owned, write_json, write_text
+from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
+from fednotes.core.store import make_private, owned, write_json
 from fednotes.engines.nvflare.certificates import check_kit, settle
-from fednotes.engines.nvflare.kit import COMM, COMM_FILE, LOG_FILE, SERVER, SITE, read_kit
+from fednotes.engines.nvflare.kit import (
+    ADMIN,
+    HEARTBEAT_SECONDS,
+    LOG_FILE,
+    RENEWED,
+    SERVER,
+    SITE,
+    kit_files,
+    read_kit,
+)
 from fednotes.engines.nvflare.log import ECHO_VARIABLE, KIT_VARIABLE
 
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job
 KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
 OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
-PACKAGE = "nvflare.private.fed.app."  # of the processes of jobs
-MODULE = "fednotes.engines.nvflare.foreground"
-NO_WATCH = "--no-watch"  # its option
-WATCH_MODULE = "fednotes.engines.nvflare.watch"
+MODULE = "fednotes.engines.nvflare.processes"
+OURS, OF_JOBS = "fednotes.engines.", "nvflare.private.fed.app."  # modules of a kit's processes
+INTERRUPTED = 130  # as shells count a program that SIGINT ended
+FAILED = 1  # NVFlare came to its end and nobody had told it to
+PATIENCE = 5.0  # seconds for the other processes; a container's end may be violent after ten
+_PROGRAMS = {
+    SERVER: (f"{OF_JOBS}server.server_train", "fed_server.json"),
+    SITE: (f"{OF_JOBS}client.client_train", "fed_client.json"),
+}
 _OF_A_SERVER = {"GRPC_VERBOSITY": "ERROR"}  # or each stranger at its port lengthens OUTPUT_FILE
 _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # no module is taken from the kit's own folder
@@ -46,16 +69,12 @@ _started: list[subprocess.Popen[bytes]] = []  # by this process: they outlive it
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One participant's processes. jobs: ids of the jobs whose processes run here.
-
-    watch: whether the server's watch runs.
-    """
+    """One participant's processes. jobs: ids of the jobs whose processes run here."""
 
     name: str
     role: str
     pid: int | None
     jobs: tuple[str, ...]
-    watch: bool
     log: Path
 
     @property
@@ -63,20 +82,19 @@ class Status:
         return self.pid is not None
 
 
-def start(kit: Path, variables: Mapping[str, str] | None = None, *, watch: bool = True) -> Status:
+def start(kit: Path, variables: Mapping[str, str] | None = None) -> Status:
     """Start the server or the site of a kit, in the background; it outlives this process.
 
     variables: added to its environment, and to that of its job processes.
-    watch: at a server, whether runs that stop go on by themselves (`engines/nvflare/watch.py`).
     Raises ConfigError if it runs already, the kit is an admin's, or its certificate cannot work
     (`check_kit`); one that ends soon is logged as a warning.
     """
     _warn(kit)
-    return launch(kit, variables, watch=watch)
+    return launch(kit, variables)
 
 
 def run(kit: Path) -> NoReturn:
-    """Become the process of a kit, which also prints its log (`foreground.py` has its exit codes).
+    """Become the process of a kit, which also prints its log.
 
     Raises what `start` raises.
     """
@@ -91,43 +109,16 @@ def _warn(kit: Path) -> None:
         logger.warning("%s", warning)
 
 
-def launch(kit: Path, variables: Mapping[str, str] | None = None, *, watch: bool = True) -> Status:
+def launch(kit: Path, variables: Mapping[str, str] | None = None) -> Status:
     """`start` without a look at the kit's certificate."""
     command, environment = _prepared(kit)
-    if not watch:
-        command.append(NO_WATCH)
     kit = kit.resolve()
-    _launch(command, kit, {**environment, **(variables or {})}, OUTPUT_FILE)
-    return status(kit)
-
-
-def _prepared(kit: Path) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment of a kit's process, for which the kit is made ready."""
-    kit, facts = kit.resolve(), read_kit(kit)
-    if facts["role"] not in (SERVER, SITE):
-        raise ConfigError(f"{kit}: is the kit of {facts['role']!r}, which runs no process")
-    before = status(kit)
-    if before.running or before.jobs:
-        raise ConfigError(f"{kit}: {facts['name']} runs already (process {before.pid})")
-    if any(letter.isspace() for letter in str(kit)):
-        raise ConfigError(f"{kit}: NVFlare cannot run in a folder with a space in its path")
-    (kit / "transfer").mkdir(exist_ok=True)
-    settle(kit)
-    _settle(kit)
-    _prune(kit)
-    make_private(kit)  # also one that came out of an archive, or an earlier version's
-    own = _OF_A_SERVER if facts["role"] == SERVER else {}
-    environment = {**_ENVIRONMENT, **own, **os.environ, KIT_VARIABLE: str(kit)}
-    return [sys.executable, "-m", MODULE, str(kit)], environment
-
-
-def _launch(command: list[str], kit: Path, environment: Mapping[str, str], output: str) -> int:
     try:
-        with open(kit / output, "wb", opener=owned) as printed:
+        with open(kit / OUTPUT_FILE, "wb", opener=owned) as printed:
             process = subprocess.Popen(
                 command,
                 cwd=kit,
-                env=dict(environment),
+                env={**environment, **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
@@ -137,27 +128,34 @@ def _launch(command: list[str], kit: Path, environment: Mapping[str, str], outpu
     except OSError as error:
         raise FednotesError(f"{kit}: cannot be started ({error.strerror})") from error
     _started.append(process)
-    return process.pid
+    return status(kit)
 
 
-def _settle(kit: Path) -> None:
-    """Tell NVFlare where the kit lies now, for it takes absolute paths only for its stores, and
-    how the kit's processes are connected, also those of a kit that was made before it was so."""
-    path = kit / "local" / "resources.json"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: the kit is not complete ({error.strerror})") from error
-    settled = re.sub(r'"[^"]*/(store/(?:jobs|snapshots))"', rf'"{kit}/\1"', text)
-    if settled != text:
-        write_text(path, settled)
-    write_json(kit / COMM_FILE, COMM)
+def _prepared(kit: Path) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a kit's process, for which the kit is made ready.
 
-
-def _prune(kit: Path) -> None:
-    """Delete what NVFlare left of jobs that are over. Nothing runs here now."""
-    for old in job_folders(kit)[:-KEPT_JOBS]:
+    NVFlare is told anew where the kit lies, and which of our classes are its parts: so a kit that
+    was moved, or made by an earlier version, goes on working.
+    """
+    kit, facts = kit.resolve(), read_kit(kit)
+    if facts.role == ADMIN:
+        raise ConfigError(f"{kit}: is the kit of {facts.role!r}, which runs no process")
+    before = status(kit)
+    if before.running or before.jobs:
+        raise ConfigError(f"{kit}: {facts.name} runs already (process {before.pid})")
+    if any(letter.isspace() for letter in str(kit)):
+        raise ConfigError(f"{kit}: NVFlare cannot run in a folder with a space in its path")
+    (kit / "transfer").mkdir(exist_ok=True)
+    settle(kit)
+    files = kit_files(facts, kit)
+    for name in RENEWED:
+        write_json(kit / name, files[name])
+    for old in job_folders(kit)[:-KEPT_JOBS]:  # what NVFlare left of jobs; nothing runs here now
         shutil.rmtree(old, ignore_errors=True)
+    make_private(kit)  # also one that came out of an archive, or an earlier version's
+    own = _OF_A_SERVER if facts.role == SERVER else {}
+    environment = {**_ENVIRONMENT, **own, **os.environ, KIT_VARIABLE: str(kit)}
+    return [sys.executable, "-m", MODULE, str(kit)], environment
 
 
 def job_folders(kit: Path) -> list[Path]:
@@ -169,15 +167,13 @@ def job_folders(kit: Path) -> list[Path]:
 def status(kit: Path) -> Status:
     """The processes of a kit that run now."""
     kit, facts = kit.resolve(), read_kit(kit)
-    main, jobs, watch = None, [], False
+    main, jobs = None, []
     for pid, words in of_kit(kit):
-        if WATCH_MODULE in words:
-            watch = True
-        elif MODULE in words:
+        if any(word.startswith(OURS) for word in words):
             main = pid
         else:
             jobs.append(words[words.index("-n") + 1] if "-n" in words else str(pid))
-    return Status(facts["name"], facts["role"], main, tuple(sorted(jobs)), watch, kit / LOG_FILE)
+    return Status(facts.name, facts.role, main, tuple(sorted(jobs)), kit / LOG_FILE)
 
 
 def stop(kit: Path, patience: float = 10.0) -> Status:
@@ -219,8 +215,56 @@ def of_kit(kit: Path) -> list[tuple[int, list[str]]]:
     found, owners = [], {os.getuid(), kit.stat().st_uid}
     for line in listing.stdout.splitlines():
         number, owner, state, *words = line.split()
-        modules = (PACKAGE, MODULE, WATCH_MODULE)
-        ours = str(kit) in words and any(w.startswith(modules) for w in words)
+        ours = str(kit) in words and any(w.startswith((OURS, OF_JOBS)) for w in words)
         if ours and int(owner) in owners and not state.startswith("Z"):
             found.append((int(number), words))
     return found
+
+
+# ---- the process itself ----------------------------------------------------------------------
+
+
+def main(kit: Path) -> NoReturn:
+    """Be the process of a kit until it ends or a signal says so. kit: absolute."""
+
+    def end(number: int, _frame: object) -> None:
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sign, signal.SIG_IGN)
+        with suppress(Exception):  # what does not end is the platform's
+            stop(kit, PATIENCE)
+        os.write(2, b"stopped; its runs go on when it is started again\n")
+        os._exit(0 if number == signal.SIGTERM else INTERRUPTED)
+
+    signal.signal(signal.SIGTERM, end)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, end)
+    os.umask(0o077)  # what NVFlare and torch write is for the kit's owner alone too
+    facts = read_kit(kit)
+    module, settings = _PROGRAMS[facts.role]
+    options = ["secure_train=true", "config_folder=config", f"org={facts.org}"]
+    if facts.role == SITE:
+        options += [f"uid={facts.name}", f"heart_beat_interval={HEARTBEAT_SECONDS}"]
+    sys.argv = [module, "-m", str(kit), "-s", settings, "--set", *options]
+    sys.exit(_run(module))
+
+
+def _run(module: str) -> int:
+    """NVFlare's program as its own `__main__` runs it, but that its end is a failure."""
+    try:
+        from nvflare.fuel.f3.mpm import MainProcessMonitor
+    except ImportError as error:
+        raise MissingExtra("nvflare", "deploy") from error
+    program = importlib.import_module(module)
+
+    def until_it_ends(args: Any) -> int:
+        program.main(args)
+        return FAILED
+
+    program.version_check()
+    args = program.parse_arguments()
+    code = MainProcessMonitor.run(main_func=until_it_ends, run_dir=args.workspace, args=args)
+    return int(code or FAILED)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -8,46 +8,28 @@ serves to add a site later. Nothing here uses the network.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import logging
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError, FednotesError, nearest
+from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.parsing import read_json
 from fednotes.core.store import make_private, private_folder, write_folder, write_json
 from fednotes.engines.nvflare.authority import STATE, Authority, Secret, no_secret
-from fednotes.engines.nvflare.certificates import ROOTS, TRUST, Trust
-from fednotes.engines.nvflare.kit import (
-    ADMIN,
-    CONTROLLER,
-    EXECUTOR,
-    KIT_FILE,
-    SERVER,
-    SITE,
-    WATCH,
-    local_files,
-)
+from fednotes.engines.nvflare.certificates import ROOTS, TRUST, Trust, new_key_pem, stems
+from fednotes.engines.nvflare.kit import ADMIN, KIT_FILE, NAME, SERVER, SITE, WATCH, Kit, kit_files
 
-HEARTBEAT_SECONDS = 5.0  # how often a site's job process tells that it lives
-POLL_SECONDS = 0.05  # how often an idle site asks for work
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HOST = re.compile(
     r"([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 )
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}")
 _RESERVED = frozenset({"server", "admin", "watch", "authority"})
-_NVFLARE = "nvflare.lighter.impl"
 _RECORD = "project.json"  # in the authority's folder
-
-
 logger = logging.getLogger("fednotes.engines.nvflare.provision")
 
 
@@ -71,7 +53,7 @@ class ProjectConfig:
 
     def __post_init__(self) -> None:
         for what, name in (("name", self.name), *(("site", s) for s in self.sites)):
-            if not _NAME.fullmatch(name) or (what == "site" and "." in name):
+            if not NAME.fullmatch(name) or (what == "site" and "." in name):
                 dot = ", '.'" if what == "name" else ""  # NVFlare takes what follows for a job
                 raise ConfigError(f"{what} {name!r}: letters, digits, '_'{dot} and '-' only")
         taken = _RESERVED | {self.server, self.name}  # a certificate each, known by its name
@@ -99,7 +81,7 @@ class ProjectConfig:
 
     @property
     def watch(self) -> str:
-        """The identity by which the server's own watch resubmits jobs, and can do no more."""
+        """The identity by which the server's machine asks the server how it stands, and no more."""
         return "watch@" + self.admin.partition("@")[2]
 
     def kit_of(self, person: str) -> str:
@@ -174,12 +156,9 @@ def provision(
         authority.revoke(places)
     authority.keep()  # what is revoked is so before a kit is made anew
     _keep(project, place, {*known, *there})
-    if new:
-        with tempfile.TemporaryDirectory(dir=place) as folder:
-            made = _made(project, Path(folder), new)
-            for name in new:
-                _hand_over(project, name, made, kits[name], authority)
-                authority.keep()
+    for name in new:
+        _make(project, name, kits[name], authority)
+        authority.keep()
     make_private(place)
     _keep(project, place, {*known, *there, *new})
     return kits
@@ -192,21 +171,6 @@ def authority_of(project: ProjectConfig, out: Path, secret: Secret = no_secret) 
     """
     _require_same(project, out / "authority")
     return Authority.of(out / "authority", project.name, secret, make=False)
-
-
-def _made(project: ProjectConfig, folder: Path, new: Sequence[str]) -> Path:
-    """NVFlare's folder of new kits, of an authority of its own, which is of no use."""
-    from fednotes.engines.nvflare.server import make_kits
-
-    noise = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(noise), contextlib.redirect_stderr(noise):
-            made = make_kits(_definition(project, new), folder)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"NVFlare makes no kits of this project: {error}") from error
-    if made is None:
-        raise ConfigError(f"NVFlare made no kits: {noise.getvalue().strip()[-300:]}")
-    return made
 
 
 def _keep(project: ProjectConfig, authority: Path, kits: set[str]) -> None:
@@ -268,7 +232,7 @@ def _known(project: ProjectConfig, authority: Path) -> set[str]:
     record = _record(authority)
     names = set(record.get("kits", ()))
     if not names:  # as earlier versions kept it
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             kept = read_json(authority / project.name / "state" / STATE)
             signed = {name for name, value in kept.items() if isinstance(value, dict)}
             names = {name for name in signed if "@" not in name and name != project.server}
@@ -276,120 +240,33 @@ def _known(project: ProjectConfig, authority: Path) -> set[str]:
     return names
 
 
-def _definition(project: ProjectConfig, new: Sequence[str]) -> dict[str, Any]:
-    """NVFlare's own project file, as a table. new: the kits to make."""
-    organisation = project.organisation("server")
-    server: dict[str, Any] = {
-        **{"name": project.server, "type": "server", "org": organisation},
-        **{"fed_learn_port": project.port, "admin_port": project.port},
-        **({"host_names": list(project.hosts)} if project.hosts else {}),
-    }
-    sites = [site for site in project.sites if site in new]
-    people = [(project.admin, "project_admin"), (project.watch, "lead")]
-    return {
-        "api_version": 3,
-        "name": project.name,
-        "participants": [
-            server,
-            *({"name": s, "type": "client", "org": project.organisation(s)} for s in sites),
-            *({"name": n, "type": "admin", "org": organisation, "role": r} for n, r in people),
-        ],
-        "builders": [
-            {
-                "path": f"{_NVFLARE}.workspace.WorkspaceBuilder",
-                "args": {"template_file": ["master_template.yml"]},
-            },
-            {
-                "path": f"{_NVFLARE}.static_file.StaticFileBuilder",
-                # A site takes no job that its admin's key did not sign, whatever the server says.
-                "args": {"config_folder": "config", "scheme": "grpc", "require_signed_jobs": True},
-            },
-            {"path": f"{_NVFLARE}.cert.CertBuilder", "args": {}},
-            {"path": f"{_NVFLARE}.signature.SignatureBuilder", "args": {}},
-        ],
-    }
-
-
-def _hand_over(
-    project: ProjectConfig, name: str, made: Path, kit: Path, authority: Authority
-) -> None:
-    """Copy one kit out of NVFlare's folder, with our rules in its `local` folder, and certificates
-    of the project's own authority."""
-    from cryptography.x509 import load_pem_x509_certificate
-
-    role = name if name in (SERVER, ADMIN) else SITE
-    source = made / {SERVER: project.server, ADMIN: project.admin}.get(name, name)
-    watch = made / project.watch if role == SERVER else None
+def _make(project: ProjectConfig, name: str, kit: Path, authority: Authority) -> None:
+    """A kit, with keys that are nowhere else, and the rules in its `local` folder."""
+    role: Any = name if name in (SERVER, ADMIN) else SITE
+    facts = Kit(
+        name=name,
+        role=role,
+        project=project.name,
+        server=project.server,
+        port=project.port,
+        person={ADMIN: project.admin, SERVER: project.watch}.get(role, ""),
+        org=project.organisation(name),
+    )
+    rights = {project.admin: "project_admin", project.watch: "lead"}
 
     def fill(folder: Path) -> None:
-        shutil.copytree(source, folder, dirs_exist_ok=True)
-        if watch is not None:
-            shutil.copytree(watch, folder / WATCH)
-        for script in folder.rglob("*.sh"):
-            script.unlink()  # ours start plain processes; these would loop for ever
-        for leftover in (*folder.rglob("*.ipynb"), *folder.rglob("readme.txt")):
-            leftover.unlink()
-        for default in folder.glob("local/*") if role != ADMIN else ():
-            default.unlink()  # what is not said below is not allowed
-        for file, table in local_files(role).items():
-            write_json(folder / "local" / file, table)
-        for certificate in folder.rglob("*.crt"):
-            shown = load_pem_x509_certificate(certificate.read_bytes())
-            certificate.write_bytes(authority.reissue(name, shown))
-            certificate.with_name(ROOTS).write_bytes(Trust(authority.roots).pem())
-            certificate.with_name(TRUST).write_bytes(authority.said.pem())
-        facts: dict[str, Any] = {"name": name, "role": role, "project": project.name}
-        facts["server"] = project.server
-        person = {ADMIN: project.admin, SERVER: project.watch}.get(role, "")
-        facts |= {"port": project.port, "person": person, "org": project.organisation(name)}
-        write_json(folder / KIT_FILE, facts)
+        for path, table in kit_files(facts, kit.resolve()).items():
+            write_json(folder / path, table)
+        write_json(folder / KIT_FILE, facts.model_dump())
+        for stem, who in stems(folder).items():
+            key = new_key_pem()
+            stem.with_suffix(".key").write_bytes(key)
+            hosts = (who, *project.hosts) if stem.name == SERVER else (who,)
+            certificate = authority.certify(name, key, who, facts.org, rights.get(who), hosts)
+            stem.with_suffix(".crt").write_bytes(certificate)
+            stem.with_name(ROOTS).write_bytes(Trust(authority.roots).pem())
+            stem.with_name(TRUST).write_bytes(authority.said.pem())
+        for place in (folder, folder / WATCH) if role == SERVER else (folder,):
+            (place / "transfer").mkdir()  # NVFlare's, for what is handed in and fetched
 
     write_folder(kit, fill)
-
-
-def job_folder(
-    out: Path, job: Mapping[str, Any], *, run: str, sites: Sequence[str], min_sites: int
-) -> Path:
-    """Write the folder that NVFlare takes as a job: a declaration, and no code.
-
-    job: JSON values. run: names the run, the same when it goes on after a failure.
-    sites: in the order in which their replies are added. min_sites: fewer do not begin.
-    """
-    if not _NAME.fullmatch(run):
-        raise ConfigError(f"run {run!r}: letters, digits, '_', '.' and '-' only")
-    if not 1 <= min_sites <= len(set(sites)) or len(set(sites)) != len(sites):
-        raise ConfigError(f"min_sites = {min_sites} of {len(set(sites))} sites: impossible")
-    poll = POLL_SECONDS * max(1.0, len(sites) / 3)  # many idle sites would keep the server busy
-    server = {
-        "format_version": 2,
-        "server": {"task_request_interval": poll},
-        "workflows": [{"id": "fednotes", "path": CONTROLLER, "args": {}}],
-        "dead_client_grace_period": 15.0,
-        "dead_client_check_lead_time": 15.0,
-    }
-    empty: dict[str, Any] = {"task_data_filters": [], "task_result_filters": [], "components": []}
-    executor = {"tasks": ["exchange"], "executor": {"path": EXECUTOR, "args": {}}}
-    client: dict[str, Any] = {
-        **{"format_version": 2, "default_task_fetch_interval": poll},
-        "job_heartbeat_interval": HEARTBEAT_SECONDS,
-    }
-    declared = {"run": run, "sites": list(sites), "min_sites": min_sites, "job": dict(job)}
-    meta = {
-        **{"name": run, "resource_spec": {}, "min_clients": min_sites},
-        "deploy_map": {"app": ["server", *sites]},
-    }
-
-    def fill(folder: Path) -> None:
-        config = folder / "app" / "config"
-        config.mkdir(parents=True)
-        write_json(folder / "meta.json", meta)
-        write_json(config / "config_fed_server.json", {**server, **empty})
-        write_json(config / "config_fed_client.json", {**client, "executors": [executor], **empty})
-        write_json(config / "job.json", declared)
-
-    folder = out / run
-    try:
-        write_folder(folder, fill)
-    except (TypeError, ValueError) as error:
-        raise FednotesError(f"{folder}: the job holds a value that JSON does not know") from error
-    return folder

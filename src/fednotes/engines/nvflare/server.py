@@ -9,19 +9,20 @@ is a declaration and carries no code. Here is the server's end and the admin's, 
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import FednotesError, MissingExtra, RefusedError, TrainingError
 from fednotes.engines import pipe
-from fednotes.engines.nvflare import gate
+from fednotes.engines.nvflare.gate import heed
 from fednotes.engines.pipe import Setup
 
 try:
@@ -282,7 +283,7 @@ class Gate(FLComponent):
         """
         certified = message.get_prop(cells.MessagePropKey.COMMON_NAME)
         if certified in (None, "", "N/A"):
-            return None  # from a job's process, by the kit's own socket (`inside.py`)
+            return None  # from a job's process, by the kit's own socket (`InsideDriver`)
         origin = str(message.get_header(cells.MessageHeaderKey.ORIGIN) or "")
         endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
         own = is_valid_admin_client_name(origin) and origin == getattr(endpoint, "name", None)
@@ -293,21 +294,8 @@ class Gate(FLComponent):
         return cell_reply(cells.ReturnCode.UNAUTHENTICATED, error="not a member's to say")
 
 
-def make_kits(definition: Mapping[str, Any], authority: Path) -> Path | None:
-    """NVFlare's provisioner. Keeps its authority in `authority`; returns the folder of new kits."""
-    from nvflare.lighter.constants import CtxKey
-    from nvflare.lighter.prov_utils import prepare_builders
-    from nvflare.lighter.provision import prepare_project
-    from nvflare.lighter.provisioner import Provisioner
-
-    table = dict(definition)
-    context = Provisioner(str(authority), prepare_builders(table)).provision(prepare_project(table))
-    made = context.get(CtxKey.CURRENT_PROD_DIR)
-    return Path(made) if made and not context.get(CtxKey.BUILD_ERROR) else None
-
-
 class Admin:
-    """What an admin's kit, or the server's watch, may ask of the server."""
+    """What an admin's kit may ask of the server, and the server's own in part."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -378,18 +366,23 @@ class Admin:
 
 @contextmanager
 def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
-    """A session with the server by the certificate of a kit; no password, no prompt.
+    """A session with the server by the certificate of a kit; no password, no prompt, and none of
+    NVFlare's words about the connection: what matters is raised.
 
     Raises TrainingError if the server does not answer or does not know the certificate.
     """
     from nvflare.fuel.flare_api.api_spec import AuthenticationError, NoConnection
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-    gate.heed(kit / "startup")
+    heed(kit / "startup")
+    words = logging.getLogger("nvflare")
+    words.addHandler(logging.NullHandler())
+    words.propagate = False
     try:
-        session = new_secure_session(
-            person, str(kit.resolve()), timeout=timeout, command_timeout=COMMAND_SECONDS
-        )
+        with redirect_stdout(io.StringIO()):
+            session = new_secure_session(
+                person, str(kit.resolve()), timeout=timeout, command_timeout=COMMAND_SECONDS
+            )
     except NoConnection as error:
         raise TrainingError(f"{kit}: the server does not answer: is it started?") from error
     except AuthenticationError as error:
@@ -397,5 +390,5 @@ def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
     try:
         yield Admin(session)
     finally:
-        with suppress(Exception):
+        with suppress(Exception), redirect_stdout(io.StringIO()):
             session.close()

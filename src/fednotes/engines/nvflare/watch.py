@@ -8,35 +8,33 @@
                                  → the run is over, and its outcome says so
 
 A run that has to wait says in its outcome for what; one that waits for nothing is a fault of the
-server's, which is told.
-
-The server lets the watch's certificate clone a job and no more. What else the server's machine
-might hand out in its name is refused by the sites: they start a job only if the admin's own key
-signed it, and a clone keeps that signature (`engines/nvflare/site.py`). The server's process keeps
-one beside it (`foreground.py`): what systemd and containers start again is that process; what a run
-needs after it they cannot know.
+server's, which is told. What systemd and containers start again is the server's process; which run
+was stopped, and which site can take part again, only that process knows: the watch is in it
+(`presence.py`). A job that is handed in again keeps the admin's signature, which each site checks.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from fednotes.core.errors import FednotesError
+from fednotes.core.errors import MissingExtra
 from fednotes.core.store import write_json
-from fednotes.engines.nvflare.kit import LOG_BYTES, LOG_FILES, WATCH, read_kit
-from fednotes.engines.nvflare.log import ECHO_VARIABLE, Seldom
+from fednotes.engines.nvflare.contact import LOOK_SECONDS
+from fednotes.engines.nvflare.server import PAUSE, PROGRESS, TELL_SECONDS
 from fednotes.engines.pipe import OUTCOME_FILE, read_outcome
 
-LOOK_SECONDS = 5.0
+try:
+    from nvflare.apis.fl_constant import ServerCommandKey
+    from nvflare.apis.job_def import RunStatus
+    from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
+except ImportError as error:
+    raise MissingExtra("nvflare", "deploy") from error
+
 LONGEST_WAIT = 300.0  # seconds between two attempts; they begin at LOOK_SECONDS and double
 RECENT_SECONDS = 15.0  # a site that is up tells the server so every 5 s
 PATIENCE_SECONDS = 20.0  # for sites that are not there yet, before a run goes on without them
@@ -47,40 +45,64 @@ logger = logging.getLogger("fednotes.engines.nvflare.watch")
 Step = Literal["wait", "done", "resubmit", "pause", "give up"]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What one look tells of a run.
+class Jobs:
+    """What the watch asks of the server, in whose process it is. engine: NVFlare's."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self._store = engine, engine.job_def_manager
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Every job that the server knows, with job_id, name, status, submit_time, deploy_map."""
+        with self._engine.new_context() as context:
+            return [dict(job.meta) for job in self._store.get_all_jobs(context)]
+
+    def sites(self) -> frozenset[str]:
+        """Those that the server heard of lately."""
+        after = time.time() - RECENT_SECONDS
+        clients = self._engine.get_clients()
+        return frozenset(client.name for client in clients if client.last_connect_time > after)
+
+    def tell(self, job_id: str, topic: str = PROGRESS) -> Mapping[str, Any] | None:
+        """Ask a job for its sites, or to pause; None without a process of it, {} while it is
+        slow to answer."""
+        if job_id not in self._engine.run_processes:
+            return None
+        reply = self._engine.send_app_command(job_id, topic, {}, TELL_SECONDS)
+        told = reply.get(ServerCommandKey.DATA) if reply is not None else None
+        return told if isinstance(told, dict) else {}
+
+    def resubmit(self, job: Mapping[str, Any]) -> None:
+        """Run a job once more, under a new id and the first signature."""
+        kept = {*CLONED_META_KEYS, "submitter_name", "submitter_org", "submitter_role"}
+        meta = {key: job[key] for key in job.keys() & kept} | {"cloned_from": job["job_id"]}
+        with self._engine.new_context() as context:
+            self._store.clone(from_jid=job["job_id"], meta=meta, fl_ctx=context)
+
+    def abort(self, job: Mapping[str, Any]) -> None:
+        """End a job for good."""
+        with self._engine.new_context() as context:
+            if job["status"] == "RUNNING":
+                self._engine.job_runner.stop_run(job["job_id"], context)
+            else:
+                self._store.set_status(job["job_id"], RunStatus.FINISHED_ABORTED, context)
+
+
+def next_step(status: str, alive: bool, outcome: Mapping[str, Any], back: frozenset[str]) -> Step:
+    """What a run needs.
 
     status: NVFlare's word for its newest submission. alive: the server has a process for it.
-    outcome: what the submission itself kept last. sites: those of the job. present: those that
-    take part. connected: those that could.
+    outcome: what the submission itself kept last. back: sites that could take part and do not.
     """
-
-    status: str
-    alive: bool
-    outcome: Mapping[str, Any]
-    sites: frozenset[str]
-    present: frozenset[str]
-    connected: frozenset[str]
-
-    @property
-    def back(self) -> frozenset[str]:
-        """Sites that could take part and do not."""
-        return (self.sites & self.connected) - self.present if self.present else frozenset()
-
-
-def next_step(seen: Seen) -> Step:
-    """What a run needs."""
-    if seen.status == ABORTED or seen.outcome.get("status") == "done":
+    if status == ABORTED or outcome.get("status") == "done":
         return "done"  # somebody's decision, or the end (NVFlare may wait for a lost site yet)
-    if seen.status == "RUNNING":
-        if not seen.alive:
+    if status == "RUNNING":
+        if not alive:
             return "resubmit"  # its server was killed: NVFlare goes on to call it running
-        return "pause" if seen.back else "wait"
-    if not seen.status.startswith("FINISHED"):
+        return "pause" if back else "wait"
+    if not status.startswith("FINISHED"):
         return "wait"
-    failed = seen.outcome.get("status") == "failed"
-    return "give up" if failed and not seen.outcome.get("retry") else "resubmit"
+    failed = outcome.get("status") == "failed"
+    return "give up" if failed and not outcome.get("retry") else "resubmit"
 
 
 @dataclass(slots=True)
@@ -97,19 +119,6 @@ class Care:
     said: str = ""
     waits_since: float | None = None  # with nothing in the way
 
-    def delay(self, count: int) -> float:
-        return float(min(LONGEST_WAIT, LOOK_SECONDS * 2**count))
-
-
-class Asked(Protocol):
-    """What the watch asks of the server (`engines.nvflare.Admin`)."""
-
-    def jobs(self) -> list[dict[str, Any]]: ...
-    def sites(self, within: float = ...) -> tuple[str, ...]: ...
-    def tell(self, job_id: str, topic: str = ..., since: int = ...) -> dict[str, Any] | None: ...
-    def resubmit(self, job_id: str) -> str: ...
-    def abort(self, job_id: str) -> None: ...
-
 
 @dataclass(slots=True)
 class Watch:
@@ -122,15 +131,14 @@ class Watch:
     now: Callable[[], float] = time.monotonic
     runs: dict[str, Care] = field(default_factory=dict)
 
-    def look(self, server: Asked) -> dict[str, Step]:
+    def look(self, server: Jobs) -> dict[str, Step]:
         """One look at every run, and what it makes necessary. Returns run → step taken."""
-        newest: dict[str, dict[str, Any]] = {}
-        aborted: dict[str, str] = {}
+        newest, aborted = dict[str, dict[str, Any]](), dict[str, str]()
         for job in sorted(server.jobs(), key=lambda job: float(job.get("submit_time") or 0)):
             newest[str(job["name"])] = job
             if job["status"] == ABORTED:
                 aborted[str(job["name"])] = str(job["job_id"])
-        connected = frozenset(server.sites(within=RECENT_SECONDS))
+        connected = server.sites()
         going = [run for run, job in newest.items() if job["status"] in ("RUNNING", "DISPATCHED")]
         steps: dict[str, Step] = {}
         for run, job in newest.items():
@@ -142,11 +150,10 @@ class Watch:
             steps[run] = self._tend(server, run, job, connected)
         return steps
 
-    def _over(self, server: Asked, run: str, job: Mapping[str, Any], job_id: str) -> Step:
+    def _over(self, server: Jobs, run: str, job: Mapping[str, Any], job_id: str) -> Step:
         """A person's decision stands, whatever was handed in at the same moment."""
         if not str(job["status"]).startswith("FINISHED"):
-            with suppress(FednotesError):
-                server.abort(str(job["job_id"]))
+            server.abort(job)
         path = self.state / run / OUTCOME_FILE
         if read_outcome(path.parent, job_id).get("status") != "aborted":
             write_json(path, {"job_id": job_id, "status": "aborted", "lines": 0})
@@ -175,18 +182,17 @@ class Watch:
             write_json(self.state / run / OUTCOME_FILE, waits)
 
     def _tend(
-        self, server: Asked, run: str, job: Mapping[str, Any], connected: frozenset[str]
+        self, server: Jobs, run: str, job: Mapping[str, Any], connected: frozenset[str]
     ) -> Step:
         care = self.runs.setdefault(run, Care())
         job_id, status = str(job["job_id"]), str(job["status"])
         if care.job_id != job_id:
             care.step, care.job_id = "wait", job_id
         reply = server.tell(job_id) if status == "RUNNING" else None
-        outcome = read_outcome(self.state / run, job_id)
-        sites = _sites(job)
+        outcome, sites = read_outcome(self.state / run, job_id), _sites(job)
         present = frozenset((reply or {}).get("sites", ()))
-        seen = Seen(status, reply is not None, outcome, sites, present, connected)
-        step, before = next_step(seen), care.step
+        back = (sites & connected) - present if present else frozenset[str]()
+        step, before = next_step(status, reply is not None, outcome, back), care.step
         care.step = step
         if step != before:
             care.stopped = self.now()
@@ -194,10 +200,10 @@ class Watch:
         if step in ("wait", "done") or step != before or self.now() < later:
             return "done" if step == "done" else "wait"
         if step == "pause":
-            self._say(care, f"{run}: {', '.join(sorted(seen.back))} can take part again: pausing")
-            server.tell(job_id, topic="fednotes.pause")
+            self._say(care, f"{run}: {', '.join(sorted(back))} can take part again: pausing")
+            server.tell(job_id, PAUSE)
             care.pauses += 1
-            care.no_pause_before = self.now() + 6 * care.delay(care.pauses)
+            care.no_pause_before = self.now() + 6 * _delay(care.pauses)
             return "pause"
         absent = sites - connected
         if step == "resubmit" and absent and self.now() < care.stopped + PATIENCE_SECONDS:
@@ -207,9 +213,9 @@ class Watch:
             why = outcome.get("problem") or f"{ATTEMPTS} submissions in a row committed nothing"
             self._say(care, f"{run}: stays stopped: {why}")
             return "give up"
-        server.resubmit(job_id)
+        server.resubmit(job)
         self._say(care, f"{run}: {status} ({outcome.get('status', 'not begun')}): handed in again")
-        care.no_submit_before = self.now() + care.delay(care.attempts)
+        care.no_submit_before = self.now() + _delay(care.attempts)
         return "resubmit"
 
     def _say(self, care: Care, line: str) -> None:
@@ -222,37 +228,5 @@ def _sites(job: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(s for names in job["deploy_map"].values() for s in names) - {"server"}
 
 
-def main(kit: Path) -> None:
-    """Watch the server of a kit until this process is ended, or the one that began it has."""
-    from fednotes.engines.nvflare.server import connect
-
-    person, parent = read_kit(kit)["person"], os.getppid()
-    handlers: list[logging.Handler] = [
-        RotatingFileHandler(
-            kit / "watch.log", maxBytes=LOG_BYTES, backupCount=LOG_FILES - 1, encoding="utf-8"
-        )
-    ]
-    if os.environ.get(ECHO_VARIABLE):
-        handlers.append(logging.StreamHandler())
-    for handler in handlers:
-        handler.addFilter(Seldom(0.0))  # for its plain lines
-    shape = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=logging.WARNING, handlers=handlers, format=shape)
-    logger.setLevel(logging.INFO)
-    watch = Watch(kit / "state")
-    while os.getppid() == parent:
-        try:
-            with connect(kit / WATCH, person) as server:
-                logger.info("watching")
-                while os.getppid() == parent:
-                    watch.look(server)
-                    time.sleep(LOOK_SECONDS)
-        except FednotesError as error:
-            logger.info("%s", error)
-        except Exception as error:  # whatever it was, the watch is still needed
-            logger.warning("%s: %s", type(error).__name__, error)
-        time.sleep(LOOK_SECONDS)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def _delay(count: int) -> float:
+    return float(min(LONGEST_WAIT, LOOK_SECONDS * 2**count))

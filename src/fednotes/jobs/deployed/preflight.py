@@ -18,8 +18,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fednotes.core.errors import FednotesError
-from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare.certificates import check_kit, shown_problem, valid_until
+from fednotes.engines.nvflare.kit import RENEWED, SERVER, SITE, WATCH, Kit, kit_files, read_kit
 from fednotes.jobs.deployed.site_file import SITE_FILE, of_kit, read_site_file
 from fednotes.jobs.job import expand
 from fednotes.rules.guard import approvals_of
@@ -39,21 +39,14 @@ class Check:
 
 def preflight(kit: Path) -> list[Check]:
     """All checks of a kit. Raises ConfigError if the folder is no kit."""
-    facts = kit_files.read_kit(kit)
+    facts = read_kit(kit)
     checks = [
-        Check("kit", True, f"{facts['role']} {facts['name']!r} of project {facts['project']!r}")
+        Check("kit", True, f"{facts.role} {facts.name!r} of project {facts.project!r}"),
+        *_own(kit, facts),
+        *_certificate(kit),
+        *(site_checks(kit) if facts.role == SITE else ()),
     ]
-    checks += _whole(kit, str(facts["role"]))
-    checks += _installed()
-    checks += _private(kit)
-    checks += _certificate(kit)
-    if facts["role"] == kit_files.SITE:
-        checks += site_checks(kit)
-    if facts["role"] == kit_files.SERVER:
-        checks.append(port_check(kit))
-    else:
-        checks.append(reached(kit))
-    return checks
+    return [*checks, port_check(kit) if facts.role == SERVER else reached(kit)]
 
 
 def before_start(kit: Path, source: Path | None = None) -> list[Check]:
@@ -61,36 +54,31 @@ def before_start(kit: Path, source: Path | None = None) -> list[Check]:
 
     source: a site's file that is to be taken over; the kit's own if None.
     """
-    facts = kit_files.read_kit(kit)
-    checks = [*_whole(kit, str(facts["role"])), *_installed(), *_private(kit)]
-    if facts["role"] == kit_files.SITE:
-        checks += site_checks(kit, source)
-    return [check for check in checks if check.ok is False]
+    facts = read_kit(kit)
+    site = site_checks(kit, source) if facts.role == SITE else ()
+    return [check for check in (*_own(kit, facts), *site) if check.ok is False]
 
 
-def _whole(kit: Path, role: str) -> Iterator[Check]:
-    """The files without which NVFlare's process would not begin; keys are `_certificate`'s."""
-    for name in kit_files.local_files(role):
-        if not (kit / "local" / name).is_file():
-            yield Check("kit", False, f"{kit / 'local' / name} is missing: ask for a new kit")
-
-
-def _installed() -> Iterator[Check]:
-    try:
-        version = importlib.metadata.version("nvflare")
-    except importlib.metadata.PackageNotFoundError:
-        yield Check("nvflare", False, "not installed: pip install 'fednotes[deploy]'")
-        return
-    fits = version.startswith("2.9.")
-    yield Check("nvflare", fits, version if fits else f"{version}, 2.9 is needed")
-
-
-def _private(kit: Path) -> Iterator[Check]:
+def _own(kit: Path, facts: Kit) -> Iterator[Check]:
+    """What a kit's process would not begin without; the keys' contents are `_certificate`'s."""
+    for name in kit_files(facts, kit):
+        if name.startswith("local/") and name not in RENEWED and not (kit / name).is_file():
+            yield Check("kit", False, f"{kit / name} is missing: ask for a new kit")
+    yield _installed()
     if " " in str(kit.resolve()):
         yield Check("folder", False, "a space in its path: NVFlare cannot run there, move it")
     for key in sorted(kit.rglob("*.key")):
         if key.stat().st_mode & 0o077:
             yield Check("key", False, f"{key}: others can read it: chmod 600 {key}")
+
+
+def _installed() -> Check:
+    try:
+        version = importlib.metadata.version("nvflare")
+    except importlib.metadata.PackageNotFoundError:
+        return Check("nvflare", False, "not installed: pip install 'fednotes[deploy]'")
+    fits = version.startswith("2.9.")
+    return Check("nvflare", fits, version if fits else f"{version}, 2.9 is needed")
 
 
 def _certificate(kit: Path) -> Iterator[Check]:
@@ -116,17 +104,10 @@ def site_checks(kit: Path, source: Path | None = None) -> Iterator[Check]:
         yield Check("site file", False, str(error))
         return
     policy = file.policy
-    yield Check(
-        "site file",
-        True,
-        f"sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}",
-    )
-    missing = []
-    for key, value in _places(file.data):
-        path = Path(expand(value, key))
-        place = path if path.is_absolute() else file.folder / path
-        if not place.exists():
-            missing.append(f"{key} = {place}")
+    told = f"sums over {policy.min_sites} sites and more, secure sum {policy.secure_sum}"
+    yield Check("site file", True, told)
+    places = [(key, file.folder / expand(value, key)) for key, value in _places(file.data)]
+    missing = [f"{key} = {place}" for key, place in places if not place.exists()]
     told = f"not there: {', '.join(missing)}" if missing else "the files that it names are there"
     yield Check("data", not missing, told)
     try:
@@ -148,7 +129,7 @@ def _places(data: Any, where: str = "") -> Iterator[tuple[str, str]]:
 
 def port_check(kit: Path) -> Check:
     """Whether the server can listen at its port, or does."""
-    port = int(kit_files.read_kit(kit)["port"])
+    port = read_kit(kit).port
     if asyncio.run(_is_free(port)):
         return Check("port", True, f"{port} is free")
     problem = answer_of(kit)
@@ -172,18 +153,16 @@ def answer_of(kit: Path) -> str:
 
     It is asked from its own machine, with the certificate of its watch.
     """
-    facts = kit_files.read_kit(kit)
-    startup, port = kit / kit_files.WATCH / "startup", int(facts["port"])
-    name = str(facts["server"])
+    facts = read_kit(kit)
+    startup = kit / WATCH / "startup"
     try:
-        shaken = _shake_hands(startup, ("127.0.0.1", port), name, None)
-        shown = asyncio.run(asyncio.wait_for(shaken, SECONDS))
+        shown = _shown(startup, ("127.0.0.1", facts.port), facts.server, None)
         own = ssl.PEM_cert_to_DER_cert((kit / "startup" / "server.crt").read_text("ascii"))
-    except ssl.SSLCertVerificationError as error:
-        return f"it shows another certificate: {error.verify_message}"
-    except ssl.SSLError as error:
-        return "it does not speak TLS" if error.reason in _PLAIN else f"TLS: {error.reason}"
-    except (OSError, TimeoutError):
+    except _NoWay as error:
+        says = {"certificate": "it shows another certificate: ", "plain": "it does not speak TLS"}
+        says |= {"TLS": "TLS: ", "silent": "nothing answers"}
+        return f"{says[error.kind]}{error.told}"
+    except OSError:
         return "nothing answers"
     return "" if shown == own else "another server of this project answers"
 
@@ -198,36 +177,28 @@ def await_answer(kit: Path, seconds: float, alive: Callable[[], bool]) -> str:
 
 def reached(kit: Path) -> Check:
     """Whether the server answers a site's or the admin's kit."""
-    facts = kit_files.read_kit(kit)
-    host, port = str(facts["server"]), int(facts["port"])
+    facts = read_kit(kit)
+    host, port = facts.server, facts.port
     proxy = proxy_of(host, os.environ)
-    where = f"{host}:{port}"
     through = f" through the proxy {proxy[0]}:{proxy[1]}" if proxy else ""
+    where = f"{host}:{port}{through}"
     try:
-        shaken = _shake_hands(kit / "startup", (host, port), host, proxy)
-        shown = asyncio.run(asyncio.wait_for(shaken, SECONDS))
-    except ssl.SSLCertVerificationError as error:
-        told = f"{where}{through} is not this project's: {error.verify_message}"
-        return Check("server", False, told)
-    except ssl.SSLError as error:
-        if error.reason in _PLAIN:
-            told = "answers, but not with TLS: another program has that port, or a proxy is between"
-            return Check("server", False, f"{where}{through} {told}")
-        return Check("server", False, f"{where}{through} refuses this kit ({error.reason})")
+        shown = _shown(kit / "startup", (host, port), host, proxy)
     except _NoWay as error:
-        return Check("server", False, f"{where}: the proxy {error}; no_proxy = {host} goes past it")
-    except (OSError, TimeoutError):
-        told = (
-            f"{where}{through} does not answer: is it started, and does a firewall let {port} out?"
-        )
-        return Check("server", False, told)
+        plain = "answers, but not with TLS: another program has that port, or a proxy is between"
+        silent = f"does not answer: is it started, and does a firewall let {port} out?"
+        says = {
+            "certificate": f"{where} is not this project's: {error.told}",
+            "plain": f"{where} {plain}",
+            "TLS": f"{where} refuses this kit ({error.told})",
+            "proxy": f"{host}:{port}: the proxy {error.told}; no_proxy = {host} goes past it",
+            "silent": f"{where} {silent}",
+        }
+        return Check("server", False, says[error.kind])
     if problem := shown_problem(kit, shown):
-        return Check("server", False, f"{where}{through} shows a certificate that {problem}")
-    return Check("server", True, f"{where} answers{through}, with this project's certificate")
-
-
-class _NoWay(Exception):
-    """A proxy that does not let us through."""
+        return Check("server", False, f"{where} shows a certificate that {problem}")
+    told = f"{host}:{port} answers{through}, with this project's certificate"
+    return Check("server", True, told)
 
 
 def proxy_of(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
@@ -243,10 +214,30 @@ def proxy_of(host: str, environment: Mapping[str, str]) -> tuple[str, int] | Non
     return None
 
 
+class _NoWay(Exception):
+    """Why no certificate was shown. kind: certificate, plain, TLS, proxy or silent."""
+
+    def __init__(self, kind: str, told: str = "") -> None:
+        self.kind, self.told = kind, told
+
+
+def _shown(
+    startup: Path, where: tuple[str, int], name: str, proxy: tuple[str, int] | None
+) -> bytes:
+    """The certificate that the server shows, as DER. name: that it must have. Raises _NoWay."""
+    try:
+        return asyncio.run(asyncio.wait_for(_shake_hands(startup, where, name, proxy), SECONDS))
+    except ssl.SSLCertVerificationError as error:
+        raise _NoWay("certificate", error.verify_message) from error
+    except ssl.SSLError as error:
+        raise _NoWay(*(("plain",) if error.reason in _PLAIN else ("TLS", error.reason))) from error
+    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        raise _NoWay("silent") from error
+
+
 async def _shake_hands(
     startup: Path, where: tuple[str, int], name: str, proxy: tuple[str, int] | None
 ) -> bytes:
-    """The certificate that the server shows, as DER. name: that it must have."""
     context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
     context.load_cert_chain(startup / "client.crt", startup / "client.key")
     context.set_alpn_protocols(["h2"])
@@ -258,11 +249,9 @@ async def _shake_hands(
             answer = await reader.readuntil(b"\r\n\r\n")
             status = answer.split(b"\r\n", 1)[0].decode("latin-1")
             if " 200 " not in f"{status} ":
-                raise _NoWay(f"{proxy[0]}:{proxy[1]} says {status!r}")
+                raise _NoWay("proxy", f"{proxy[0]}:{proxy[1]} says {status!r}")
         await writer.start_tls(context, server_hostname=name)
         secured: ssl.SSLObject = writer.get_extra_info("ssl_object")
         return secured.getpeercert(binary_form=True) or b""
-    except asyncio.IncompleteReadError as error:
-        raise OSError("closed") from error
     finally:
         writer.transport.abort()

@@ -11,17 +11,14 @@ is paused is handed in again by the server's watch, and this follows the newest.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -30,8 +27,7 @@ from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.core.parsing import read_json
 from fednotes.core.store import make_private, owned, private_folder, write_json
 from fednotes.engines.inprocess import RoundResult
-from fednotes.engines.nvflare.kit import ADMIN, read_kit
-from fednotes.engines.nvflare.provision import job_folder
+from fednotes.engines.nvflare.kit import ADMIN, job_folder, read_kit
 from fednotes.jobs.deployed.server import PROBLEM
 from fednotes.jobs.deployed.sites import LEAST, whole_table
 from fednotes.jobs.job import Job
@@ -65,12 +61,12 @@ class Run:
 def admin_kit(path: Path) -> tuple[Path, str]:
     """An admin's kit, and the person it is of. Raises ConfigError for another's."""
     facts = read_kit(path)
-    if facts["role"] != ADMIN:
+    if facts.role != ADMIN:
         raise ConfigError(
-            f"{path}: is the kit of {facts['name']} ({facts['role']}); a run is handed in with the "
+            f"{path}: is the kit of {facts.name} ({facts.role}); a run is handed in with the "
             "kit `admin`"
         )
-    return path.resolve(), str(facts["person"])
+    return path.resolve(), facts.person
 
 
 def prepare(
@@ -377,7 +373,7 @@ class Follower:
         if self.now() - self._changed > PATIENCE_SECONDS:
             raise FednotesError(
                 f"run {self.run.name}: {self._state}, and the server's watch does not hand it in "
-                "again: look at `fednotes server status KIT` and its watch.log"
+                "again: look at `fednotes server status KIT` and its log"
             )
         return None
 
@@ -404,20 +400,6 @@ class Follower:
                         shutil.rmtree(target)
                     shutil.move(path, target)
             return summary or None
-
-
-@contextmanager
-def quietly(
-    connect: Callable[[Path, str], AbstractContextManager[S]], run: Run, person: str
-) -> Iterator[S]:
-    """A session, without NVFlare's words about it: what matters is raised."""
-    logger = logging.getLogger("nvflare")
-    logger.addHandler(logging.NullHandler())
-    logger.propagate = False
-    with contextlib.ExitStack() as stack:
-        with contextlib.redirect_stdout(io.StringIO()):
-            session = stack.enter_context(connect(run.kit, person))
-        yield session
 
 
 def watched(follower: Follower, connected: Callable[[], Any]) -> dict[str, Any]:

@@ -10,14 +10,12 @@ which run it serves, its log what went wrong. The server is asked itself, by its
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -66,7 +64,7 @@ def last_problem(log: Path) -> Problem | None:
     for line in reversed(_tail(log)):
         found = _LINE.fullmatch(line)
         if found and not _KNOWN.search(line) and (found[2] != "INFO" or "refused " in found[4]):
-            with contextlib.suppress(ValueError):
+            with suppress(ValueError):
                 return Problem(datetime.fromisoformat(found[1]), found[4])
     return None
 
@@ -92,7 +90,7 @@ def _tail(path: Path) -> list[str]:
 def connection(kit: Path, found: Status) -> tuple[bool, str]:
     """Whether a site's process hears of the server, and a line for a person."""
     facts = read_kit(kit)
-    where = f"{facts['server']}:{facts['port']}"
+    where = f"{facts.server}:{facts.port}"
     known = contact_of(kit, found.pid)
     if not found.running:
         return False, f"not connected to {where}"
@@ -119,19 +117,15 @@ def await_contact(kit: Path, pid: int | None, seconds: float) -> Known | None:
 def serving(kit: Path, found: Status) -> list[str]:
     """The runs whose processes are here, and how far the newest message was."""
     runs = [run_of(kit, job) for job in found.jobs]
-    lines = [f"run {run}: its process is here" for run in runs]
-    last = next(filter(None, map(parsed, _ledger(kit))), None)
+    lines = dict.fromkeys(runs, "its process is here")
+    newest = (line.encode() + b"\n" for line in reversed(_tail(ledger_of(kit).path)))
+    last = next(filter(None, map(parsed, newest)), None)
     if last is not None:
         when = datetime.fromisoformat(str(last["time"])).timestamp()
-        number = int(last.get("round", 0)) + 1
-        told = f"run {last.get('run')}: last message in round {number:,}, {_clock(when)}"
-        lines = [line for line in lines if not told.startswith(line.partition(":")[0] + ":")]
-        lines.append(f"{told}; its process is here" if last.get("run") in runs else told)
-    return lines
-
-
-def _ledger(kit: Path) -> list[bytes]:
-    return [line.encode() + b"\n" for line in reversed(_tail(ledger_of(kit).path))]
+        told = f"last message in round {int(last.get('round', 0)) + 1:,}, {_clock(when)}"
+        here = f"; {lines.pop(str(last.get('run')))}" if last.get("run") in lines else ""
+        lines[str(last.get("run"))] = told + here
+    return [f"run {run}: {told}" for run, told in lines.items()]
 
 
 def run_of(kit: Path, job: str) -> str:
@@ -155,16 +149,12 @@ def headline(path: Path) -> str:
         scores = read_json(path, strict=False)
     except (OSError, ValueError):
         return f"{path} is not readable"
-    parts = []
-    for kind, name, label in (
-        ("strict", "f1", "strict F1"),
-        ("phenotypes", "f1", "macro F1"),
-        ("codes", "auroc", "AUROC of codes"),
-        ("masked", "accuracy", "masked words guessed"),
-    ):
-        value = scores.get(kind, {}).get(name)
-        if value is not None:
-            parts.append(f"{label} {value:.3f}")
+    shown = (
+        *(("strict", "f1", "strict F1"), ("phenotypes", "f1", "macro F1")),
+        *(("codes", "auroc", "AUROC of codes"), ("masked", "accuracy", "masked words guessed")),
+    )
+    found = [(label, scores.get(kind, {}).get(name)) for kind, name, label in shown]
+    parts = [f"{label} {value:.3f}" for label, value in found if value is not None]
     return "test " + ", ".join(parts) if parts else f"scores: {path}"
 
 
@@ -184,35 +174,27 @@ def network(kit: Path) -> Network:
     """Ask the server of a kit. Raises FednotesError if it does not answer."""
     from fednotes.engines.nvflare.server import connect
 
-    with _quiet(), connect(kit / WATCH, read_kit(kit)["person"]) as server:
-        newest: dict[str, dict[str, Any]] = {}
-        for job in sorted(server.jobs(), key=lambda job: float(job.get("submit_time") or 0)):
-            newest[str(job["name"])] = job
+    with connect(kit / WATCH, read_kit(kit).person) as server:
+        jobs = sorted(server.jobs(), key=lambda job: float(job.get("submit_time") or 0))
+        newest = {str(job["name"]): job for job in jobs}
         sites = server.sites(within=SEEN_SECONDS)
         running = [run for run, job in newest.items() if job["status"] == "RUNNING"]
         over = [run for run, job in newest.items() if str(job["status"]).startswith("FINISHED")]
         lines = []
-        for run, job in newest.items():
-            if run in over[:-SHOWN_RUNS]:
-                continue
-            reply = server.tell(str(job["job_id"])) if run in running else None
-            state = _state(kit, run, job, reply or {}, running, sites)
+        for run in (run for run in newest if run not in over[:-SHOWN_RUNS]):
+            if run in running:
+                state = _progress(server.tell(str(newest[run]["job_id"])) or {})
+            else:
+                state = _state(kit, run, newest[run], running, sites)
             lines.append(f"run {run}: {state}")
     return Network(sites, tuple(lines), len(over) < len(newest))
 
 
 def _state(
-    kit: Path,
-    run: str,
-    job: Mapping[str, Any],
-    reply: Mapping[str, Any],
-    running: list[str],
-    sites: tuple[str, ...],
+    kit: Path, run: str, job: Mapping[str, Any], running: Sequence[str], sites: Sequence[str]
 ) -> str:
-    """How a run stands, in a few words."""
+    """How a run stands that is not under way, in a few words."""
     status = str(job["status"])
-    if status == "RUNNING":
-        return _progress(reply)
     if status == "FINISHED:ABORTED":
         return "aborted"
     if status.startswith("FINISHED"):
@@ -246,7 +228,7 @@ def from_files(kit: Path) -> list[str]:
     lines = []
     paths = sorted((kit / "state").glob("*/outcome.json"), key=lambda path: path.stat().st_mtime)
     for path in paths[-SHOWN_RUNS:]:
-        with contextlib.suppress(OSError, ValueError, AttributeError):
+        with suppress(OSError, ValueError, AttributeError):
             outcome = read_json(path)
             problem = f": {outcome['problem']}" if outcome.get("problem") else ""
             status = str(outcome.get("status"))
@@ -257,7 +239,7 @@ def from_files(kit: Path) -> list[str]:
 
 def seconds(kit: Path) -> list[str]:
     """Sites of which a second process was turned away today or lately."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, AttributeError):
         found = read_json(kit / "state" / "second.json")
         day = datetime.now(UTC).timestamp() - 86_400
         return [
@@ -267,16 +249,6 @@ def seconds(kit: Path) -> list[str]:
             if when > day
         ]
     return []
-
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    """Without NVFlare's words about the connection: what matters is raised."""
-    nvflare = logging.getLogger("nvflare")
-    nvflare.addHandler(logging.NullHandler())
-    nvflare.propagate = False
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
 
 
 STATE = "state"
