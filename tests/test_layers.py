@@ -181,7 +181,8 @@ def beyond_base(source: str, path: Path) -> list[str]:
         top = item.target.split(".")[0]
         if top in BASE | {"fednotes"} or top in sys.stdlib_module_names:
             continue
-        if top == "nvflare" or (top in EXTRAS and item.local):
+        carrier = within(module_name(path), (CARRIER,)) and top in ("nvflare", "cryptography")
+        if carrier or (top in EXTRAS and item.local):
             continue
         remedy = "import it in the function that needs it" if top in EXTRAS else "not a dependency"
         found.append(f"{path.name}:{item.line}: {top} is not in the base install: {remedy}")

@@ -17,21 +17,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
-from cryptography.x509.oid import AttributeOID, NameOID
 from pydantic import BaseModel
 
-from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.errors import ConfigError, MissingExtra, RefusedError
 from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json, write_text
 from fednotes.engines.nvflare.certificates import (
@@ -47,6 +35,22 @@ from fednotes.engines.nvflare.certificates import (
     to_pem,
 )
 from fednotes.engines.nvflare.kit import WATCH
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import rsa
+    from cryptography.hazmat.primitives.serialization import (
+        BestAvailableEncryption,
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+        load_pem_private_key,
+    )
+    from cryptography.x509.oid import AttributeOID, NameOID
+except ImportError as error:
+    raise MissingExtra("cryptography", "deploy") from error
 
 STATE = "cert.json"
 DAYS, ROOT_DAYS = 360, 3650  # that a kit's certificate lives, and a root

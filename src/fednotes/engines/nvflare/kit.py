@@ -1,6 +1,6 @@
 """What lies in a kit and in a job's folder: who a kit is of, and NVFlare's files.
 
-The tables are in `kit_files.toml`: the rules and settings of an owner's machine, and the few
+The tables are in `kit.toml`: the rules and settings of an owner's machine, and the few
 classes that a job may name.
 """
 
@@ -67,7 +67,7 @@ def kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
 
 @cache
 def _tables() -> dict[str, Any]:
-    file = resources.files(__package__) / "kit_files.toml"
+    file = resources.files(__package__) / "kit.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
