@@ -189,8 +189,6 @@ def test_hours_are_of_the_sites_clock() -> None:
     ASKED(Policy(hours="12:00-12:01"), now=here)
     with pytest.raises(PolicyRefusal, match="local time"):
         ASKED(Policy(hours="12:01-12:00"), now=here)
-    with pytest.raises(ValueError, match="time zone"):
-        ASKED(policy, now=datetime(2026, 1, 5))
 
 
 def test_word_tables_are_known_by_name() -> None:
@@ -220,7 +218,7 @@ def test_word_tables_are_known_by_name() -> None:
         ('source = "x"', "unknown key 'source'"),
         ('min_sites = "3"', "expected a whole number"),
         ("min_sites = 0", "at least 1"),
-        ("max_rounds = -1", "0 is no rule"),
+        ("max_rounds = -1", "at least 0"),
         ('secure_sum = "maybe"', "expected one of 'required', 'revealing', 'off'"),
         ('hours = "7-19"', "19:00-06:00"),
         ('hours = "19:60-06:00"', "19:00-06:00"),
@@ -229,7 +227,7 @@ def test_word_tables_are_known_by_name() -> None:
         ('hours = "07:00-07:00"', "leave hours out"),
         ('timezone = "Mars/Olympus"', "Europe/Berlin"),
         ('timezone = "../etc"', "Europe/Berlin"),
-        ('allowed_layers = [""]', "empty text"),
+        ('allowed_layers = [""]', "at least 1 character"),
         ("share_scores = 1", "true or false"),
     ],
 )

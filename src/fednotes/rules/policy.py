@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import datetime, tzinfo
+from dataclasses import field, replace
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
+
+from annotated_types import Ge, MinLen
 
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.core.settings import build
+from fednotes.core.settings import build, checked
 from fednotes.rules.approval import Quorum
 
 # Names of tensors with one row (or one number) per word: what they say is which words a site
@@ -50,6 +52,10 @@ _HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
 _BY_THE_JOB = "; the job can sum securely: [federation] secure_sum = true, with three sites or more"
 
 
+Count = Annotated[int, Ge(0)]
+Names = tuple[Annotated[str, MinLen(1)], ...]
+
+
 class PolicyRefusal(RefusedError):
     """A site's policy forbids it. rule: the key of the policy that does. public: what the
     server may be told. later: whether the rule allows later what it forbids now."""
@@ -64,12 +70,12 @@ class PolicyRefusal(RefusedError):
         )
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Policy:
     """The [policy] table of a site's file. A number that is 0 is no rule.
 
     min_sites: least number of sites in a sum, and least that its secure sum may be opened with.
-    secure_sum: "required" for every sum; "revealing", for updates that reveal (`reveals`);
+    secure_sum: "required" for every sum; "revealing", for updates that say much of single notes;
         "off", for none.
     allowed_layers, denied_layers: tensors that may leave and that may not, as patterns such
         as "lstm.*"; "lstm" means all below it too. What is in both may not.
@@ -88,78 +94,71 @@ class Policy:
     share_scores: the server may see this site's own scores, and the counts that scores are
         made of outside a secure sum.
     methods: those allowed; empty: all.
-    approvals: how many different people must approve a job. approvers: name → public key of
+    approvals, approvers: how many different people must approve a job, and name → public key of
         those who may (`rules/approval.py`); empty: whoever runs the command.
-    source: how messages call the table; `read_policy` fills it in.
+    source: how messages call the table; no key of it.
 
     Raises ConfigError for a value that is no rule.
     """
 
-    min_sites: int = 3
+    min_sites: Annotated[int, Ge(1)] = 3
     secure_sum: Literal["required", "revealing", "off"] = "revealing"
-    allowed_layers: tuple[str, ...] = ("*",)
-    denied_layers: tuple[str, ...] = ()
+    allowed_layers: Names = ("*",)
+    denied_layers: Names = ()
     freeze_embeddings: bool = True
-    min_tokens: int = 0
-    min_steps: int = 0
-    min_patients: int = 0
-    min_batch: int = 0
-    max_rounds: int = 0
-    max_bytes: int = 0
+    min_tokens: Count = 0
+    min_steps: Count = 0
+    min_patients: Count = 0
+    min_batch: Count = 0
+    max_rounds: Count = 0
+    max_bytes: Count = 0
     hours: str = ""
     timezone: str = "local"
     steady_replies: bool = True
     share_scores: bool = False
-    methods: tuple[str, ...] = ()
+    methods: Names = ()
     approvals: int = 1
     approvers: Mapping[str, str] = field(default_factory=dict)
     source: str = "[policy] of the site's file"
 
     def __post_init__(self) -> None:
-        least = [f"min_{what}" for what in _BEHIND]
-        for name in (*least, "max_rounds", "max_bytes"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: 0 is no rule, below is nothing")
-        if self.min_sites < 1:
-            raise ConfigError(f"min_sites = {self.min_sites}: at least 1 is needed")
-        for name in ("allowed_layers", "denied_layers", "methods"):
-            if "" in getattr(self, name):
-                raise ConfigError(f"{name}: holds an empty text, which fits nothing")
-        if self.hours:
-            self.window  # noqa: B018  (a wrong text raises here, not at the first request)
-        self.zone  # noqa: B018
+        self.open_at(datetime.now(UTC))  # wrong hours raise here, not at the first request
         self.quorum("")
 
     def quorum(self, site: str) -> Quorum:
         """Who must approve a job at this site, and how many of them."""
         return Quorum(site, self.approvals, self.approvers)
 
-    @property
-    def window(self) -> tuple[int, int]:
-        """`hours` as minutes of the day, first and last (excluded)."""
+    def open_at(self, now: datetime) -> tuple[bool, datetime]:
+        """Whether `hours` are now, and what their clock says. now: with a time zone."""
+        try:
+            clock = now.astimezone(None if self.timezone == "local" else ZoneInfo(self.timezone))
+        except (KeyError, ValueError, OSError) as error:
+            raise ConfigError(
+                f'timezone = {self.timezone!r}: expected "local", "UTC" or a name such as '
+                '"Europe/Berlin" that this machine knows'
+            ) from error
+        if not self.hours:
+            return True, clock
         found = _HOURS.fullmatch(self.hours)
         h0, m0, h1, m1 = (int(part) for part in found.groups()) if found else (99, 0, 0, 0)
-        start, end = 60 * h0 + m0, 60 * h1 + m1
+        start, end, minute = 60 * h0 + m0, 60 * h1 + m1, 60 * clock.hour + clock.minute
         if max(m0, m1) > 59 or start >= 1440 or end > 1440:
             raise ConfigError(f'hours = {self.hours!r}: expected such as "19:00-06:00"')
         if start == end:
             raise ConfigError(
                 f"hours = {self.hours!r}: starts when it ends; leave hours out to allow any time"
             )
-        return start, end
+        return (start <= minute < end if start < end else not end <= minute < start), clock
 
-    @property
-    def zone(self) -> tzinfo | None:
-        """The clock of `hours`; None is this machine's."""
-        if self.timezone == "local":
-            return None
-        try:
-            return ZoneInfo(self.timezone)
-        except (KeyError, ValueError, OSError) as error:
-            raise ConfigError(
-                f'timezone = {self.timezone!r}: expected "local", "UTC" or a name such as '
-                '"Europe/Berlin" that this machine knows'
-            ) from error
+    def require(self, holds: object, rule: str, asked: str, allowed: str) -> None:
+        """Raises PolicyRefusal unless a rule holds: with what was asked, and what is allowed."""
+        if not holds:
+            raise PolicyRefusal(
+                rule,
+                f"refused by the site's policy: {asked}; this site allows {allowed}. "
+                f"Only the site can change this: {rule} in {self.source}",
+            )
 
 
 def policy_from(table: Mapping[str, Any], where: str) -> Policy:
@@ -180,14 +179,14 @@ def check_job(
     threshold: least number of sites that a sum is opened with. rounds: None if the job does not
     say. secure: whether sums are masked; if not, the server sees what scores are made of.
     """
-    if policy.methods and method not in policy.methods:
-        asked = f"the job's method is {_name(method)}"
-        raise _refusal(policy, "methods", asked, ", ".join(policy.methods))
+    methods, most = policy.methods, policy.max_rounds
+    known = not methods or method in methods
+    policy.require(known, "methods", f"the job's method is {_name(method)}", ", ".join(methods))
     _check_sites(policy, sites, threshold)
-    if policy.max_rounds and (rounds is None or rounds > policy.max_rounds):
-        unknown = "does not say how many rounds it takes"
-        asked = unknown if rounds is None else f"asks for {rounds:,} rounds"
-        raise _refusal(policy, "max_rounds", f"the job {asked}", f"at most {policy.max_rounds:,}")
+    wants = "does not say how many rounds it takes" if rounds is None else ""
+    wants = wants or f"asks for {rounds:,} rounds"
+    few = not most or (rounds is not None and rounds <= most)
+    policy.require(few, "max_rounds", f"the job {wants}", f"at most {most:,}")
     _check_sum(policy, "the job", secure=secure, scores=not secure)
 
 
@@ -205,20 +204,13 @@ def check_request(
 
     Raises PolicyRefusal.
     """
-    what = f"task {_name(task)} of round {round}"
+    what, most = f"task {_name(task)} of round {round}", policy.max_rounds
     _check_sites(policy, sites, threshold)
-    if policy.max_rounds and round >= policy.max_rounds:
-        last = f"rounds 0 to {policy.max_rounds - 1:,}"
-        raise _refusal(policy, "max_rounds", f"{what} was asked for", last)
-    if policy.hours:
-        if now.tzinfo is None:
-            raise ValueError("the time of a request needs a time zone")
-        start, end = policy.window
-        clock = now.astimezone(policy.zone)
-        minute = 60 * clock.hour + clock.minute
-        if not (start <= minute < end if start < end else not end <= minute < start):
-            asked = f"{what} was asked for at {clock:%H:%M}"
-            raise _refusal(policy, "hours", asked, f"{policy.hours} ({policy.timezone} time)")
+    few = not most or round < most
+    policy.require(few, "max_rounds", f"{what} was asked for", f"rounds 0 to {most - 1:,}")
+    is_open, clock = policy.open_at(now)
+    asked, allowed = f"{what} was asked for at {clock:%H:%M}", f"{policy.hours} ({policy.timezone}"
+    policy.require(is_open, "hours", asked, f"{allowed} time)")
     _check_sum(policy, what, secure=secure, scores=not secure)
 
 
@@ -242,29 +234,58 @@ def check_update(
     of this task that left in the job, with this one, as the site counted; None: it did not.
     """
     what = f"the reply to task {_name(task)} of round {round}"
-    _check_sum(policy, what, secure=secure, scores=scores, revealed=_revealed(tensors, behind))
-    if denied := [n for n in sorted(tensors) if _layer(n, policy.denied_layers)]:
-        allowed = f"all but {', '.join(policy.denied_layers)}"
-        raise _refusal(policy, "denied_layers", f"{what} holds {_names(denied)}", allowed)
-    if others := [n for n in sorted(tensors) if not _layer(n, policy.allowed_layers)]:
-        allowed = ", ".join(policy.allowed_layers) or "no tensor at all"
-        raise _refusal(policy, "allowed_layers", f"{what} holds {_names(others)}", allowed)
-    if policy.freeze_embeddings and (tables := word_tables(tensors)):
-        asked = f"{what} holds a table of words, {_names(tables)}"
-        raise _refusal(policy, "freeze_embeddings", asked, "none to leave")
+    tables, names = word_tables(tensors), sorted(tensors)
+    one_step = tensors and behind.get("steps", 1) <= 1  # as one of which that is not known
+    revealed = "a table of words" if tables else "the gradient of one step" if one_step else ""
+    _check_sum(policy, what, secure=secure, scores=scores, revealed=revealed)
+    denied = [name for name in names if _layer(name, policy.denied_layers)]
+    others = [name for name in names if not _layer(name, policy.allowed_layers)]
+    frozen = tables if policy.freeze_embeddings else ()
+    for rule, odd, allowed in (
+        ("denied_layers", denied, f"all but {', '.join(policy.denied_layers)}"),
+        ("allowed_layers", others, ", ".join(policy.allowed_layers) or "no tensor at all"),
+        ("freeze_embeddings", frozen, "none to leave"),
+    ):
+        kind = "a table of words, " if odd is frozen else ""
+        policy.require(not odd, rule, f"{what} holds {kind}{_names(odd)}", allowed)
     for key, words in _BEHIND.items() if tensors else ():  # counts alone have no training
         least, number = getattr(policy, f"min_{key}"), behind.get(key)
-        if least and (number is None or number < least):
-            told = "an unknown number of" if number is None else f"{number:,}"
-            asked = f"{what} has {told} {words} behind it"
-            raise _refusal(policy, f"min_{key}", asked, f"{least:,} and more")
-    if policy.max_rounds and left is not None and left > policy.max_rounds:
-        asked = f"{what} would be number {left:,} of this job"
-        allowed = f"{policy.max_rounds:,} rounds; a new approval counts anew"
-        raise _refusal(policy, "max_rounds", asked, allowed)
-    if policy.max_bytes and size > policy.max_bytes:
-        asked = f"{what} has {size:,} bytes"
-        raise _refusal(policy, "max_bytes", asked, f"at most {policy.max_bytes:,}")
+        told = "an unknown number of" if number is None else f"{number:,}"
+        enough = not least or (number is not None and number >= least)
+        asked = f"{what} has {told} {words} behind it"
+        policy.require(enough, f"min_{key}", asked, f"{least:,} and more")
+    few = not policy.max_rounds or left is None or left <= policy.max_rounds
+    asked = f"{what} would be number {left or 0:,} of this job"
+    allowed = f"{policy.max_rounds:,} rounds; a new approval counts anew"
+    policy.require(few, "max_rounds", asked, allowed)
+    small = not policy.max_bytes or size <= policy.max_bytes
+    asked, allowed = f"{what} has {size:,} bytes", f"at most {policy.max_bytes:,}"
+    policy.require(small, "max_bytes", asked, allowed)
+
+
+def _check_sites(policy: Policy, sites: int, threshold: int) -> None:
+    asked = f"the sum may be opened with {threshold} of {sites} sites"
+    if sites < policy.min_sites:
+        asked = f"the sum would be over {sites} sites"
+    enough = min(sites, threshold) >= policy.min_sites
+    policy.require(enough, "min_sites", asked, f"{policy.min_sites} sites and more")
+
+
+def _check_sum(
+    policy: Policy, what: str, *, secure: bool, scores: bool, revealed: str = ""
+) -> None:
+    """What the server may see of this site alone. revealed: what an update says of single notes:
+    the rows of a word table that changed are the words that occurred, and the gradient of one
+    step can be inverted."""
+    masked = secure or policy.secure_sum != "required"
+    asked = f"{what} is without a secure sum"
+    policy.require(masked, "secure_sum", asked, "masked replies only")
+    hidden = secure or not revealed or policy.secure_sum != "revealing"
+    asked = f"{what} would show {revealed} without a secure sum"
+    policy.require(hidden, "secure_sum", asked, "such replies only masked")
+    asked = f"{what} would show the server the counts of this site's own evaluations"
+    allowed = "them in a secure sum only ([federation] secure_sum = true, three sites or more)"
+    policy.require(not scores or policy.share_scores, "share_scores", asked, allowed)
 
 
 def word_tables(names: Iterable[str]) -> tuple[str, ...]:
@@ -274,49 +295,6 @@ def word_tables(names: Iterable[str]) -> tuple[str, ...]:
     characters or a layer norm; so do output layers over the vocabulary, and their bias.
     """
     return tuple(sorted(n for n in names if _fits(n, _WORD_TABLES) and not _fits(n, _WORDLESS)))
-
-
-def _revealed(tensors: Collection[str], behind: Mapping[str, int]) -> str:
-    """What an update says of single notes: it holds a word table, whose changed rows are the
-    words that occurred, or is the gradient of one step (as is one of which that is not known),
-    which can be inverted. "" for neither."""
-    if word_tables(tensors):
-        return "a table of words"
-    return "the gradient of one step" if tensors and behind.get("steps", 1) <= 1 else ""
-
-
-def _check_sites(policy: Policy, sites: int, threshold: int) -> None:
-    asked = ""
-    if sites < policy.min_sites:
-        asked = f"the sum would be over {sites} sites"
-    elif threshold < policy.min_sites:
-        asked = f"the sum may be opened with {threshold} of {sites} sites"
-    if asked:
-        raise _refusal(policy, "min_sites", asked, f"{policy.min_sites} sites and more")
-
-
-def _check_sum(
-    policy: Policy, what: str, *, secure: bool, scores: bool, revealed: str = ""
-) -> None:
-    """What the server may see of this site alone. revealed: what an update says of notes."""
-    if policy.secure_sum == "required" and not secure:
-        asked = f"{what} is without a secure sum"
-        raise _refusal(policy, "secure_sum", asked, "masked replies only")
-    if policy.secure_sum == "revealing" and not secure and revealed:
-        asked = f"{what} would show {revealed} without a secure sum"
-        raise _refusal(policy, "secure_sum", asked, "such replies only masked")
-    if scores and not policy.share_scores:
-        asked = f"{what} would show the server the counts of this site's own evaluations"
-        allowed = "them in a secure sum only ([federation] secure_sum = true, three sites or more)"
-        raise _refusal(policy, "share_scores", asked, allowed)
-
-
-def _refusal(policy: Policy, rule: str, asked: str, allowed: str) -> PolicyRefusal:
-    return PolicyRefusal(
-        rule,
-        f"refused by the site's policy: {asked}; this site allows {allowed}. "
-        f"Only the site can change this: {rule} in {policy.source}",
-    )
 
 
 def _layer(name: str, patterns: tuple[str, ...]) -> bool:
@@ -329,7 +307,7 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
 
 def _names(names: Iterable[str]) -> str:
     """The first name, and how many others there are."""
-    first, *others = names
+    first, *others = names or ("",)
     return _name(first) + (f" and {len(others)} more" if others else "")
 
 
