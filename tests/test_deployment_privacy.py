@@ -12,8 +12,7 @@ import pytest
 from hospitals import DISTILL, FEDNER, Hospitals, corpus, simulated, weights
 
 from fednotes.rules.guard import RULES
-from fednotes.rules.ledger import ledger_of, show
-from fednotes.rules.ledger_check import verify
+from fednotes.rules.ledger import ledger_of, show, verify
 
 pytestmark = pytest.mark.usefixtures("one_process")
 WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")

@@ -14,17 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hospitals import (
-    DISTILL,
-    FEDERATION,
-    FEDNER,
-    OPEN,
-    SITES,
-    SMALL,
-    Hospitals,
-    patients,
-    weights,
-)
+from hospitals import DISTILL, FEDERATION, FEDNER, OPEN, SITES, SMALL, Hospitals, patients, weights
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.engines.wire import decode_reply

@@ -17,8 +17,7 @@ from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.engines.pipe import only_one
 from fednotes.jobs.deployed.site_file import SITE_FILE
 from fednotes.rules.guard import approvals_of
-from fednotes.rules.ledger import ledger_of
-from fednotes.rules.ledger_check import verify
+from fednotes.rules.ledger import ledger_of, verify
 
 pytestmark = pytest.mark.usefixtures("one_process")
 JOB_ID = "11fc898f-1fc4-4b3c-9533-b5b1d56a0f0c"

@@ -18,8 +18,7 @@ from fednotes.engines.host import BEGIN, CHECKPOINT, END
 from fednotes.engines.secure_server import SecureSum
 from fednotes.engines.wire import Request, encode
 from fednotes.rules import guard as module
-from fednotes.rules.ledger import head_path, ledger_of
-from fednotes.rules.ledger_check import verify
+from fednotes.rules.ledger import head_path, ledger_of, verify
 from fednotes.rules.policy import Policy, PolicyRefusal
 
 pytestmark = pytest.mark.usefixtures("instant_disk")

@@ -67,7 +67,7 @@ def test_anything_but_json_is_refused(tmp_path: Path, value: Any) -> None:
         with pytest.raises(RefusedError, match=r"training\.steps\[1\]"):
             act(table)
     with pytest.raises(RefusedError):
-        Approvals(tmp_path).approve(table, "anna", NOON)
+        Approvals(tmp_path).decide("approved", table, "anna", NOON)
     with pytest.raises(RefusedError):
         difference(JOB, table)
     assert list(tmp_path.iterdir()) == []
@@ -88,22 +88,22 @@ def test_decisions_are_kept(tmp_path: Path) -> None:
     assert book.status(JOB) == "unknown"
     assert book.last_approved() is None
     assert not folder.exists()
-    assert book.approve(JOB, "anna", NOON) == fingerprint(JOB)
+    assert book.decide("approved", JOB, "anna", NOON) == fingerprint(JOB)
     assert [book.status(t) for t in (JOB, changed)] == ["approved", "changed"]
     assert book.status({**JOB, "name": "other"}) == "unknown"
     assert book.status({k: v for k, v in JOB.items() if k != "name"}) == "unknown"
-    book.reject(changed, "bert", NOON + dt.timedelta(hours=1))
+    book.decide("rejected", changed, "bert", NOON + dt.timedelta(hours=1))
     assert [Approvals(folder).status(t) for t in (JOB, changed)] == ["approved", "rejected"]
     last = Approvals(folder).last_approved()
     assert last is not None
     assert (last.table, last.by, last.when) == (JOB, "anna", "2026-03-01T12:00:00+00:00")
     assert difference(last.table, changed) == ("~ training.epochs: 3 → 30",)
-    book.approve(changed, "bert", NOON)
+    book.decide("approved", changed, "bert", NOON)
     assert book.last_approved().table == changed  # type: ignore[union-attr]
-    book.reject(changed, "bert", NOON)  # taken back
+    book.decide("rejected", changed, "bert", NOON)  # taken back
     assert book.last_approved().table == JOB  # type: ignore[union-attr]
     assert book.last_approved("other") is None
-    book.reject(JOB, "anna", NOON)
+    book.decide("rejected", JOB, "anna", NOON)
     assert book.last_approved() is None
     assert book.status({**JOB, "seed": 1}) == "unknown"  # nothing of this name is approved now
     assert [(d.decision, d.by) for d in book.decisions()] == [
@@ -117,7 +117,7 @@ def test_decisions_are_kept(tmp_path: Path) -> None:
 
 def test_the_file_is_its_owners_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     book = Approvals(tmp_path / "a")
-    book.approve(JOB, "anna", NOON)
+    book.decide("approved", JOB, "anna", NOON)
     assert stat.S_IMODE(book.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(book.path.parent.stat().st_mode) == 0o700
     before = book.path.read_bytes()
@@ -127,20 +127,22 @@ def test_the_file_is_its_owners_and_whole(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(FednotesError, match=r"No space left.*nothing was decided"):
-        book.reject(JOB, "anna", NOON)
+        book.decide("rejected", JOB, "anna", NOON)
     assert book.path.read_bytes() == before
     assert [p.suffix for p in book.path.parent.iterdir() if p != book.path] == [".lock"]
     (tmp_path / "file").write_text("")
     with pytest.raises(FednotesError, match="cannot be written"):
-        Approvals(tmp_path / "file").approve(JOB, "anna", NOON)
+        Approvals(tmp_path / "file").decide("approved", JOB, "anna", NOON)
     with pytest.raises(ValueError, match="time zone"):
-        book.approve(JOB, "anna", NOON.replace(tzinfo=None))
+        book.decide("approved", JOB, "anna", NOON.replace(tzinfo=None))
 
 
 def test_decisions_at_once_are_all_kept(tmp_path: Path) -> None:
     book = Approvals(tmp_path)
     jobs = [{**JOB, "seed": seed} for seed in range(12)]
-    threads = [threading.Thread(target=book.approve, args=(j, "anna", NOON)) for j in jobs]
+    threads = [
+        threading.Thread(target=book.decide, args=("approved", j, "anna", NOON)) for j in jobs
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -165,7 +167,7 @@ def test_decisions_at_once_are_all_kept(tmp_path: Path) -> None:
 def test_a_damaged_file_approves_nothing(tmp_path: Path, text: str) -> None:
     book = Approvals(tmp_path)
     book.path.write_text(text)
-    for act in (book.status, lambda job: book.approve(job, "anna", NOON)):
+    for act in (book.status, lambda job: book.decide("approved", job, "anna", NOON)):
         with pytest.raises(ConfigError, match=r"approvals\.json: .*move it away"):
             act(JOB)
     assert book.path.read_text() == text
@@ -173,7 +175,7 @@ def test_a_damaged_file_approves_nothing(tmp_path: Path, text: str) -> None:
 
 def test_an_edited_job_or_decision_is_seen(tmp_path: Path) -> None:
     book = Approvals(tmp_path)
-    book.approve(JOB, "anna", NOON)
+    book.decide("approved", JOB, "anna", NOON)
     text = book.path.read_text()
     for new in (text.replace('"epochs": 3', '"epochs": 4'), text.replace('"approved"', '"yes"')):
         assert new != text

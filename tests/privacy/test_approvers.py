@@ -42,36 +42,36 @@ def approved_at(site: Approvals) -> datetime | None:
 
 def test_two_different_people_are_needed(tmp_path: Path) -> None:
     site = Approvals(tmp_path, TWO)
-    site.approve(JOB, "x", NOON, ALICE)
+    site.decide("approved", JOB, "x", NOON, ALICE)
     assert (site.status(JOB), approved_at(site)) == ("waiting", None)
-    site.approve(JOB, "y", NOON, ALICE)  # the same person twice
+    site.decide("approved", JOB, "y", NOON, ALICE)  # the same person twice
     assert site.status(JOB) == "waiting"
     assert site.standing(JOB).people == {"alice"}
     assert site.last_approved() is None
     assert site.status(OTHER) == "unknown"
-    site.approve(JOB, "x", LATER, BOB)
+    site.decide("approved", JOB, "x", LATER, BOB)
     assert (site.status(JOB), approved_at(site)) == ("approved", LATER)
     assert site.status(OTHER) == "changed"
 
 
 def test_each_job_is_approved_by_itself(tmp_path: Path) -> None:
     site = Approvals(tmp_path, TWO)
-    site.approve(JOB, "x", NOON, ALICE)
-    site.approve(OTHER, "x", NOON, BOB)
+    site.decide("approved", JOB, "x", NOON, ALICE)
+    site.decide("approved", OTHER, "x", NOON, BOB)
     assert {site.status(JOB), site.status(OTHER)} == {"waiting"}
 
 
 def test_one_no_takes_every_yes_back(tmp_path: Path) -> None:
     site = Approvals(tmp_path, TWO)
-    site.approve(JOB, "x", NOON, ALICE)
-    site.reject(JOB, "z", NOON)
+    site.decide("approved", JOB, "x", NOON, ALICE)
+    site.decide("rejected", JOB, "z", NOON)
     assert site.status(JOB) == "rejected"
-    site.approve(JOB, "x", NOON, BOB)
+    site.decide("approved", JOB, "x", NOON, BOB)
     assert site.status(JOB) == "waiting"
     assert site.standing(JOB).people == {"bob"}
-    site.approve(JOB, "x", NOON, ALICE)
+    site.decide("approved", JOB, "x", NOON, ALICE)
     assert site.status(JOB) == "approved"
-    site.reject(JOB, "z", NOON)
+    site.decide("rejected", JOB, "z", NOON)
     assert site.status(JOB) == "rejected"
 
 
@@ -79,20 +79,20 @@ def test_what_is_approved_is_approved_anew_by_both_alone(tmp_path: Path) -> None
     """`max_rounds` counts from the newest approval: one person cannot begin it anew."""
     site = Approvals(tmp_path, TWO)
     for signer in (ALICE, BOB):
-        site.approve(JOB, "x", NOON, signer)
-    site.approve(JOB, "x", LATER, ALICE)
+        site.decide("approved", JOB, "x", NOON, signer)
+    site.decide("approved", JOB, "x", LATER, ALICE)
     assert (site.status(JOB), approved_at(site)) == ("approved", NOON)
-    site.approve(JOB, "x", LATER, BOB)
+    site.decide("approved", JOB, "x", LATER, BOB)
     assert approved_at(site) == LATER
 
 
 def test_what_nobody_of_the_list_signed_does_not_count(tmp_path: Path) -> None:
     site = Approvals(tmp_path, TWO)
-    site.approve(JOB, "x", NOON, ALICE)
-    site.approve(JOB, "x", NOON)  # without a key
-    site.approve(JOB, "x", NOON, Signer("carol", KEYS["c"]))
-    site.approve(JOB, "x", NOON, Signer("bob", KEYS["c"]))
-    site.approve(JOB, "x", NOON, Signer("bob", KEYS["a"]))
+    site.decide("approved", JOB, "x", NOON, ALICE)
+    site.decide("approved", JOB, "x", NOON)  # without a key
+    site.decide("approved", JOB, "x", NOON, Signer("carol", KEYS["c"]))
+    site.decide("approved", JOB, "x", NOON, Signer("bob", KEYS["c"]))
+    site.decide("approved", JOB, "x", NOON, Signer("bob", KEYS["a"]))
     assert site.status(JOB) == "waiting"
     assert site.standing(JOB).people == {"alice"}
 
@@ -112,7 +112,7 @@ def test_what_nobody_of_the_list_signed_does_not_count(tmp_path: Path) -> None:
 def test_a_signature_is_of_what_it_stands_beside(tmp_path: Path, forged: dict[str, Any]) -> None:
     one = Quorum("h1", 1, {"alice": PUBLIC["a"], "bob": PUBLIC["b"]})
     site = Approvals(tmp_path, one)
-    site.approve(JOB, "x", NOON, ALICE)
+    site.decide("approved", JOB, "x", NOON, ALICE)
     assert site.status(JOB) == "approved"
     kept = json.loads(site.path.read_text())
     kept["decisions"][0] |= forged
@@ -126,7 +126,7 @@ def test_a_signature_is_of_what_it_stands_beside(tmp_path: Path, forged: dict[st
 
 def test_a_signature_counts_at_one_site(tmp_path: Path) -> None:
     one = replace(TWO, needed=1)
-    Approvals(tmp_path, one).approve(JOB, "x", NOON, ALICE)
+    Approvals(tmp_path, one).decide("approved", JOB, "x", NOON, ALICE)
     assert Approvals(tmp_path, one).status(JOB) == "approved"
     assert Approvals(tmp_path, replace(one, site="h2")).status(JOB) == "unknown"
 
@@ -135,7 +135,7 @@ def test_rules_that_change_count_at_once(tmp_path: Path) -> None:
     """A person who is listed no more has approved nothing; without rules anybody's yes counts."""
     site = Approvals(tmp_path, TWO)
     for signer in (ALICE, BOB):
-        site.approve(JOB, "x", NOON, signer)
+        site.decide("approved", JOB, "x", NOON, signer)
     people = {"alice": PUBLIC["a"], "carol": PUBLIC["c"]}
     assert Approvals(tmp_path, Quorum("h1", 2, people)).status(JOB) == "waiting"
     assert Approvals(tmp_path).status(JOB) == "approved"
@@ -143,7 +143,7 @@ def test_rules_that_change_count_at_once(tmp_path: Path) -> None:
 
 def test_decisions_of_earlier_versions_are_read(tmp_path: Path) -> None:
     site = Approvals(tmp_path)
-    key = site.approve(JOB, "x", NOON)
+    key = site.decide("approved", JOB, "x", NOON)
     decision = {"fingerprint": key, "decision": "approved", "by": "x", "when": NOON.isoformat()}
     written = json.loads(site.path.read_text())
     assert written["decisions"] == [decision | {"ledger": ""}]

@@ -32,8 +32,8 @@ from fednotes.rules.ledger import (
     head_path,
     plain,
     show,
+    verify,
 )
-from fednotes.rules.ledger_check import verify
 
 
 class Killed(BaseException):

@@ -11,8 +11,18 @@ import pytest
 from ledgers import MESSAGE, lines_of, rehashed, written
 
 from fednotes.core.errors import ConfigError, DataError, RefusedError
-from fednotes.rules.ledger import FIRST, Head, Ledger, decode_head, encode_head, head_path, show
-from fednotes.rules.ledger_check import judge, noted_end, verify
+from fednotes.rules.ledger import (
+    FIRST,
+    Head,
+    Ledger,
+    decode_head,
+    encode_head,
+    head_path,
+    judge,
+    noted_end,
+    show,
+    verify,
+)
 
 
 def test_an_unbroken_ledger_is_well(tmp_path: Path) -> None:
@@ -176,13 +186,7 @@ def test_a_head_that_is_lost_or_edited_is_found(tmp_path: Path) -> None:
     path = tmp_path / "l"
     written(path, 2)
     head = head_path(path).read_bytes()
-    for raw in (
-        b"",
-        head[:-1],
-        head + b" ",
-        b"[]",
-        b"{}",
-    ):
+    for raw in (b"", head[:-1], head + b" ", b"[]", b"{}"):
         head_path(path).write_bytes(raw)
         assert not verify(path).ok
         with pytest.raises(RefusedError, match="does not end as"):

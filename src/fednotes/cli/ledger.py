@@ -39,7 +39,7 @@ def ledger_verify(
     ] = None,
 ) -> None:
     """Whether the ledger is as it was written: no line altered, removed, added or moved."""
-    from fednotes.rules.ledger_check import noted_end, verify
+    from fednotes.rules.ledger import noted_end, verify
 
     report = verify(_ledger(kit), noted_end(noted) if noted is not None else None)
     if not report.ok:

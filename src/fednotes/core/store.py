@@ -33,7 +33,7 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from platform import node
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -85,6 +85,16 @@ def private_folder(path: Path) -> None:
 def owned(name: str, flags: int) -> int:
     """The `opener` of `open` for a file that only its owner can read."""
     return os.open(name, flags, 0o600)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[IO[bytes]]:
+    """A file, made for its owner if there is none, that nobody else has for the while: who comes
+    second waits."""
+    with os.fdopen(owned(str(path), os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
 
 
 def make_private(folder: Path) -> None:

@@ -25,10 +25,8 @@ import binascii
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,13 +37,8 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.parsing import read_json
-from fednotes.core.store import replace_file
+from fednotes.core.store import alone, replace_file
 from fednotes.privacy.secure_sum.masks import KEY_BYTES, joined, need_cryptography
-
-try:
-    import fcntl
-except ImportError:  # not on Windows: there two people must not decide at once
-    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -225,6 +218,12 @@ class Approval:
         about = (self.fingerprint, self.decision, self.by, self.when)
         return joined(_PURPOSE, site, self.person, *about)
 
+    def kept(self) -> dict[str, str]:
+        """As it stands in the file, which has each table once."""
+        names = ["fingerprint", "decision", "by", "when", "ledger"]
+        names += ["person", "signature"] if self.signature else []
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -260,24 +259,38 @@ class Approvals:
     def __init__(self, folder: Path, quorum: Quorum | None = None) -> None:
         self.path, self.quorum = folder / "approvals.json", quorum or Quorum()
 
-    def approve(
+    def decide(
         self,
+        decision: Decision,
         table: Table,
         by: str,
         when: datetime,
         signer: Signer | None = None,
         ledger: str = "",
     ) -> str:
-        """Say yes to a job; returns its fingerprint. ledger: see `Approval`."""
-        made = _made("approved", table, by, when, ledger)
+        """Say yes to a job or no, or take an approval back; returns its fingerprint. when: with a
+        time zone. ledger: see `Approval`."""
+        if when.tzinfo is None:
+            raise ValueError("the time of a decision needs a time zone")
+        key, moment, job = fingerprint(table), when.astimezone(UTC).isoformat(), _checked(table)
+        made = Approval(key, decision, by, moment, job, ledger=ledger)
         if signer is not None:
             made = replace(made, person=signer.person)
             made = replace(made, signature=signer.key.sign(made.text(self.quorum.site)).hex())
-        return self._add(made)
-
-    def reject(self, table: Table, by: str, when: datetime) -> str:
-        """Say no to a job, or take an approval back; returns its fingerprint."""
-        return self._add(_made("rejected", table, by, when))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with alone(self.path.with_name(f".{self.path.name}.lock")):  # or one would be lost
+                every = (*self.decisions(), made)
+                jobs = {past.fingerprint: past.table for past in every}
+                kept = {"format": FORMAT, "decisions": [past.kept() for past in every]}
+                text = json.dumps({**kept, "jobs": jobs}, indent=2) + "\n"
+                replace_file(self.path, text.encode(), mode=0o600)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise FednotesError(
+                f"{self.path}: cannot be written ({reason}); nothing was decided"
+            ) from error
+        return key
 
     def status(self, table: Table) -> Status:
         """What was decided on exactly this table. "waiting": some of those who must have
@@ -329,64 +342,18 @@ class Approvals:
         except (OSError, ValueError) as error:
             raise self._unusable("cannot be read as JSON") from error
         try:
-            form, jobs = kept["format"], kept["jobs"]
-            if form == FORMAT and any(fingerprint(t) != key for key, t in jobs.items()):
+            if kept["format"] != FORMAT:
+                raise self._unusable(f"has format {kept['format']}, this version reads {FORMAT}")
+            jobs = kept["jobs"]
+            if any(fingerprint(table) != key for key, table in jobs.items()):
                 raise self._unusable("was edited: a job does not have its fingerprint")
-            if form == FORMAT:
-                return tuple(
-                    Approval(**d | {"table": jobs[d["fingerprint"]]}) for d in kept["decisions"]
-                )
+            listed = kept["decisions"]
+            return tuple(Approval(**d | {"table": jobs[d["fingerprint"]]}) for d in listed)
         except (LookupError, TypeError, ValueError, AttributeError, RefusedError) as error:
             raise self._unusable("was edited, or is no list of decisions") from error
-        raise self._unusable(f"has format {form}, this version reads {FORMAT}")
-
-    def _add(self, made: Approval) -> str:
-        try:
-            with self._locked():
-                decisions = (*self.decisions(), made)
-                text = json.dumps(_written(decisions), indent=2) + "\n"
-                replace_file(self.path, text.encode(), mode=0o600)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise FednotesError(
-                f"{self.path}: cannot be written ({reason}); nothing was decided"
-            ) from error
-        return made.fingerprint
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """One decision at a time: two at once would lose one of them."""
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(
-            self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600
-        )
-        try:
-            if fcntl is not None:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
 
     def _unusable(self, why: str) -> ConfigError:
         return ConfigError(f"{self.path}: {why}; move it away and approve the site's jobs again")
-
-
-def _made(decision: Decision, table: Table, by: str, when: datetime, ledger: str = "") -> Approval:
-    if when.tzinfo is None:
-        raise ValueError("the time of a decision needs a time zone")
-    key, moment = fingerprint(table), when.astimezone(UTC).isoformat()
-    return Approval(key, decision, by, moment, _checked(table), ledger=ledger)
-
-
-def _written(decisions: tuple[Approval, ...]) -> dict[str, Any]:
-    """As it stands in the file."""
-    log = []
-    for past in decisions:
-        names = ["fingerprint", "decision", "by", "when", "ledger"]
-        names += ["person", "signature"] if past.signature else []
-        log.append({name: getattr(past, name) for name in names})
-    jobs = {past.fingerprint: past.table for past in decisions}
-    return {"format": FORMAT, "decisions": log, "jobs": jobs}
 
 
 # ---- tables ----------------------------------------------------------------------------------

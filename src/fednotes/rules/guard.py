@@ -21,7 +21,7 @@ from fednotes.core.store import write_json
 from fednotes.core.update import Update
 from fednotes.engines.host import BEGIN, OURS
 from fednotes.engines.wire import Frame, Reply, Request, decode_reply
-from fednotes.rules.approval import Approvals, Quorum, Signer, fingerprint
+from fednotes.rules.approval import Approvals, Decision, Quorum, Signer, fingerprint
 from fednotes.rules.ledger import (
     Entry,
     Past,
@@ -146,11 +146,9 @@ def settle(
     signer: Signer | None = None,
 ) -> str:
     """Decide on a job; returns its fingerprint. It waits on while too few have approved it."""
-    approvals = approvals_of(kit, quorum)
-    if approve:
-        key = approvals.approve(table, by, now(), signer, ledger_of(kit).head().hash)
-    else:
-        key = approvals.reject(table, by, now())
+    approvals, end = approvals_of(kit, quorum), ledger_of(kit).head().hash if approve else ""
+    decision: Decision = "approved" if approve else "rejected"
+    key = approvals.decide(decision, table, by, now(), signer, end)
     settled = approvals.standing(table).made is not None
     if settled and (pending(kit) or {}).get("fingerprint") == key:
         _pending(kit).unlink(missing_ok=True)
@@ -296,7 +294,7 @@ class SiteGuard:
     def _written(self, request: Request, sent: Reply, sha256: str) -> _Behind:
         """What the ledger says of a reply that was sent before."""
         self._read_past(self._rules())
-        line = self._past.answer(sha256)
+        line = self._past.answers.get(sha256)
         if line is None:
             raise RefusedError(
                 f"site {self._site!r}: its ledger does not have the reply that is asked for again"
@@ -313,7 +311,7 @@ class SiteGuard:
         parameters is the same, and any other counts.
         """
         self._read_past(policy)
-        left = self._past.updates(behind.task)
+        left = self._past.updates.get(behind.task, set())
         trains = "steps" in behind.covered or behind.task == TRAIN
         return len(left | {hash_of(behind.tensors)}) - (0 if trains else SPARE)
 

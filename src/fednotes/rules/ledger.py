@@ -9,7 +9,7 @@ message the tensors are those behind the masks. It is on disk before `append` re
 that first and send afterwards; what is not in the ledger has not left.
 
 The chain shows a line that was altered, inserted, removed or moved; the head shows a tail that
-was cut off; `ledger_check.verify` names the line. Who may write both files can still write a
+was cut off; `verify` names the line. Who may write both files can still write a
 new history: note `Ledger.head()` elsewhere now and then, and give it to `verify`. The whole
 file stays at the site: the hash of a message that holds a few counts can be guessed.
 
@@ -36,15 +36,10 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import DataError, FednotesError, RefusedError
+from fednotes.core.errors import ConfigError, DataError, FednotesError, RefusedError
 from fednotes.core.parsing import JsonError, parse_json
-from fednotes.core.store import owned, sync_folder
+from fednotes.core.store import alone, sync_folder
 from fednotes.core.update import Tensors
-
-try:
-    import fcntl
-except ImportError:  # not on Windows: there two processes must not share one ledger
-    fcntl = None  # type: ignore[assignment]
 
 FIRST = "0" * 64  # the hash before the first line
 _HEAD_BYTES = 320  # a head is always as long, so that it is written in place, in one piece
@@ -197,12 +192,8 @@ class Ledger:
     def _opened(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         """Both files, nobody else's for the while; made, for their owner only, if absent."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        flags = os.O_RDWR | os.O_CREAT
-        with os.fdopen(owned(str(head_path(self.path)), flags), "r+b", buffering=0) as head_file:
-            if fcntl is not None:
-                fcntl.flock(head_file, fcntl.LOCK_EX)
-            with os.fdopen(owned(str(self.path), flags), "r+b", buffering=0) as file:
-                yield file, head_file
+        with alone(head_path(self.path)) as head_file, alone(self.path) as file:
+            yield file, head_file
 
     def _end(self, file: IO[bytes], head_file: IO[bytes]) -> tuple[Head, dict[str, str]]:
         """Where the next line goes, and what that line says of what a killed process left there:
@@ -303,15 +294,16 @@ def written_hash(raw: bytes) -> str:
 class Past:
     """The lines of one job. `read` goes on from where it was; only whole lines are read.
 
-    newest: the latest time stamp of those that are counted; "" for none. Whether a line is as it
-    was written is for `ledger_check.verify` to judge.
+    newest: the latest time stamp of those that are counted; "" for none. updates: task → hashes of
+    the different updates that left. answers: hash of a message → its line, of the newest messages.
+    Whether a line is as it was written is for `verify` to judge.
     """
 
     def __init__(self, path: Path, job: str) -> None:
         self._path, self._mark = path, f'"job":"{job}"'.encode("ascii")
         self._offset, self._since, self.newest = 0, "", ""
-        self._updates: dict[str, set[str]] = {}  # task → hashes of updates
-        self._answers: dict[str, dict[str, Any]] = {}  # a message's hash → its line
+        self.updates: dict[str, set[str]] = {}
+        self.answers: dict[str, dict[str, Any]] = {}
 
     def read(self, since: str = "") -> None:
         """Take in what was appended. since: count from the line after the one of this hash on;
@@ -319,7 +311,7 @@ class Past:
         begun = not self._path.exists() or self._path.stat().st_size < self._offset
         if begun or since != self._since:  # a new ledger, or a new approval
             self._offset, self._since, self.newest = 0, since, ""
-            self._updates, self._answers = {}, {}
+            self.updates, self.answers = {}, {}
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
@@ -332,26 +324,18 @@ class Past:
                     with suppress(KeyError, TypeError, AttributeError):  # edited by hand
                         self._take(line)
                 if written_hash(raw) == self._since:
-                    self._updates, self.newest = {}, ""
+                    self.updates, self.newest = {}, ""
 
     def _take(self, line: dict[str, Any]) -> None:
         self.newest = max(self.newest, line["time"])
         if line["refusal"] or line["task"].startswith("@"):
             return
         if line["update"]:
-            self._updates.setdefault(line["task"], set()).add(line["update"])
-        self._answers.pop(line["sha256"], None)
-        self._answers[line["sha256"]] = line
-        for old in list(self._answers)[:-KEPT]:
-            del self._answers[old]
-
-    def updates(self, task: str) -> frozenset[str]:
-        """Hashes of the different updates of a task that left."""
-        return frozenset(self._updates.get(task, ()))
-
-    def answer(self, sha256: str) -> dict[str, Any] | None:
-        """The line of one of the newest messages, by the message's hash."""
-        return self._answers.get(sha256)
+            self.updates.setdefault(line["task"], set()).add(line["update"])
+        self.answers.pop(line["sha256"], None)
+        self.answers[line["sha256"]] = line
+        for old in list(self.answers)[:-KEPT]:
+            del self.answers[old]
 
 
 def tensors_of(line: dict[str, Any]) -> tuple[TensorFacts, ...]:
@@ -361,20 +345,15 @@ def tensors_of(line: dict[str, Any]) -> tuple[TensorFacts, ...]:
 
 def _checked(entry: Entry) -> dict[str, Any]:
     """An entry as JSON values. Raises RefusedError where a name could be something else."""
-    if entry.time.tzinfo is None:
-        raise ValueError("the time of an entry needs a time zone")
-    names = {k: getattr(entry, k) for k in ("run", "task", "receiver", "job")}
-    names |= {f"name of tensor {i + 1}": t.name for i, t in enumerate(entry.tensors)}
-    names |= {f"dtype of tensor {i + 1}": t.dtype for i, t in enumerate(entry.tensors)}
-    for what, name in names.items():
+    names = [(key, getattr(entry, key)) for key in ("run", "task", "receiver", "job")]
+    for number, facts in enumerate(entry.tensors, start=1):
+        names += [(f"{key} of tensor {number}", getattr(facts, key)) for key in ("name", "dtype")]
+    for what, name in names:
         if not _NAME.fullmatch(name):  # not shown: it may be text of a note
             raise RefusedError(
                 f"the {what} is no plain name (ASCII letters, digits, . _ - / : @ [ ] = , +, at "
                 "most 256): the ledger takes no text, and the message did not leave"
             )
-    hashes = (entry.sha256, entry.update or FIRST, *(t.sha256 for t in entry.tensors))
-    if not all(map(_DIGEST.fullmatch, hashes)):
-        raise ValueError("a hash of an entry is not 64 hexadecimal digits")
     tensors = [asdict(t) | {"shape": list(t.shape)} for t in entry.tensors]
     table = asdict(replace(entry, tensors=())) | {"tensors": tensors}
     return table | {"time": stamp(entry.time)}
@@ -391,3 +370,175 @@ def _write(file: IO[bytes], place: int, raw: bytes, wait: bool = True) -> None:
         view = view[written:]
     if wait:
         os.fsync(file.fileno())
+
+
+# ---- whether a ledger is as it was written: every line, the chain, and the end -----------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that no append wrote. line: from 1; 0 is the head file."""
+
+    line: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` found. lines: in the file. notes: what a killed process explains.
+    head: the ledger's end, as its head file has it; None if that is missing or damaged."""
+
+    path: Path
+    lines: int
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...]
+    head: Head | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was altered, removed, inserted, moved or cut off."""
+        return not self.faults
+
+    def __str__(self) -> str:
+        """One line a fault and note; one that says all is well where it is."""
+        found = [
+            f"{self.path}:{f.line}: {f.what}" if f.line else f"{head_path(self.path)}: {f.what}"
+            for f in self.faults
+        ]
+        if not found:
+            end = f", the last has hash {self.head.hash}" if self.head and self.head.lines else ""
+            found = [f"{self.path}: {self.lines:,} lines, unbroken{end}"]
+        return "\n".join((*found, *self.notes))
+
+
+def verify(path: Path, noted: Head | None = None) -> Report:
+    """Read a whole ledger and judge it. noted: an end that was noted elsewhere, which shows a
+    history that somebody wrote anew together with its head.
+
+    A process that appends meanwhile may look like a cut line. Raises DataError if the file
+    cannot be read.
+    """
+    try:
+        raw_head = head_path(path).read_bytes() if head_path(path).exists() else b""
+        gone = raw_head or (noted is not None and noted.lines)
+        if gone and not path.exists():
+            return judge(path, (), raw_head, noted)
+        with path.open("rb") as file:
+            return judge(path, file, raw_head, noted)
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such file; nothing has left this site yet") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def noted_end(text: str) -> Head:
+    """A ledger's end from what a person noted, LINES:HASH. Raises ConfigError."""
+    lines, colon, noted = text.strip().partition(":")
+    known = colon and lines.isascii() and lines.isdecimal() and int(lines) > 0
+    if not known or not _DIGEST.fullmatch(noted):
+        raise ConfigError(
+            f"{text[:80]!r}: expected LINES:HASH, as `fednotes ledger verify` prints them "
+            "(a number, and 64 hexadecimal digits)"
+        )
+    return Head(int(lines), hash=noted)
+
+
+def judge(path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None) -> Report:
+    """`verify` of lines that were read already, each with its line end, and the head file's
+    bytes; `path` is for messages."""
+    reading = _Reading(noted.lines if noted else 0)
+    for raw in lines:
+        reading.take(raw)
+    head = decode_head(raw_head)
+    faults = [*reading.faults, *reading.misplaced()]
+    note, fault = reading.end_by(head, bool(raw_head), bool(faults))
+    faults += [fault] if fault else []
+    if noted is not None and noted.lines and reading.noted != noted.hash:
+        what = "is not the line whose hash was noted elsewhere"
+        if reading.end < noted.lines:
+            what = "was noted elsewhere, and the ledger ends before it"
+        faults.append(Fault(noted.lines, what))
+    faults.sort(key=lambda fault: fault.line)
+    return Report(path, reading.lines, tuple(faults), (note,) if note else (), head)
+
+
+class _Reading:
+    """The lines so far. What is odd about their numbers is judged when all are known.
+
+    asked: the number of the line whose hash is kept.
+    """
+
+    def __init__(self, asked: int) -> None:
+        self.lines = self.size = 0  # whole ones, and their bytes
+        self.rest = b""  # after the last whole one
+        self.end, self.hash = 0, FIRST  # the highest number, and the hash of its line
+        self.noted, self._asked = "", asked
+        self.faults: list[Fault] = []
+        self._before: tuple[str, ...] = (FIRST,)  # what the next line may name as the one before
+        self._due = 1  # the next line's number
+        self._jumps: list[tuple[int, int, int]] = []  # line, number due there, number found
+        self._places: dict[int, int] = {}  # number → line
+
+    def take(self, raw: bytes) -> None:
+        """The next line of the file; the last one may be cut."""
+        if not raw.endswith(b"\n"):
+            self.rest = raw
+            return
+        self.lines, self.size = self.lines + 1, self.size + len(raw)
+        own, table = own_hash(raw), parsed(raw)
+        written = written_hash(raw)
+        number = table.get("seq") if table else None
+        if table is None or own != written or type(number) is not int:
+            self.faults.append(Fault(self.lines, "altered: its hash does not fit what it says"))
+            self._before = (own, written) if own else ()  # one of the two was the right one
+            number = self._due
+        else:
+            if number != self._due:
+                self._jumps.append((self.lines, self._due, number))
+            elif self._before and table.get("prev") not in self._before:
+                what = "does not follow the line before: one of the two is not the one written"
+                self.faults.append(Fault(self.lines, what))
+            self._before = (own,)
+            self._places.setdefault(number, self.lines)
+        if number == self._asked:
+            self.noted = own
+        if number > self.end:
+            self.end, self.hash = number, own
+        self._due = number + 1
+
+    def misplaced(self) -> Iterator[Fault]:
+        """Lines whose numbers do not come one after the other, and why."""
+        for line, due, number in self._jumps:
+            if number < due and self._places[number] != line:
+                what = f"has number {number}, as line {self._places[number]}: one was inserted"
+            elif number < due or due in self._places:
+                what = f"has number {number} where {due} is due: lines were moved"
+            else:
+                gone = f"{due}" if number == due + 1 else f"{due} to {number - 1}"
+                what = f"has number {number}: what was before it, number {gone}, was removed"
+            yield Fault(line, what)
+
+    def end_by(self, head: Head | None, there: bool, faulty: bool) -> tuple[str, Fault | None]:
+        """What a killed process explains of the end, and what nothing does. there: whether there
+        is a head file. faulty: lines are wrong already, so that bytes and the last hash say
+        nothing new."""
+        if head is None:
+            what = "is damaged or edited" if there else "is missing"
+            return "", Fault(0, what) if there or self.lines else None
+        if self.rest and (self.end < head.lines or not head.next):
+            return "", Fault(self.lines + 1, "is cut, and no process was writing it")
+        if self.end < head.lines:
+            cut = head.lines - self.end
+            more = f"{cut} more {'was' if cut == 1 else 'were'} written"
+            return "", Fault(self.lines, f"is the last, but {more}: cut off")
+        announced = head.next and (self.end, self.hash) == (head.lines + 1, head.next)
+        if announced and not self.rest:
+            return "the last line was written by a process that was killed before it was done", None
+        if self.end > head.lines:
+            what = f"goes beyond the {head.lines} lines that were written"
+            return "", Fault(self.lines, what)
+        if not faulty and (self.hash, self.size) != (head.hash, head.bytes):
+            return "", Fault(self.lines, "is not the line that the head says is last")
+        where = f"{len(self.rest)} bytes after line {self.lines}"
+        killed = f"{where} are of a line whose writing was killed; that message did not leave"
+        return killed if self.rest else "", None
