@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fednotes.core.errors import ConfigError
-from fednotes.jobs.deployed.site_file import read_site_file
-from fednotes.jobs.deployed.sites import job_of_site, load_deployed
+from fednotes.jobs.deployed.site_file import job_of_site, load_deployed, read_site_file
 
 NER = 'method = "fedner"\n[model]\ntagger = "cnn-clstm-crf"\n'
 

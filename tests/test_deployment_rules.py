@@ -19,7 +19,7 @@ from hospitals import DISTILL, FEDERATION, FEDNER, OPEN, SITES, SMALL, Hospitals
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.engines.wire import decode_reply
 from fednotes.jobs.deployed.agreement import agreement_of, as_text
-from fednotes.jobs.deployed.sites import load_deployed
+from fednotes.jobs.deployed.site_file import load_deployed
 from fednotes.rules.guard import pending
 
 pytestmark = pytest.mark.usefixtures("one_process")

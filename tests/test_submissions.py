@@ -15,7 +15,7 @@ import pytest
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.jobs.deployed.runs import Run, abort, claim, hand_in, prepare, read_run, release
-from fednotes.jobs.deployed.sites import load_deployed
+from fednotes.jobs.deployed.site_file import load_deployed
 
 RUN = Run("job-1", Path("/kits/admin"), "a job", ("h1", "h2"), "f" * 64)
 

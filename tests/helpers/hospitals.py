@@ -19,8 +19,7 @@ from fednotes.engines.pipe import Setup
 from fednotes.engines.wire import Frame
 from fednotes.jobs.deployed.server import server_main
 from fednotes.jobs.deployed.site import Member, site_main
-from fednotes.jobs.deployed.site_file import install
-from fednotes.jobs.deployed.sites import whole_table
+from fednotes.jobs.deployed.site_file import install, whole_table
 from fednotes.jobs.job import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.patients.synthetic import generate as generate_patients

@@ -259,7 +259,7 @@ def _handed_in(
 ) -> Run:
     """Hand a job in as a run that has OUT; no run is at the server that no folder knows."""
     from fednotes.jobs.deployed.runs import admin_kit, claim, hand_in, prepare, release
-    from fednotes.jobs.deployed.sites import load_deployed
+    from fednotes.jobs.deployed.site_file import load_deployed
 
     if on is None:
         raise ConfigError("--on KIT: the admin's kit is needed")

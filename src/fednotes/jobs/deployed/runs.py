@@ -29,7 +29,7 @@ from fednotes.core.store import make_private, owned, private_folder, write_json
 from fednotes.engines.inprocess import RoundResult
 from fednotes.engines.nvflare.kit import ADMIN, job_folder, read_kit
 from fednotes.jobs.deployed.server import PROBLEM
-from fednotes.jobs.deployed.sites import LEAST, whole_table
+from fednotes.jobs.deployed.site_file import LEAST, whole_table
 from fednotes.jobs.job import Job
 from fednotes.jobs.simulate import Display, Part
 from fednotes.rules.approval import fingerprint

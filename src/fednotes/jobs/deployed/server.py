@@ -52,8 +52,7 @@ from fednotes.jobs.deployed.agreement import (
     threshold,
     unpacked,
 )
-from fednotes.jobs.deployed.site_file import own_files, read_site_file
-from fednotes.jobs.deployed.sites import parsed, whole_table
+from fednotes.jobs.deployed.site_file import own_files, parsed, read_site_file, whole_table
 from fednotes.jobs.job import Job
 from fednotes.jobs.run_folder import versions
 from fednotes.rules.approval import fingerprint

@@ -50,8 +50,7 @@ from fednotes.jobs.deployed.agreement import (
     planned_rounds,
     threshold,
 )
-from fednotes.jobs.deployed.site_file import SITE_FILE, of_kit
-from fednotes.jobs.deployed.sites import job_of_site, load_own, whole_table
+from fednotes.jobs.deployed.site_file import SITE_FILE, job_of_site, load_own, of_kit, whole_table
 from fednotes.jobs.job import Job
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.guard import SiteGuard, require_approved

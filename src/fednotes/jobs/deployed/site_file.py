@@ -1,4 +1,7 @@
-"""A site's own file: where its notes are, and its rules. It stands above what a job says.
+"""A job as it travels between sites, and a site's own file, which stands above it.
+
+A job travels as the table that `simulate` runs, without places: JSON, no path of notes, no code.
+A site's own file says where its notes are, and its rules:
 
     device = "cpu"            # where tensors live
     threads = 2               # of this site's process; the job's number if not given
@@ -17,20 +20,23 @@ tables for jobs of several kinds, [data.documents], [data.notes] and [data.patie
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.settings import build, read_toml
+from fednotes.core.settings import build, checked, read_toml
 from fednotes.core.store import write_text
-from fednotes.jobs.job import NotesConfig, SiteConfig, expand
-from fednotes.jobs.patient_tables import PatientsConfig
+from fednotes.jobs.documents import load_sites
+from fednotes.jobs.job import SITE_TABLES, Job, Number, Sites, expand, load_table, parse_job
+from fednotes.rules.approval import fingerprint
 from fednotes.rules.policy import Policy, policy_from
 
 SITE_FILE = "site.toml"  # in a kit
-KINDS = ("documents", "notes", "patients")
+LEAST = 3  # sites of a secure sum
+FILES = ("word_vectors", "contextual", "encoder", "backbone", "representation", "dictionary")
 # Keys of [sites.NAME] that say where notes are, and which of a file's are a site's own.
 PLACES = frozenset(
     {
@@ -44,18 +50,24 @@ _NEEDED = {
     "notes": ("path", "paths"),
     "patients": ("notes", "concepts", "labels"),
 }
-_TABLES_OF = {"documents": SiteConfig, "notes": NotesConfig, "patients": PatientsConfig}
-_KEYS = {kind: [f.name for f in fields(table)] for kind, table in _TABLES_OF.items()}
-_TABLES = {"dictionary": ("concepts",)}  # else [model]; which table of a job a file belongs to
-FILES = ("word_vectors", "contextual", "encoder", "backbone", "representation", "dictionary")
+_SOMEWHERE: dict[str, dict[str, str]] = {  # of notes, for those who read none
+    "documents": {"path": "notes"},
+    "notes": {"path": "notes"},
+    "patients": {"notes": "notes", "codes": "codes", "codes_format": "table"},
+}
+_KEYS = {kind: [f.name for f in fields(table)] for kind, table in SITE_TABLES.items()}
+_BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are of no file
 
 
-@dataclass(frozen=True)
-class _Top:
-    """The keys outside tables. folder: what paths are relative to, in a copy of the file."""
+# ---- a site's own file -----------------------------------------------------------------------
+
+
+@checked(frozen=True)
+class _Keys:
+    """The file's keys. folder: what paths are relative to, in a copy of the file."""
 
     device: str = "cpu"
-    threads: int = 0
+    threads: Number = 0
     cache: str = ""
     folder: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -71,11 +83,11 @@ class SiteFile:
     path: Path
     folder: Path
     policy: Policy
-    data: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
-    device: str = "cpu"
-    threads: int = 0
-    cache: Path | None = None
+    data: Mapping[str, Any]
+    files: Mapping[str, str]
+    device: str
+    threads: int
+    cache: Path | None
 
 
 def read_site_file(path: Path) -> SiteFile:
@@ -83,59 +95,37 @@ def read_site_file(path: Path) -> SiteFile:
 
     Raises ConfigError for an unknown key, a wrong value or a policy that is none.
     """
-    table = read_toml(path)
-    if "data" in table and not isinstance(table["data"], Mapping):
-        raise ConfigError(f"{path}: data = …: expected a table, [data]")
-    top = _top(table, path)
-    folder = Path(top.folder) if top.folder else path.resolve().parent
-    for key in top.files:
-        if key not in FILES:
-            raise ConfigError(f"{path} [files]: unknown key {key!r}; {nearest(key, FILES)}")
-    _require_known(top.data, path)
-    if top.threads < 0:
-        raise ConfigError(f"{path}: threads = {top.threads}: 0 leaves it to the job")
+    keys = build(_Keys, read_toml(path), str(path))
+    folder = Path(keys.folder) if keys.folder else path.resolve().parent
+    every = sorted({key for known in _KEYS.values() for key in known})
+    for key, value in keys.data.items():
+        if key in _KEYS and isinstance(value, Mapping):
+            _require_known(value, _KEYS[key], f"{path} [data.{key}]")
+        else:
+            _require_known([key], every, f"{path} [data]")
+    _require_known(keys.files, FILES, f"{path} [files]")
+
+    def absolute(text: str, where: str) -> str:  # what is no file, as "minilm#layer=5", stays
+        place = expand(text, where)
+        beside = folder / place
+        return str(beside) if beside.exists() or where == "cache" else place
+
     return SiteFile(
         path,
         folder,
-        policy_from(table.get("policy", {}), f"[policy] of {path}"),
-        top.data,
-        {key: _absolute(value, folder, f"[files] {key}") for key, value in top.files.items()},
-        top.device,
-        top.threads,
-        Path(_absolute(top.cache, folder, "cache")) if top.cache else None,
+        policy_from(keys.policy, f"[policy] of {path}"),
+        keys.data,
+        {key: absolute(value, f"[files] {key}") for key, value in keys.files.items()},
+        keys.device,
+        keys.threads,
+        Path(absolute(keys.cache, "cache")) if keys.cache else None,
     )
 
 
-def _top(table: Mapping[str, Any], path: Path) -> _Top:
-    for key in ("policy", "files"):
-        if not isinstance(table.get(key, {}), Mapping):
-            raise ConfigError(f"{path}: {key} = …: expected a table, [{key}]")
-    plain = {k: v for k, v in table.items() if k not in ("data", "policy")}
-    made = build(_Top, plain, str(path))
-    return _Top(
-        made.device, made.threads, made.cache, made.folder, table.get("data", {}), made.files
-    )
-
-
-def _require_known(data: Mapping[str, Any], path: Path) -> None:
-    """Raises ConfigError for a key of [data] that no kind of notes has."""
-    every = sorted({key for keys in _KEYS.values() for key in keys})
-    for key, value in data.items():
-        if key in KINDS and isinstance(value, Mapping):
-            for inner in value:
-                if inner not in _KEYS[key]:
-                    raise ConfigError(
-                        f"{path} [data.{key}]: unknown key {inner!r}; {nearest(inner, _KEYS[key])}"
-                    )
-        elif key not in every:
-            raise ConfigError(f"{path} [data]: unknown key {key!r}; {nearest(key, every)}")
-
-
-def _absolute(text: str, folder: Path, where: str) -> str:
-    """A path as this machine has it; what is no file, such as "minilm#layer=5", stays."""
-    place = expand(text, where)
-    beside = folder / place
-    return str(beside) if beside.exists() or where == "cache" else place
+def _require_known(keys: Any, known: Sequence[str], where: str) -> None:
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
 
 
 def install(source: Path, kit: Path, name: str = SITE_FILE) -> SiteFile:
@@ -143,14 +133,14 @@ def install(source: Path, kit: Path, name: str = SITE_FILE) -> SiteFile:
 
     Raises ConfigError as `read_site_file`; then the kit's earlier file stays.
     """
-    checked = read_site_file(source)
+    found = read_site_file(source)
     text = source.read_text(encoding="utf-8")
     target = kit / name
     if target.exists() and target.samefile(source):
-        return checked
+        return found
     if "folder" not in read_toml(source):
         note = f"# A copy of {source.resolve()}; paths below are relative to this folder.\n"
-        text = f"{note}folder = {json.dumps(str(checked.folder))}\n{text}"
+        text = f"{note}folder = {json.dumps(str(found.folder))}\n{text}"
     write_text(target, text)
     return read_site_file(target)
 
@@ -170,30 +160,153 @@ def policy_of(kit: Path) -> Policy:
     return of_kit(kit).policy if (kit / SITE_FILE).exists() else Policy()
 
 
-def own_data(file: SiteFile, declared: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """A site's [sites.NAME] table: the job's, without places, below the site's own.
-
-    declared: the job's table of this site. kind: of data, as the method reads it.
-    Raises ConfigError if the site's file names no notes.
-    """
-    tables = {k: v for k, v in file.data.items() if k in KINDS and isinstance(v, Mapping)}
-    own = dict(tables.get(kind) or {k: v for k, v in file.data.items() if k not in tables})
-    if not any(own.get(key) for key in _NEEDED[kind]):
-        raise ConfigError(
-            f"{file.path} [data]: names no notes; this job's sites hold {kind}: give "
-            f"{' or '.join(_NEEDED[kind])}"
-        )
-    return {k: v for k, v in declared.items() if k not in PLACES} | own
-
-
 def own_files(file: SiteFile, table: Mapping[str, Any]) -> dict[str, Any]:
     """A job's table with this machine's places of the files that it names."""
     changed: dict[str, Any] = dict(table)
     for key, place in file.files.items():
-        names = _TABLES.get(key, ("model",))
-        if key == "encoder" and "text" in table:
-            names = ("text",)
-        for name in names:
-            if key in changed.get(name, {}):
-                changed[name] = {**changed[name], key: place}
+        name = "concepts" if key == "dictionary" else "model"
+        name = "text" if key == "encoder" and "text" in table else name
+        if key in changed.get(name, {}):
+            changed[name] = {**changed[name], key: place}
     return changed
+
+
+# ---- a job as it travels ---------------------------------------------------------------------
+
+
+def load_deployed(name: str | Path, settings: tuple[str, ...] = ()) -> tuple[Job, dict[str, Any]]:
+    """A job file or built-in job that real sites can run: parsed, and as it is declared.
+
+    Its sites need not say where their notes are. Three sites and more sum securely unless the
+    job says otherwise. Raises ConfigError.
+    """
+    table, path = load_table(name, settings)
+    if isinstance(sites := table.get("sites"), Mapping):
+        table = {**table, "sites": _each_site(sites, _without_places)}
+        asked = table.get("federation", {})
+        if isinstance(asked, Mapping) and len(sites) >= LEAST:
+            table = {**table, "federation": {"secure_sum": True, **asked}}
+    declared = {"name": path.stem, "job": table}
+    fingerprint(declared)  # raises RefusedError for what JSON does not have
+    return parsed(declared, path.resolve().parent, str(path)), declared
+
+
+def _each_site(sites: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    return {k: change(site) if isinstance(site, Mapping) else site for k, site in sites.items()}
+
+
+def _without_places(site: Mapping[str, Any]) -> dict[str, Any]:
+    """What says where notes are is for each site to say."""
+    return {key: value for key, value in site.items() if key not in PLACES}
+
+
+def whole_table(declared: Mapping[str, Any], sites: Sequence[str], least: int) -> dict[str, Any]:
+    """What a site approves, and what the job's fingerprint is of."""
+    return {**declared, "sites": list(sites), "min_sites": least}
+
+
+def parsed(declared: Mapping[str, Any], folder: Path, where: str) -> Job:
+    """The job that a declaration is of; nobody's notes can be read by it.
+
+    Raises ConfigError where it needs all notes in one place, or is no job.
+    """
+    try:
+        name, table = str(declared["name"]), declared["job"]
+        sites = dict(table.get("sites", {}))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{where}: not the declaration of a job") from error
+    for key, what in (("silos", "deals all notes out anew"), ("synthetic", "generates notes")):
+        if key in table:
+            raise ConfigError(
+                f"{where} [{key}]: {what}, which a simulation does; between real sites leave it "
+                "out and give one [sites.NAME] table for each site"
+            )
+    tags = table.get("tags")
+    if isinstance(tags, Mapping) and tags.get("design", "given") != "given":
+        raise ConfigError(
+            f"{where} [tags] design = {tags['design']!r}: draws the sites' types from "
+            'all notes, which a simulation does; between real sites set design = "given"'
+        )
+    for site, given in sites.items():
+        _require_unmasked(given, f"{where} [sites.{site}]")
+    try:
+        kind = methods.find(str(table.get("method"))).holds
+    except ConfigError:
+        kind = "documents"  # `parse_job` says what is wrong
+    filled = _each_site(sites, lambda site: {**site, **_SOMEWHERE[kind]})
+    return parse_job({**table, "conditions": ["federated"], "sites": filled}, name, folder, where)
+
+
+def _require_unmasked(site: Any, where: str) -> None:
+    if isinstance(site, Mapping) and site.get("mask_overlap"):
+        raise ConfigError(
+            f"{where}: mask_overlap compares the sites' notes, which a simulation does; between "
+            "real sites leave it out"
+        )
+
+
+def job_of_site(declared: Mapping[str, Any], site: str, file: SiteFile) -> Job:
+    """The job as one site reads it: its own table alone, without places, below the site's file.
+
+    Raises ConfigError.
+    """
+    where = f"job {declared.get('name')}"
+    _require_no_places(declared.get("job"), file, where)
+    job = parsed(declared, file.folder, where)
+    if site not in job.sites:
+        raise ConfigError(f"{where}: its sites are {', '.join(job.sites)}, not {site!r}")
+    tables = {k: v for k, v in file.data.items() if k in _KEYS and isinstance(v, Mapping)}
+    data = tables.get(job.data) or {k: v for k, v in file.data.items() if k not in tables}
+    if not any(data.get(key) for key in _NEEDED[job.data]):
+        raise ConfigError(
+            f"{file.path} [data]: names no notes; this job's sites hold {job.data}: give "
+            f"{' or '.join(_NEEDED[job.data])}"
+        )
+    _require_unmasked(data, f"{file.path} [data]")
+    own = {site: {**_without_places(declared["job"]["sites"][site]), **data}}
+    table = {**own_files(file, declared["job"]), "conditions": ["federated"], "sites": own}
+    return parse_job(table, job.name, file.folder, f"{where}, with {file.path}")
+
+
+def _require_no_places(table: Any, file: SiteFile, where: str) -> None:
+    """Raises ConfigError where a job names a file of the machine that reads it, or a variable.
+
+    Opening it would tell the server whether it is there, and the error how it begins.
+    """
+    for name in ("model", "text", "concepts"):
+        given = table.get(name) if isinstance(table, Mapping) else None
+        for key, value in (given if isinstance(given, Mapping) else {}).items():
+            if not isinstance(value, str) or (key in FILES and key in file.files):
+                continue
+            if key in FILES and value.partition("#")[0] not in _BUILT_IN:
+                raise ConfigError(
+                    f"{where} [{name}]: names a file, {key}: say where this machine keeps it, "
+                    f"[files] {key} = … in {file.path}"
+                )
+            if "$" in value or value.startswith("~"):
+                raise ConfigError(f"{where} [{name}] {key}: is of a variable or a home folder")
+
+
+def load_own(job: Job, cache: Path | None = None) -> Sites:
+    """The data of a job with one site, read as a simulation of all sites would read them.
+
+    Raises as `load_sites`.
+    """
+    if job.tags is None or not job.tags.types:
+        return load_sites(job, cache=cache)
+    ((name, site),) = job.sites.items()
+    complete = job.tags.types
+    if odd := [t for t in (*site.types, *site.test_types) if t not in complete]:
+        raise ConfigError(
+            f"site {name!r} has the type {odd[0]!r}, [tags] types of the job has "
+            f"{', '.join(complete)}: map it in label_map, or correct types"
+        )
+    # The other sites have the complete set's other types; here it is what this site annotates.
+    found = load_sites(replace(job, tags=None)).data[0].tags.types
+    kept = tuple(t for t in complete if t in (site.types + site.test_types or found))
+    if not kept:
+        raise ConfigError(
+            f"site {name!r} annotates {', '.join(found)}; [tags] types of the job has "
+            f"{', '.join(complete)}: map its labels to these in label_map"
+        )
+    return load_sites(replace(job, tags=replace(job.tags, types=kept)))
