@@ -13,7 +13,7 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
-from fednotes.experiments.plan import Jobs, Run, plan, seeds_of
+from fednotes.experiments.grids import Jobs, Run, plan, seeds_of
 from fednotes.experiments.reproduce import grids, load_grid, reproduce
 from fednotes.jobs.job import load_job
 

@@ -13,8 +13,7 @@ from scipy import stats
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
-from fednotes.experiments.grid import Row
-from fednotes.experiments.plan import Run
+from fednotes.experiments.grids import Row, Run
 from fednotes.experiments.reproduce import grids, load_grid, reproduce
 from fednotes.metrics.compare import paired_t
 

@@ -11,9 +11,9 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
-from fednotes.experiments.plan import Run
-from fednotes.experiments.plots import plot
+from fednotes.experiments.grids import Run
 from fednotes.experiments.reproduce import reproduce
+from fednotes.experiments.tables import plot
 
 HEAD = """\
 title = "Tiny"

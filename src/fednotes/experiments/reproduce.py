@@ -26,12 +26,16 @@ from fednotes.core.errors import ConfigError, FednotesError, nearest
 from fednotes.core.settings import build, read_toml
 from fednotes.core.stopping import call
 from fednotes.core.store import write_json, write_text
-from fednotes.experiments.gather import choose, gather
-from fednotes.experiments.grid import Attention, Before, Grid, Row, Settings, Size
-from fednotes.experiments.plan import (
+from fednotes.experiments.grids import (
+    Attention,
+    Before,
+    Grid,
     Jobs,
     Models,
+    Row,
     Run,
+    Settings,
+    Size,
     befores_of,
     own_jobs,
     plan,
@@ -39,7 +43,7 @@ from fednotes.experiments.plan import (
     rows_of,
     seeds_of,
 )
-from fednotes.experiments.tables import markdown
+from fednotes.experiments.tables import choose, gather, markdown
 from fednotes.jobs.costs import LONG
 from fednotes.jobs.job import expand, load_job
 from fednotes.jobs.notes import located
