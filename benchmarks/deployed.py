@@ -53,8 +53,9 @@ from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import SiteHost
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.nvflare import kit as kit_files
-from fednotes.engines.nvflare import processes, provision
-from fednotes.engines.nvflare.log import UNWATCHED
+from fednotes.engines.nvflare import processes
+from fednotes.engines.nvflare.authority import ProjectConfig, provision
+from fednotes.engines.nvflare.processes import UNWATCHED
 from fednotes.engines.pipe import Setup
 from fednotes.engines.wire import Frame
 
@@ -202,8 +203,8 @@ def network(base: Path) -> Iterator[tuple[dict[str, Path], int]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
-    project = provision.ProjectConfig("bench", "localhost", SITES, port=port)
-    kits = provision.provision(project, base / "kits")
+    project = ProjectConfig("bench", "localhost", SITES, port=port)
+    kits = provision(project, base / "kits")
     try:
         for name in ("server", *SITES):
             start(kits[name])

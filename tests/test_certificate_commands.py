@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from fednotes.cli import deploy
 from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
-from fednotes.engines.nvflare import processes, provision
+from fednotes.engines.nvflare import processes
+from fednotes.engines.nvflare.authority import authority_of
 from fednotes.engines.nvflare.certificates import Trust, check_kit
 from fednotes.jobs.deployed.preflight import preflight
 
@@ -183,7 +184,7 @@ def test_the_authority_s_key_can_have_a_passphrase(
         "a new passphrase for the authority's key",
     ]
     assert "BEGIN PRIVATE KEY" not in state.read_text()
-    assert provision.authority_of(intruders.project(18002, "h1", "h2"), kits).roots
+    assert authority_of(intruders.project(18002, "h1", "h2"), kits).roots
 
 
 def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(

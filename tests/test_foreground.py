@@ -15,12 +15,13 @@ pytest.importorskip("nvflare")
 from intruders import free_port, project
 from places import Place, stopped, until
 
-from fednotes.engines.nvflare import processes, provision
+from fednotes.engines.nvflare import processes
+from fednotes.engines.nvflare.authority import provision
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    provision.provision(project(free_port(), "h1", "h2"), tmp_path / "kits")
+    provision(project(free_port(), "h1", "h2"), tmp_path / "kits")
     (tmp_path / "train.conll").touch()
     (tmp_path / "h1.toml").write_text("[data]\ntrain = 'train.conll'\ntest = 'train.conll'\n")
     made = Place(tmp_path)
@@ -51,7 +52,7 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     assert f"h1 runs already (process {site.pid})" in again
     code, told = ended(site, signal.SIGTERM)
     assert code == 0
-    assert "fednotes.contact: connected to the server" in told
+    assert "fednotes.presence: connected to the server" in told
     assert told.endswith("stopped; its runs go on when it is started again\n")
     code, told = ended(running, signal.SIGINT)
     assert code == 130

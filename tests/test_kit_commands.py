@@ -22,8 +22,9 @@ from typer.testing import CliRunner
 from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json
-from fednotes.engines.nvflare import processes, provision
-from fednotes.engines.nvflare.contact import CONTACT_FILE
+from fednotes.engines.nvflare import processes
+from fednotes.engines.nvflare.authority import provision
+from fednotes.engines.nvflare.processes import CONTACT_FILE
 from fednotes.jobs.deployed import status as kit_status
 from fednotes.jobs.deployed.site_file import SITE_FILE, read_site_file
 
@@ -31,7 +32,7 @@ from fednotes.jobs.deployed.site_file import SITE_FILE, read_site_file
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("kits")
-    return provision.provision(intruders.project(intruders.free_port(), "h1"), out)
+    return provision(intruders.project(intruders.free_port(), "h1"), out)
 
 
 @pytest.fixture
@@ -205,7 +206,7 @@ def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
         f"{when},004 INFO fednotes.rules: refused @scores (9): this site's scores stay here\n"
     )
     found = kit_status.last_problem(log)
-    assert found == kit_status.Problem(when, "refused give (7): no room")
+    assert found == kit_status.LoggedProblem(when, "refused give (7): no room")
     assert found.recent
 
 

@@ -150,9 +150,7 @@ def forbidden(source: str, path: Path) -> list[str]:
     for item in imports(source, path):
         if within(item.target, PICKLES):
             found.append(f"{path.name}:{item.line}: {item.target}: no pickles (use safetensors)")
-        local = module_name(path) == "fednotes.engines.nvflare.presence" and within(
-            item.target, LOCAL
-        )
+        local = module_name(path) == "fednotes.engines.nvflare.gate" and within(item.target, LOCAL)
         if within(item.target, NETWORK) and not local:
             found.append(f"{path.name}:{item.line}: {item.target}: no network in this package")
         if within(item.target, CALLS):

@@ -20,7 +20,7 @@ import intruders
 from proxy import proxy
 
 from fednotes.engines.nvflare import kit as kit_files
-from fednotes.engines.nvflare import provision
+from fednotes.engines.nvflare.authority import provision
 from fednotes.jobs.deployed.preflight import (
     Check,
     answer_of,
@@ -34,7 +34,7 @@ from fednotes.jobs.deployed.preflight import (
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("kits")
-    return provision.provision(intruders.project(intruders.free_port(), "h1", "h2"), out)
+    return provision(intruders.project(intruders.free_port(), "h1", "h2"), out)
 
 
 def of_certificates(kit: Path) -> list[Check]:
@@ -144,7 +144,7 @@ def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
     (other / "startup/server.crt").write_bytes((kits["h1"] / "startup/client.crt").read_bytes())
     assert answer_of(other) == "another server of this project answers"
     project = intruders.project(kit_files.read_kit(kits["server"]).port, "h1")
-    stranger = provision.provision(project, tmp_path / "stranger")["server"]
+    stranger = provision(project, tmp_path / "stranger")["server"]
     assert "it shows another certificate" in answer_of(stranger)
     assert port_check(stranger).ok is False
 

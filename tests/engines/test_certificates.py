@@ -24,14 +24,15 @@ from nvflare.private.fed.server.client_manager import ClientManager
 from nvflare.private.fed.utils.identity_utils import IdentityAsserter, TokenVerifier
 
 from fednotes.core.errors import ConfigError
-from fednotes.engines.nvflare import processes, provision
+from fednotes.engines.nvflare import processes
+from fednotes.engines.nvflare.authority import provision
 from fednotes.engines.nvflare.certificates import check_kit
 
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("kits")
-    return provision.provision(intruders.project(18002, "h1", "h2"), out)
+    return provision(intruders.project(18002, "h1", "h2"), out)
 
 
 def dated(kits: dict[str, Path], to: Path, days: tuple[int, int], kit: str = "h1") -> Path:
@@ -166,12 +167,12 @@ def test_names_that_could_be_taken_for_one_another(sites: tuple[str, ...], alike
 
 def test_a_site_that_is_added_later_is_compared_with_those_before(tmp_path: Path) -> None:
     """Also where its kit was deleted, and the project file no longer names it."""
-    provision.provision(intruders.project(8002, "h1"), tmp_path)
+    provision(intruders.project(8002, "h1"), tmp_path)
     shutil.rmtree(tmp_path / "sites")
     with pytest.raises(ConfigError, match="'h1' and 'h10'"):
-        provision.provision(intruders.project(8002, "h10"), tmp_path)
+        provision(intruders.project(8002, "h10"), tmp_path)
     assert not (tmp_path / "sites").exists()
-    assert "h2" in provision.provision(intruders.project(8002, "h2"), tmp_path)
+    assert "h2" in provision(intruders.project(8002, "h2"), tmp_path)
 
 
 def test_a_dot_in_a_sites_name_is_refused() -> None:

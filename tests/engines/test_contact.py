@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.engines.nvflare.contact import (
-    Contact,
-    Known,
-    Members,
-    connected,
-    contact_of,
-    place_of,
-)
+pytest.importorskip("nvflare")
+
+from fednotes.engines.nvflare.presence import Contact, SignsOfLife, place_of
+from fednotes.engines.nvflare.processes import Known, connected, contact_of
 
 
 class Clock:
@@ -70,7 +66,7 @@ def test_a_damaged_file_says_nothing(tmp_path: Path) -> None:
 def test_a_second_process_is_one_of_another_place(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
-    members = Members(clock)
+    members = SignsOfLife(clock)
     members.alive("h1", "here")
     clock.time += 19
     assert not members.elsewhere("h1", "here")  # started again where it was

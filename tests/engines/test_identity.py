@@ -24,8 +24,8 @@ from secure_net import SITES, network, random_updates
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.engines import pipe
 from fednotes.engines.nvflare import kit as kit_files
-from fednotes.engines.nvflare import provision
 from fednotes.engines.nvflare import site as nvflare_site
+from fednotes.engines.nvflare.authority import provision
 from fednotes.engines.nvflare.certificates import CertificateIdentity
 from fednotes.privacy.secure_sum.masks import joined
 
@@ -35,7 +35,7 @@ TEXT = b"\x00keys\xff" * 9
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("kits")
-    return provision.provision(intruders.project(18002, *SITES), out)
+    return provision(intruders.project(18002, *SITES), out)
 
 
 def key_of(kit: Path, stem: str) -> Any:
@@ -83,7 +83,7 @@ def test_a_false_certificate_signs_nothing(
 ) -> None:
     honest = CertificateIdentity.of_kit(kits["a"])
     if false == "other authority":
-        kit = provision.provision(intruders.project(18002, "b"), tmp_path / "other")["b"]
+        kit = provision(intruders.project(18002, "b"), tmp_path / "other")["b"]
     else:
         kit = intruders.copied(kits["b"], tmp_path / "b")
         if false == "expired":

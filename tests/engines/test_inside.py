@@ -30,9 +30,10 @@ import psutil
 import refusal_mains
 from intruders import SUBMIT, UNTIL_FINISHED, Network, log_of, until, ward_job
 
-from fednotes.engines.nvflare import presence, processes, provision
+from fednotes.engines.nvflare import gate, processes
+from fednotes.engines.nvflare.authority import provision
 from fednotes.engines.nvflare.kit import COMM_FILE, INSIDE
-from fednotes.engines.nvflare.log import KIT_VARIABLE
+from fednotes.engines.nvflare.processes import KIT_VARIABLE
 
 NOBODY = 65534
 ROUNDS = 60
@@ -96,7 +97,7 @@ def open_folder() -> Iterator[Path]:
 def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
     """Neither at a site nor at the server, while a run goes on; and it goes on to its end."""
     port = intruders.free_port()
-    kits = provision.provision(intruders.project(port, "h1", "h2"), open_folder / "kits")
+    kits = provision(intruders.project(port, "h1", "h2"), open_folder / "kits")
     names, net = ("server", "h1", "h2"), Network(kits)
     for name in names:
         for folder in (kits[name], *kits[name].parents[: 1 + (name != "server")]):
@@ -110,12 +111,12 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
         assert until(lambda: len(list(frames.glob("*"))) > 8, 60)
         assert [ports(kits[name]) for name in names] == [{port}, set(), set()]
         for name, spoken in (("server", "server.x"), ("h1", "server"), ("h1", "h1.x")):
-            assert intrude(str(kits[name] / INSIDE / presence.SOCKET), spoken) == "PermissionError"
+            assert intrude(str(kits[name] / INSIDE / gate.SOCKET), spoken) == "PermissionError"
             assert stat.S_IMODE((kits[name] / INSIDE).stat().st_mode) == 0o700
             kits[name].chmod(0o755)  # which its start had closed
             (kits[name] / INSIDE).chmod(0o777)  # the system's word of who it is remains
-            (kits[name] / INSIDE / presence.SOCKET).chmod(0o777)
-            said = intrude(str(kits[name] / INSIDE / presence.SOCKET), spoken)
+            (kits[name] / INSIDE / gate.SOCKET).chmod(0o777)
+            said = intrude(str(kits[name] / INSIDE / gate.SOCKET), spoken)
             assert said in ("told 0 bytes", "ConnectionResetError", "BrokenPipeError")
             assert f"user {NOBODY} of this machine was refused" in log_of(kits[name])
             (kits[name] / INSIDE).chmod(0o700)
@@ -133,7 +134,7 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
 @needs_root
 def test_another_users_process_is_no_process_of_a_kit(tmp_path: Path) -> None:
     """Whatever words it gives itself: the kit would not start, nor end, by them."""
-    kits = provision.provision(intruders.project(intruders.free_port(), "h1"), tmp_path / "kits")
+    kits = provision(intruders.project(intruders.free_port(), "h1"), tmp_path / "kits")
     kit = kits["h1"].resolve()
     words = ["sh", "-c", "while :; do sleep 1; done", f"{processes.OF_JOBS}x", str(kit)]
     for user, found in ((NOBODY, False), (os.getuid(), True)):
@@ -156,11 +157,11 @@ def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
     (kit / INSIDE).mkdir(mode=0o755)
     for _ in range(2):
         (kit / INSIDE).chmod(0o755)
-        listener = presence._Listener(presence.InsideDriver(), SimpleNamespace(), kit / INSIDE)
+        listener = gate._Listener(gate.InsideDriver(), SimpleNamespace(), kit / INSIDE)
         assert stat.S_IMODE((kit / INSIDE).stat().st_mode) == 0o700
         with (
             socket.socket(socket.AF_UNIX) as door,
-            presence.address_in(kit / INSIDE) as address,
+            gate.address_in(kit / INSIDE) as address,
         ):
             door.connect(address)
             accepted, _ = listener.get_request()
@@ -170,14 +171,14 @@ def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
                 assert not listener.verify_request(accepted, None)
             accepted.close()
         listener.server_close()
-    assert (kit / INSIDE / presence.SOCKET).is_socket()
+    assert (kit / INSIDE / gate.SOCKET).is_socket()
 
 
 def test_a_kit_that_was_made_before_is_closed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each start; before every file that a job may bring, which NVFlare would take as well."""
-    kit = provision.provision(intruders.project(8002, "h1", "h2"), tmp_path / "kits")["h1"]
+    kit = provision(intruders.project(8002, "h1", "h2"), tmp_path / "kits")["h1"]
     job = kit / "00000000-0000-0000-0000-000000000000" / "app_h1" / "config"
     job.mkdir(parents=True)
     (job / COMM_FILE).write_text('{"internal": {"scheme": "tcp", "resources": {}}}')

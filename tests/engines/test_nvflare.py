@@ -29,18 +29,19 @@ from nvflare.security.security import FLAuthorizer
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 from fednotes.engines import pipe
 from fednotes.engines.nvflare import kit as kit_files
-from fednotes.engines.nvflare import presence, provision
+from fednotes.engines.nvflare import presence
 from fednotes.engines.nvflare import server as flare
 from fednotes.engines.nvflare import site as nvflare_site
+from fednotes.engines.nvflare.authority import ProjectConfig, provision
 from fednotes.engines.nvflare.certificates import check_kit
 
-PROJECT = provision.ProjectConfig("ward", "localhost", ("h1", "h2", "h3"), port=18002)
+PROJECT = ProjectConfig("ward", "localhost", ("h1", "h2", "h3"), port=18002)
 ROLES = ("project_admin", "lead", "org_admin", "member")
 
 
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return provision.provision(PROJECT, tmp_path_factory.mktemp("kits"))
+    return provision(PROJECT, tmp_path_factory.mktemp("kits"))
 
 
 def allowed(policy: dict[str, Any], role: str, right: str) -> bool:
@@ -105,16 +106,16 @@ def test_a_kit_holds_its_owners_things_only(kits: dict[str, Path]) -> None:
 
 
 def test_a_site_can_be_added_later(tmp_path: Path) -> None:
-    first = provision.provision(PROJECT, tmp_path)
+    first = provision(PROJECT, tmp_path)
     before = {p: p.read_bytes() for kit in first.values() for p in kit.rglob("*") if p.is_file()}
-    more = provision.ProjectConfig("ward", "localhost", ("h1", "h2", "h3", "h4"), port=18002)
-    kits = provision.provision(more, tmp_path)
+    more = ProjectConfig("ward", "localhost", ("h1", "h2", "h3", "h4"), port=18002)
+    kits = provision(more, tmp_path)
     assert {p: p.read_bytes() for p in before} == before
     root = (first["h1"] / "startup/rootCA.pem").read_bytes()
     assert (kits["h4"] / "startup/rootCA.pem").read_bytes() == root
-    other = provision.ProjectConfig("other", "localhost", ("h1",))
+    other = ProjectConfig("other", "localhost", ("h1",))
     with pytest.raises(ConfigError, match="holds kits of project 'ward'"):
-        provision.provision(other, tmp_path)
+        provision(other, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_kits_that_would_not_go_together_are_not_made(
 ) -> None:
     out = kits["server"].parent
     with pytest.raises(ConfigError, match=message):
-        provision.provision(replace(PROJECT, sites=(*PROJECT.sites, "h4"), **changes), out)
+        provision(replace(PROJECT, sites=(*PROJECT.sites, "h4"), **changes), out)
     assert not (out / "sites" / "h4").exists()
 
 
@@ -144,29 +145,29 @@ def keys_in(folder: Path) -> int:
 def test_the_authority_keeps_no_key_but_its_own(tmp_path: Path) -> None:
     """Nor does a kit that was handed over come to be a second time by itself."""
     out = tmp_path / "kits"
-    kits = provision.provision(PROJECT, out)
+    kits = provision(PROJECT, out)
     authority = out / "authority"
     state = authority / "ward" / "state" / "cert.json"
     assert keys_in(authority) == 1
     assert state.stat().st_mode & 0o077 == 0
     key = (kits["h1"] / "startup/client.key").read_bytes()
     kits["h1"].rename(tmp_path / "h1")
-    provision.provision(replace(PROJECT, sites=(*PROJECT.sites, "h4")), out)
+    provision(replace(PROJECT, sites=(*PROJECT.sites, "h4")), out)
     assert not kits["h1"].exists()
     assert check_kit(out / "sites" / "h4") == []
     assert keys_in(authority) == 1
-    again = provision.provision(PROJECT, out, again=["h1"])["h1"]
+    again = provision(PROJECT, out, again=["h1"])["h1"]
     assert check_kit(again) == []
     assert (again / "startup/client.key").read_bytes() != key
     with pytest.raises(ConfigError, match="is there; move it away"):
-        provision.provision(PROJECT, out, again=["h1"])
+        provision(PROJECT, out, again=["h1"])
     with pytest.raises(ConfigError, match="'h9' is no kit"):
-        provision.provision(PROJECT, out, again=["h9"])
+        provision(PROJECT, out, again=["h9"])
 
 
 def test_an_authority_of_an_earlier_version_gives_its_keys_up(tmp_path: Path) -> None:
     """It kept every participant's beside its own, and wrote down the project's name alone."""
-    kits = provision.provision(PROJECT, tmp_path)
+    kits = provision(PROJECT, tmp_path)
     record = tmp_path / "authority" / "project.json"
     record.write_text('{"name": "ward", "server": "localhost"}')
     state = tmp_path / "authority" / "ward" / "state" / "cert.json"
@@ -175,8 +176,8 @@ def test_an_authority_of_an_earlier_version_gives_its_keys_up(tmp_path: Path) ->
         kept[name] = {"cert": "-", "pri_key": kept["root_pri_key"]}
     state.write_text(json.dumps(kept))
     shutil.rmtree(kits["h2"])
-    more = provision.ProjectConfig("ward", "localhost", ("h1", "h2", "h3", "h4"), port=18002)
-    added = provision.provision(more, tmp_path)
+    more = ProjectConfig("ward", "localhost", ("h1", "h2", "h3", "h4"), port=18002)
+    added = provision(more, tmp_path)
     assert not added["h2"].exists()
     assert check_kit(added["h4"]) == []
     assert keys_in(tmp_path / "authority") == 1
@@ -202,7 +203,7 @@ def test_an_authority_of_an_earlier_version_gives_its_keys_up(tmp_path: Path) ->
 def test_a_wrong_project_is_refused(changes: dict[str, Any], message: str) -> None:
     fields: dict[str, Any] = {"name": "ward", "server": "localhost", "sites": ("h1",)} | changes
     with pytest.raises(ConfigError, match=message):
-        provision.ProjectConfig(**fields)
+        ProjectConfig(**fields)
 
 
 def test_a_job_is_a_declaration(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from intruders import SUBMIT, UNTIL_FINISHED, as_admin, free_port, project
 from fednotes.core.errors import ConfigError
 from fednotes.engines import pipe
 from fednotes.engines.nvflare import kit as kit_files
-from fednotes.engines.nvflare import processes, provision
-from fednotes.engines.nvflare.log import UNWATCHED
+from fednotes.engines.nvflare import processes
+from fednotes.engines.nvflare.authority import provision
+from fednotes.engines.nvflare.processes import UNWATCHED
 
 pytestmark = pytest.mark.network
 
@@ -64,7 +65,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
     """Three sites, a server and an admin, not started; whatever is started ends here."""
     base = tmp_path_factory.mktemp("network")
     (base / "pipe_mains.py").write_text(MAINS)
-    kits = provision.provision(project(free_port(), "h1", "h2", "h3"), base / "kits")
+    kits = provision(project(free_port(), "h1", "h2", "h3"), base / "kits")
     try:
         yield kits
     finally:

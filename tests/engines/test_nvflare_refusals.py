@@ -30,9 +30,10 @@ from nvflare.lighter.utils import verify_folder_signature
 
 from fednotes.core.errors import ConfigError
 from fednotes.engines.asking import Asker, Event, Policy
-from fednotes.engines.nvflare import processes, provision
-from fednotes.engines.nvflare.contact import Known, contact_of
+from fednotes.engines.nvflare import processes
+from fednotes.engines.nvflare.authority import provision
 from fednotes.engines.nvflare.presence import SECOND_FILE
+from fednotes.engines.nvflare.processes import Known, contact_of
 from fednotes.engines.summing import LIMITS
 from fednotes.engines.wire import Frame, Reply, Request, decode_reply, decode_request, encode
 
@@ -84,7 +85,7 @@ class Ward:
 @pytest.fixture(scope="module")
 def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
     base, port = tmp_path_factory.mktemp("refusals"), intruders.free_port()
-    kits = provision.provision(intruders.project(port, "h1", "h2", "h3", "h4"), base / "kits")
+    kits = provision(intruders.project(port, "h1", "h2", "h3", "h4"), base / "kits")
     false, mark, loose = intruders.false_kits(base, kits, port), base / "mark", base / "loose"
     loose.mkdir()
     (loose / "sitecustomize.py").write_text("import dishonest\ndishonest.serve()\n")

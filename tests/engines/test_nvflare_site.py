@@ -16,8 +16,8 @@ from nvflare.fuel.f3.cellnet import defs as cells
 from nvflare.fuel.f3.message import Message
 
 from fednotes.core.errors import ConfigError
+from fednotes.engines.nvflare import gate, site
 from fednotes.engines.nvflare import server as flare
-from fednotes.engines.nvflare import site
 from fednotes.rules.ledger import ledger_of, show
 from fednotes.rules.policy import Policy, PolicyRefusal, check_job
 
@@ -101,4 +101,4 @@ def test_a_member_speaks_for_itself_and_tests_no_network(
     headers = {cells.MessageHeaderKey.ORIGIN: origin, cells.MessageHeaderKey.CHANNEL: channel}
     message = Message(headers, 10**9)
     message.set_prop(cells.MessagePropKey.COMMON_NAME, certified)
-    assert (flare.Gate().judge(message) is None) == passes
+    assert (gate.ServerGate().judge(message) is None) == passes

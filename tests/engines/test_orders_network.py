@@ -20,7 +20,7 @@ pytest.importorskip("nvflare")
 import intruders
 from intruders import Network, until
 
-from fednotes.engines.nvflare import provision
+from fednotes.engines.nvflare.authority import provision
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -30,7 +30,7 @@ REFUSALS = ("invalid_request", "no job's name")
 
 @pytest.fixture
 def net(tmp_path: Path) -> Iterator[Network]:
-    kits = provision.provision(intruders.project(intruders.free_port(), "h1"), tmp_path / "kits")
+    kits = provision(intruders.project(intruders.free_port(), "h1"), tmp_path / "kits")
     network = Network(kits)
     try:
         yield network

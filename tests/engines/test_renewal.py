@@ -18,8 +18,9 @@ from cryptography.x509.oid import AttributeOID
 from secure_net import SITES, network, random_updates
 
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.engines.nvflare import certificates, provision
+from fednotes.engines.nvflare import certificates
 from fednotes.engines.nvflare import kit as kit_files
+from fednotes.engines.nvflare.authority import authority_of, folders, provision
 from fednotes.engines.nvflare.certificates import (
     CertificateIdentity,
     Trust,
@@ -31,7 +32,7 @@ from fednotes.engines.nvflare.certificates import (
     take_renewal,
     valid_until,
 )
-from fednotes.engines.nvflare.site import require_admins_signature
+from fednotes.engines.nvflare.gate import require_admins_signature
 
 PROJECT = intruders.project(18002, *SITES)
 
@@ -39,17 +40,17 @@ PROJECT = intruders.project(18002, *SITES)
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("kits")
-    provision.provision(PROJECT, out)
+    provision(PROJECT, out)
     return out
 
 
 @pytest.fixture
 def kits(made: Path, tmp_path: Path) -> dict[str, Path]:
-    return provision.folders(PROJECT, intruders.copied(made, tmp_path / "kits"))
+    return folders(PROJECT, intruders.copied(made, tmp_path / "kits"))
 
 
 def signed(kits: dict[str, Path], asked: bytes) -> bytes:
-    authority = provision.authority_of(PROJECT, kits["server"].parent)
+    authority = authority_of(PROJECT, kits["server"].parent)
     answer = authority.renew(asked, PROJECT.kit_of)
     authority.keep()
     return answer
@@ -135,7 +136,7 @@ def test_both_of_a_kit_s_certificates_can_be_revoked_later(kits: dict[str, Path]
     assert b.verify("a", b"x", new.sign(b"x"))
     out = kits["server"].parent
     kits["a"].rename(out / "away")
-    provision.provision(PROJECT, out, revoke=["a"])
+    provision(PROJECT, out, revoke=["a"])
     take(kits["b"], (out / "trust.pem").read_bytes())
     assert not b.verify("a", b"x", old.sign(b"x"))
     assert not b.verify("a", b"x", new.sign(b"x"))
@@ -143,7 +144,7 @@ def test_both_of_a_kit_s_certificates_can_be_revoked_later(kits: dict[str, Path]
 
 def test_a_renewed_kit_is_of_the_new_root(kits: dict[str, Path]) -> None:
     """The answer brings the root, and what was shown before to others counts meanwhile."""
-    authority = provision.authority_of(PROJECT, kits["server"].parent)
+    authority = authority_of(PROJECT, kits["server"].parent)
     authority.replace(overlap=30)
     authority.keep()
     a, b = kits["a"], kits["b"]
@@ -194,7 +195,7 @@ def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(kits: dict[str,
     for what, asked in wrong.items():
         with pytest.raises(RefusedError):
             pytest.fail(f"{what}: {signed(kits, asked)!r}")
-    provision.provision(PROJECT, kits["server"].parent, revoke=["a"])
+    provision(PROJECT, kits["server"].parent, revoke=["a"])
     with pytest.raises(RefusedError, match="not signed by a kit that counts now"):
         signed(kits, good)
 
@@ -218,7 +219,7 @@ def test_a_wrong_answer_leaves_the_kit_as_it_was(kits: dict[str, Path]) -> None:
 
 
 def revoked_list(kits: dict[str, Path], name: str) -> bytes:
-    provision.provision(PROJECT, kits["server"].parent, revoke=[name])
+    provision(PROJECT, kits["server"].parent, revoke=[name])
     return (kits["server"].parent / "trust.pem").read_bytes()
 
 

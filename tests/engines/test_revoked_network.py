@@ -13,18 +13,17 @@ pytest.importorskip("nvflare")
 import intruders
 from intruders import Network, log_of, until
 
-from fednotes.engines.nvflare import provision
+from fednotes.engines.nvflare.authority import ProjectConfig, authority_of, provision
 from fednotes.engines.nvflare.certificates import Trust, take
-from fednotes.engines.nvflare.contact import Known, connected, contact_of
-from fednotes.engines.nvflare.processes import status
+from fednotes.engines.nvflare.processes import Known, connected, contact_of, status
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
 
 @pytest.fixture
-def net(tmp_path: Path) -> Iterator[tuple[Network, provision.ProjectConfig, Path]]:
+def net(tmp_path: Path) -> Iterator[tuple[Network, ProjectConfig, Path]]:
     project, out = intruders.project(intruders.free_port(), "h1", "h2"), tmp_path / "kits"
-    net = Network(provision.provision(project, out))
+    net = Network(provision(project, out))
     try:
         yield net, project, out
     finally:
@@ -40,7 +39,7 @@ def last(kit: Path) -> float:
 
 
 def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(
-    net: tuple[Network, provision.ProjectConfig, Path],
+    net: tuple[Network, ProjectConfig, Path],
 ) -> None:
     """h1 gets the list as a file, the server from h1, and h2's and the old admin's kits are out."""
     network, project, out = net
@@ -48,7 +47,7 @@ def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(
     network.start(server, h1, h2)
     assert until(lambda: hears(h1) and hears(h2), 60)
     assert network.admin("print(sorted(server.sites()))") == "['h1', 'h2']"
-    provision.provision(project, out, revoke=["h2", "admin"])
+    provision(project, out, revoke=["h2", "admin"])
     assert take(h1, (out / "trust.pem").read_bytes())
     assert until(lambda: Trust.of(server / "startup").number == 2, 30)
     refused = time.time()
@@ -65,14 +64,14 @@ def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(
 
 
 def test_a_root_is_replaced_while_sites_are_connected(
-    net: tuple[Network, provision.ProjectConfig, Path],
+    net: tuple[Network, ProjectConfig, Path],
 ) -> None:
     """The server's new certificate is taken by a site that does not know the new root yet."""
     from fednotes.engines.nvflare.certificates import request, take_renewal
 
     network, project, out = net
     h1, server = network.kits["h1"], network.server
-    authority = provision.authority_of(project, out)
+    authority = authority_of(project, out)
     authority.replace(30)
     take_renewal(server, authority.renew(request(server), project.kit_of))
     authority.keep()

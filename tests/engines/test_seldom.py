@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fednotes.engines.nvflare import kit
-from fednotes.engines.nvflare.log import KIT_VARIABLE, Seldom
+from fednotes.engines.nvflare.processes import KIT_VARIABLE, Seldom
 
 AGAIN = "Failed to get_task from server. Will try it again."
 

@@ -26,8 +26,9 @@ from nvflare.fuel.f3.connection import ConnState
 from nvflare.fuel.f3.message import Message
 
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.engines.nvflare import certificates, gate, provision
+from fednotes.engines.nvflare import certificates, gate
 from fednotes.engines.nvflare import kit as kit_files
+from fednotes.engines.nvflare.authority import authority_of, provision
 from fednotes.engines.nvflare.certificates import (
     CertificateIdentity,
     Trust,
@@ -37,7 +38,7 @@ from fednotes.engines.nvflare.certificates import (
     shown_problem,
     take,
 )
-from fednotes.engines.nvflare.site import require_admins_signature
+from fednotes.engines.nvflare.gate import require_admins_signature
 
 PROJECT = intruders.project(18002, "h1", "h2")
 TEXT = b"keys"
@@ -46,7 +47,7 @@ TEXT = b"keys"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("kits")
-    provision.provision(PROJECT, out)
+    provision(PROJECT, out)
     return out
 
 
@@ -60,7 +61,7 @@ def kit(out: Path, name: str) -> Path:
 
 
 def revoked(out: Path, *names: str) -> bytes:
-    provision.provision(PROJECT, out, revoke=names)
+    provision(PROJECT, out, revoke=names)
     return (out / "trust.pem").read_bytes()
 
 
@@ -115,7 +116,7 @@ def test_a_revoked_site_signs_nothing_from_now_on(out: Path) -> None:
 def test_a_kit_that_is_made_again_is_another(out: Path, tmp_path: Path) -> None:
     """The lost one counts no more, the new one does."""
     kit(out, "h2").rename(tmp_path / "lost")
-    again = provision.provision(PROJECT, out, again=["h2"])["h2"]
+    again = provision(PROJECT, out, again=["h2"])["h2"]
     assert take(kit(out, "h1"), (out / "trust.pem").read_bytes())
     h1 = CertificateIdentity.of_kit(kit(out, "h1"))
     assert not h1.verify("h2", TEXT, CertificateIdentity.of_kit(tmp_path / "lost").sign(TEXT))
@@ -191,7 +192,7 @@ def forged(out: Path) -> bytes:
 
 def test_what_the_authority_did_not_say_is_refused(out: Path, tmp_path: Path) -> None:
     h1, true = kit(out, "h1"), revoked(out, "h2")
-    provision.provision(PROJECT, tmp_path / "other")
+    provision(PROJECT, tmp_path / "other")
     other = (tmp_path / "other/trust.pem").read_bytes()
     own = (kit(out, "h2") / "startup/client.crt").read_bytes()
     cut = [true[: len(true) * part // 9] for part in range(9)]
@@ -221,13 +222,13 @@ def test_a_kit_of_an_earlier_version_takes_its_first_list(out: Path) -> None:
 def test_two_roots_overlap_and_the_old_one_ends(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """h1 has taken the new root in and is of the old one; a kit is made under the new one."""
     h1, h2 = kit(out, "h1"), kit(out, "h2")
-    authority = provision.authority_of(PROJECT, out)
+    authority = authority_of(PROJECT, out)
     authority.replace(overlap=80)
     authority.keep()
     with pytest.raises(ConfigError, match="is being replaced until"):
         authority.replace(overlap=80)
     more = intruders.project(18002, "h1", "h2", "h3")
-    h3 = provision.provision(more, out)["h3"]
+    h3 = provision(more, out)["h3"]
     of_new, of_old = CertificateIdentity.of_kit(h3), CertificateIdentity.of_kit(h2)
     old_only = CertificateIdentity.of_kit(h1)
     assert not old_only.verify("h3", TEXT, of_new.sign(TEXT))  # before it knows the new root
@@ -255,15 +256,15 @@ def test_only_the_old_root_brings_a_new_one(out: Path, tmp_path: Path) -> None:
     """Another authority of the same name without a bridge, with one that a site's key signed, or
     with the true one, to another key; an older root's word after it was replaced."""
     h1 = kit(out, "h1")
-    provision.provision(PROJECT, tmp_path / "other")
+    provision(PROJECT, tmp_path / "other")
     for _ in range(9):  # its number is newer
         revoked(tmp_path / "other", "h2")
-    false = provision.authority_of(PROJECT, tmp_path / "other")
+    false = authority_of(PROJECT, tmp_path / "other")
     (root,) = false.roots
     site = intruders.Authority(root, certificates.key_of(kit(out, "h2") / "startup/client"))
     bridge = x509.load_pem_x509_certificate(site.sign(root, false.key, (-1, 30)))
     old = intruders.copied(out, tmp_path / "stolen")
-    authority = provision.authority_of(PROJECT, out)
+    authority = authority_of(PROJECT, out)
     authority.replace(30)
     authority.keep()
     for bridges in ((), (bridge,), authority.said.bridges):
@@ -278,7 +279,7 @@ def test_only_the_old_root_brings_a_new_one(out: Path, tmp_path: Path) -> None:
 
 def test_neither_a_site_nor_a_stranger_is_a_bridge(out: Path, tmp_path: Path) -> None:
     """What their keys sign counts for nobody, whatever they show beside it."""
-    provision.provision(PROJECT, tmp_path / "other")
+    provision(PROJECT, tmp_path / "other")
     own = kit(out, "h2") / "startup/client"
     site = intruders.Authority(certificate_of(own), certificates.key_of(own))
     victim = certificate_of(kit(out, "server") / "startup/server")

@@ -15,12 +15,12 @@ import pytest
 pytest.importorskip("nvflare")
 
 from fednotes.core.store import write_json
-from fednotes.engines.nvflare.watch import (
+from fednotes.engines.nvflare.presence import (
     ATTEMPTS,
     PATIENCE_SECONDS,
     RECENT_SECONDS,
     STUCK_SECONDS,
-    Jobs,
+    ServerJobs,
     Watch,
     next_step,
 )
@@ -254,7 +254,7 @@ def test_a_job_is_handed_in_again_with_the_signature_and_name_of_who_did_first()
         run_processes={},
         get_clients=lambda: [SimpleNamespace(name="h1", last_connect_time=time.time()), late],
     )
-    jobs = Jobs(engine)
+    jobs = ServerJobs(engine)
     (job,) = jobs.jobs()
     jobs.resubmit(job)
     assert cloned == [

@@ -25,8 +25,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from fednotes.engines import pipe
 from fednotes.engines.nvflare import kit as kit_files
-from fednotes.engines.nvflare import processes, provision
-from fednotes.engines.nvflare.log import UNWATCHED
+from fednotes.engines.nvflare import processes
+from fednotes.engines.nvflare.authority import ProjectConfig, provision
+from fednotes.engines.nvflare.processes import UNWATCHED
 
 HELPERS = Path(__file__).parent
 ADMIN = "admin@fednotes.org"
@@ -39,8 +40,8 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def project(port: int, *sites: str) -> provision.ProjectConfig:
-    return provision.ProjectConfig("ward", "localhost", sites, port=port)
+def project(port: int, *sites: str) -> ProjectConfig:
+    return ProjectConfig("ward", "localhost", sites, port=port)
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def self_signed(kit: Path) -> None:
 
 def false_kits(base: Path, kits: Mapping[str, Path], port: int) -> dict[str, Path]:
     """Kits in the name of h3, which itself is not started."""
-    other = provision.provision(project(port, "h3"), base / "other")["h3"]
+    other = provision(project(port, "h3"), base / "other")["h3"]
     made = {"other authority": other}
     for name, source in (
         *(("outsider", other), ("self-signed", other)),

@@ -23,8 +23,7 @@ from fednotes.core.errors import ConfigError, FednotesError, RefusedError, Train
 
 if TYPE_CHECKING:
     from fednotes.core.stopping import Farewell
-    from fednotes.engines.nvflare.authority import Secret
-    from fednotes.engines.nvflare.provision import ProjectConfig
+    from fednotes.engines.nvflare.authority import ProjectConfig, Secret
     from fednotes.jobs.deployed.runs import Run
 
 Settings = Annotated[
@@ -81,9 +80,9 @@ def provision(
     Also what its authority does later: revoke kits, renew them, replace the root.
     """
     from fednotes.core.settings import build, read_toml
+    from fednotes.engines.nvflare.authority import ProjectConfig, folders
+    from fednotes.engines.nvflare.authority import provision as make
     from fednotes.engines.nvflare.certificates import TRUST
-    from fednotes.engines.nvflare.provision import ProjectConfig, folders
-    from fednotes.engines.nvflare.provision import provision as make
 
     network = build(ProjectConfig, read_toml(project), str(project))
     secret = _passphrase(passphrase)
@@ -116,8 +115,8 @@ def _at_authority(
 ) -> None:
     """What changes the authority itself, and answers requests. overlap: 0 keeps its root."""
     from fednotes.core.store import write_out
+    from fednotes.engines.nvflare.authority import authority_of
     from fednotes.engines.nvflare.certificates import TRUST, bytes_of
-    from fednotes.engines.nvflare.provision import authority_of
 
     authority, answer = authority_of(network, out, secret), b""
     if overlap:

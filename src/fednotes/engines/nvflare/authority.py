@@ -1,14 +1,21 @@
-"""A project's authority: the key that signs kits, and says which count no more.
+"""A project's authority, and the start-up kits that it signs: one folder for the server, each site
+and the admin, to hand over.
 
+    OUT/authority/project.json               what its kits were made with, and their names
     OUT/authority/PROJECT/state/cert.json    its root and key, and the numbers of what it signed
     OUT/trust.pem                            what it says (`certificates.py`), for servers and sites
 
-The key may lie there under a passphrase; it is asked for where something is to be signed.
+A kit holds a key, a certificate, where the server is, and the rules that its owner's machine keeps:
+no job with code from anyone, one class that a job may name, no remote shell, no logs that travel.
+The authority's folder stays with whoever provisions; its key may lie there under a passphrase,
+which is asked for where something is to be signed. Nothing here uses the network.
 """
 
 from __future__ import annotations
 
 import base64
+import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,22 +26,34 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fednotes.core.errors import ConfigError, MissingExtra, RefusedError
+from fednotes.core.errors import ConfigError, MissingExtra, RefusedError, nearest
 from fednotes.core.parsing import read_json
-from fednotes.core.store import write_json, write_text
+from fednotes.core.store import make_private, private_folder, write_folder, write_json, write_text
 from fednotes.engines.nvflare.certificates import (
     MOST_BYTES,
     RENEWAL,
+    ROOTS,
     TOLERANCE,
     TRUST,
     Trust,
     certificate_of,
     issued,
     names_of,
+    new_key_pem,
     signer,
+    stems,
     to_pem,
 )
-from fednotes.engines.nvflare.kit import WATCH
+from fednotes.engines.nvflare.kit import (
+    ADMIN,
+    KIT_FILE,
+    NAME,
+    SERVER,
+    SITE,
+    WATCH,
+    Kit,
+    kit_files,
+)
 
 try:
     from cryptography import x509
@@ -63,6 +82,18 @@ _SIGNS = (  # what makes a certificate an authority's
     (x509.BasicConstraints(True, None), True),
     (x509.KeyUsage(**{use: use in _USES[:3] for use in _USES}), True),
 )
+
+
+_HOST = re.compile(
+    r"([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
+)
+_EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}")
+_RESERVED = frozenset({"server", "admin", "watch", "authority"})
+_RECORD = "project.json"  # in the authority's folder
+logger = logging.getLogger("fednotes.engines.nvflare.authority")
+
+
+# ---- the authority ----------------------------------------------------------------------------
 
 
 class _State(BaseModel):
@@ -326,3 +357,223 @@ def _hosts_of(certificate: Any) -> Any:
 
 def _pem_of(key: Any, encryption: Any) -> str:
     return str(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption), "ascii")
+
+
+# ---- a project, and its kits --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectConfig:
+    """A network of sites.
+
+    name: of the project. server: the host name by which sites reach the server. port: its one
+    port. sites: their names, in any order. hosts: further names of the server.
+    admin: e-mail address of who submits jobs. organisations: site → organisation; of "server"
+    too, which is also the admin's.
+    """
+
+    name: str
+    server: str
+    sites: tuple[str, ...]
+    port: int = 8002
+    hosts: tuple[str, ...] = ()
+    admin: str = "admin@fednotes.org"
+    organisations: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for what, name in (("name", self.name), *(("site", s) for s in self.sites)):
+            if not NAME.fullmatch(name) or (what == "site" and "." in name):
+                dot = ", '.'" if what == "name" else ""  # NVFlare takes what follows for a job
+                raise ConfigError(f"{what} {name!r}: letters, digits, '_'{dot} and '-' only")
+        taken = _RESERVED | {self.server, self.name}  # a certificate each, known by its name
+        wrong = sorted({s for s in self.sites if s in taken or self.sites.count(s) > 1})
+        if not self.sites or wrong:
+            raise ConfigError(f"sites {wrong or 'are missing'}: each needs a name of its own")
+        _require_apart(self.sites)
+        for what, host in (("server", self.server), *(("hosts", h) for h in self.hosts)):
+            if not _HOST.fullmatch(host) or len(host) > 64:  # a certificate's name is no longer
+                raise ConfigError(
+                    f"{what} {host!r}: expected a host name, such as fl.hospital.org, or an "
+                    "IPv4 address, by which sites reach the server"
+                )
+        if not 0 < self.port < 65536:
+            raise ConfigError(f"port {self.port}: expected 1 to 65535")
+        if not _EMAIL.fullmatch(self.admin):
+            raise ConfigError(f"admin {self.admin!r}: expected an e-mail address")
+        for place, organisation in (self.organisations or {}).items():
+            if place not in (*self.sites, "server"):
+                known = (*self.sites, "server")
+                raise ConfigError(f"organisations: unknown site {place!r}; {nearest(place, known)}")
+            if not re.fullmatch(r"[A-Za-z0-9_]+", organisation):
+                said = f"organisations: {place} = {organisation!r}"
+                raise ConfigError(f"{said}: letters, digits and '_' only")
+
+    @property
+    def watch(self) -> str:
+        """The identity by which the server's machine asks the server how it stands, and no more."""
+        return "watch@" + self.admin.partition("@")[2]
+
+    def kit_of(self, person: str) -> str:
+        """The kit whose certificate bears a name."""
+        ours = {self.server: SERVER, self.watch: SERVER, self.admin: ADMIN}
+        return ours.get(person, person)
+
+    def organisation(self, site: str) -> str:
+        """Whose a site is; the server and the admin are one organisation's, the project's own."""
+        place, own = (site, site) if site in self.sites else (SERVER, self.name)
+        return (self.organisations or {}).get(place, re.sub(r"\W", "_", own))
+
+
+def _require_apart(sites: Iterable[str]) -> None:
+    """Refuse names of which one is the beginning of another, and the rest may begin a token.
+
+    NVFlare's server signs a site's name and its token (lower-case hexadecimal digits and '-')
+    with nothing between: the signature for `h1` and a token `0e…` is one for `h10` and `e…`.
+    """
+    for name in sites:
+        for other in sites:
+            rest = other[len(name) :]
+            if rest and other.startswith(name) and set(rest) <= set("0123456789abcdef-"):
+                raise ConfigError(
+                    f"sites {name!r} and {other!r} could be taken for one another: choose names of "
+                    "one length, such as h01 and h10"
+                )
+
+
+def folders(project: ProjectConfig, out: Path) -> dict[str, Path]:
+    """Where the kits of a project are made: "server", "admin" and one per site."""
+    sites = {site: out / "sites" / site for site in project.sites}
+    return {SERVER: out / SERVER, ADMIN: out / ADMIN, **sites}
+
+
+def provision(
+    project: ProjectConfig,
+    out: Path,
+    again: Sequence[str] = (),
+    revoke: Sequence[str] = (),
+    secret: Secret = no_secret,
+) -> dict[str, Path]:
+    """Make the kits that `out` never had; kits that are there stay as they are.
+
+    again: kits that were lost; each is revoked and gets a new key. revoke: kits that count no
+    more; the list of them is `out/trust.pem`. secret: asked for the passphrase of the authority's
+    key, if it has one and signs something. Returns `folders`; the folder of a kit that was handed
+    over does not exist. `out/authority` keeps the key that signs, and no other.
+    Raises ConfigError if `out` has kits that do not fit the project, or a site whose name a new
+    one's could be taken for.
+    """
+    kits, place = folders(project, out), out / "authority"
+    record = _record(project, place)
+    known = set(record["kits"])
+    _require_apart(sorted({*project.sites, *known} - {SERVER, ADMIN}))
+    for name in (*again, *revoke):
+        there = {*kits} if name in again else known
+        if name not in there:
+            raise ConfigError(f"{name!r} is no kit of this project; {nearest(name, there)}")
+        if name in again and kits[name].exists():
+            raise ConfigError(f"{kits[name]}: is there; move it away to make it anew")
+    there = {name for name, kit in kits.items() if (kit / KIT_FILE).exists()}
+    new = [name for name in kits if name not in there and (name not in known or name in again)]
+    private_folder(place)
+    make_private(place)  # it holds the key that signs new kits
+    authority = Authority.of(place, project.name, secret)
+    lost = [name for name in again if authority.serials.get(name)]
+    for name in set(again) - set(lost):
+        logger.warning("%s: what was made before is not on record, and counts on: --new-root", name)
+    if revoke or lost:
+        places = {name: kits.get(name, out / "sites" / name) for name in (*revoke, *lost)}
+        authority.revoke(places)
+    authority.keep()  # what is revoked is so before a kit is made anew
+    write_json(place / _RECORD, {**record, "kits": sorted({*known, *there})})
+    for name in new:
+        _make(project, name, kits[name], authority)
+        authority.keep()
+    make_private(place)
+    write_json(place / _RECORD, {**record, "kits": sorted({*known, *there, *new})})
+    return kits
+
+
+def authority_of(project: ProjectConfig, out: Path, secret: Secret = no_secret) -> Authority:
+    """What signs the kits of `out`: `renew`, `replace`, `protect`, and `keep` at the end.
+
+    Raises ConfigError if there is none, or it is another project's.
+    """
+    _record(project, out / "authority")
+    return Authority.of(out / "authority", project.name, secret, make=False)
+
+
+def _made_with(project: ProjectConfig) -> dict[str, Any]:
+    """What all the kits of a project are made with."""
+    facts = {key: getattr(project, key) for key in ("name", "server", "port", "admin")}
+    names = {name: project.organisation(name) for name in folders(project, Path())}
+    return {**facts, "hosts": list(project.hosts), "organisations": names}
+
+
+def _record(project: ProjectConfig, authority: Path) -> dict[str, Any]:
+    """What an authority keeps of the kits that were made, with their names under "kits".
+
+    Raises ConfigError where they keep what they were made with, and new ones would not go with
+    them.
+    """
+    try:
+        there, ours = dict(read_json(authority / _RECORD)), _made_with(project)
+    except FileNotFoundError:
+        there, ours = {}, _made_with(project)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{authority / _RECORD}: cannot be read") from error
+    if any(there.get(key, ours[key]) != ours[key] for key in ("name", "server")):
+        raise ConfigError(
+            f"{authority.parent}: holds kits of project {there['name']!r} at "
+            f"{there['server']!r}, not of {project.name!r} at {project.server!r}: "
+            "choose another folder"
+        )
+    there.setdefault("organisations", {})
+    both = there["organisations"], ours["organisations"]
+    for places, before, now in (("", there, ours), ("organisations.", *both)):
+        for key in now.keys() & before.keys() - {"organisations"}:
+            if before[key] != now[key]:
+                raise ConfigError(
+                    f"{authority.parent}: its kits were made with {places}{key} = "
+                    f"{json.dumps(before[key])}, the project says {json.dumps(now[key])}: set it "
+                    "back, or choose another folder and hand all kits out anew"
+                )
+    state = authority / project.name / "state" / STATE
+    if not there.get("kits") and state.exists():  # as earlier versions kept it
+        kept = read_json(state)
+        signed = {name for name, value in kept.items() if isinstance(value, dict)} - {"serials"}
+        names = {name for name in signed if "@" not in name and name != project.server}
+        there["kits"] = sorted(names | ({SERVER, ADMIN} if signed else set()))
+    organisations = {**there["organisations"], **ours["organisations"]}
+    return {**ours, "organisations": organisations, "kits": there.get("kits", [])}
+
+
+def _make(project: ProjectConfig, name: str, kit: Path, authority: Authority) -> None:
+    """A kit, with keys that are nowhere else, and the rules in its `local` folder."""
+    role: Any = name if name in (SERVER, ADMIN) else SITE
+    facts = Kit(
+        name=name,
+        role=role,
+        project=project.name,
+        server=project.server,
+        port=project.port,
+        person={ADMIN: project.admin, SERVER: project.watch}.get(role, ""),
+        org=project.organisation(name),
+    )
+    rights = {project.admin: "project_admin", project.watch: "lead"}
+
+    def fill(folder: Path) -> None:
+        for path, table in kit_files(facts, kit.resolve()).items():
+            write_json(folder / path, table)
+        write_json(folder / KIT_FILE, facts.model_dump())
+        for stem, who in stems(folder).items():
+            key = new_key_pem()
+            stem.with_suffix(".key").write_bytes(key)
+            hosts = (who, *project.hosts) if stem.name == SERVER else (who,)
+            certificate = authority.certify(name, key, who, facts.org, rights.get(who), hosts)
+            stem.with_suffix(".crt").write_bytes(certificate)
+            stem.with_name(ROOTS).write_bytes(Trust(authority.roots).pem())
+            stem.with_name(TRUST).write_bytes(authority.said.pem())
+        for place in (folder, folder / WATCH) if role == SERVER else (folder,):
+            (place / "transfer").mkdir()  # NVFlare's, for what is handed in and fetched
+
+    write_folder(kit, fill)

@@ -1,65 +1,187 @@
-"""What each of a kit's processes has: the connection between them, and who else is connected.
+"""A kit's main process and the server: who is connected, and which run goes on.
+
+    KIT/state/contact.json      pid, since, last, refused (times in seconds since 1970), of a site's
+                                process, written by itself, of what reached it
 
 A site knows whether the server answers, and the server lets no second process of a site in. A copy
 of a kit has the site's own key, and NVFlare would let it take the site's place silently: two
 ledgers, two states, and the server's messages to whoever came last.
 
-NVFlare's own connection between the processes of a kit is a port on loopback, in clear, at which
-every user of the machine may speak in whoever's name. Here it is `KIT/inside/socket`, in a folder
-that is closed to others; and who connects is judged by the account that the system tells of him.
-Nothing listens inside a machine: the server's one port is the only one. NVFlare finds the driver by
-its scheme, which `comm_config.json` in the kit names; without it a process does not start.
+The server also watches its runs: one that stopped goes on from its checkpoint, and nobody has to
+come. It looks every few seconds:
+
+    a submission failed, was killed, or its server      hand the same signed job in again
+    was restarted
+    a site is connected that does not take part         ask the job to pause at its next checkpoint,
+    (it was lost)                                       then the same
+    a person aborted a submission                       the run is over, and its outcome says so
+
+A run that has to wait says in its outcome for what; one that waits for nothing is a fault of the
+server's, which is told. What systemd and containers start again is the server's process; which run
+was stopped, and which site can take part again, only that process knows. A job that is handed in
+again keeps the admin's signature, which each site checks.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import re
-import socket
-import struct
+import secrets
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from socketserver import ThreadingUnixStreamServer
-from typing import Any
+from typing import Any, Literal
 
 from fednotes.core.errors import MissingExtra
-from fednotes.core.store import write_json
-from fednotes.engines.nvflare.contact import Contact, Members, every_look, place_of
+from fednotes.core.store import write_json, write_text
 from fednotes.engines.nvflare.gate import Carrier, Doors, heed
-from fednotes.engines.nvflare.kit import INSIDE
-from fednotes.engines.nvflare.log import KIT_VARIABLE, UNWATCHED
-from fednotes.engines.nvflare.watch import Jobs, Watch
+from fednotes.engines.nvflare.processes import CONTACT_FILE, LOST_SECONDS, UNWATCHED, Known
+from fednotes.engines.nvflare.server import PAUSE, PROGRESS, TELL_SECONDS
+from fednotes.engines.pipe import OUTCOME_FILE, read_outcome
 
 try:
     from nvflare.apis.event_type import EventType
     from nvflare.apis.fl_component import FLComponent
+    from nvflare.apis.fl_constant import ServerCommandKey
     from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.job_def import RunStatus
     from nvflare.fuel.f3.cellnet import defs as cells
     from nvflare.fuel.f3.cellnet.core_cell import make_reply
-    from nvflare.fuel.f3.communicator import driver_mgr
-    from nvflare.fuel.f3.drivers.driver import ConnectorInfo
-    from nvflare.fuel.f3.drivers.driver_params import DriverCap
-    from nvflare.fuel.f3.drivers.socket_conn import ConnectionHandler, SocketConnection
-    from nvflare.fuel.f3.drivers.tcp_driver import TcpDriver
     from nvflare.fuel.f3.message import Message
     from nvflare.fuel.sec.audit import AuditService
+    from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
 except ImportError as error:
     raise MissingExtra("nvflare", "deploy") from error
 
-SOCKET = "socket"  # in the folder INSIDE of the kit
-_LONGEST = 100  # bytes of a socket's path; some systems take no more
+LOOK_SECONDS = 5.0
+SALT_FILE = Path("state") / "place"  # or a server could find out where the kit lies by trying
+_MACHINE = Path("/etc/machine-id")
 PLACE = "fednotes_place"  # header: where the sender's kit lies
 SECOND_FILE = Path("state") / "second.json"  # at the server: site → when a second was refused
 SECOND = (
     "another process of this site is connected, from another folder or machine: is there a copy "
     "of its kit? Stop one of the two (one that has just ended is forgotten after 20 s)"
 )
+LONGEST_WAIT = 300.0  # seconds between two attempts; they begin at LOOK_SECONDS and double
+RECENT_SECONDS = 15.0  # a site that is up tells the server so every 5 s
+PATIENCE_SECONDS = 20.0  # for sites that are not there yet, before a run goes on without them
+ATTEMPTS = 8  # submissions in a row that commit nothing
+STUCK_SECONDS = 120.0  # a run that waits so long while nothing runs and its sites are there
+ABORTED = "FINISHED:ABORTED"
+Step = Literal["wait", "done", "resubmit", "pause", "give up"]
 _TOPICS = cells.CellChannelTopic
 _LOOKS = re.compile(r"(list_jobs|check_status|get_job_meta)\b|app_command \S+ fednotes\.progress")
 logger = logging.getLogger("fednotes.presence")
+
+
+# ---- contact ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Contact:
+    """Keeps what a site's process knows. now: the time, for tests."""
+
+    kit: Path
+    now: Callable[[], float] = time.time
+    known: Known = field(default_factory=lambda: Known(os.getpid()))
+    away: bool = True
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def heard(self) -> None:
+        """The server answered."""
+        with self._lock:
+            now, first = self.now(), self.away
+            since = now if first else self.known.since
+            self.known, self.away = Known(self.known.pid, since, now), False
+        if first:
+            logger.info("connected to the server")
+            self._write()
+
+    def refused(self, reason: str) -> None:
+        """The server does not let this process in."""
+        with self._lock:
+            self.known = Known(self.known.pid, 0.0, 0.0, reason)
+        logger.error("the server refuses this site: %s", reason)
+        self._write()
+
+    def look(self) -> None:
+        """What changed since the last look."""
+        with self._lock:
+            silent = self.now() - self.known.last
+            lost, self.away = not self.away and silent > LOST_SECONDS, silent > LOST_SECONDS
+        if lost:
+            logger.warning("the server has not answered for %.0f s; trying on", silent)
+        self._write()
+
+    def _write(self) -> None:
+        with suppress(Exception):  # a full disk does not end the connection
+            write_json(self.kit / CONTACT_FILE, asdict(self.known))
+
+
+def every_look(look: Callable[[], object]) -> None:
+    """Call `look` every few seconds, in a thread of its own, until the process ends."""
+
+    def go_on() -> None:
+        while True:
+            time.sleep(LOOK_SECONDS)
+            try:
+                look()
+            except Exception as error:  # whatever it was, the next look is still needed
+                logger.warning("%s: %s", type(error).__name__, error)
+
+    threading.Thread(target=go_on, name="look", daemon=True).start()
+
+
+def place_of(kit: Path) -> str:
+    """Which folder of which machine a kit lies in, as a hash that says nothing else.
+
+    A copy of a kit has another place; the same kit, started again or renewed, has the same.
+    """
+    machine = _MACHINE.read_text(encoding="ascii") if _MACHINE.exists() else ""
+    if not (kit / SALT_FILE).exists():
+        write_text(kit / SALT_FILE, secrets.token_hex(16))
+    salt = (kit / SALT_FILE).read_text(encoding="ascii")
+    where = json.dumps([salt, os.uname().nodename, machine, str(kit.resolve())])
+    return hashlib.sha256(where.encode()).hexdigest()[:32]
+
+
+@dataclass
+class SignsOfLife:
+    """Where the processes of each site are, as the server hears of them. now: in seconds."""
+
+    now: Callable[[], float] = time.monotonic
+    heard: dict[str, tuple[str, float]] = field(default_factory=dict)  # site → place, when
+    silent: set[str] = field(default_factory=set)
+
+    def alive(self, site: str, place: str) -> None:
+        """A sign of life of a site that was let in."""
+        if site not in self.heard or site in self.silent:
+            logger.info("site %r is connected", site)
+        self.silent.discard(site)
+        self.heard[site] = place, self.now()
+
+    def left(self, site: str) -> None:
+        """A site said goodbye."""
+        if self.heard.pop(site, None):
+            logger.info("site %r has left", site)
+
+    def look(self) -> None:
+        """Say once of each site that it is silent."""
+        for site, (_, when) in list(self.heard.items()):
+            if site not in self.silent and self.now() - when > LOST_SECONDS:
+                self.silent.add(site)
+                logger.warning("site %r has not been heard of for %.0f s", site, LOST_SECONDS)
+
+    def elsewhere(self, site: str, place: str) -> bool:
+        """Whether a process of this site is alive in another place than this."""
+        there, when = self.heard.get(site, ("", -LOST_SECONDS))
+        return there not in ("", place) and self.now() - when < LOST_SECONDS
 
 
 def _topic(message: Message) -> str:
@@ -121,7 +243,7 @@ class ServerPresence(FLComponent):
 
     def __init__(self) -> None:
         super().__init__()
-        self._members = Members()
+        self._members = SignsOfLife()
         self._kit = Path()
         self._seconds: dict[str, float] = {}
 
@@ -137,7 +259,7 @@ class ServerPresence(FLComponent):
             every_look(self._members.look)
             every_look(doors.look)
             if not os.environ.get(UNWATCHED):
-                every_look(lambda: runs.look(Jobs(engine)))
+                every_look(lambda: runs.look(ServerJobs(engine)))
             audit_no_looks()
 
     def judge(self, message: Message) -> Message | None:
@@ -174,85 +296,191 @@ class ServerPresence(FLComponent):
             logger.warning("%s", error)
 
 
-# ---- the connection inside a kit ------------------------------------------------------------
+# ---- the watch ---------------------------------------------------------------------------------
 
 
-@contextmanager
-def address_in(folder: Path) -> Iterator[str]:
-    """A path of the socket in a folder, short enough for the system however deep that lies."""
-    path = str(folder / SOCKET)
-    if len(os.fsencode(path)) <= _LONGEST:
-        yield path
-        return
-    held = os.open(folder, os.O_RDONLY)
-    try:
-        yield f"/proc/self/fd/{held}/{SOCKET}"
-    finally:
-        os.close(held)
+class ServerJobs:
+    """What the watch asks of the server, in whose process it is. engine: NVFlare's."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine, self._store = engine, engine.job_def_manager
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Every job that the server knows, with job_id, name, status, submit_time, deploy_map."""
+        with self._engine.new_context() as context:
+            return [dict(job.meta) for job in self._store.get_all_jobs(context)]
+
+    def sites(self) -> frozenset[str]:
+        """Those that the server heard of lately."""
+        after = time.time() - RECENT_SECONDS
+        clients = self._engine.get_clients()
+        return frozenset(client.name for client in clients if client.last_connect_time > after)
+
+    def tell(self, job_id: str, topic: str = PROGRESS) -> Mapping[str, Any] | None:
+        """Ask a job for its sites, or to pause; None without a process of it, {} while it is
+        slow to answer."""
+        if job_id not in self._engine.run_processes:
+            return None
+        reply = self._engine.send_app_command(job_id, topic, {}, TELL_SECONDS)
+        told = reply.get(ServerCommandKey.DATA) if reply is not None else None
+        return told if isinstance(told, dict) else {}
+
+    def resubmit(self, job: Mapping[str, Any]) -> None:
+        """Run a job once more, under a new id and the first signature."""
+        kept = {*CLONED_META_KEYS, "submitter_name", "submitter_org", "submitter_role"}
+        meta = {key: job[key] for key in job.keys() & kept} | {"cloned_from": job["job_id"]}
+        with self._engine.new_context() as context:
+            self._store.clone(from_jid=job["job_id"], meta=meta, fl_ctx=context)
+
+    def abort(self, job: Mapping[str, Any]) -> None:
+        """End a job for good."""
+        with self._engine.new_context() as context:
+            if job["status"] == "RUNNING":
+                self._engine.job_runner.stop_run(job["job_id"], context)
+            else:
+                self._store.set_status(job["job_id"], RunStatus.FINISHED_ABORTED, context)
 
 
-class _Listener(ThreadingUnixStreamServer):
-    """The main process's end. ssl_context: none, which NVFlare's handler asks for."""
+def next_step(status: str, alive: bool, outcome: Mapping[str, Any], back: frozenset[str]) -> Step:
+    """What a run needs.
 
-    ssl_context = None
-
-    def __init__(self, driver: InsideDriver, connector: ConnectorInfo, folder: Path) -> None:
-        self.driver, self.connector = driver, connector
-        folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)
-        (folder / SOCKET).unlink(missing_ok=True)  # of a process that was killed
-        with address_in(folder) as address:
-            super().__init__(address, ConnectionHandler)
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether the peer is of this process's own account, where the system tells."""
-        if not hasattr(socket, "SO_PEERCRED"):
-            return True
-        told = request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _, user, _ = struct.unpack("3i", told)
-        if user != os.getuid():
-            logger.error("user %d of this machine was refused at the inner socket", user)
-        return bool(user == os.getuid())
+    status: NVFlare's word for its newest submission. alive: the server has a process for it.
+    outcome: what the submission itself kept last. back: sites that could take part and do not.
+    """
+    if status == ABORTED or outcome.get("status") == "done":
+        return "done"  # somebody's decision, or the end (NVFlare may wait for a lost site yet)
+    if status == "RUNNING":
+        if not alive:
+            return "resubmit"  # its server was killed: NVFlare goes on to call it running
+        return "pause" if back else "wait"
+    if not status.startswith("FINISHED"):
+        return "wait"
+    failed = outcome.get("status") == "failed"
+    return "give up" if failed and not outcome.get("retry") else "resubmit"
 
 
-class InsideDriver(TcpDriver):
-    """NVFlare's driver for streams, over the kit's own socket."""
+@dataclass(slots=True)
+class Care:
+    """What the watch remembers of one run."""
 
-    @staticmethod
-    def supported_transports() -> list[str]:
-        """The scheme of its address."""
-        return [INSIDE]
-
-    @staticmethod
-    def capabilities() -> dict[str, Any]:
-        """As of any connection that is there until a process ends."""
-        return {DriverCap.SEND_HEARTBEAT.value: True, DriverCap.SUPPORT_SSL.value: False}
-
-    @staticmethod
-    def get_urls(scheme: str, resources: dict[str, Any]) -> tuple[str, str]:
-        """One address for both ends: a kit's processes know which kit is theirs."""
-        return f"{scheme}://kit", f"{scheme}://kit"
-
-    def listen(self, connector: ConnectorInfo) -> None:
-        """Serve the kit's socket until `shutdown`."""
-        self.connector = connector
-        self.server = _Listener(self, connector, _folder())
-        self.server.serve_forever()
-
-    def connect(self, connector: ConnectorInfo) -> None:
-        """One connection to the kit's main process, until it ends."""
-        self.connector = connector
-        plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with address_in(_folder()) as address:
-            plain.connect(address)
-        connection = SocketConnection(plain, connector)
-        self.add_connection(connection)
-        connection.read_loop()
-        self.close_connection(connection)
+    step: Step = "wait"  # of the last look: one look alone decides nothing
+    attempts: int = 0
+    pauses: int = 0
+    stopped: float = 0.0
+    no_pause_before: float = 0.0
+    no_submit_before: float = 0.0
+    job_id: str = ""
+    said: str = ""
+    waits_since: float | None = None  # with nothing in the way
 
 
-def _folder() -> Path:
-    return Path(os.environ[KIT_VARIABLE]) / INSIDE
+@dataclass(slots=True)
+class Watch:
+    """Looks after every run of one server.
+
+    state: the folder of the runs' states. now: a clock in seconds, for tests.
+    """
+
+    state: Path
+    now: Callable[[], float] = time.monotonic
+    runs: dict[str, Care] = field(default_factory=dict)
+
+    def look(self, server: ServerJobs) -> dict[str, Step]:
+        """One look at every run, and what it makes necessary. Returns run → step taken."""
+        newest, aborted = dict[str, dict[str, Any]](), dict[str, str]()
+        for job in sorted(server.jobs(), key=lambda job: float(job.get("submit_time") or 0)):
+            newest[str(job["name"])] = job
+            if job["status"] == ABORTED:
+                aborted[str(job["name"])] = str(job["job_id"])
+        connected = server.sites()
+        going = [run for run, job in newest.items() if job["status"] in ("RUNNING", "DISPATCHED")]
+        steps: dict[str, Step] = {}
+        for run, job in newest.items():
+            if run in aborted:
+                steps[run] = self._over(server, run, job, aborted[run])
+                continue
+            if job["status"] == "SUBMITTED":
+                self._waiting(run, job, going, connected)
+            steps[run] = self._tend(server, run, job, connected)
+        return steps
+
+    def _over(self, server: ServerJobs, run: str, job: Mapping[str, Any], job_id: str) -> Step:
+        """A person's decision stands, whatever was handed in at the same moment."""
+        if not str(job["status"]).startswith("FINISHED"):
+            server.abort(job)
+        path = self.state / run / OUTCOME_FILE
+        if read_outcome(path.parent, job_id).get("status") != "aborted":
+            write_json(path, {"job_id": job_id, "status": "aborted", "lines": 0})
+            self._say(self.runs.setdefault(run, Care()), f"{run}: aborted")
+        return "done"
+
+    def _waiting(
+        self, run: str, job: Mapping[str, Any], going: Sequence[str], connected: frozenset[str]
+    ) -> None:
+        """Keep for what a run waits that has not begun."""
+        care, job_id = self.runs.setdefault(run, Care()), str(job["job_id"])
+        absent = ", ".join(sorted(_sites(job) - connected))
+        reason = f"behind run {going[0]}" if going else f"for {absent}" if absent else ""
+        if reason:
+            care.waits_since = None
+        elif care.waits_since is None:
+            care.waits_since = self.now()
+        elif self.now() > care.waits_since + STUCK_SECONDS:
+            reason = (
+                "though nothing is in its way: the server does not begin jobs any more; "
+                "fednotes server stop KIT, then start"
+            )
+            self._say(care, f"{run}: waits {reason}")
+        if reason != read_outcome(self.state / run, job_id).get("problem", ""):
+            waits = {"job_id": job_id, "status": "waits", "lines": 0, "problem": reason}
+            write_json(self.state / run / OUTCOME_FILE, waits)
+
+    def _tend(
+        self, server: ServerJobs, run: str, job: Mapping[str, Any], connected: frozenset[str]
+    ) -> Step:
+        care = self.runs.setdefault(run, Care())
+        job_id, status = str(job["job_id"]), str(job["status"])
+        if care.job_id != job_id:
+            care.step, care.job_id = "wait", job_id
+        reply = server.tell(job_id) if status == "RUNNING" else None
+        outcome, sites = read_outcome(self.state / run, job_id), _sites(job)
+        present = frozenset((reply or {}).get("sites", ()))
+        back = (sites & connected) - present if present else frozenset[str]()
+        step, before = next_step(status, reply is not None, outcome, back), care.step
+        care.step = step
+        if step != before:
+            care.stopped = self.now()
+        later = care.no_pause_before if step == "pause" else care.no_submit_before
+        if step in ("wait", "done") or step != before or self.now() < later:
+            return "done" if step == "done" else "wait"
+        if step == "pause":
+            self._say(care, f"{run}: {', '.join(sorted(back))} can take part again: pausing")
+            server.tell(job_id, PAUSE)
+            care.pauses += 1
+            care.no_pause_before = self.now() + 6 * _delay(care.pauses)
+            return "pause"
+        absent = sites - connected
+        if step == "resubmit" and absent and self.now() < care.stopped + PATIENCE_SECONDS:
+            return "wait"  # after a restart of the server the sites come back one by one
+        care.attempts = 0 if outcome.get("lines") else care.attempts + 1
+        if step == "give up" or care.attempts > ATTEMPTS:
+            why = outcome.get("problem") or f"{ATTEMPTS} submissions in a row committed nothing"
+            self._say(care, f"{run}: stays stopped: {why}")
+            return "give up"
+        server.resubmit(job)
+        self._say(care, f"{run}: {status} ({outcome.get('status', 'not begun')}): handed in again")
+        care.no_submit_before = self.now() + _delay(care.attempts)
+        return "resubmit"
+
+    def _say(self, care: Care, line: str) -> None:
+        if line != care.said or "handed in" in line:
+            logger.info("%s", line)
+        care.said = line
 
 
-driver_mgr.register(InsideDriver)
+def _sites(job: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(s for names in job["deploy_map"].values() for s in names) - {"server"}
+
+
+def _delay(count: int) -> float:
+    return float(min(LONGEST_WAIT, LOOK_SECONDS * 2**count))

@@ -24,13 +24,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
+from fednotes.core.parsing import read_json
 from fednotes.core.store import make_private, owned, write_json
 from fednotes.engines.nvflare.certificates import check_kit, settle
 from fednotes.engines.nvflare.kit import (
@@ -43,8 +48,21 @@ from fednotes.engines.nvflare.kit import (
     kit_files,
     read_kit,
 )
-from fednotes.engines.nvflare.log import ECHO_VARIABLE, KIT_VARIABLE
 
+try:
+    import fcntl
+except ImportError:  # not on Windows, where NVFlare does not run either
+    fcntl = None  # type: ignore[assignment]
+
+KIT_VARIABLE = "FEDNOTES_KIT"  # the folder of the kit whose process this is, or whose job's
+UNWATCHED = "FEDNOTES_UNWATCHED"  # set: runs that stop stay so, as tests and benchmarks need
+ECHO_VARIABLE = "FEDNOTES_ECHO"  # set: what goes to the log is also printed, for who looks on
+
+_CHANGING = re.compile(r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE)
+_KINDS = 256
+# NVFlare says it at each start and whenever a side is away; `contact.py` says it once.
+_AWAY = re.compile(r"no connection to |target_unreachable|no path\b")
+_CELLS = "nvflare.fuel.f3.cellnet."
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job
 KEPT_JOBS = 3  # such folders, the newest; a run's own state is elsewhere
 OUTPUT_FILE = "console.log"  # what the processes print, of the last start only
@@ -64,6 +82,8 @@ _ENVIRONMENT = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",  # it waits 900 s at the end for a site it lost
 }
 logger = logging.getLogger("fednotes.engines.nvflare.processes")
+CONTACT_FILE = Path("state") / "contact.json"
+LOST_SECONDS = 20.0  # a site asks the server every 5 s
 _started: list[subprocess.Popen[bytes]] = []  # by this process: they outlive it, or are asked for
 
 
@@ -219,6 +239,117 @@ def of_kit(kit: Path) -> list[tuple[int, list[str]]]:
         if ours and int(owner) in owners and not state.startswith("Z"):
             found.append((int(number), words))
     return found
+
+
+# ---- what a site's process knows of the server ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a process knows. since: of the server's first answer without a pause, last: of its
+    newest. refused: why the server does not let it in, or empty."""
+
+    pid: int = 0
+    since: float = 0.0
+    last: float = 0.0
+    refused: str = ""
+
+
+def contact_of(kit: Path, pid: int | None) -> Known | None:
+    """What a running process keeps of itself; None if that is nothing yet."""
+    try:
+        found: dict[str, Any] = read_json(kit / CONTACT_FILE)
+        known = Known(
+            int(found["pid"]), float(found["since"]), float(found["last"]), str(found["refused"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return known if known.pid == pid else None
+
+
+def connected(known: Known | None, now: float) -> bool:
+    """Whether the server answered lately."""
+    return known is not None and now - known.last <= LOST_SECONDS
+
+
+# ---- the log ----------------------------------------------------------------------------------
+
+
+class KitLog(WatchedFileHandler):
+    """The log of a kit: its process and those of its jobs append to one file.
+
+    file: its name. most: bytes of one file, more or less; then it becomes `file.1`, and `kept`
+    of these stay. Whoever finds it too long moves it away; the others open the new one. Where
+    $FEDNOTES_ECHO is set the lines are printed too.
+    """
+
+    def __init__(self, file: str, most: int, kept: int) -> None:
+        self.most, self.kept = most, kept
+        folder = Path(os.environ.get(KIT_VARIABLE) or ".").resolve()
+        super().__init__(folder / file, encoding="utf-8", delay=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        with suppress(OSError):
+            if os.stat(self.baseFilename).st_size > self.most:
+                self._move()
+        super().emit(record)
+        if os.environ.get(ECHO_VARIABLE):
+            with suppress(OSError):
+                print(self.format(record), file=sys.stderr, flush=True)
+
+    def _move(self) -> None:
+        folder = os.open(Path(self.baseFilename).parent, os.O_RDONLY)
+        try:
+            if fcntl is not None:
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            if os.stat(self.baseFilename).st_size <= self.most:
+                return  # another process was first
+            names = [self.baseFilename, *(f"{self.baseFilename}.{n + 1}" for n in range(self.kept))]
+            for newer, older in reversed(list(pairwise(names))):
+                with suppress(FileNotFoundError):
+                    os.replace(newer, older)
+        finally:
+            os.close(folder)
+
+
+class Seldom(logging.Filter):
+    """Lines of one kind pass once in `seconds`; the next that passes says how many were left out.
+
+    What passes is one line of plain characters: another party's words can forge no second one.
+
+    A kind is equal but for numbers and ids (a site may be h1); under the logger `ours`, equal.
+    NVFlare asks a dead server every 50 ms and writes two warnings each time: 13 KB a second.
+    """
+
+    def __init__(
+        self,
+        seconds: float = 60.0,
+        ours: str = "fednotes",
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self.seconds, self.ours, self.now = seconds, ours, now
+        self._kinds: OrderedDict[tuple[str, int, str], tuple[float, int]] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written; called under the handler's lock."""
+        text, ours = one_line(record.getMessage(), 4000), record.name.split(".", 1)[0] == self.ours
+        if record.name.startswith(_CELLS) and _AWAY.search(text):
+            return False
+        kind = (record.name, record.levelno, text if ours else _CHANGING.sub("#", text))
+        now = self.now()
+        passed, left_out = self._kinds.get(kind, (-float("inf"), 0))
+        if now - passed < self.seconds:
+            self._kinds[kind] = (passed, left_out + 1)
+            return False
+        self._kinds[kind] = (now, 0)
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > _KINDS:
+            self._kinds.popitem(last=False)
+        more = f" ({left_out} more like this left out)" if left_out else ""
+        record.msg, record.args = text + more, None
+        return True
 
 
 # ---- the process itself ----------------------------------------------------------------------

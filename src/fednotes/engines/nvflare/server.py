@@ -28,19 +28,13 @@ from fednotes.engines.pipe import Setup
 try:
     from nvflare.apis.client import Client
     from nvflare.apis.controller_spec import ClientTask, Task
-    from nvflare.apis.event_type import EventType
-    from nvflare.apis.fl_component import FLComponent
     from nvflare.apis.fl_constant import ReturnCode
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.impl.controller import Controller
     from nvflare.apis.shareable import Shareable
     from nvflare.apis.signal import Signal
     from nvflare.apis.wf_comm_spec import WFCommSpec
-    from nvflare.fuel.f3.cellnet import defs as cells
-    from nvflare.fuel.f3.cellnet.core_cell import make_reply as cell_reply
-    from nvflare.fuel.f3.message import Message
     from nvflare.fuel.sec.audit import AuditService
-    from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 except ImportError as error:
     raise MissingExtra("nvflare", "deploy") from error
 
@@ -62,7 +56,7 @@ logger = logging.getLogger("fednotes.engines.nvflare.server")
 
 
 @dataclass(slots=True)
-class Exchange:
+class FlareExchange:
     """The replies of one exchange as they come in; NVFlare calls `receive` in its threads."""
 
     sites: tuple[str, ...]
@@ -120,7 +114,7 @@ class FlareTransport:
         seconds, whichever is first: the caller judges whether those that answered are enough.
         A later reply is dropped. Raises TrainingError if the job is stopped meanwhile.
         """
-        exchange = Exchange(tuple(frames))
+        exchange = FlareExchange(tuple(frames))
         tasks = self._send(exchange, frames, math.ceil(timeout) + 5)
         try:
             yield from self._replies(exchange, timeout, grace, enough)
@@ -130,7 +124,7 @@ class FlareTransport:
             self._controller.communicator.check_tasks()  # frees the tasks' frames now
             self.failed = dict(exchange.failed)
 
-    def _send(self, exchange: Exchange, frames: Mapping[str, Frame], guard: int) -> list[Task]:
+    def _send(self, exchange: FlareExchange, frames: Mapping[str, Frame], guard: int) -> list[Task]:
         """One task for each distinct frame. guard: seconds after which NVFlare drops it."""
         groups: dict[int, list[str]] = {}
         for site, frame in frames.items():
@@ -145,7 +139,7 @@ class FlareTransport:
         return tasks
 
     def _replies(
-        self, exchange: Exchange, timeout: float, grace: float, enough: int
+        self, exchange: FlareExchange, timeout: float, grace: float, enough: int
     ) -> Iterator[tuple[str, bytes]]:
         end, closing = time.monotonic() + timeout, math.inf
         while True:
@@ -262,36 +256,6 @@ class FednotesController(Controller):
         if problem:
             logger.error("%s", problem)
             self.system_panic(problem, fl_ctx)
-
-
-class Gate(FLComponent):
-    """Makes the server's main process drop what a member sends in another's name, or tests with.
-
-    NVFlare takes whoever bears a token for its owner, and the server's own token is in messages
-    that every member gets. Its tests of the network send as many messages as any member says.
-    """
-
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.SYSTEM_START:
-            fl_ctx.get_engine().get_cell().core_cell.add_incoming_filter("*", "*", self.judge)
-
-    def judge(self, message: Message) -> Message | None:
-        """The reply that ends a message here; None for one that may go on.
-
-        A connection from outside has the name in its certificate, by TLS. An admin's session has
-        a name of its own, which NVFlare lets no site take.
-        """
-        certified = message.get_prop(cells.MessagePropKey.COMMON_NAME)
-        if certified in (None, "", "N/A"):
-            return None  # from a job's process, by the kit's own socket (`InsideDriver`)
-        origin = str(message.get_header(cells.MessageHeaderKey.ORIGIN) or "")
-        endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
-        own = is_valid_admin_client_name(origin) and origin == getattr(endpoint, "name", None)
-        channel = str(message.get_header(cells.MessageHeaderKey.CHANNEL) or "")
-        if (own or origin.partition(".")[0] == certified) and channel != "_net_manager":
-            return None
-        logger.error("a message of %s in the name of %.80r was dropped", certified, origin)
-        return cell_reply(cells.ReturnCode.UNAUTHENTICATED, error="not a member's to say")
 
 
 class Admin:

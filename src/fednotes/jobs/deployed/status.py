@@ -27,9 +27,8 @@ from fednotes.core.store import LOCK
 from fednotes.encoders.features import clear_cache, default_cache
 from fednotes.encoders.token_cache import clear_tokens
 from fednotes.engines.nvflare import processes
-from fednotes.engines.nvflare.contact import Known, connected, contact_of
 from fednotes.engines.nvflare.kit import WATCH, read_kit
-from fednotes.engines.nvflare.processes import OUTPUT_FILE, Status
+from fednotes.engines.nvflare.processes import OUTPUT_FILE, Known, Status, connected, contact_of
 from fednotes.engines.pipe import only_one, read_outcome
 from fednotes.jobs.deployed.site import RESULTS
 from fednotes.jobs.deployed.site_file import SITE_FILE, of_kit
@@ -48,7 +47,7 @@ _KNOWN = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class LoggedProblem:
     """The newest line of a log that says that something went wrong. when: local time."""
 
     when: datetime
@@ -59,13 +58,13 @@ class Problem:
         return datetime.now() - self.when < RECENT
 
 
-def last_problem(log: Path) -> Problem | None:
+def last_problem(log: Path) -> LoggedProblem | None:
     """What our own part of a kit's processes complained of last."""
     for line in reversed(_tail(log)):
         found = _LINE.fullmatch(line)
         if found and not _KNOWN.search(line) and (found[2] != "INFO" or "refused " in found[4]):
             with suppress(ValueError):
-                return Problem(datetime.fromisoformat(found[1]), found[4])
+                return LoggedProblem(datetime.fromisoformat(found[1]), found[4])
     return None
 
 
