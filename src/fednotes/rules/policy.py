@@ -1,15 +1,10 @@
 """A site's rules for what a federation may ask of it; they stand above the server's wishes.
 
-They are the [policy] table of the site's own file. Three moments, one function each:
-
-    check_job       before the site joins: what the job will want
-    check_request   each time the server asks for something
-    check_update    before anything leaves: what is really in it
-
-A wish that breaks a rule raises `PolicyRefusal`, which names the rule, both sides, and the
-file and key where the site alone can change it. The server is told its `public` part, the rule
-alone: how few patients a site has, and what it allows, is the site's own business. Nothing here
-looks at a value of a tensor.
+`check_job` judges what a job will want before the site joins, `check_request` each request, and
+`check_update` what is really in a reply before it leaves. A wish that breaks a rule raises
+`PolicyRefusal`, which names the rule, both sides, and the file and key where the site alone can
+change it. The server is told its `public` part, the rule alone: how few patients a site has, and
+what it allows, is the site's own business. Nothing here looks at a value of a tensor.
 """
 
 from __future__ import annotations
@@ -42,12 +37,7 @@ _WORDLESS = (
     *("*layernorm*", "*layer_norm*", "characters.*", "*.characters.*"),
 )
 # What may be behind an update, and how messages call it.
-_BEHIND = {
-    "tokens": "tokens",
-    "steps": "steps",
-    "patients": "patients",
-    "batch": "examples of a mini-batch",
-}
+_BEHIND = {k: k for k in ("tokens", "steps", "patients")} | {"batch": "examples of a mini-batch"}
 _HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
 _BY_THE_JOB = "; the job can sum securely: [federation] secure_sum = true, with three sites or more"
 
@@ -74,29 +64,19 @@ class PolicyRefusal(RefusedError):
 class Policy:
     """The [policy] table of a site's file. A number that is 0 is no rule.
 
-    min_sites: least number of sites in a sum, and least that its secure sum may be opened with.
-    secure_sum: "required" for every sum; "revealing", for updates that say much of single notes;
-        "off", for none.
-    allowed_layers, denied_layers: tensors that may leave and that may not, as patterns such
-        as "lstm.*"; "lstm" means all below it too. What is in both may not.
-    freeze_embeddings: tensors with a row per word stay (`word_tables`).
-    min_tokens, min_steps, min_patients: least behind an update that holds tensors; one that
-        does not say how many is refused. Counts alone are for share_scores to judge.
-    min_batch: least examples in a mini-batch that such an update was trained with; where many
-        steps are behind it, the rest of an epoch may be smaller.
-    max_rounds: of a job, by the server's word and by the site's own count. max_bytes: of a
-        message.
-    hours: when requests are served, such as "19:00-06:00" (over midnight), the end excluded;
-        empty: always. An update of a request that was served may leave later.
-    timezone: of `hours`: "local" (this machine's), "UTC" or a name such as "Europe/Berlin".
+    min_sites: in a sum, and least that a secure sum may be opened with. secure_sum: "required"
+    for every sum, or for updates that say much of single notes ("revealing"). allowed_layers,
+    denied_layers: patterns such as "lstm.*"; "lstm" means all below it too; what is in both may
+    not leave. freeze_embeddings: tensors with a row per word stay. min_tokens, min_steps,
+    min_patients: behind an update that holds tensors; min_batch: examples of a mini-batch (of
+    many steps the rest of an epoch may have fewer); not said is refused. max_rounds: by the
+    server's word and by the site's own count. hours: such as "19:00-06:00", the end excluded; an
+    update of a request that was served may leave later. timezone: "local", "UTC" or a name.
     steady_replies: under a secure sum, answers leave at times that say little of how many notes
-        there are (`engines/pace.py`).
-    share_scores: the server may see this site's own scores, and the counts that scores are
-        made of outside a secure sum.
-    methods: those allowed; empty: all.
-    approvals, approvers: how many different people must approve a job, and name → public key of
-        those who may (`rules/approval.py`); empty: whoever runs the command.
-    source: how messages call the table; no key of it.
+    there are. share_scores: the server may see this site's scores, and outside a secure sum the
+    counts that they are made of. methods: empty: all. approvals, approvers: how many people must
+    approve a job, and their public keys (`rules/approval.py`). source: how messages call the
+    table; no key of it. docs/deploy.md says more.
 
     Raises ConfigError for a value that is no rule.
     """

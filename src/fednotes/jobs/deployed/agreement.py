@@ -10,9 +10,9 @@ that finds itself described wrongly refuses (`deployment.AgreedSite`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, get_args
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ import fednotes
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import parse_json
-from fednotes.core.settings import build
+from fednotes.core.settings import build, checked
 from fednotes.core.types import Scheme, SiteData, TagSet
 from fednotes.core.update import Tensors
 from fednotes.engines.pipe import Setup
@@ -33,20 +33,19 @@ AGREE, DESCRIBE, SCORES = "agree", "@describe", "@scores"
 _MOST_BYTES = 2**20
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Description:
     """One site in public.
 
-    version: of fednotes. types, scheme, test_types, label_map: of sites with annotations.
-    width, dense, features, phenotypes, coded: of sites with patients: their features (with the
-    fingerprint of the dictionary or encoder), the phenotypes, and whether codes are known.
-    vectors: digest of the public vectors that stage 1 starts from.
+    version: of fednotes. types, scheme, label_map: of sites with annotations. width, dense,
+    features, phenotypes, coded: of sites with patients: their features (with the fingerprint of
+    the dictionary or encoder), the phenotypes, and whether codes are known. vectors: digest of
+    the public vectors that stage 1 starts from.
     """
 
     version: str = fednotes.__version__
     types: tuple[str, ...] = ()
     scheme: Scheme = "BIO"
-    test_types: tuple[str, ...] = ()
     label_map: Mapping[str, str] = field(default_factory=dict)
     width: int = 0
     dense: bool = False
@@ -54,6 +53,10 @@ class Description:
     phenotypes: tuple[str, ...] = ()
     coded: bool = False
     vectors: str = ""
+
+    def __post_init__(self) -> None:
+        if len(set(self.types)) < len(self.types):
+            raise ConfigError("describes itself in a way that cannot be")
 
 
 Descriptions = Mapping[str, Description]
@@ -75,23 +78,20 @@ def planned_rounds(job: Job, config: Any) -> int | None:
 
 def describe(job: Job, data: Any) -> Description:
     """A site's own description. job: with this site alone. data: what it holds."""
-    if job.data == "documents":
-        tags: TagSet = data.tags
-        labels = dict(job.sites[data.id].label_map)
+    if job.data == "patients":
+        space: FeatureSpace = data.space
         return Description(
-            types=tags.types, scheme=tags.scheme, test_types=data.test_types, label_map=labels
+            width=space.width,
+            dense=space.dense,
+            features=space.fingerprint,
+            phenotypes=tuple(data.phenotypes),
+            coded=bool(data.codes),
+            vectors=data.vectors.digest if data.vectors else "",
         )
     if job.data == "notes":
         return Description()
-    space: FeatureSpace = data.space
-    return Description(
-        width=space.width,
-        dense=space.dense,
-        features=space.fingerprint,
-        phenotypes=tuple(data.phenotypes),
-        coded=bool(data.codes),
-        vectors=data.vectors.digest if data.vectors else "",
-    )
+    labels = dict(job.sites[data.id].label_map)
+    return Description(types=data.tags.types, scheme=data.tags.scheme, label_map=labels)
 
 
 def packed(value: Any) -> torch.Tensor:
@@ -122,33 +122,19 @@ def agreement_of(job: Job, descriptions: Descriptions) -> str:
 def from_text(text: str) -> dict[str, Description]:
     """Raises ConfigError for anything that `as_text` does not write."""
     try:
-        return {site: _read(site, own) for site, own in parse_json(text).items()}
+        tables = parse_json(text).items()
     except (ValueError, AttributeError) as error:
         raise ConfigError("the sites' descriptions are not readable") from error
-
-
-def _read(site: str, table: Any) -> Description:
-    try:
-        own = build(Description, table, f"site {site!r}")
-    except (TypeError, AttributeError) as error:
-        raise ConfigError(f"site {site!r} does not describe itself by a table") from error
-    if own.scheme not in get_args(Scheme) or len(set(own.types)) < len(own.types):
-        raise ConfigError(f"site {site!r} describes itself in a way that cannot be")
-    return own
-
-
-def as_tensors(own: Description) -> Tensors:
-    """A description as it travels."""
-    return {"description": packed(asdict(own))}
+    return {site: build(Description, own, f"site {site!r}") for site, own in tables}
 
 
 def from_tensors(site: str, tensors: Tensors) -> Description:
-    """Raises ConfigError where a site sent something else."""
+    """A description as it travelled. Raises ConfigError where a site sent something else."""
     value = tensors.get("description")
     if value is None or not 0 < value.numel() <= _MOST_BYTES:
         raise ConfigError(f"site {site!r} does not describe itself: does it run this version?")
     try:
-        return _read(site, unpacked(value))
+        return build(Description, unpacked(value), f"site {site!r}")
     except (ConfigError, ValueError) as error:
         raise ConfigError(
             f"site {site!r} describes itself in a way that this version does not read: install "
@@ -159,7 +145,7 @@ def from_tensors(site: str, tensors: Tensors) -> Description:
 def _stub(kind: str, site: str, own: Description) -> Any:
     """A site with nothing in it, for `for_sites` of a method."""
     if kind != "patients":
-        return SiteData(site, TagSet(own.types, own.scheme), (), (), (), own.test_types)
+        return SiteData(site, TagSet(own.types, own.scheme), (), (), ())
     numbers = Vectors(np.zeros((0, own.width), np.float32))
     labels = np.zeros((0, len(own.phenotypes)), np.int8)
     empty = Cohort(site, (), numbers, labels, own.phenotypes)
@@ -216,7 +202,8 @@ def mismatch(site: str, here: Description, there: Description, names: tuple[str,
     """Where two sides' ideas of a site's labels differ: the labels on both sides, and the remedy.
     "" where they agree. names: what messages call both sides."""
     ours, theirs = names
-    head = f"site {_text(site)}: {ours} has {_set(here)}, {theirs} has {_set(there)}"
+    sets = f"{ours} has {{{_list(here.types)}}}, {theirs} has {{{_list(there.types)}}}"
+    head = f"site {_text(site)}: {sets}"
     odd = {
         ours: [label for label in here.types if label not in there.types],
         theirs: [label for label in there.types if label not in here.types],
@@ -228,28 +215,21 @@ def mismatch(site: str, here: Description, there: Description, names: tuple[str,
         return f"{head}: the order differs, and a tag's id is its place: give types in one order"
     if here.scheme != there.scheme:
         return f"{head}, written as {here.scheme} and as {there.scheme}: set scheme alike"
-    maps = here.label_map, there.label_map
     shown = "; ".join(
-        f"{_text(key)} → {_target(maps[0].get(key))} at {ours}, "
-        f"{_target(maps[1].get(key))} at {theirs}"
-        for key in sorted(maps[0].keys() | maps[1].keys())
-        if maps[0].get(key) != maps[1].get(key)
+        f"{_text(key)} → {_target(here, key)} at {ours}, {_target(there, key)} at {theirs}"
+        for key in sorted(here.label_map.keys() | there.label_map.keys())
+        if here.label_map.get(key) != there.label_map.get(key)
     )
     told = f"{head}, but label_map differs ({shown}): make it the same on both sides"
     return told if shown else ""
 
 
-def _target(label: str | None) -> str:
-    if label is None:
-        return "not mapped"
-    return _text(label) if label else "dropped"
+def _target(own: Description, key: str) -> str:
+    label = own.label_map.get(key)
+    return "not mapped" if label is None else _text(label) if label else "dropped"
 
 
-def _set(own: Description) -> str:
-    return "{" + _list(own.types) + "}"
-
-
-def _list(types: Any) -> str:
+def _list(types: Iterable[str]) -> str:
     return ", ".join(clean(label, NAME) for label in types)
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.core.parsing import read_json
@@ -37,7 +37,7 @@ from fednotes.rules.approval import fingerprint
 if TYPE_CHECKING:
     from fednotes.engines.nvflare.server import Admin
 
-S = TypeVar("S")
+
 POLL_SECONDS = 1.0
 ABORT_SECONDS = 120.0  # NVFlare gives a job's processes ten to end, a busy server takes longer
 PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it hands a run in again

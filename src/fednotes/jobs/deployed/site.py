@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ from fednotes.jobs.deployed.agreement import (
     Description,
     agreed_config,
     agreement_of,
-    as_tensors,
     describe,
     from_text,
     mismatch,
@@ -105,6 +105,7 @@ def _host(setup: Setup) -> SiteHost:
         logger.info("%s", note)
     data, results = loaded.data[0], kit / RESULTS / setup.run
     own = describe(job, data)
+    told = packed(asdict(own))
 
     def member(config: Any) -> Any:
         cache = file.cache or default_cache()
@@ -122,7 +123,7 @@ def _host(setup: Setup) -> SiteHost:
         name=site,
         guard=guard,
         sealer=_sealer(job, setup, key),
-        public={DESCRIBE: lambda made: as_tensors(own), SCORES: lambda made: _scores(kit, made)},
+        public={DESCRIBE: lambda made: {"description": told}, SCORES: partial(_scores, kit)},
         limits=limits_of(job.federation.max_norm),
         pace=Pace() if file.policy.steady_replies else None,
         tell=lambda line: logger.info("%s", line),
