@@ -33,8 +33,9 @@ from fednotes.data.batches import buckets
 from fednotes.data.formats import read
 from fednotes.data.tags import types_of
 from fednotes.encoders.vectors import WordVectors
+from fednotes.taggers.corpora import Prepared
 from fednotes.taggers.layers import INVENTORY
-from fednotes.taggers.tagger import PRESETS, Prepared, Tagger
+from fednotes.taggers.tagger import PRESETS, Tagger
 
 BATCH, WORD_DIM, CONTEXT_DIM = 32, 300, 384
 

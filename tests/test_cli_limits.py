@@ -15,7 +15,7 @@ import pytest
 import torch
 from tiny_jobs import JOB, SITES, corpus
 
-from fednotes.encoders import frozen
+from fednotes.encoders import features
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def test_a_missing_extra_is_named(
         importlib.util, "find_spec", lambda name, *rest: None if name == package else real(name)
     )
     monkeypatch.setitem(sys.modules, package, None)  # importing it fails
-    frozen._load.cache_clear()  # what an earlier test loaded
+    features._load.cache_clear()  # what an earlier test loaded
     job = folder / "job.toml"
     code, _, err = give(
         "simulate", job, "--out", folder / "run", "--set", "model.contextual=minilm"

@@ -20,7 +20,6 @@ from fednotes.jobs.predict import documents_of, notes_of
 from fednotes.patients import ctakes
 from fednotes.patients.obesity import read_obesity
 from fednotes.patients.tables import read_codiesp, read_mimic
-from fednotes.taggers.graft_tasks import read_texts
 
 SECRET = "Zyxwolan was given."
 
@@ -34,7 +33,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "codes": read_codiesp,
     "mimic": read_mimic,
     "obesity": read_obesity,
-    "graft": lambda path: read_texts([path], 1),
 }
 
 
@@ -113,7 +111,7 @@ def test_a_socket_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             read(folder)
 
 
-@pytest.mark.parametrize("reader", ["read", "notes", "predict", "predict patients", "graft"])
+@pytest.mark.parametrize("reader", ["read", "notes", "predict", "predict patients"])
 @pytest.mark.parametrize("name", ["a.txt", "a.ann", "a.csv", "a.jsonl"])
 def test_a_fifo_that_is_named_itself_is_not_waited_for(
     tmp_path: Path, name: str, reader: str

@@ -188,9 +188,9 @@ def test_silence_about_a_type_is_no_negative_example(bert: Path) -> None:
         site.parameters["classifier.bias"][3:] = 50.0  # "finding" everywhere costs site a nothing
     model: Any = site.model
     part = _Sentences(model, site._read, np.arange(6))
-    words = model._reader.read(site._read, np.arange(6))
+    words = model._read(site._read, np.arange(6))
     probabilities = torch.softmax(words.logits, 1).detach().numpy()
-    tags = site._read.encoded.tags[words.token]
+    tags = site._read.encoded.tags[words.tokens]
     foreign = probabilities[:, [0, 3, 4]].sum(1)  # O, B-finding, I-finding
     own = np.where(tags == 0, foreign, probabilities[np.arange(len(tags)), tags])
     assert (tags > 0).any()

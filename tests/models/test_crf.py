@@ -172,7 +172,7 @@ def test_loss_and_gradients_equal_enumeration(case: str, backend: Backend) -> No
 def test_decode_and_marginals_equal_enumeration(case: str, backend: Backend) -> None:
     """The highest-scoring of all sequences, and the summed probability of those with each tag."""
     crf, (x, _, lengths) = build(case, backend), batch(case, seed=2)
-    best, marginals = crf.decode(x, lengths), crf.marginals(x, lengths)
+    best, marginals = crf.decode(x, lengths), crf.posterior(x, lengths)[0]
     for n, length in enumerate(lengths.tolist()):
         every = Enumerated.of(x.numpy()[n, :length], *masked(crf))
         assert best[n, :length].tolist() == every.paths[every.scores.argmax()].tolist()
@@ -191,7 +191,7 @@ def test_partial_loss_equals_enumeration(case: str, backend: Backend) -> None:
     hot = torch.nn.functional.one_hot(gold.clamp(min=0), crf.num_tags).bool()
     allowed = torch.tensor(rng.random(x.shape) < 0.5) | hot
     x.requires_grad_()
-    loss = crf.partial_loss(x, allowed, lengths)
+    loss = crf._losses(x, [allowed], lengths)[0]
     loss.sum().backward()
     assert x.grad is not None
     for n, length in enumerate(lengths.tolist()):
@@ -202,10 +202,10 @@ def test_partial_loss_equals_enumeration(case: str, backend: Backend) -> None:
         unary = every.tag_counts(crf.num_tags) - some.tag_counts(crf.num_tags)
         np.testing.assert_allclose(x.grad[n, :length], unary, atol=1e-9, rtol=0)
     with torch.no_grad():
-        everything = crf.partial_loss(x, torch.ones_like(allowed), lengths)
+        everything = crf._losses(x, [torch.ones_like(allowed)], lengths)[0]
         torch.testing.assert_close(everything, torch.zeros(5, dtype=torch.float64))
         torch.testing.assert_close(
-            crf.partial_loss(x, hot, lengths), crf.loss(x, gold, lengths), atol=1e-12, rtol=1e-12
+            crf._losses(x, [hot], lengths)[0], crf.loss(x, gold, lengths), atol=1e-12, rtol=1e-12
         )
 
 
@@ -222,7 +222,7 @@ def test_gradcheck(case: str, backend: Backend) -> None:
         return crf.loss(x, gold, lengths)
 
     def partial(x: Tensor, *_: Tensor) -> Tensor:
-        return crf.partial_loss(x, allowed, lengths)
+        return crf._losses(x, [allowed], lengths)[0]
 
     inputs = (x, crf.start, crf.transitions, crf.end)  # gradcheck shifts parameters in place
     assert torch.autograd.gradcheck(full, inputs)
@@ -250,7 +250,7 @@ def test_implementations_agree_on_larger_batches() -> None:
             loss.detach(),
             leaf.grad,
             *(p.grad for p in crf.parameters()),
-            crf.marginals(x, lengths),
+            crf.posterior(x, lengths)[0],
             crf.decode(x, lengths),
         ]
     for ours, theirs in zip(results["numba"], results["torch"], strict=True):
@@ -272,7 +272,7 @@ def test_padding_position_and_threads_change_no_bit(dtype: torch.dtype, scale: f
         loss = crf.loss(leaf, gold[rows, :tokens], lengths[rows])
         (gradient,) = torch.autograd.grad(loss.sum(), leaf)
         decoded = crf.decode(leaf, lengths[rows])
-        return [loss.detach(), gradient, crf.marginals(leaf, lengths[rows]), decoded]
+        return [loss.detach(), gradient, crf.posterior(leaf, lengths[rows])[0], decoded]
 
     together = run(list(range(6)), 40, x, gold)
     order = [4, 2, 0, 5, 3, 1]

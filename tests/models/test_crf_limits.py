@@ -102,7 +102,7 @@ def test_extreme_emissions(constrained: bool, extreme: str, dtype: torch.dtype) 
             rtol = 1e-10 if dtype == torch.float64 else 1e-6
             assert loss[n].item() == pytest.approx(expected, rel=rtol, abs=1e-6)
         gradients = [x.grad, *(p.grad for p in crf.parameters())]
-        results.append([loss.detach(), crf.marginals(emissions, lengths), *gradients])
+        results.append([loss.detach(), crf.posterior(emissions, lengths)[0], *gradients])
         assert all(torch.isfinite(t).all() for t in results[-1])
     for ours, theirs in zip(*results, strict=True):
         close = 1e-7 if dtype == torch.float64 else 1e-5
@@ -123,7 +123,9 @@ def test_a_path_that_underflows_on_the_way_still_wins(backend: Backend) -> None:
     x = torch.tensor([[[0.0, -1000.0], [-5000.0, 0.0]]], dtype=torch.float64)
     one, two = torch.ones(1, 2, dtype=torch.int64), torch.tensor([2])
     assert crf.loss(x, one, two).item() == pytest.approx(0.0, abs=1e-9)
-    torch.testing.assert_close(crf.marginals(x, two)[0, :, 1], torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(
+        crf.posterior(x, two)[0][0, :, 1], torch.ones(2, dtype=torch.float64)
+    )
     assert crf.decode(x, two).tolist() == [[1, 1]]
 
 
@@ -189,10 +191,10 @@ def test_sentences_without_any_sequence_are_refused(backend: Backend) -> None:
     with pytest.raises(ModelError, match="no tag sequence"):
         crf.decode(x, one)
     with pytest.raises(ModelError, match="no tag sequence is allowed for sentence 0"):
-        crf.marginals(x, one)
+        crf.posterior(x, one)[0]
     free = CRF(2, backend=backend)
     with pytest.raises(ModelError, match="exclude each other"):
-        free.partial_loss(x, torch.zeros(1, 1, 2, dtype=torch.bool), one)
+        free._losses(x, [torch.zeros(1, 1, 2, dtype=torch.bool)], one)[0]
 
 
 @both
@@ -245,7 +247,7 @@ def test_bad_shapes_are_refused() -> None:
     with pytest.raises(ModelError, match="target has shape"):
         crf.loss(x, y[:, :3], n)
     with pytest.raises(ModelError, match="target has shape"):
-        crf.partial_loss(x, y.bool(), n)
+        crf._losses(x, [y.bool()], n)[0]
     with pytest.raises(ModelError, match=r"transition_mask is .* bool of \(3, 3\) is expected"):
         CRF(3, None, np.ones((3, 2), dtype=bool))
     with pytest.raises(ModelError, match="start_mask is"):

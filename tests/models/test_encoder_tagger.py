@@ -15,7 +15,7 @@ from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingErr
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.encoders.encoder import HuggingFaceEncoder
 from fednotes.encoders.lora import LoRA, targets
-from fednotes.taggers.corpora import EncoderBatch
+from fednotes.taggers.corpora import Batch
 from fednotes.taggers.encoder_tagger import EncoderTagger, open_backbone
 from fednotes.taggers.saving import build_model, model_config
 
@@ -98,7 +98,7 @@ def stir(model: EncoderTagger, seed: int = 5) -> EncoderTagger:
 def words_of(model: EncoderTagger, documents: tuple[Document, ...], every: bool = False) -> Any:
     """Flat (words, width) vectors of each layer asked for, padding left out."""
     corpus = model.prepare(documents)
-    batch = EncoderBatch.of(corpus, np.arange(corpus.sentences), TAGS, model.device)
+    batch = Batch.of(corpus, np.arange(corpus.sentences), model.device)
     with torch.no_grad():
         layers = model._words(corpus, batch, every)
     return [layer[torch.from_numpy(batch.inside)] for layer in layers]

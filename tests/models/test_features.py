@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, ModelError
-from fednotes.encoders import features, frozen
+from fednotes.encoders import features, pretrained
+from fednotes.encoders.encoder import length_batches
 from fednotes.encoders.features import cached_features, clear_cache, default_cache, load_encoder
-from fednotes.encoders.frozen import length_batches
 
 
 class Hashing:
@@ -252,7 +252,7 @@ def test_load_encoder_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Mon
         load_encoder(f"{tmp_path}#layers=0")
     with pytest.raises(ConfigError, match="is not available here"):
         load_encoder(str(tmp_path), device="nowhere")
-    monkeypatch.setattr(frozen, "MINILM", "gt_no_such_model")
+    monkeypatch.setattr(pretrained, "MINILM", "gt_no_such_model")
     with pytest.raises(MissingExtra, match="gt-no-such-model"):
         load_encoder("minilm")
 

@@ -22,7 +22,6 @@ from fednotes.taggers.crf import CRF, Backend
 from fednotes.taggers.partial import (
     added_tags,
     allowed_tags,
-    posterior,
     require_types,
     split_loss,
     transfer_gradients,
@@ -190,9 +189,9 @@ def test_parts_equal_enumeration(scheme: Scheme, known: str, backend: Backend) -
     """source, target (hard and soft) and posteriors: sums over all legal sequences that agree."""
     c = case(scheme, known, backend=backend)
     source, target = split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths)
-    soft = posterior(c.teacher, c.x, c.allowed, c.lengths)
+    soft = c.teacher.posterior(c.x, c.lengths, c.allowed)
     same, of_soft = split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths, soft)
-    full = c.crf.expected_loss(c.x, soft, c.lengths)
+    full = c.crf._losses(c.x, [soft], c.lengths)[0]
     torch.testing.assert_close(same, source)
     size = len(c.tagset.tags)
     for n, (student, teacher) in enumerate(zip(c.sentences(), c.sentences(c.teacher), strict=True)):
@@ -243,7 +242,7 @@ def test_gradients_equal_differences(soft: bool, backend: Backend) -> None:
     """Central differences of both parts, by emissions and by the CRF's scores."""
     c = case("BIOES", lengths=(3, 2), backend=backend)
     x = c.x.nan_to_num(0.0).requires_grad_()
-    q = posterior(c.teacher, x, c.allowed, c.lengths) if soft else None
+    q = c.teacher.posterior(x, c.lengths, c.allowed) if soft else None
 
     def parts(x: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
         return split_loss(c.crf, x, c.tags, c.allowed, c.lengths, q)
@@ -251,7 +250,7 @@ def test_gradients_equal_differences(soft: bool, backend: Backend) -> None:
     inputs = (x, c.crf.start, c.crf.transitions, c.crf.end)  # gradcheck shifts them in place
     assert torch.autograd.gradcheck(parts, inputs)
     if q is not None:
-        assert torch.autograd.gradcheck(lambda x, *_: c.crf.expected_loss(x, q, c.lengths), inputs)
+        assert torch.autograd.gradcheck(lambda x, *_: c.crf._losses(x, [q], c.lengths)[0], inputs)
 
 
 # ---- identities --------------------------------------------------------------------------------
@@ -267,9 +266,9 @@ def test_one_step_of_em(scheme: Scheme) -> None:
     of target 0; the target is the posterior's entropy, enumerated."""
     c = case(scheme, seed=3)
     x = c.x.nan_to_num(0.0).requires_grad_()
-    q = posterior(c.crf, x, c.allowed, c.lengths)
+    q = c.crf.posterior(x, c.lengths, c.allowed)
     source, target = split_loss(c.crf, x, c.tags, c.allowed, c.lengths, q)
-    full = c.crf.expected_loss(x, q, c.lengths)
+    full = c.crf._losses(x, [q], c.lengths)[0]
     pairs = zip(_gradient(full, x, c.crf), _gradient(source, x, c.crf), strict=True)
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
@@ -286,7 +285,7 @@ def test_one_step_of_em(scheme: Scheme) -> None:
 def test_a_certain_teacher_is_a_hard_target() -> None:
     c = case("BIOES", seed=1)
     sure = 1e4 * nn.functional.one_hot(c.tags, len(c.tagset.tags)).double()
-    soft = posterior(c.teacher, sure, c.allowed, c.lengths)
+    soft = c.teacher.posterior(sure, c.lengths, c.allowed)
     ours = split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths, soft)
     for a, b in zip(ours, split_loss(c.crf, c.x, c.tags, c.allowed, c.lengths), strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
@@ -297,7 +296,7 @@ def test_every_type_known(given: str) -> None:
     """source is the ordinary loss bit for bit, target 0 without a graph, soft or not."""
     c = case(known="XY")
     x = c.x.nan_to_num(0.0).requires_grad_()
-    soft = posterior(c.teacher, x, c.allowed, c.lengths)
+    soft = c.teacher.posterior(x, c.lengths, c.allowed)
     allowed = c.allowed if given == "allowed" else None
     for q in (None, soft):
         source, target = split_loss(c.crf, x, c.tags, allowed, c.lengths, q)
@@ -325,7 +324,7 @@ def test_transfer_gradients_equal_a_loop(known: str, soft: bool) -> None:
     torch.manual_seed(0)
     project = nn.Linear(6, len(c.tagset.tags)).double()
     features = torch.randn(4, 4, 6, dtype=torch.float64)
-    q = posterior(c.teacher, c.x, c.allowed, c.lengths) if soft else None
+    q = c.teacher.posterior(c.x, c.lengths, c.allowed) if soft else None
     arguments = c.crf, project, features, c.tags, c.allowed, c.lengths, q
     with torch.no_grad():
         each, total = transfer_gradients(*arguments)
@@ -353,14 +352,14 @@ def test_transfer_gradients_equal_a_loop(known: str, soft: bool) -> None:
 
 def test_counts_that_do_not_fit_are_refused() -> None:
     c = case()
-    unary, pairs = posterior(c.teacher, c.x, c.allowed, c.lengths)
+    unary, pairs = c.teacher.posterior(c.x, c.lengths, c.allowed)
     with pytest.raises(ModelError, match="has shape"):
-        c.crf.expected_loss(c.x, (unary[:, :-1], pairs), c.lengths)
+        c.crf._losses(c.x, [(unary[:, :-1], pairs)], c.lengths)[0]
     with pytest.raises(ModelError, match="has shape"):
-        c.crf.expected_loss(c.x, (unary, pairs[:-1]), c.lengths)
+        c.crf._losses(c.x, [(unary, pairs[:-1])], c.lengths)[0]
     with pytest.raises(ModelError, match="has shape"):
         c.crf.posterior(c.x, c.lengths, c.allowed[:-1])
     pairs = pairs.clone()
     pairs[2, 0, 2] = 0.1  # from O to I-X
     with pytest.raises(ModelError, match="sentence 2 of the batch"):
-        c.crf.expected_loss(c.x, (unary, pairs), c.lengths)
+        c.crf._losses(c.x, [(unary, pairs)], c.lengths)[0]

@@ -20,9 +20,10 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.types import Document, Scheme, Span, TagSet
 from fednotes.data.batches import encode_corpus
+from fednotes.taggers.corpora import Prepared
 from fednotes.taggers.model import Losses
-from fednotes.taggers.partial import Soft, allowed_tags, posterior, retag
-from fednotes.taggers.tagger import Prepared, Tagger, tagger_config
+from fednotes.taggers.partial import Soft, allowed_tags, retag
+from fednotes.taggers.tagger import Tagger, tagger_config
 
 SCHEMES: tuple[Scheme, ...] = ("BIO", "BIOES", "IO")
 TYPES = ("ADR", "Drug", "Dose")
@@ -179,7 +180,7 @@ def test_soft_targets_are_the_posterior_of_each_sentence() -> None:
         x = tagger.crf.project(states.outputs)[None]
         tags = torch.from_numpy(corpus.encoded.tags[part])[None]
         allowed = allowed_tags(tags, tagger.tagset, corpus.known)
-        unary, pairs = posterior(tagger.crf.crf, x, allowed, torch.tensor([tags.shape[1]]))
+        unary, pairs = tagger.crf.crf.posterior(x, torch.tensor([tags.shape[1]]), allowed)
         np.testing.assert_allclose(soft.unary[part], unary[0], atol=1e-5)
         np.testing.assert_allclose(soft.pairs[s], pairs[0], atol=1e-5)
     parts = tagger.losses(replace(corpus, soft=soft), range(corpus.sentences))

@@ -22,7 +22,6 @@ from fednotes.taggers.pointer import (
     Grammar,
     Limits,
     PointerCorpus,
-    annotate_pointers,
     encode_entities,
     encode_pointers,
     first_position,
@@ -173,10 +172,10 @@ def test_nested_adjacent_and_other_spans() -> None:
     corpus = encode_pointers([Document("d", text, spans)], TAGS, letters, ROOM)
     # lung | cance r | stage | two | pain | , | pain
     assert corpus.entities.tolist() == [[0, 2, 2], [0, 0, 1], [1, 2, 1], [3, 4, 0], [5, 7, 2]]
-    fell = corpus.alignment
+    fell = corpus.encoded.alignment
     assert (fell.exact, fell.snapped, fell.merged, fell.lost, fell.shortened) == (4, 1, 1, 1, 0)
     assert corpus.known == frozenset(TYPES)
-    assert [text[a:b] for a, b in corpus.offsets] == list(re.findall(r"\w+|,", text))
+    assert [text[a:b] for a, b in corpus.encoded.offsets] == list(re.findall(r"\w+|,", text))
 
 
 @st.composite
@@ -205,8 +204,8 @@ def test_long_sentences_lose_nothing(given: Document, room: int, entities: int) 
     assert cut.lengths.max() <= room
     assert np.diff(cut.entity_bounds).max(initial=0) <= entities
     np.testing.assert_array_equal(cut.ids, whole.ids)
-    np.testing.assert_array_equal(cut.offsets, whole.offsets)
-    assert cut.alignment == whole.alignment
+    np.testing.assert_array_equal(cut.encoded.offsets, whole.encoded.offsets)
+    assert cut.encoded.alignment == whole.encoded.alignment
     assert found_in(cut) == found_in(whole) == sorted(given.spans)
 
 
@@ -225,11 +224,11 @@ def test_what_alone_is_too_long() -> None:
     corpus = encode_pointers([document(text, [(text, "Drug")])], TAGS, letters, Limits(3, 9))
     assert corpus.lengths.tolist() == [3, 1]
     assert found_in(corpus) == [Span(0, 26, "Drug")]
-    assert (corpus.alignment.shortened, corpus.alignment.spans) == (1, 1)
+    assert (corpus.encoded.alignment.shortened, corpus.encoded.alignment.spans) == (1, 1)
     nest = document("one", [("one", "Drug"), ("one", "ADE"), ("one", "Disease")])
     corpus = encode_pointers([nest], TAGS, letters, Limits(3, 2))
     assert found_in(corpus) == [Span(0, 3, "ADE"), Span(0, 3, "Drug")]
-    assert (corpus.alignment.exact, corpus.alignment.lost) == (2, 1)
+    assert (corpus.encoded.alignment.exact, corpus.encoded.alignment.lost) == (2, 1)
 
 
 def test_annotate() -> None:
@@ -237,14 +236,14 @@ def test_annotate() -> None:
     text, found = figure_2()
     docs = [document(text, found), Document("e", "~ ~"), document("one two", [("two", "ADE")])]
     corpus = encode_pointers(docs, TAGS, letters, ROOM)
-    assert corpus.sentence_document.tolist() == [0, 2]
+    assert corpus.encoded.sentence_document.tolist() == [0, 2]
     new = [document(text, found[:1]), docs[1], document("one two", [("one", "Drug")])]
-    other = annotate_pointers(corpus, new, {"Drug"})
+    other = corpus.annotated(new, {"Drug"})
     assert other.known == {"Drug"}
     assert other.ids is corpus.ids
     assert other.documents == tuple(new)
     assert found_in(other) == [Span(0, 3, "Drug"), Span(0, 9, "Drug")]
-    again = annotate_pointers(other, docs, TYPES)
+    again = other.annotated(docs, TYPES)
     np.testing.assert_array_equal(again.entities, corpus.entities)
     np.testing.assert_array_equal(again.entity_bounds, corpus.entity_bounds)
 
@@ -255,15 +254,15 @@ def test_refuses_other_texts_and_labels() -> None:
     with pytest.raises(DataError, match="'Sign' is not in the tag set"):
         encode_pointers([nested], TAGS, letters, ROOM)
     with pytest.raises(DataError, match="'Sign' is not in the tag set"):
-        annotate_pointers(corpus, [nested], TYPES)
-    with pytest.raises(DataError, match="whose texts are other ones"):
-        annotate_pointers(corpus, [Document("d", "two")], TYPES)
+        corpus.annotated([nested], TYPES)
+    with pytest.raises(DataError, match="has another text"):
+        corpus.annotated([Document("d", "two")], TYPES)
     with pytest.raises(ConfigError, match="did you mean 'Drug'"):
-        annotate_pointers(corpus, corpus.documents, {"drug"})
+        corpus.annotated(corpus.documents, {"drug"})
 
 
 def test_empty_corpora() -> None:
     for documents in ([], [Document("d", "")], [Document("d", "~", (Span(0, 1, "ADE"),))]):
         corpus = encode_pointers(documents, TAGS, letters, ROOM)
         assert corpus.sentences == len(corpus.lengths) == len(corpus.entities) == 0
-        assert annotate_pointers(corpus, documents, TYPES).sentences == 0
+        assert corpus.annotated(documents, TYPES).sentences == 0

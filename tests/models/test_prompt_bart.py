@@ -194,7 +194,7 @@ def test_a_batch_is_its_sentences(model: PromptBart) -> None:
 
 def naive_decode(model: PromptBart, corpus: Any, sentence: int) -> list[int]:
     """The best of what may come, by a list of all entities and a fresh pass at every step."""
-    words = slice(corpus.word_bounds[sentence], corpus.word_bounds[sentence + 1])
+    words = slice(corpus.encoded.bounds[sentence], corpus.encoded.bounds[sentence + 1])
     first, last = corpus.first[words].tolist(), corpus.last[words].tolist()
     left = [(s, -e, t) for s in first for e in last if s <= e for t in range(3)]
     shift, written = first_position(3), []
@@ -291,7 +291,7 @@ def test_long_sentences_are_split_and_joined(model: PromptBart) -> None:
         for span in corpus.spans(s, corpus.entities[a:b])
     ]
     assert sorted(found) == sorted(spans)
-    assert corpus.offsets[-1, 1] == len(text)
+    assert corpus.encoded.offsets[-1, 1] == len(text)
     assert torch.isfinite(model.losses(corpus, range(corpus.sentences)).source).all()
     assert model.predict(given)[0].text == text
 
@@ -311,8 +311,9 @@ def test_backbone_is_shared_and_never_written(bart: Path) -> None:
         4 * 8 * 3 * 32 + 3 * 32,
         sum(v.numel() for v in one._frozen[0].model.parameters()),
     )
-    assert one.eta() == prompts / (frozen + prompts)
-    assert two.eta() == (prompts + attention) / (frozen + prompts)
+    sizes = [sum(p.numel() for p in model.trainable().values()) for model in (one, two)]
+    assert sizes == [prompts, prompts + attention]
+    assert (one.frozen, two.frozen) == (frozen, frozen - attention)
     assert frozen == sum({v.data_ptr(): v.numel() for v in before.values()}.values())
     first = one.predict(documents())
     fit(two, two.prepare(documents()), steps=3)

@@ -16,9 +16,8 @@ from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.jobs.predict import evaluate_path, predict_text
 from fednotes.taggers.saving import (
-    KINDS,
     build_model,
-    kind_of,
+    kinds,
     load_model,
     model_config,
     save_model,
@@ -106,7 +105,7 @@ def test_what_is_loaded_is_what_was_saved(model: Any, tmp_path: Path) -> None:
     """Parameters bit for bit, predictions and losses; nothing of the backbone on disk."""
     path = tmp_path / "model"
     save_model(model, path)
-    stem = "tagger" if kind_of(model.config) == "tagger" else "model"
+    stem = "tagger" if model.config.kind == "tagger" else "model"
     assert sorted(f.name for f in path.iterdir()) == [f"{stem}.json", f"{stem}.safetensors"]
     stored = load_file(path / f"{stem}.safetensors")
     assert set(stored) == set(model.trainable())
@@ -274,9 +273,9 @@ def test_predict_and_evaluate_take_every_kind(
 
 
 def test_kinds() -> None:
-    for kind in KINDS:
-        assert kind_of(model_config({"kind": kind})) == kind
-    assert kind_of(model_config({"tagger": "cnn-crf", "dropout": 0.5})) == "tagger"
+    for kind in kinds():
+        assert model_config({"kind": kind}).kind == kind
+    assert model_config({"tagger": "cnn-crf", "dropout": 0.5}).kind == "tagger"
     with pytest.raises(
         ConfigError, match="model: unknown kind 'promptbart'; did you mean 'prompt-b"
     ):

@@ -17,15 +17,14 @@ from safetensors.torch import load_file, save_file
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.taggers import tagger as tagger_module
+from fednotes.taggers.corpora import Prepared, hash_forms
 from fednotes.taggers.saving import load_model, save_model
 from fednotes.taggers.tagger import (
     LAYERS,
     PRESETS,
-    Prepared,
     Tagger,
     TaggerConfig,
     build_tagger,
-    hash_forms,
     tagger_config,
 )
 
@@ -319,7 +318,7 @@ def test_contextual_features(layers: int, project: int) -> None:
         ({"dropout": "0.1"}, "dropout = '0.1': expected a number"),
         ({"cnn_widths": [3, 3]}, "distinct widths"),
         ({"cnn_widths": []}, "distinct widths"),
-        ({"cnn_filters": -1}, "cannot be negative"),
+        ({"cnn_filters": -1}, "must be at least 0"),
         ({"char_max": 2}, "from 3 to 255"),
         ({"dropout": 1.0}, "below 1"),
         ({"train_words": True}, "needs word_vectors"),
@@ -482,12 +481,13 @@ def test_a_failed_save_leaves_the_earlier_tagger(
     tagger, path = saved
     before = {p.name: p.read_bytes() for p in path.iterdir()}
 
-    def full(file: Path, data: bytes) -> None:
-        file.write_bytes(data[: len(data) // 2])
+    def full(folder: Path, files: dict[str, bytes]) -> None:
+        name, data = next(iter(files.items()))
+        (folder / name).write_bytes(data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fednotes.taggers.saving._write", full)
+        patch.setattr("fednotes.taggers.saving._filled", full)
         with pytest.raises(FednotesError, match="No space left"):
             save_model(tagger, path)
     with torch.no_grad():

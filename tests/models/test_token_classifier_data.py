@@ -24,7 +24,6 @@ from fednotes.encoders.token_cache import fast_tokenizer
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill
 from fednotes.methods.distill import pseudo_complete
-from fednotes.taggers.corpora import by_encoder
 from fednotes.taggers.saving import build_model, load_model, model_config
 from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
 
@@ -143,10 +142,10 @@ def test_each_word_is_read_where_it_lies_deepest(bert: Path, words: int, window:
         wanted.append(rows[at][i - starts[at]])
     corpus = model.prepare([text], gold=False)
     assert corpus.sentences == 1
-    assert len(corpus.first) == len(starts)
+    assert len(corpus.pieces.first) == len(starts)
     if len(ids) <= size:
         assert len(starts) == 1
-    found = model._reader.read(corpus, np.array([0]))
+    found = model._read(corpus, np.array([0]))
     torch.testing.assert_close(found.logits, torch.stack(wanted), rtol=1e-9, atol=1e-9)
     target = torch.tensor([int(i % 5) for i in range(words)])
     F.cross_entropy(found.logits, target, reduction="sum").backward()
@@ -260,7 +259,7 @@ def test_context_reaches_across_sentences(bert: Path) -> None:
     for context, same in (("sentence", True), ("document", False)):
         model = build(bert, context=context)
         logits = [
-            model._reader.read(c, np.arange(c.sentences)).logits[-1]
+            model._read(c, np.arange(c.sentences)).logits[-1]
             for c in (model.prepare([one]), model.prepare([two]))
         ]
         assert torch.allclose(*logits, atol=1e-5) == same
@@ -322,10 +321,10 @@ def test_placeholders_are_read_as_pre_training_reads_them(tmp_path: Path) -> Non
     note = Document("n", text, (Span(text.index("pain"), text.index("pain") + 4, "problem"),))
     directory = save_bert(tmp_path / "bert", max_position_embeddings=128)
     model = build(directory, TagSet(("problem",)))
-    corpus = by_encoder(model.prepare([note]), "token-classifier")
+    corpus = model.prepare([note])
     pieces = fast_tokenizer(model.tokenizer.backend_tokenizer).tokenize(sentences(text))
-    assert np.concatenate(pieces).tolist() == corpus.ids.tolist()
-    assert len(corpus.ids) > 50
+    assert np.concatenate(pieces).tolist() == corpus.pieces.ids.tolist()
+    assert len(corpus.pieces.ids) > 50
     with torch.no_grad():  # each word begins a mention
         model.classifier.weight.zero_()
         model.classifier.bias.copy_(torch.tensor([0.0, 9.0, 0.0]))

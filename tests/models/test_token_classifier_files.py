@@ -105,7 +105,7 @@ def auto(path: Path) -> Any:
 def same_logits(model: TokenClassifier, other: Any, rows: list[int] | None = None) -> None:
     documents = notes(4)
     corpus = model.prepare(documents, gold=False)
-    found = model._reader.read(corpus, np.arange(corpus.sentences)).logits
+    found = model._read(corpus, np.arange(corpus.sentences)).logits
     words = [d.text[a:b].split() for d in documents for a, b in d.sentences]
     wanted = []
     for text in words:
@@ -192,7 +192,7 @@ def test_a_tag_that_a_foreign_model_lacks_is_not_predicted(tmp_path: Path) -> No
     model = load_model(path)
     assert model.tagset.tags == ("O", "B-Drug", "I-Drug", "B-ADR", "I-ADR")
     corpus = model.prepare(notes(4), gold=False)
-    found = model._reader.read(corpus, np.arange(corpus.sentences)).logits
+    found = model._read(corpus, np.arange(corpus.sentences)).logits
     assert 2 not in found.argmax(-1)
     assert torch.isfinite(found).all()
 

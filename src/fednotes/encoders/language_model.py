@@ -35,15 +35,15 @@ from fednotes.core.settings import build
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
 from fednotes.encoders.bart import set_layer_norm_eps
-from fednotes.encoders.encoder import positions_of
-from fednotes.encoders.frozen import encoder_directory
 from fednotes.encoders.lora import LoRA, targets
 from fednotes.encoders.masking import IGNORED, Masked
 from fednotes.encoders.packing import Sequences, Specials
 from fednotes.encoders.pretrained import (
+    encoder_directory,
     open_config,
     open_pretrained,
     open_tokenizer,
+    positions_of,
     quiet,
     require_complete,
     require_fit,

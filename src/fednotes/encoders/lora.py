@@ -16,20 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.seeds import seed_of
+from fednotes.core.tensors import seeded
 
-CHANGED = (
-    "query",
-    "value",
-    "q",
-    "v",
-    "q_lin",
-    "v_lin",
-    "q_proj",
-    "v_proj",
-    "query_proj",
-    "value_proj",
-)
+CHANGED = "query value q v q_lin v_lin q_proj v_proj query_proj value_proj".split()
 
 
 class LoRA(nn.Module):
@@ -45,8 +34,7 @@ class LoRA(nn.Module):
         maps = targets(model)
         outputs, inputs = maps[0].weight.shape
         self.scale = alpha / rank
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(seed, "init", "lora"))
+        with seeded(seed, "lora"):
             down = (torch.rand(len(maps), rank, inputs) * 2 - 1) / inputs**0.5
         self.down = nn.Parameter(down)
         self.up = nn.Parameter(torch.zeros(len(maps), outputs, rank))

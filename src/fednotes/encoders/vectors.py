@@ -6,7 +6,6 @@ part of a tagger's state, and never travels. Nothing here looks at a site's text
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ModelError
 from fednotes.core.kernels import kernel, part
+from fednotes.encoders.pretrained import file_sha256
 
 CHUNK = 1 << 24  # bytes parsed at a time
 _POWERS = 10.0 ** np.arange(23)  # each one exact in float64
@@ -78,18 +78,6 @@ def load_vectors(path: str | Path, max_words: int = 0) -> WordVectors:
             f"{path}: cannot read word vectors ({error.strerror}): set word_vectors to a GloVe "
             "or word2vec text file"
         ) from None
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's content; cached by path, change time and size."""
-    stat = path.stat()
-    return _sha256(path, stat.st_mtime_ns, stat.st_size)
-
-
-@lru_cache(maxsize=64)
-def _sha256(path: Path, mtime: int, size: int) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @lru_cache(maxsize=4)

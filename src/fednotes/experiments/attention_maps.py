@@ -29,9 +29,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.tensors import device_of
-from fednotes.encoders.encoder import positions_of
-from fednotes.encoders.frozen import encoder_directory
-from fednotes.encoders.pretrained import open_pretrained, require_complete
+from fednotes.encoders.pretrained import (
+    encoder_directory,
+    open_pretrained,
+    positions_of,
+    require_complete,
+)
 
 _FLOATS = 2**24  # of the maps of one batch: 64 MB
 

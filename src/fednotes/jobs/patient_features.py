@@ -23,7 +23,7 @@ from fednotes.core.settings import build
 from fednotes.core.store import write_folder
 from fednotes.core.types import Document
 from fednotes.data.text import split_sentences, tokenize
-from fednotes.encoders.frozen import FrozenEncoder, load_encoder
+from fednotes.encoders.features import FrozenEncoder, load_encoder
 from fednotes.jobs.job import expand
 from fednotes.jobs.patient_tables import SYNTHETIC, ConceptsConfig, TextConfig
 from fednotes.patients import synthetic

@@ -52,7 +52,8 @@ from fednotes.core.seeds import seed_of
 from fednotes.core.tensors import nbytes
 from fednotes.core.types import SiteData
 from fednotes.methods import distill, presets
-from fednotes.taggers.model import Corpus, Losses, Model
+from fednotes.taggers.corpora import Corpus
+from fednotes.taggers.model import Losses, Model
 from fednotes.taggers.saving import build_model
 
 MOST = 1000.0  # of strength and entropy

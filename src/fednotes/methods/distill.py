@@ -44,9 +44,10 @@ from fednotes.data.split import pool
 from fednotes.methods import presets
 from fednotes.methods.optimizers import Adam
 from fednotes.methods.sites import Best, MentionSite, all_tags, finite, judged_mentions, save_global
-from fednotes.taggers.model import Corpus, Losses
+from fednotes.taggers.corpora import Corpus
+from fednotes.taggers.model import Losses, ModelConfig
 from fednotes.taggers.prompt_bart import PromptBartConfig
-from fednotes.taggers.saving import ModelConfig, build_model, model_config
+from fednotes.taggers.saving import build_model, model_config
 from fednotes.taggers.tagger import TaggerConfig
 
 FEWEST_CONTRIBUTORS = 3

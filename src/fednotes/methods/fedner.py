@@ -53,9 +53,9 @@ from fednotes.methods.sites import (
     shared_and_private,
 )
 from fednotes.metrics.spans import SpanCounts
+from fednotes.taggers.corpora import Corpus
 from fednotes.taggers.tagger import (
     LAYERS,
-    Prepared,
     Tagger,
     TaggerConfig,
     build_tagger,
@@ -242,7 +242,7 @@ class Site(MentionSite):
         {"count", "take_share", "mark", GRADIENTS, TRAIN, EVALUATE, "finish"}
     )
     model: Tagger
-    train_set: Prepared
+    train_set: Corpus
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         """Options and errors are those of `MentionSite`."""

@@ -40,9 +40,9 @@ from fednotes.methods.sites import (
     save_global,
     shared_and_private,
 )
-from fednotes.taggers.corpora import EncoderCorpus, by_encoder
-from fednotes.taggers.model import Model
-from fednotes.taggers.saving import ModelConfig, build_model, kind_of
+from fednotes.taggers.corpora import EncoderCorpus
+from fednotes.taggers.model import Model, ModelConfig
+from fednotes.taggers.saving import build_model
 from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
@@ -119,7 +119,7 @@ class Site(AveragingSite, MentionSite):
         MentionSite.__init__(self, data, config, tags, **options)
         if set(tags.types) > set(data.tags.types):  # silence about other types says nothing
             self.train_set = self.model.annotate(self.train_set, data.train, data.tags.types)
-        self._read = by_encoder(self.train_set, kind_of(config.model))
+        self._read = self.model.own(self.train_set)
         parameters, steps = self.model.trainable(), math.ceil(self.num_examples / config.batch_size)
         AveragingSite.__init__(
             self,
@@ -132,7 +132,7 @@ class Site(AveragingSite, MentionSite):
             device=options.get("device", "cpu"),
         )
         if getattr(config.model, "train", "") == "all":
-            self.require_covered(len(self._read.ids), steps, "all")
+            self.require_covered(len(self._read.pieces.ids), steps, "all")
 
     def described(self) -> str:
         """What is shared and what stays."""
@@ -141,7 +141,7 @@ class Site(AveragingSite, MentionSite):
     def covered(self, task: str) -> dict[str, int]:
         """…and the tokens, as the encoder reads them."""
         told = super().covered(task)
-        return {**told, "tokens": len(self._read.ids)} if told else told
+        return {**told, "tokens": len(self._read.pieces.ids)} if told else told
 
     def steps(self, epoch: int) -> Iterator[list[Step]]:
         """The epoch's mini-batches of like length; their order depends on seed and site."""
@@ -178,9 +178,9 @@ def num_notes(documents: Sequence[Document]) -> int:
 def model_config(table: Mapping[str, Any]) -> ModelConfig:
     """The [model] table; kind = "token-classifier" if none is given. Raises ConfigError."""
     config = any_model({"kind": "token-classifier"} | dict(table))
-    if kind_of(config) not in KINDS:
+    if config.kind not in KINDS:
         raise ConfigError(
-            f'kind = {kind_of(config)!r} is no model for method = "finetune", which takes '
+            f'kind = {config.kind!r} is no model for method = "finetune", which takes '
             f"{' and '.join(KINDS)}; the methods fedner and distill take others"
         )
     return config

@@ -31,10 +31,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.core.kernels import kernel
-from fednotes.core.tensors import require_like
+from fednotes.core.kernels import dropout, kernel
+from fednotes.core.tensors import require_like, seeded
 from fednotes.patients.cohort import ABSENT, PRESENT, Bags
-from fednotes.taggers.layers import dropout, seeded
 
 
 class RowAdam:

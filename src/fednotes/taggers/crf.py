@@ -13,13 +13,12 @@ In place of gold there may be a set of sequences (its sum of exp(score) takes th
 exp(score(gold)), its posterior that of the counts) or a distribution over them, given by its
 expected counts, in which the score is linear.
 
-`crf_cpu` does this on CPU (compiled kernels, one thread), `crf_torch` everywhere else.
+On CPU the recursions are compiled (`kernels/crf.py`, one thread), elsewhere `TorchOps`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -28,11 +27,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fednotes.core.errors import ModelError
-from fednotes.taggers.kernels import crf_torch
 
 Backend = Literal["auto", "numba", "torch"]
 Mask = np.ndarray | Tensor | None
-_Scores = tuple[Tensor, Tensor, Tensor]
+Scores = tuple[Tensor, Tensor, Tensor]  # start (tags,), transitions (tags, tags), end (tags,)
 Counts = tuple[Tensor, Tensor]
 """Expected counts: of tags (batch, tokens, tags), of transitions (batch, tags, tags)."""
 _Target = Tensor | Counts  # tags; allowed tags (bool); expected counts
@@ -50,7 +48,9 @@ class CRF(nn.Module):
 
     Emissions are (batch, tokens, tags) natural-log scores, float32 or float64; lengths (batch,)
     integers in 1..tokens. What lies behind a sentence's end is never looked at. All is computed
-    in float64 (float32 on devices without it) and given back in the emissions' type.
+    in float64 (float32 on devices without it) and given back in the emissions' type. Raises
+    ModelError where shapes disagree or the constraints leave no sequence; an emission that is
+    NaN or +inf gives NaN in its sentence.
     """
 
     start_mask: Tensor | None
@@ -78,42 +78,31 @@ class CRF(nn.Module):
             ("transition_mask", transition_mask, (num_tags, num_tags)),
             ("end_mask", end_mask, (num_tags,)),
         ):
-            self.register_buffer(name, _mask(name, mask, shape), persistent=False)
+            tensor = None if mask is None else torch.as_tensor(mask).clone()
+            if tensor is not None and (tensor.dtype != torch.bool or tensor.shape != shape):
+                raise ModelError(
+                    f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, bool of {shape} is "
+                    "expected"
+                )
+            self.register_buffer(name, tensor, persistent=False)
 
     def loss(self, emissions: Tensor, tags: Tensor, lengths: Tensor) -> Tensor:
         """Negative log likelihood of `tags` (batch, tokens) per sentence: (batch,).
 
-        NaN for a sentence with an emission that is NaN or +inf. Raises ModelError when a tag is
-        no tag of this CRF or is forbidden where it stands, or when shapes disagree.
+        Raises ModelError when a tag is no tag of this CRF or is forbidden where it stands.
         """
         return self._losses(emissions, [tags.long()], lengths)[0]
 
-    def partial_loss(self, emissions: Tensor, allowed: Tensor, lengths: Tensor) -> Tensor:
-        """-log p(any sequence within `allowed`) per sentence: (batch,).
-
-        allowed: (batch, tokens, tags) bool, the tags that each token may have (Tsuboi et al.
-        2008). Raises ModelError when `allowed` and the constraints leave no sequence.
-        """
-        return self._losses(emissions, [allowed.bool()], lengths)[0]
-
-    def expected_loss(self, emissions: Tensor, counts: Counts, lengths: Tensor) -> Tensor:
-        """E[-log p(y)] per sentence (batch,), over a distribution with these expected counts.
-
-        = log Z - Σ_t counts[t]·emissions[t] - (start, transitions and end likewise). With
-        `posterior` of another CRF this is what distillation of structures minimises (Wang et
-        al. 2020b). The counts get no gradient. Raises ModelError when shapes disagree or
-        something is expected that the constraints forbid.
-        """
-        return self._losses(emissions, [counts], lengths)[0]
-
     def split_loss(
-        self, emissions: Tensor, target: Tensor | Counts, allowed: Tensor, lengths: Tensor
+        self, emissions: Tensor, target: _Target, allowed: Tensor, lengths: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The loss of `target` (tags, or expected counts) in two parts, each (batch,).
 
-        -log p(within `allowed`), as `partial_loss`; and -log p(target | within `allowed`). They
-        share their forward and backward messages, and their sum is `loss` (`expected_loss`).
-        Raises ModelError as these do.
+        -log p(any sequence within `allowed`) (Tsuboi et al. 2008), `allowed` (batch, tokens,
+        tags) bool being the tags that each token may have; and -log p(target | within
+        `allowed`). They share their forward and backward messages, and their sum is `loss`; of
+        expected counts (`posterior` of another CRF; they get no gradient) E[-log p(y)] over a
+        distribution that has them, which distillation of structures minimises (Wang et al. 2020b).
         """
         chosen = target.long() if isinstance(target, Tensor) else target
         source, rest = self._losses(emissions, [allowed.bool(), chosen], lengths)
@@ -126,8 +115,7 @@ class CRF(nn.Module):
         """What this CRF expects to see, given that each token has one of its `allowed` tags.
 
         p(tag at token) (batch, tokens, tags), 0 behind the end, and Σ_t p(i at t, j at t + 1)
-        (batch, tags, tags) [from, to]; in the emissions' type, without gradient. NaN where an
-        emission is NaN or +inf; raises ModelError when the constraints leave no sequence.
+        (batch, tags, tags) [from, to]; in the emissions' type, without gradient.
         """
         scores, x, lengths, ops = self._prepare(emissions, lengths)
         if allowed is not None:
@@ -136,28 +124,20 @@ class CRF(nn.Module):
         _, unary, pairs = _partition(ops, x, lengths, scores, True)
         return unary.to(emissions.dtype), pairs.to(emissions.dtype)
 
-    def marginals(self, emissions: Tensor, lengths: Tensor) -> Tensor:
-        """p(tag at token) (batch, tokens, tags): the first part of `posterior`."""
-        return self.posterior(emissions, lengths)[0]
-
     @torch.no_grad()
     def decode(self, emissions: Tensor, lengths: Tensor) -> Tensor:
         """The most probable tags (batch, tokens) int64, 0 behind the end (Viterbi).
 
-        Raises ModelError when the constraints leave no sequence or emissions are not finite.
+        Raises ModelError also where emissions are not finite.
         """
         scores, x, lengths, ops = self._prepare(emissions, lengths)
-        best, failed = ops.viterbi(x, lengths, *scores)
+        best, failed = ops.viterbi(x, lengths, scores)
         if failed >= 0:
             raise ModelError(
                 f"no tag sequence for sentence {failed} of the batch: its emissions are not "
                 "finite, or the constraints allow no sequence of its length"
             )
         return cast(Tensor, best)
-
-    def extra_repr(self) -> str:
-        constrained = any(m is not None for m in (self.start_mask, self.transition_mask))
-        return f"{self.num_tags}, constrained={constrained}, backend={self.backend!r}"
 
     def _losses(
         self, emissions: Tensor, targets: Sequence[_Target], lengths: Tensor
@@ -180,9 +160,7 @@ class CRF(nn.Module):
         losses = _Loss.apply(*inputs, x, moved, lengths, scores, ops, gradient)
         return cast(tuple[Tensor, ...], losses)
 
-    def _prepare(
-        self, emissions: Tensor, lengths: Tensor
-    ) -> tuple[_Scores, Tensor, Tensor, ModuleType]:
+    def _prepare(self, emissions: Tensor, lengths: Tensor) -> tuple[Scores, Tensor, Tensor, Any]:
         """Masked scores, emissions in working precision, lengths, and who computes.
 
         Refuses shapes and lengths that would read out of bounds.
@@ -200,32 +178,28 @@ class CRF(nn.Module):
                 f"sentence lengths {low} to {high} do not fit emissions of "
                 f"{emissions.shape[1]} tokens"
             )
-        scores = self._scores()
-        x = emissions.detach().to(scores[0].dtype)
-        return scores, x, lengths.to(x.device, torch.int64), self._ops(x.device.type == "cpu")
+        # float64, but for devices that have none; -inf where forbidden
+        dtype = torch.float32 if self.start.device.type == "mps" else torch.float64
+        parameters = (self.start, self.transitions, self.end)
+        masks = (self.start_mask, self.transition_mask, self.end_mask)
+        start, transitions, end = (
+            p.detach().to(dtype)
+            if mask is None
+            else p.detach().to(dtype).masked_fill(~mask, -torch.inf)
+            for p, mask in zip(parameters, masks, strict=True)
+        )
+        x = emissions.detach().to(dtype)
+        return (start, transitions, end), x, lengths.to(x.device, torch.int64), self._ops(x)
 
-    def _ops(self, on_cpu: bool) -> ModuleType:
+    def _ops(self, x: Tensor) -> Any:
+        on_cpu = x.device.type == "cpu"
         if self.backend == "numba" and not on_cpu:
             raise ModelError("the compiled CRF runs on CPU only: use backend 'auto' or 'torch'")
         if self.backend == "torch" or not on_cpu:
-            return crf_torch
+            return TorchOps
         from fednotes.taggers.kernels import crf  # numba takes half a second to import
 
         return crf
-
-    def _scores(self) -> _Scores:
-        """start, transitions and end without gradient, in float64, -inf where forbidden."""
-        dtype = crf_torch.precision(self.start.device)
-        start, transitions, end = (
-            p.detach().to(dtype) for p in (self.start, self.transitions, self.end)
-        )
-        if self.start_mask is not None:
-            start = start.masked_fill(~self.start_mask, -torch.inf)
-        if self.transition_mask is not None:
-            transitions = transitions.masked_fill(~self.transition_mask, -torch.inf)
-        if self.end_mask is not None:
-            end = end.masked_fill(~self.end_mask, -torch.inf)
-        return start, transitions, end
 
 
 class _Loss(torch.autograd.Function):
@@ -241,8 +215,8 @@ class _Loss(torch.autograd.Function):
         x: Tensor,
         targets: Sequence[_Target],
         lengths: Tensor,
-        scores: _Scores,
-        ops: ModuleType,
+        scores: Scores,
+        ops: Any,
         gradient: bool,
     ) -> tuple[Tensor, ...]:
         # the first four are here for autograd; their values are in `x` and `scores`
@@ -256,7 +230,7 @@ class _Loss(torch.autograd.Function):
                 kept += [unary - of_unary, pairs - of_pairs]
                 unary, pairs = of_unary, of_pairs
             elif isinstance(target, Tensor):
-                inner, wrong = ops.path_score(x, lengths, *scores, target)
+                inner, wrong = ops.path_score(x, lengths, scores, target)
                 _require_allowed(target, wrong)
                 if gradient:
                     ops.subtract_path(unary, pairs, target, lengths)
@@ -287,14 +261,17 @@ class _Loss(torch.autograd.Function):
 
 
 def _expected_score(
-    x: Tensor, lengths: Tensor, scores: _Scores, unary: Tensor, pairs: Tensor
+    x: Tensor, lengths: Tensor, scores: Scores, unary: Tensor, pairs: Tensor
 ) -> Tensor:
-    """E[score(y)] (batch,) from the expected counts."""
+    """E[score(y)] (batch,) from the expected counts; what is not expected counts 0."""
+
+    def product(count: Tensor, score: Tensor) -> Tensor:
+        return torch.where(count == 0.0, 0.0, count * score)
+
     start, transitions, end = scores
-    rows = torch.arange(len(x), device=x.device)
-    score = _product(unary, x).sum((1, 2))
-    score = score + _product(unary[:, 0], start).sum(1) + _product(pairs, transitions).sum((1, 2))
-    score = score + _product(unary[rows, lengths - 1], end).sum(1)
+    score = product(unary, x).sum((1, 2))
+    score = score + product(unary[:, 0], start).sum(1) + product(pairs, transitions).sum((1, 2))
+    score = score + product(_last(unary, lengths), end).sum(1)
     wrong = score == -torch.inf
     if bool(wrong.any()):
         raise ModelError(
@@ -304,15 +281,10 @@ def _expected_score(
     return score
 
 
-def _product(count: Tensor, score: Tensor) -> Tensor:
-    """count · score, 0 where the count is, whatever the score."""
-    return torch.where(count == 0.0, 0.0, count * score)
-
-
 def _partition(
-    ops: ModuleType, x: Tensor, lengths: Tensor, scores: _Scores, gradient: bool
+    ops: Any, x: Tensor, lengths: Tensor, scores: Scores, gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    log_z, unary, pairs = ops.partition(x, lengths, *scores, gradient)
+    log_z, unary, pairs = ops.partition(x, lengths, scores, gradient)
     impossible = log_z == -torch.inf
     if bool(impossible.any()):
         raise ModelError(
@@ -320,20 +292,6 @@ def _partition(
             "batch: the constraints (and the allowed tags, if given) exclude each other"
         )
     return log_z, unary, pairs
-
-
-# ---- errors ----------------------------------------------------------------------------------
-
-
-def _mask(name: str, mask: Mask, shape: tuple[int, ...]) -> Tensor | None:
-    if mask is None:
-        return None
-    tensor = torch.as_tensor(mask)
-    if tensor.dtype != torch.bool or tensor.shape != shape:
-        raise ModelError(
-            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, bool of {shape} is expected"
-        )
-    return tensor.clone()
 
 
 def _require_shape(target: Tensor, expected: tuple[int, ...]) -> None:
@@ -352,3 +310,147 @@ def _require_allowed(tags: Tensor, wrong: tuple[int, int]) -> None:
             "which this CRF does not know or its constraints forbid: encode the tags with the "
             "tag set and scheme that the constraints were made for"
         )
+
+
+# ---- the recursions as torch operations ----------------------------------------------------------
+
+_PAIR_BUDGET = 1 << 24  # numbers in one block of pair posteriors (128 MiB in float64)
+
+
+class TorchOps:
+    """The recursions for every device: log-space, all sentences at once.
+
+    Same functions, arguments and results as `kernels/crf.py`. Forward and backward messages are
+    one scan over two stacked batches (the backward one runs over the reversed sentences), so
+    that a GPU is asked half as often.
+    """
+
+    @staticmethod
+    def partition(
+        emissions: Tensor, lengths: Tensor, scores: Scores, gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """log Z (batch,), posteriors (batch, tokens, tags), transition counts (batch, tags, tags).
+
+        The last two are empty without `gradient`. log Z is -inf where no sequence is allowed,
+        NaN where an emission is NaN or +inf.
+        """
+        start, transitions, end = scores
+        inside = _inside(lengths, emissions.shape[1])  # (batch, tokens)
+        x = emissions.masked_fill(~inside[..., None], 0.0)
+        broken = ~(x < torch.inf).flatten(1).all(1)
+        x = x.masked_fill(broken[:, None, None], 0.0)
+        position = torch.arange(x.shape[1], device=lengths.device)
+        mirrored = lengths[:, None] - 1 - position  # (batch, tokens); padding stays in place
+        mirror = torch.where(mirrored >= 0, mirrored, position)[..., None].expand_as(x)
+        runs, first, matrix = x[None], start[None, None], transitions[None, None]
+        if gradient:
+            runs = torch.stack([x, x.gather(1, mirror)])
+            first = torch.stack([start, end])[:, None]
+            matrix = torch.stack([transitions, transitions.T])[:, None]
+        arriving = _scan(runs, first, matrix)
+        alpha = arriving[0] + x
+        log_z = torch.logsumexp(_last(alpha, lengths) + end, dim=-1)
+        if not gradient:
+            return log_z.masked_fill(broken, torch.nan), x.new_empty(0), x.new_empty(0)
+        beta = arriving[1].gather(1, mirror)
+        finite = log_z.masked_fill(log_z == -torch.inf, 0.0)[:, None, None]
+        unary = torch.exp(alpha + beta - finite).masked_fill(~inside[..., None], 0.0)
+        pairs = _pairs(alpha - finite, x + beta, transitions, inside)
+        unary = unary.masked_fill(broken[:, None, None] & inside[..., None], torch.nan)
+        pairs = pairs.masked_fill(broken[:, None, None], torch.nan)
+        return log_z.masked_fill(broken, torch.nan), unary, pairs
+
+    @staticmethod
+    def path_score(
+        emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
+    ) -> tuple[Tensor, tuple[int, int]]:
+        """Score of the given tags (batch,); (sentence, position) of the first tag that is no tag
+        or that the constraints forbid, (-1, -1) when there is none."""
+        start, transitions, end = scores
+        inside = _inside(lengths, tags.shape[1])
+        unknown = inside & ((tags < 0) | (tags >= emissions.shape[2]))
+        tags = tags.masked_fill(~inside | unknown, 0)
+        step = torch.empty(tags.shape, dtype=start.dtype, device=tags.device)  # (batch, tokens)
+        step[:, 0] = start[tags[:, 0]]
+        step[:, 1:] = transitions[tags[:, :-1], tags[:, 1:]]
+        is_last = torch.arange(tags.shape[1], device=tags.device) == lengths[:, None] - 1
+        step = step + torch.where(is_last, end[tags], 0.0)
+        wrong = unknown | (inside & (step == -torch.inf))
+        if bool(wrong.any()):
+            n, t = wrong.nonzero()[0].tolist()
+            return start.new_empty(0), (n, t)
+        own = emissions.gather(2, tags[..., None])[..., 0]
+        return (step + own).masked_fill(~inside, 0.0).sum(1), (-1, -1)
+
+    @staticmethod
+    def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
+        """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
+        inside = _inside(lengths, tags.shape[1])
+        tags = tags.masked_fill(~inside, 0)
+        unary.scatter_add_(2, tags[..., None], -inside[..., None].to(unary.dtype))
+        steps = tags[:, :-1] * unary.shape[2] + tags[:, 1:]  # (batch, tokens - 1)
+        pairs.flatten(1).scatter_add_(1, steps, -inside[:, 1:].to(pairs.dtype))
+
+    @staticmethod
+    def weigh(
+        unary: Tensor, pairs: Tensor, lengths: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of emissions (batch, tokens, tags), start, transitions and end."""
+        weights = weights.to(unary.dtype)[:, None, None]
+        unary = unary * weights
+        return unary, unary[:, 0].sum(0), (pairs * weights).sum(0), _last(unary, lengths).sum(0)
+
+    @staticmethod
+    def viterbi(emissions: Tensor, lengths: Tensor, scores: Scores) -> tuple[Tensor, int]:
+        """Highest-scoring tags (batch, tokens), 0 behind a sentence's end; and the first sentence
+        that has none (nothing allowed, or not finite), or -1."""
+        start, transitions, end = scores
+        tokens = emissions.shape[1]
+        inside = _inside(lengths, tokens)
+        x = emissions.masked_fill(~inside[..., None], 0.0)
+        ways = [start + x[:, 0]]
+        for t in range(1, tokens):
+            ways.append((ways[-1].unsqueeze(-1) + transitions).amax(-2) + x[:, t])
+        top = (_last(torch.stack(ways, dim=1), lengths) + end).amax(-1)
+        bad = ~((top > -torch.inf) & (x < torch.inf).flatten(1).all(1))
+        best = torch.zeros(emissions.shape[:2], dtype=torch.int64, device=x.device)
+        following = best[:, 0]
+        for t in range(tokens - 1, -1, -1):
+            ends = (lengths - 1 == t)[:, None]
+            following = (ways[t] + torch.where(ends, end, transitions.T[following])).argmax(-1)
+            best[:, t] = following
+        return best.masked_fill(~inside, 0), int(bad.nonzero()[0, 0]) if bool(bad.any()) else -1
+
+
+def _inside(lengths: Tensor, tokens: int) -> Tensor:
+    return torch.arange(tokens, device=lengths.device) < lengths[:, None]  # (batch, tokens)
+
+
+def _last(values: Tensor, lengths: Tensor) -> Tensor:
+    """values (batch, tokens, tags) at each sentence's last token: (batch, tags)."""
+    return values[torch.arange(len(values), device=values.device), lengths - 1]
+
+
+def _scan(emissions: Tensor, first: Tensor, matrix: Tensor) -> Tensor:
+    """Messages that arrive at each position, before its emission.
+
+    emissions (runs, batch, tokens, tags), first (runs, 1, tags), matrix (runs, 1, tags, tags).
+    """
+    arriving = [first.expand(emissions[:, :, 0].shape)]
+    for t in range(1, emissions.shape[2]):
+        state = arriving[-1] + emissions[:, :, t - 1]  # (runs, batch, tags)
+        arriving.append(torch.logsumexp(state.unsqueeze(-1) + matrix, dim=-2))
+    return torch.stack(arriving, dim=2)
+
+
+def _pairs(before: Tensor, after: Tensor, transitions: Tensor, inside: Tensor) -> Tensor:
+    """Σ_t exp(before[t, i] + transitions[i, j] + after[t + 1, j]), in blocks of positions."""
+    batch, tokens, tags = before.shape
+    total = before.new_zeros(batch, tags, tags)
+    step = max(1, _PAIR_BUDGET // (batch * tags * tags))
+    for t in range(0, tokens - 1, step):
+        stop = min(t + step, tokens - 1)
+        score = before[:, t:stop, :, None] + transitions + after[:, t + 1 : stop + 1, None, :]
+        score = score.masked_fill(~inside[:, t + 1 : stop + 1, None, None], -torch.inf)
+        total += score.exp().sum(1)  # (batch, block, tags, tags) -> (batch, tags, tags)
+    return total

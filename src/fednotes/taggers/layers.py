@@ -13,8 +13,7 @@ contextual features) so costs no gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednotes.core.seeds import seed_of
+from fednotes.core.kernels import dropout
 from fednotes.core.types import TagSet
 from fednotes.data.tags import allowed_transitions
 from fednotes.taggers.crf import CRF
-from fednotes.taggers.kernels.characters import char_max, char_scatter, dropout_cpu
+from fednotes.taggers.kernels.characters import char_max, char_scatter
 from fednotes.taggers.kernels.recurrence import bilstm
 
 # The fixed character inventory. Ids: 0 padding, 1 any other character, 2 word begin,
@@ -159,32 +158,6 @@ def parts_linear(parts: Sequence[Tensor], weight: Tensor, bias: Tensor | None = 
     for part, column in zip(parts[1:], columns[1:], strict=True):
         out = torch.addmm(out, part, column.T)
     return out
-
-
-class _Dropout(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rate: float, seed: int) -> Tensor:
-        out, mask = dropout_cpu(x, rate, seed)
-        ctx.save_for_backward(mask)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return grads[0] * ctx.saved_tensors[0], None, None
-
-
-def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Each value zero with probability `rate` (to 16 bits), else scaled to keep the mean.
-
-    On CPU a seed is drawn from torch's global generator and expanded by a compiled counter
-    generator: eight times as fast as F.dropout there, and replayed by torch.manual_seed too.
-    """
-    if not training or rate == 0.0:
-        return x
-    if x.device.type != "cpu" or x.dtype != torch.float32:
-        return F.dropout(x, rate)
-    seed = int(torch.empty((), dtype=torch.int64).random_())
-    return cast(Tensor, _Dropout.apply(x, rate, seed))
 
 
 class Characters(nn.Module):
@@ -356,11 +329,3 @@ class Output(nn.Module):
         masks = (torch.from_numpy(mask) for mask in allowed_transitions(tagset))
         self.project = nn.Linear(inputs, len(tagset.tags))
         self.crf = CRF(len(tagset.tags), *masks)
-
-
-@contextmanager
-def seeded(seed: int, layer: str) -> Iterator[None]:
-    """Torch's CPU generator seeded for one layer's initial values, then put back."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(seed, "init", layer))
-        yield

@@ -1,42 +1,51 @@
-"""What a method may ask of a model that finds entities: the tagger's side of every method.
+"""What a method may ask of a model that finds mentions, and what all such models do alike.
 
-Four kinds fulfil it: `Tagger` (light, a CRF on frozen features), `EncoderTagger` (a frozen
-encoder tuned by prompts or LoRA, a CRF on top), `TokenClassifier` (an encoder that is trained
-itself) and `PromptBart` (a pointer network).
+A kind of model is one file of this folder: its specification, a `Model`, and a constant `KIND`
+that names both. Nothing elsewhere lists it: `[model] kind = "some-kind"` is found in the module
+`some_kind`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document, TagSet
+from fednotes.data.batches import with_spans, without_gold
+from fednotes.encoders.encoder import length_batches
+from fednotes.taggers.corpora import Batch, Corpus, Progress, chosen_of
+from fednotes.taggers.layers import Output, with_zero
+from fednotes.taggers.partial import Soft, added_tags, split_loss, transfer_gradients
+
+WHOLE_BATCH = (8192, 256)  # most sub-words and sentences that are predicted together
 
 
-class Corpus(Protocol):
-    """A corpus as a model reads it. Belongs to its site."""
+@dataclass(frozen=True)
+class ModelConfig:
+    """What a job's [model] table says of a model that finds mentions."""
 
-    @property
-    def known(self) -> frozenset[str]:
-        """The types whose annotation is the site's own; a span of another type is pseudo."""
+    if TYPE_CHECKING:
 
-    @property
-    def sentences(self) -> int:
-        """Number of sentences (or pieces of sentences too long for the model)."""
+        @property
+        def kind(self) -> str: ...
 
-    @property
-    def lengths(self) -> np.ndarray:
-        """(sentences,) tokens or sub-words, for batches of like length."""
 
-    @property
-    def documents(self) -> tuple[Document, ...]:
-        """The documents, in their order."""
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model: its specification, what makes a model of one, for a tag set, a seed and a
+    device, and what makes one of a table if its keys are not simply the fields."""
+
+    config: type[Any]
+    build: Callable[..., Model]
+    read: Callable[[Mapping[str, Any], str], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,73 +70,291 @@ class Losses:
     score: Callable[[Tensor], Tensor] | None = None
 
 
-class Model(Protocol):
+class Reading(Protocol):
+    """What a model that tags tokens makes of some sentences."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """(tokens,) of the corpus, in the order of the two below."""
+
+    def best(self) -> np.ndarray:
+        """(tokens,) the tags to predict."""
+
+    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
+        """(tokens, tags), given what is allowed; and (sentences, …) expected transitions."""
+
+    def losses(self, states: bool) -> Losses:
+        """As `Model.losses`."""
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """As `Model.gradients`."""
+
+
+class Model(nn.Module):
     """An entity recogniser for one tag set.
 
-    tagset: the types that it predicts. transfer: the name of the small trainable parameter
-    whose gradient says how well one loss serves another. widths: of `Losses.hidden`.
-    softens: whether it can train on a posterior in place of a best guess.
+    config, tagset: what it was built from; the tag set's types are those that it predicts.
+    kind, transfer: the name of the small trainable parameter whose gradient says how well one
+    loss serves another. softens: whether it can train on a posterior in place of a best guess.
+    reads: the corpora that `prepare` makes; every method takes only those. place: the key of
+    its specification that names a frozen encoder. whole: it is saved with all that is frozen, by
+    its own `save`.
 
-    A corpus that a method here takes is one that this same model prepared.
+    A model that tags tokens has `_encode` and `_read`; all else it has from here.
     """
 
-    tagset: TagSet
-    transfer: str
-    softens: bool
+    transfer: ClassVar[str]
+    softens: ClassVar[bool] = True
+    reads: ClassVar[type[Corpus]]
+    place: ClassVar[str] = ""
+    whole: ClassVar[bool] = False
+
+    def __init__(self, config: Any, tagset: TagSet) -> None:
+        super().__init__()
+        if not tagset.types:
+            raise ConfigError("the tag set has no entity types: a model needs at least one")
+        self.config, self.tagset = config, tagset
+
+    def _encode(
+        self, documents: tuple[Document, ...], cache: Path | None, progress: Progress | None,
+        gold: bool,
+    ) -> Corpus:  # fmt: skip
+        raise NotImplementedError
+
+    def _read(self, corpus: Any, chosen: np.ndarray, every: bool = False) -> Reading:
+        """every: with the states that `Losses.hidden` needs."""
+        raise NotImplementedError
+
+    def _parts(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
+        """Sentences of like length, as many as are read at once without gradients."""
+        return length_batches(lengths.tolist(), *WHOLE_BATCH)
 
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
+        return self.get_parameter(self.transfer).device
 
     @property
     def frozen(self) -> int:
         """How many numbers of its backbone and tables are never trained."""
+        return 0
 
     @property
     def widths(self) -> tuple[int, ...]:
         """The columns of each layer of `Losses.hidden`."""
+        return ()
 
     @property
     def output_width(self) -> int:
         """The columns of `Losses.outputs`."""
+        return self.get_parameter(self.transfer).shape[1]
+
+    @property
+    def backbone_fingerprint(self) -> str:
+        """Of the frozen encoder that `place` names; "" where there is none."""
+        return ""
+
+    def save(self, folder: Path) -> None:
+        """Write itself into an empty folder, where `whole` is True."""
+        raise NotImplementedError
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Name → parameter, sorted by name, of everything that training changes and sends."""
+        named = sorted(self.named_parameters(), key=lambda pair: pair[0])
+        return {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def prepare(
         self,
         documents: Sequence[Document],
         cache: Path | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Progress | None = None,
         gold: bool = True,
     ) -> Corpus:
-        """Encode a corpus and look up all that training does not change; every type known."""
+        """Encode a corpus and look up all that training does not change; every type known.
+
+        cache: folder for what can be kept. progress(done, all) is called meanwhile. gold=False
+        strips the spans first, so that no boundary owes anything to them. Raises DataError for a
+        label that the tag set does not have.
+        """
+        given = tuple(documents) if gold else without_gold(documents)
+        return self._encode(given, cache, progress, gold)
+
+    def own(self, corpus: Corpus) -> Any:
+        """The corpus, if such a model prepared it. Raises ModelError for another model's."""
+        if not isinstance(corpus, self.reads):
+            kind = self.config.kind
+            raise ModelError(
+                f"a corpus of another kind of model ({type(corpus).__name__}) was given to "
+                f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}: prepare it with the model that "
+                "reads it"
+            )
+        return corpus
 
     def annotate(
-        self, corpus: Any, documents: Sequence[Document], known: Collection[str]
+        self, corpus: Corpus, documents: Sequence[Document], known: Collection[str]
     ) -> Corpus:
-        """The same texts with the spans of `documents` as the annotation."""
+        """The same texts with the spans of `documents` as the annotation; `Corpus.annotated`."""
+        self.own(corpus)
+        return corpus.annotated(documents, known)
 
-    def soften(self, corpus: Any) -> Corpus:
+    @torch.no_grad()
+    def soften(self, corpus: Corpus) -> Corpus:
         """The same corpus whose target is this model's posterior, given the known types' spans.
 
-        Raises ConfigError where `softens` is False.
+        Without dropout. Unchanged where every type is known: nothing is left to guess. Raises
+        ConfigError where `softens` is False.
         """
+        own: Corpus = self.own(corpus)
+        if own.complete or not own.sentences:
+            return replace(own, soft=None)
+        unary = np.zeros((len(own.encoded.form), len(self.tagset.tags)), np.float32)
+        rows, pairs = [], []
+        with evaluating(self):
+            for indices in self._parts(own.lengths):
+                read = self._read(own, indices)
+                unary[read.tokens], of_pairs = read.posterior()
+                rows.append(indices)
+                pairs.append(of_pairs)
+        return replace(
+            own, soft=Soft(unary, np.concatenate(pairs)[np.argsort(np.concatenate(rows))])
+        )
 
     def losses(
-        self, corpus: Any, indices: Sequence[int] | np.ndarray, *, states: bool = False
+        self, corpus: Corpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
     ) -> Losses:
-        """The losses of some sentences, in the order of `indices`."""
+        """The losses of some sentences by the origin of their targets, in the order of `indices`.
 
-    def gradients(self, corpus: Any, indices: Sequence[int] | np.ndarray) -> tuple[Tensor, Tensor]:
+        Where every type is known, source is the ordinary loss and target exactly 0, without a
+        gradient. Dropout (in training mode) draws from torch's global generator alone. Raises
+        TrainingError for no sentences.
+        """
+        return self._read(self.own(corpus), chosen_of(indices), every=states).losses(states)
+
+    @torch.no_grad()
+    def gradients(
+        self, corpus: Corpus, indices: Sequence[int] | np.ndarray
+    ) -> tuple[Tensor, Tensor]:
         """Gradients with respect to the transfer parameter alone, without dropout.
 
         Returns (sentences, size): of each sentence's source loss; and (size,): of the sum of
         their target losses. No parameter's `.grad` changes.
         """
+        own, chosen = self.own(corpus), np.asarray(indices, np.int64)
+        weight = self.get_parameter(self.transfer)
+        each = weight.new_zeros(len(chosen), weight.numel())
+        total = weight.new_zeros(weight.numel())
+        with evaluating(self):
+            for part in self._parts(own.lengths[chosen]):
+                of_source, of_target = self._read(own, chosen[part]).gradients()
+                each[part] = of_source.to(each)
+                total += of_target.to(total)
+        return each, total
 
-    def predict(self, documents: Any) -> tuple[Document, ...]:
-        """The documents (or a corpus') with predicted spans in place of their own."""
+    @torch.no_grad()
+    def predict(self, documents: Sequence[Document] | Corpus) -> tuple[Document, ...]:
+        """The documents (or a corpus') with predicted spans in place of their own.
 
-    def train(self, mode: bool = True) -> nn.Module:
-        """Training mode (dropout) on or off."""
+        Given documents, what is annotated in them is not looked at. Dropout is off.
+        """
+        if isinstance(documents, Sequence):
+            own = self.prepare(documents, gold=False)
+        else:
+            own = self.own(documents)
+        with evaluating(self):
+            return self._found(own)
+
+    def _found(self, corpus: Any) -> tuple[Document, ...]:
+        ids = np.zeros(len(corpus.encoded.form), np.int64)  # (tokens,); O where nothing is read
+        for indices in self._parts(corpus.lengths):
+            read = self._read(corpus, indices)
+            ids[read.tokens] = read.best()
+        return with_spans(corpus.encoded, ids)
+
+
+@dataclass(frozen=True, eq=False)
+class CrfReading:
+    """What a model with a CRF on top makes of a batch.
+
+    features: what the output's projection reads, (batch, steps, width); or (tokens, width), and
+    `place` (batch, steps) says which row is whose, `tokens` at padding. layers: likewise, one
+    for each of `Losses.hidden`, zero at padding.
+    """
+
+    output: Output
+    batch: Batch
+    features: Tensor
+    layers: Sequence[Tensor]
+    place: Tensor | None = None
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """As `Reading`."""
+        return self.batch.tokens[self.batch.inside]
+
+    def _padded(self, values: Tensor) -> Tensor:
+        return values if self.place is None else with_zero(values)[self.place]
+
+    def emissions(self) -> Tensor:
+        """(batch, steps, tags) unnormalised scores."""
+        return self._padded(self.output.project(self.features))
+
+    def best(self) -> np.ndarray:
+        """As `Reading`."""
+        ids = self.output.crf.decode(self.emissions(), self.batch.lengths)
+        return ids.cpu().numpy()[self.batch.inside]
+
+    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
+        """As `Reading`."""
+        batch = self.batch
+        unary, pairs = self.output.crf.posterior(self.emissions(), batch.lengths, batch.allowed)
+        asked = pairs[batch.back].float().cpu().numpy()
+        return unary.float().cpu().numpy()[batch.inside], asked
+
+    def losses(self, states: bool) -> Losses:
+        """As `Model.losses`."""
+        batch, back = self.batch, self.batch.back
+        source, target = split_loss(self.output.crf, self.emissions(), *batch.targets())
+        losses = Losses(source[back], target[back])
+        if not states:
+            return losses
+        inside = torch.from_numpy(batch.inside[back]).to(self.features.device)
+        rows = self.features if self.place is None else self.place[back][inside]
+        sizes = batch.lengths[:, None]
+        added = added_tags(batch.tags, batch.corpus.encoded.tagset, batch.corpus.known)
+        return replace(
+            losses,
+            hidden=tuple((self._padded(h).sum(1) / sizes)[back] for h in self.layers),
+            outputs=rows[inside] if self.place is None else self.features[rows],
+            pseudo=added[back][inside],
+            score=self.output.project,
+        )
+
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """As `Model.gradients`."""
+        crf, project, features = self.output.crf, self.output.project, self._padded(self.features)
+        source, target = transfer_gradients(crf, project, features, *self.batch.targets())
+        return source[self.batch.back], target
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Dropout is off within, and then as it was."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
+
+
+def require_numbers(config: Any, **least: float) -> None:
+    """Each of these fields is at least so much. Raises ConfigError for a specification's field."""
+    for name, value in least.items():
+        if getattr(config, name) < value:
+            raise ConfigError(f"{name} = {getattr(config, name)}: it must be at least {value}")
+
+
+def require_dropout(rate: float | None) -> None:
+    """A dropout rate, if there is one. Raises ConfigError."""
+    if rate is not None and not 0.0 <= rate < 1.0:
+        raise ConfigError(f"dropout = {rate}: it must be at least 0 and below 1")

@@ -1,4 +1,4 @@
-"""A CRF on text whose annotation covers some of its types: the loss by where targets come from.
+"""Losses on text whose annotation covers some of its types, by where their targets come from.
 
 A site annotates the types T_k of the tag set T itself ("known"); for the others a teacher, the
 global model, has added what it found. A token inside a known mention has exactly its tag; any
@@ -19,29 +19,17 @@ Soft targets: in place of the one sequence ŷ the teacher's posterior over A(x),
     q(y) = p_teacher(y | x, A(x)),    target = log Z_A - E_q[score(y)] = KL(q || p(· | A)) + H(q)
 
 The score is linear in the tags and transitions that it counts, so q's expected counts, from one
-forward-backward pass of the teacher over A(x), give E_q[score] exactly. Wang et al. 2020b
-(structure-level knowledge distillation) have a student match the k best sequences or the tokens'
-marginals of teachers, over all sequences, whatever the text's own annotation says. Here q is
-exact, has its transitions, and is conditioned on the site's annotation: one step of EM (q is the
-E step, training on it the M step), so that a student equal to its teacher has
+forward-backward pass of the teacher over A(x), give E_q[score] exactly. (Wang et al. 2020b have a
+student match the k best sequences or the tokens' marginals, whatever the text's own annotation
+says.) It is one step of EM, q the E step, training on it the M step, so that a student equal to
+its teacher has (Fisher's identity)
 
     ∇ E_q[-log p(y)] = ∇ -log p(A(x))        the gradient of source; that of target is 0
 
-(Fisher's identity).
+Where words are independent given the text (a softmax in place of the CRF) every sum over
+sequences is a product over words, and the same losses have a closed form for each word:
 
-Independent words on text whose annotation covers some types: a softmax in place of a CRF.
-
-`partial.py` splits the loss of a tag sequence by where its target comes from. Where the score
-of a sequence is the sum of its words' scores, with no transitions and no constraint, every sum
-over sequences is a product over words, and the same losses have a closed form for each word.
-With A the tags that the site's own annotation leaves to a word and ŷ its tag,
-
-    source = -log p(A)             what the site says
-    target = -log p(ŷ) / p(A)      what was added, given what it says
-    soft     -Σ q(y) log p(y) / p(A)   in place of target; q: a teacher's posterior over A
-
-A word of a known mention has A = {ŷ}: source is the usual cross-entropy, target is 0. What a
-soft target adds has no gradient where teacher and student are equal, as in `partial.py`.
+    source = -log p(A)    target = -log p(ŷ) / p(A)    soft target = -Σ q(y) log p(y) / p(A)
 """
 
 from __future__ import annotations
@@ -60,56 +48,6 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import Encoded
 from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten
 from fednotes.taggers.crf import CRF, Counts
-
-NEVER = float("-inf")
-
-
-def word_losses(
-    logits: Tensor, tags: Tensor, allowed: Tensor | None = None, soft: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Source and target loss of each word, (words,) both, in float32 at least.
-
-    logits: (words, tags). tags: (words,). allowed: (words, tags) bool that holds each word's
-    tag, None where every type is known. soft: (words, tags), 0 where not allowed; rows sum to 1.
-
-    Where no word has a choice the target is exactly 0 and has no gradient.
-    """
-    scores = _wide(logits)
-    if allowed is None or bool((allowed.sum(-1) == 1).all()):
-        source = F.cross_entropy(scores, tags, reduction="none")
-        return source, torch.zeros_like(source.detach())
-    free = scores.logsumexp(-1)  # (words,)
-    within = scores.masked_fill(~allowed, NEVER).logsumexp(-1)
-    hard = scores.gather(-1, tags[:, None])[:, 0]
-    reached = hard if soft is None else (soft * scores).sum(-1)
-    return free - within, within - reached
-
-
-def word_gradients(
-    logits: Tensor, tags: Tensor, allowed: Tensor | None = None, soft: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Gradients of both losses with respect to the logits, (words, tags) each.
-
-    Arguments as of `word_losses`. With p the probabilities and p_A those within A:
-    p - p_A and p_A - q, q being the tag itself where no soft target is given.
-    """
-    scores = _wide(logits)
-    reached = F.one_hot(tags, scores.shape[-1]).to(scores.dtype) if soft is None else soft
-    free = scores.softmax(-1)
-    if allowed is None:
-        return free - reached, torch.zeros_like(free)
-    within = word_posterior(scores, allowed)
-    return free - within, within - reached
-
-
-def word_posterior(logits: Tensor, allowed: Tensor) -> Tensor:
-    """(words, tags) probabilities within the allowed tags: what a student learns as `soft`."""
-    return _wide(logits).masked_fill(~allowed, NEVER).softmax(-1)
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """bfloat16 holds too few digits for a sum of exponentials."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +120,7 @@ def split_loss(
     emissions: (batch, tokens, tags). tags: (batch, tokens), known and added mentions.
     allowed: (batch, tokens, tags) from `allowed_tags`; None where every type is known.
     lengths: (batch,). soft: posterior to be learnt in place of the added mentions in `tags`,
-    (batch, tokens, tags) and (batch, tags, tags), see `posterior`.
+    (batch, tokens, tags) and (batch, tags, tags), see `CRF.posterior`.
 
     Where no token has a choice, source is the ordinary loss and target exactly 0 without a
     gradient, at no extra cost. Raises ModelError as `CRF.loss`.
@@ -191,15 +129,6 @@ def split_loss(
         source = crf.loss(emissions, tags, lengths)
         return source, torch.zeros_like(source.detach())
     return crf.split_loss(emissions, tags if soft is None else soft, allowed, lengths)
-
-
-def posterior(crf: CRF, emissions: Tensor, allowed: Tensor, lengths: Tensor) -> Counts:
-    """What a CRF expects within the allowed tags: what a student learns as `soft`.
-
-    Returns unary (batch, tokens, tags), 0 behind the end, and pairs (batch, tags, tags)
-    [from, to], without gradient, in the emissions' type.
-    """
-    return crf.posterior(emissions, lengths, allowed)
 
 
 def transfer_gradients(
@@ -234,6 +163,57 @@ def transfer_gradients(
     return each.flatten(1), total.flatten()
 
 
+# ---- independent words ----
+
+
+def word_losses(
+    logits: Tensor, tags: Tensor, allowed: Tensor | None = None, soft: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Source and target loss of each word, (words,) both, in float32 at least.
+
+    logits: (words, tags). tags: (words,). allowed: (words, tags) bool that holds each word's
+    tag, None where every type is known. soft: (words, tags), 0 where not allowed; rows sum to 1.
+
+    Where no word has a choice the target is exactly 0 and has no gradient.
+    """
+    scores = _wide(logits)
+    if allowed is None or bool((allowed.sum(-1) == 1).all()):
+        source = F.cross_entropy(scores, tags, reduction="none")
+        return source, torch.zeros_like(source.detach())
+    free = scores.logsumexp(-1)  # (words,)
+    within = scores.masked_fill(~allowed, -torch.inf).logsumexp(-1)
+    hard = scores.gather(-1, tags[:, None])[:, 0]
+    reached = hard if soft is None else (soft * scores).sum(-1)
+    return free - within, within - reached
+
+
+def word_gradients(
+    logits: Tensor, tags: Tensor, allowed: Tensor | None = None, soft: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of both losses with respect to the logits, (words, tags) each.
+
+    Arguments as of `word_losses`. With p the probabilities and p_A those within A:
+    p - p_A and p_A - q, q being the tag itself where no soft target is given.
+    """
+    scores = _wide(logits)
+    reached = F.one_hot(tags, scores.shape[-1]).to(scores.dtype) if soft is None else soft
+    free = scores.softmax(-1)
+    if allowed is None:
+        return free - reached, torch.zeros_like(free)
+    within = word_posterior(scores, allowed)
+    return free - within, within - reached
+
+
+def word_posterior(logits: Tensor, allowed: Tensor) -> Tensor:
+    """(words, tags) probabilities within the allowed tags: what a student learns as `soft`."""
+    return _wide(logits).masked_fill(~allowed, -torch.inf).softmax(-1)
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """bfloat16 holds too few digits for a sum of exponentials."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
 # ---- new mentions on old tokens ----------------------------------------------------------------
 
 
@@ -248,7 +228,7 @@ def retag(encoded: Encoded, documents: Sequence[Document], known: Collection[str
     Raises DataError (other texts, a label that the tag set does not have).
     """
     given = tuple(documents)
-    _require_same_texts(encoded, given)
+    require_same_texts(encoded, given)
     spans, owners, flattened = _flat(given, frozenset(known))
     first, last, sentence = _ranges(encoded, spans, owners)
     kept = first < last
@@ -273,7 +253,8 @@ def retag(encoded: Encoded, documents: Sequence[Document], known: Collection[str
     return replace(encoded, documents=given, tags=tags, alignment=alignment, flattened=flattened)
 
 
-def _require_same_texts(encoded: Encoded, given: tuple[Document, ...]) -> None:
+def require_same_texts(encoded: Encoded, given: tuple[Document, ...]) -> None:
+    """Documents with these texts, in this order. Raises DataError."""
     if len(given) != len(encoded.documents):
         raise DataError(
             f"{len(given)} annotated documents for a corpus of {len(encoded.documents)}: give "

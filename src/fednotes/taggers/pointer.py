@@ -20,12 +20,6 @@ writes a site's own annotation first and the pseudo-annotation behind it; by tha
 the same annotation would be another sequence at each site, since which types are a site's own
 differs, and the sites would train the shared decoder against each other. The order also makes
 the grammar strict: entities only increase, so decoding ends and repeats nothing.
-
-A corpus as a pointer network reads it: sub-words, words on them, and entities on those.
-
-Sentences and words are the project's own (`data/batches.py`). A sentence too long for the
-model is cut between words, never inside an annotated entity; its pieces are sentences to the
-model, and what is found in them lies in the document where it was.
 """
 
 from __future__ import annotations
@@ -39,10 +33,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import encode_corpus
 from fednotes.data.tags import Alignment
+from fednotes.taggers.corpora import Corpus
+from fednotes.taggers.partial import require_same_texts, require_types
+
+Subwords = Callable[[Sequence[str]], list[list[int]]]  # word forms → the sub-words of each
 
 BEGIN, END, PAD = 0, 1, 2
 FIRST_LABEL = 3
@@ -168,7 +166,7 @@ class Grammar:
         return between.any(dim=1) | (kind < self.types - 1)
 
 
-Subwords = Callable[[Sequence[str]], list[list[int]]]  # word forms → the sub-words of each
+# ---- corpora -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -179,53 +177,48 @@ class Limits:
     entities: int
 
 
-@dataclass(frozen=True, eq=False)
-class PointerCorpus:
-    """One corpus, flat. Belongs to its site, like the documents.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PointerCorpus(Corpus):
+    """A corpus as sub-words, words on them, and entities on those.
 
-    known: types that the site annotates itself. sentence_document: (sentences,) index into
-    documents. ids: (sub-words,); sentence s has bounds[s]:bounds[s + 1] of them.
-    offsets: (words, 2) characters in the document; first, last: (words,) a word's first and
-    last sub-word, counted in its sentence; sentence s has the words
-    word_bounds[s]:word_bounds[s + 1]. Words of which the tokeniser leaves nothing are not here.
-    entities: (entities, 3) first and last sub-word, type; sentence s has
+    encoded: sentences, or pieces of those that are too long for the model, cut between words and
+    never inside an annotated entity; words of which the tokeniser leaves nothing are not here;
+    its tags mean nothing, its alignment says how the spans fell. ids: (sub-words,); sentence s
+    has bounds[s]:bounds[s + 1] of them. first, last: (words,) a word's first and last sub-word,
+    counted in its sentence. entities: (entities, 3) first and last sub-word, type; sentence s has
     entity_bounds[s]:entity_bounds[s + 1], in the target's order. Nested and adjacent ones are
-    all there; of a discontinuous one, the whole stretch. alignment: how the spans fell.
+    all there; of a discontinuous one, the whole stretch.
     """
 
-    documents: tuple[Document, ...]
-    tagset: TagSet
-    known: frozenset[str]
     limits: Limits
-    sentence_document: np.ndarray
     ids: np.ndarray
     bounds: np.ndarray
-    offsets: np.ndarray
     first: np.ndarray
     last: np.ndarray
-    word_bounds: np.ndarray
     entities: np.ndarray
     entity_bounds: np.ndarray
-    alignment: Alignment
-
-    @property
-    def sentences(self) -> int:
-        """Number of sentences and pieces of sentences."""
-        return len(self.sentence_document)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(sentences,) sub-words, at least 1 and at most the limit."""
-        return np.diff(self.bounds)
 
     def spans(self, sentence: int, entities: np.ndarray) -> list[Span]:
         """Entities (n, 3) of one sentence → whole words' characters in its document."""
-        words = slice(self.word_bounds[sentence], self.word_bounds[sentence + 1])
-        first, offsets = self.first[words], self.offsets[words]
+        encoded = self.encoded
+        words = slice(encoded.bounds[sentence], encoded.bounds[sentence + 1])
+        first, offsets = self.first[words], encoded.offsets[words]
         start = np.searchsorted(first, entities[:, 0], side="right") - 1
         end = np.searchsorted(first, entities[:, 1], side="right") - 1
         rows = zip(offsets[start, 0], offsets[end, 1], entities[:, 2], strict=True)
-        return [Span(int(a), int(b), self.tagset.types[t]) for a, b, t in rows]
+        return [Span(int(a), int(b), encoded.tagset.types[t]) for a, b, t in rows]
+
+    def annotated(self, documents: Sequence[Document], known: Collection[str]) -> PointerCorpus:
+        """As `Corpus.annotated`. Sentences stay cut where they were: a span that goes over such
+        a cut keeps its first part."""
+        given, old = tuple(documents), self.encoded
+        require_same_texts(old, given)
+        types = require_types(known, old.tagset)
+        _check_labels(given, old.tagset)
+        limits = _document_bounds(len(given), old.sentence_document, old.bounds)
+        found = _on_words(given, old.tagset, old.offsets, limits)
+        own = replace(self, encoded=replace(old, documents=given), known=types)
+        return _with_entities(own, found)
 
 
 def encode_pointers(
@@ -252,52 +245,32 @@ def encode_pointers(
     bounds = np.unique(bounds)  # sentences of which nothing is left are left out
     size, offsets = size[kept], whole.offsets[kept].astype(np.int64)
     found = _on_words(documents, tagset, offsets, _document_bounds(len(documents), owner, bounds))
-    pieces = _cut(bounds, size, found.words, limits)
+    pieces = _cut(bounds, size, found[0], limits)
     owner = owner[np.searchsorted(bounds, pieces[:-1], side="right") - 1]
     ids = [table[form] for form in whole.form[kept].tolist()]
     total = np.concatenate([[0], np.cumsum(size)])
     before = np.repeat(total[pieces[:-1]], np.diff(pieces))  # sub-words before a word's sentence
-    empty = PointerCorpus(
-        documents=tuple(documents),
-        tagset=tagset,
-        known=frozenset(tagset.types),
-        limits=limits,
+    encoded = replace(
+        whole,
         sentence_document=owner,
+        bounds=pieces,
+        offsets=offsets,
+        form=whole.form[kept],
+        tags=np.zeros(len(offsets), np.int64),
+    )
+    empty = PointerCorpus(
+        encoded=encoded,
+        known=frozenset(tagset.types),
+        lengths=np.diff(total[pieces]),
+        limits=limits,
         ids=np.fromiter((i for word in ids for i in word), np.int64, int(total[-1])),
         bounds=total[pieces],
-        offsets=offsets,
         first=total[:-1] - before,
         last=total[1:] - 1 - before,
-        word_bounds=pieces,
         entities=np.zeros((0, 3), np.int64),
         entity_bounds=np.zeros(len(pieces), np.int64),
-        alignment=Alignment(),
     )
     return _with_entities(empty, found)
-
-
-def annotate_pointers(
-    corpus: PointerCorpus, documents: Sequence[Document], known: Collection[str]
-) -> PointerCorpus:
-    """The same sentences with the spans of `documents`; see `Model.annotate`.
-
-    Sentences stay cut where they were: a span that goes over such a cut keeps its first part.
-    Raises DataError for other texts or an unknown label, ConfigError for an unknown type.
-    """
-    given, old = tuple(documents), corpus.documents
-    same = len(given) == len(old) and all(a.text == b.text for a, b in zip(given, old, strict=True))
-    if not same:
-        raise DataError(
-            f"an annotation of {len(given)} documents was given for a corpus of {len(old)} "
-            "whose texts are other ones: give the same documents in the same order"
-        )
-    for label in sorted(set(known) - set(corpus.tagset.types)):
-        hint = nearest(label, corpus.tagset.types)
-        raise ConfigError(f"known type {label!r} is not in the tag set: {hint}")
-    _check_labels(given, corpus.tagset)
-    limits = _document_bounds(len(given), corpus.sentence_document, corpus.word_bounds)
-    found = _on_words(given, corpus.tagset, corpus.offsets, limits)
-    return _with_entities(replace(corpus, documents=given, known=frozenset(known)), found)
 
 
 def _check_labels(documents: Sequence[Document], tagset: TagSet) -> None:
@@ -314,17 +287,9 @@ def _document_bounds(documents: int, owner: np.ndarray, bounds: np.ndarray) -> n
     return np.asarray(bounds[np.searchsorted(owner, np.arange(documents + 1))])
 
 
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """Annotated spans on the words of a corpus.
-
-    words: (found, 3) first word, last word, type. exact: (found,) bool, on words' boundaries.
-    lost: how many fell on no word.
-    """
-
-    words: np.ndarray
-    exact: np.ndarray
-    lost: int
+# Annotated spans on the words of a corpus: (found, 3) first word, last word, type; (found,) bool,
+# on words' boundaries; how many fell on no word.
+_Found = tuple[np.ndarray, np.ndarray, int]
 
 
 def _on_words(
@@ -343,36 +308,39 @@ def _on_words(
                 rows.append((low + first, low + last, index[span.label]))
                 exact.append(bool(starts[first] == span.start and ends[last] == span.end))
     lost = sum(len(document.spans) for document in documents) - len(rows)
-    return _Found(np.array(rows, np.int64).reshape(-1, 3), np.array(exact, bool), lost)
+    return np.array(rows, np.int64).reshape(-1, 3), np.array(exact, bool), lost
 
 
 def _with_entities(corpus: PointerCorpus, found: _Found) -> PointerCorpus:
     """The corpus with these entities: each once, in order, no more than the limit."""
-    sentence = np.searchsorted(corpus.word_bounds, found.words[:, 0], side="right") - 1
-    final = corpus.word_bounds[sentence + 1] - 1  # (found,) last word of the sentence
-    cut = found.words[:, 1] > final
-    start = corpus.first[found.words[:, 0]]
-    end = corpus.last[np.minimum(found.words[:, 1], final)]
-    rows = np.stack([sentence, start, -end, found.words[:, 2]], axis=1)
+    words, exact, lost = found
+    bounds = corpus.encoded.bounds
+    sentence = np.searchsorted(bounds, words[:, 0], side="right") - 1
+    final = bounds[sentence + 1] - 1  # (found,) last word of the sentence
+    cut = words[:, 1] > final
+    start = corpus.first[words[:, 0]]
+    end = corpus.last[np.minimum(words[:, 1], final)]
+    rows = np.stack([sentence, start, -end, words[:, 2]], axis=1)
     order = np.lexsort(rows.T[::-1])
-    rows, cut, exact = rows[order], cut[order], found.exact[order]
+    rows, cut, exact = rows[order], cut[order], exact[order]
     repeated = np.zeros(len(rows), bool)
     repeated[1:] = (rows[1:] == rows[:-1]).all(axis=1)
     rank = np.cumsum(~repeated) - 1
     opening = np.searchsorted(rows[:, 0], rows[:, 0])  # (found,) first row of the sentence
     kept = ~repeated & (rank - rank[opening] < corpus.limits.entities)
+    alignment = Alignment(
+        exact=int((kept & exact & ~cut).sum()),
+        snapped=int((kept & ~exact & ~cut).sum()),
+        shortened=int((kept & cut).sum()),
+        merged=int(repeated.sum()),
+        lost=lost + int((~kept & ~repeated).sum()),
+    )
     counts = np.bincount(rows[kept, 0], minlength=corpus.sentences)
     return replace(
         corpus,
+        encoded=replace(corpus.encoded, alignment=alignment),
         entities=rows[kept, 1:] * np.array([1, -1, 1]),
         entity_bounds=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        alignment=Alignment(
-            exact=int((kept & exact & ~cut).sum()),
-            snapped=int((kept & ~exact & ~cut).sum()),
-            shortened=int((kept & cut).sum()),
-            merged=int(repeated.sum()),
-            lost=found.lost + int((~kept & ~repeated).sum()),
-        ),
     )
 
 

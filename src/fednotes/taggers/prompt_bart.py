@@ -24,13 +24,11 @@ output layer that is not the table of embeddings (38.6 M more) 5.85 %; prompts i
 the decoder alone 3.82 %. LightNER's public code has one W_1 for all layers of a stack, prompts
 in the cross-attentions too, three q and biases: 12.03 M, 7.94 %. With Eq. 15 as printed, 7.04 %
 asks for a whole of 157.2 M, which is 6.7 M more than bart-base and its prompts.
-
-Batches of a pointer model, the scores of its targets, and greedy decoding with a cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,13 +38,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.batches import without_gold
-from fednotes.encoders.bart import Backbone, fixed_rows, load_backbone, own_cross_attentions
-from fednotes.encoders.frozen import length_batches
+from fednotes.encoders.bart import BartBackbone, fixed_rows, load_backbone, own_cross_attentions
+from fednotes.encoders.encoder import length_batches
 from fednotes.encoders.prompts import KeyValues, Prompts, joined, self_attentions
-from fednotes.taggers.model import Losses
+from fednotes.taggers.corpora import Corpus, Progress, chosen_of
+from fednotes.taggers.model import (
+    Kind,
+    Losses,
+    Model,
+    ModelConfig,
+    evaluating,
+    require_dropout,
+    require_numbers,
+)
 from fednotes.taggers.pointer import (
     BEGIN,
     END,
@@ -55,13 +61,44 @@ from fednotes.taggers.pointer import (
     Grammar,
     Limits,
     PointerCorpus,
-    annotate_pointers,
     encode_pointers,
     first_position,
     repair,
 )
 
+PREDICT_BATCH = (4096, 64)  # most sub-words (with padding) and sentences of one batch
 PromptMap = Mapping[nn.Module, KeyValues]
+
+
+@dataclass(frozen=True)
+class PromptBartConfig(ModelConfig):
+    """Field names are TOML keys of a job's [model] table.
+
+    backbone: a Hugging Face BART directory. prompts, prompt_hidden: N_q and h of Eq. 15.
+    tune_cross_attention: train the decoder's cross-attentions too. label_words: type → the
+    words whose embedding stands for it; a type that is not named stands for the words of its
+    own name, parted at "_" and capitals ("Sign_symptom" → "sign symptom").
+    max_entities, max_subwords: of one sentence, longer ones are cut (0: what the backbone's
+    positions allow). dropout: of the backbone in training, on its states, attentions and
+    feed-forward layers (bart-base was trained with 0.1).
+    """
+
+    kind: str = "prompt-bart"
+    backbone: str = ""
+    prompts: int = 10
+    prompt_hidden: int = 400
+    tune_cross_attention: bool = False
+    label_words: Mapping[str, str] = field(default_factory=dict)
+    max_entities: int = 0
+    max_subwords: int = 0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that no model can have."""
+        if self.kind != "prompt-bart":
+            raise ConfigError(f'kind = {self.kind!r}: a prompt-tuned BART is "prompt-bart"')
+        require_numbers(self, prompts=1, prompt_hidden=1, max_entities=0, max_subwords=0)
+        require_dropout(self.dropout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,22 +117,18 @@ class Sources:
     offset: int
 
     @classmethod
-    def of(cls, corpus: PointerCorpus, chosen: np.ndarray, bart: Backbone, device: Any) -> Sources:
+    def of(
+        cls, corpus: PointerCorpus, chosen: np.ndarray, bart: BartBackbone, device: Any
+    ) -> Sources:
         """The sentences `chosen`, in that order."""
-        lengths = corpus.lengths[chosen]
-        before, after = len(bart.prefix), len(bart.suffix)
+        lengths, frame = corpus.lengths[chosen], bart.frame
+        starts = corpus.bounds[chosen]
+        ids, mask = frame.rows(corpus.ids, starts, lengths, device)
         column = np.arange(int(lengths.max()))
         real = column < lengths[:, None]  # (batch, sub-words)
-        at = np.where(real, corpus.bounds[chosen][:, None] + column, 0)
-        text = np.where(real, corpus.ids[at], bart.pad)
-        ids = np.full((len(chosen), before + len(column) + after), bart.pad)
-        ids[:, :before] = bart.prefix
-        ids[:, before : before + len(column)] = text
-        for k, mark in enumerate(bart.suffix):
-            ids[np.arange(len(chosen)), before + lengths + k] = mark
-        mask = np.arange(ids.shape[1]) < (before + lengths + after)[:, None]
-        parts = [torch.from_numpy(part).to(device) for part in (ids, mask, text, real)]
-        return cls(parts[0], parts[1], parts[2], parts[3], offset=before)
+        at = np.where(real, starts[:, None] + column, 0)
+        text = torch.from_numpy(np.where(real, corpus.ids[at], frame.pad)).to(device)
+        return cls(ids, mask, text, torch.from_numpy(real).to(device), len(frame.prefix))
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +146,7 @@ class Targets:
     @classmethod
     def of(cls, corpus: PointerCorpus, chosen: np.ndarray, device: Any) -> Targets:
         """The targets of the sentences `chosen`."""
-        bounds, types = corpus.entity_bounds, corpus.tagset.types
+        bounds, types = corpus.entity_bounds, corpus.encoded.tagset.types
         counts = np.diff(bounds)[chosen]
         most = int(counts.max())
         real = np.arange(most) < counts[:, None]  # (batch, entities)
@@ -273,9 +306,9 @@ def greedy(stepper: Stepper, grammar: Grammar) -> list[np.ndarray]:
 
 def word_edges(corpus: PointerCorpus, chosen: np.ndarray, longest: int) -> Sequence[np.ndarray]:
     """(batch, longest) bool twice: where a word of the sentence begins, and where one ends."""
-    counts = np.diff(corpus.word_bounds)[chosen]
+    counts = corpus.encoded.lengths[chosen]
     row = np.repeat(np.arange(len(chosen)), counts)
-    skipped = np.repeat(corpus.word_bounds[chosen] - (np.cumsum(counts) - counts), counts)
+    skipped = np.repeat(corpus.encoded.bounds[chosen] - (np.cumsum(counts) - counts), counts)
     words = np.arange(len(row)) + skipped
     edges = []
     for at in (corpus.first, corpus.last):
@@ -285,55 +318,16 @@ def word_edges(corpus: PointerCorpus, chosen: np.ndarray, longest: int) -> Seque
     return edges
 
 
-PREDICT_BATCH = (4096, 64)  # most sub-words (with padding) and sentences of one batch
-
-
-@dataclass(frozen=True)
-class PromptBartConfig:
-    """Field names are TOML keys of a job's [model] table.
-
-    backbone: a Hugging Face BART directory. prompts, prompt_hidden: N_q and h of Eq. 15.
-    tune_cross_attention: train the decoder's cross-attentions too. label_words: type → the
-    words whose embedding stands for it; a type that is not named stands for the words of its
-    own name, parted at "_" and capitals ("Sign_symptom" → "sign symptom").
-    max_entities, max_subwords: of one sentence, longer ones are cut (0: what the backbone's
-    positions allow). dropout: of the backbone in training, on its states, attentions and
-    feed-forward layers (bart-base was trained with 0.1).
-    """
-
-    kind: str = "prompt-bart"
-    backbone: str = ""
-    prompts: int = 10
-    prompt_hidden: int = 400
-    tune_cross_attention: bool = False
-    label_words: Mapping[str, str] = field(default_factory=dict)
-    max_entities: int = 0
-    max_subwords: int = 0
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a value that no model can have."""
-        if self.kind != "prompt-bart":
-            raise ConfigError(f'kind = {self.kind!r}: a prompt-tuned BART is "prompt-bart"')
-        for name in ("prompts", "prompt_hidden"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: it must be at least 1")
-        for name in ("max_entities", "max_subwords"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: it cannot be negative")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout = {self.dropout}: it must be at least 0 and below 1")
-
-
-class PromptBart(nn.Module):
+class PromptBart(Model):
     """The pointer model for one tag set; see `build_prompt_bart`.
 
-    config, tagset: what it was built from. backbone_fingerprint: SHA-256 over the backbone's
-    files. The backbone is no part of the module: it is shared, never saved and never sent.
+    The backbone is no part of the module: it is shared, never saved and never sent.
     """
 
     transfer = "prompts.q"
     softens = False
+    reads = PointerCorpus
+    place = "backbone"
 
     def __init__(
         self,
@@ -342,8 +336,7 @@ class PromptBart(nn.Module):
         seed: int,
         device: str | torch.device = "cpu",
     ) -> None:
-        super().__init__()
-        self.config, self.tagset = config, tagset
+        super().__init__(config, tagset)
         backbone = load_backbone(config.backbone, device)
         shape = backbone.model.config
         heads = [shape.encoder_attention_heads] * shape.encoder_layers
@@ -354,12 +347,11 @@ class PromptBart(nn.Module):
         self._fixed: Tensor
         rows = fixed_rows(backbone, tagset.types, config.label_words)
         self.register_buffer("_fixed", rows, persistent=False)  # (3 + types, d)
-        self.backbone_fingerprint = backbone.fingerprint
         if config.tune_cross_attention:
             self.cross = nn.ModuleList(own_cross_attentions(backbone.view(config.dropout)))
         self._attach(backbone)
 
-    def _attach(self, backbone: Backbone) -> None:
+    def _attach(self, backbone: BartBackbone) -> None:
         """Run on this backbone from now on, with one's own cross-attentions if there are any."""
         view = backbone.view(self.config.dropout)
         if self.config.tune_cross_attention:
@@ -386,11 +378,6 @@ class PromptBart(nn.Module):
         return other
 
     @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self.prompts.q.device
-
-    @property
     def frozen(self) -> int:
         """Parameters of the backbone but those of which this model trains a copy."""
         tuned = sum(p.numel() for name, p in self.named_parameters() if name.startswith("cross."))
@@ -403,29 +390,14 @@ class PromptBart(nn.Module):
         return (int(shape.d_model),) * int(shape.encoder_layers)
 
     @property
-    def output_width(self) -> int:
-        """The columns of `Losses.outputs`."""
-        return int(self._frozen[0].model.config.d_model)
-
-    @property
     def limits(self) -> Limits:
         """The most sub-words and entities of one sentence."""
         backbone, config = self._frozen[0], self.config
         room = (backbone.steps - 1) // 3
         return Limits(
-            min(config.max_subwords or backbone.subwords, backbone.subwords),
+            min(config.max_subwords or backbone.frame.capacity, backbone.frame.capacity),
             min(config.max_entities or room, room),
         )
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Name → parameter, sorted by name: `prompts.*`, and `cross.*` where tuned."""
-        return dict(sorted(self.named_parameters(), key=lambda pair: pair[0]))
-
-    def eta(self) -> float:
-        """η: trained parameters / all parameters, the backbone's counted once."""
-        frozen: int = sum(p.numel() for p in self._frozen[0].model.parameters())
-        prompts = sum(p.numel() for p in self.prompts.parameters())
-        return sum(p.numel() for p in self.parameters()) / (frozen + prompts)
 
     def train(self, mode: bool = True) -> PromptBart:
         """Training mode; the backbone follows only where the configuration has dropout."""
@@ -433,31 +405,25 @@ class PromptBart(nn.Module):
         self._frozen[1].train(mode and self.config.dropout > 0)
         return self
 
-    def prepare(
-        self,
-        documents: Sequence[Document],
-        cache: Path | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        gold: bool = True,
-    ) -> PointerCorpus:
-        """Encode a corpus, every type known. Nothing is kept in `cache`.
+    @property
+    def backbone_fingerprint(self) -> str:
+        """SHA-256 over the backbone's files."""
+        return self._frozen[0].fingerprint
 
-        gold=False strips the spans first, so that no boundary owes anything to them.
-        Raises DataError for a label that the tag set does not have.
-        """
-        given = tuple(documents) if gold else without_gold(documents)
-        corpus = encode_pointers(given, self.tagset, self._frozen[0].split, self.limits)
+    def _encode(
+        self,
+        documents: tuple[Document, ...],
+        cache: Path | None,
+        progress: Progress | None,
+        gold: bool,
+    ) -> PointerCorpus:
+        """Nothing is kept in `cache`."""
+        corpus = encode_pointers(documents, self.tagset, self._frozen[0].split, self.limits)
         if progress is not None:
-            progress(len(given), len(given))
+            progress(len(documents), len(documents))
         return corpus
 
-    def annotate(
-        self, corpus: PointerCorpus, documents: Sequence[Document], known: Collection[str]
-    ) -> PointerCorpus:
-        """The same texts with other spans; see `annotate_pointers` for what it raises."""
-        return annotate_pointers(corpus, documents, known)
-
-    def soften(self, corpus: PointerCorpus) -> NoReturn:
+    def soften(self, corpus: Corpus) -> NoReturn:
         """Raises ConfigError: a pointer model has no posterior that can be summed."""
         raise ConfigError(
             'soft distillation needs a model with a CRF: set kind = "tagger" or '
@@ -465,26 +431,23 @@ class PromptBart(nn.Module):
         )
 
     def losses(
-        self, corpus: PointerCorpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
+        self, corpus: Corpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
     ) -> Losses:
         """Sums of each sentence's cross-entropies, by origin; see `Losses`.
 
         hidden: each encoder layer's output, mean over the sentence's sub-words. outputs: the
         decoder's last states, a sentence's steps together. The candidates of `score` are the
-        ids of `taggers/pointer.py`. Raises TrainingError for no sentences.
+        ids of `pointer.py`.
         """
-        return self._losses(corpus, indices, self.prompts(), states)
+        return self._losses(self.own(corpus), chosen_of(indices), self.prompts(), states)
 
     def _losses(
         self,
         corpus: PointerCorpus,
-        indices: Sequence[int] | np.ndarray,
+        chosen: np.ndarray,
         pairs: Sequence[KeyValues],
         states: bool = False,
     ) -> Losses:
-        chosen = np.asarray(indices, dtype=np.int64)
-        if len(chosen) == 0:
-            raise TrainingError("a mini-batch without sentences has no loss")
         backbone, view, attentions = self._frozen
         prompts = joined(attentions, pairs)
         sources = Sources.of(corpus, chosen, backbone, self.device)
@@ -513,7 +476,7 @@ class PromptBart(nn.Module):
 
     @torch.enable_grad()
     def gradients(
-        self, corpus: PointerCorpus, indices: Sequence[int] | np.ndarray
+        self, corpus: Corpus, indices: Sequence[int] | np.ndarray
     ) -> tuple[Tensor, Tensor]:
         """See `Model.gradients`; size = N_q · d.
 
@@ -523,15 +486,11 @@ class PromptBart(nn.Module):
         them through the projections to q. Sentences of a batch do not see each other, so this
         is what a loop over sentences gives. The target's sum takes a second backward pass.
         """
-        training, size = self.training, len(indices)
-        self.eval()
-        try:
+        with evaluating(self):
             parts = [part.detach() for pair in self.prompts() for part in pair]
-            leaves = [part.expand(size, *part.shape).requires_grad_() for part in parts]
+            leaves = [part.expand(len(indices), *part.shape).requires_grad_() for part in parts]
             pairs = list(zip(leaves[::2], leaves[1::2], strict=True))
-            losses = self._losses(corpus, indices, pairs)
-        finally:
-            self.train(training)
+            losses = self._losses(self.own(corpus), chosen_of(indices), pairs)
         added = bool(losses.target.detach().any())
         own = torch.autograd.grad(losses.source.sum(), leaves, retain_graph=added)
         source = self.prompts.pull(own).flatten(1)
@@ -541,31 +500,17 @@ class PromptBart(nn.Module):
         total = self.prompts.pull([part.sum(dim=0, keepdim=True) for part in other])
         return source, total.flatten()
 
-    @torch.no_grad()
-    def predict(self, documents: Sequence[Document] | PointerCorpus) -> tuple[Document, ...]:
-        """The documents with predicted spans in place of their own.
-
-        Given documents, what is annotated in them is not looked at. Dropout is off.
-        """
-        corpus = documents if isinstance(documents, PointerCorpus) else None
-        if corpus is None:
-            corpus = self.prepare(documents, gold=False)  # type: ignore[arg-type]
-        training = self.training
-        self.eval()
+    def _found(self, corpus: PointerCorpus) -> tuple[Document, ...]:
         found: list[list[Span]] = [[] for _ in corpus.documents]
-        try:
-            pairs = self.prompts()
-            for chosen in length_batches(corpus.lengths.tolist(), *PREDICT_BATCH):
-                for sentence, ids in zip(
-                    chosen.tolist(), self._decode(corpus, chosen, pairs), strict=True
-                ):
-                    length = int(corpus.lengths[sentence])
-                    entities = repair(ids.tolist(), len(self.tagset.types), length)
-                    if len(entities):
-                        spans = corpus.spans(sentence, entities)
-                        found[corpus.sentence_document[sentence]] += spans
-        finally:
-            self.train(training)
+        pairs = self.prompts()
+        for chosen in length_batches(corpus.lengths.tolist(), *PREDICT_BATCH):
+            decoded = self._decode(corpus, chosen, pairs)
+            for sentence, ids in zip(chosen.tolist(), decoded, strict=True):
+                length = int(corpus.lengths[sentence])
+                entities = repair(ids.tolist(), len(self.tagset.types), length)
+                if len(entities):
+                    spans = corpus.spans(sentence, entities)
+                    found[corpus.encoded.sentence_document[sentence]] += spans
         return tuple(
             replace(document, spans=tuple(sorted(spans)))
             for document, spans in zip(corpus.documents, found, strict=True)
@@ -598,6 +543,7 @@ def build_prompt_bart(
     """
     if not config.backbone:
         raise ConfigError('kind = "prompt-bart" needs backbone = a Hugging Face BART directory')
-    if not tagset.types:
-        raise ConfigError("the tag set has no entity types: a model needs at least one")
     return PromptBart(config, tagset, seed, device)
+
+
+KIND = Kind(PromptBartConfig, build_prompt_bart)

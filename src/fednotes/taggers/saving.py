@@ -1,18 +1,13 @@
-"""A model as a folder: `model.json` (what it is) and `model.safetensors` (what was trained).
+"""Any kind of model from one TOML table, and as a folder.
 
-A light tagger's two files are called `tagger.json` and `tagger.safetensors`. The folder is
+A kind is a module of this folder with the constant `KIND` (see `model.py`): "encoder-tagger" is
+found in `encoder_tagger`. A folder holds `model.json` (what it is) and `model.safetensors` (what
+was trained); a light tagger's two files are called `tagger.json` and `tagger.safetensors`. It is
 replaced as a whole or not at all. What is frozen (word vectors, encoders, backbones) is not
 copied into it: the folder names the place and the SHA-256 of the content, loading compares.
 
 A token classifier is fine-tuned whole, so it is a plain Hugging Face directory, which other
 programs read too; such a directory that others trained is loaded alike.
-
-Any kind of model from one TOML table.
-
-kind = "tagger"           light: a CRF on frozen features (default)
-kind = "encoder-tagger"   a frozen encoder tuned by prompts or LoRA, a CRF on top
-kind = "prompt-bart"      a prompt-tuned encoder-decoder that points into the text
-kind = "token-classifier" an encoder fine-tuned whole, a softmax for each word
 """
 
 from __future__ import annotations
@@ -20,10 +15,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pkgutil
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -37,26 +36,39 @@ from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
 from fednotes.core.store import write_folder
 from fednotes.core.types import TagSet
-from fednotes.taggers.encoder_tagger import EncoderTaggerConfig, build_encoder_tagger
-from fednotes.taggers.model import Model
-from fednotes.taggers.prompt_bart import PromptBartConfig, build_prompt_bart
-from fednotes.taggers.tagger import TaggerConfig, build_tagger, tagger_config
-from fednotes.taggers.token_classifier import (
-    TokenClassifier,
-    TokenClassifierConfig,
-    build_token_classifier,
-    open_token_classifier,
-    saved_by_us,
-)
+from fednotes.taggers.model import Kind, Model, ModelConfig
 
-ModelConfig = TaggerConfig | EncoderTaggerConfig | PromptBartConfig | TokenClassifierConfig
-# In the order of ModelConfig.
-KINDS = ("tagger", "encoder-tagger", "prompt-bart", "token-classifier")
+FORMAT = 1
+STEMS = ("tagger", "model")  # file names; which of the two follows from the kind
+DEFAULT = "tagger"
+PLACES = ("contextual", "encoder", "backbone")  # keys that name a frozen encoder
 
 
-def kind_of(config: ModelConfig) -> str:
-    """The `kind` of a specification."""
-    return "tagger" if isinstance(config, TaggerConfig) else config.kind
+# ---- by kind -------------------------------------------------------------------------------------
+
+
+def kinds() -> list[str]:
+    """The names of all kinds, the default one first."""
+    modules = pkgutil.iter_modules(sys.modules[__package__].__path__)
+    names = [module.name.replace("_", "-") for module in modules]
+    return sorted(filter(_kind, names), key=lambda name: (name != DEFAULT, name))
+
+
+def _kind(name: str) -> Kind | None:
+    """The kind of this name; None where there is none."""
+    module = f"{__package__}.{name.replace('-', '_')}"
+    if "." in name or "_" in name or find_spec(module) is None:
+        return None
+    found: Kind | None = getattr(import_module(module), "KIND", None)
+    return found
+
+
+def model_class(kind: str) -> type[ModelConfig]:
+    """The class of a kind's specification. Raises ConfigError where there is no such kind."""
+    found = _kind(kind)
+    if found is None:
+        raise ConfigError(f"unknown kind {kind!r}; {nearest(kind, kinds())}")
+    return found.config
 
 
 def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
@@ -65,20 +77,16 @@ def model_config(table: Mapping[str, Any], where: str = "model") -> ModelConfig:
     where: how messages call the table. Raises ConfigError for an unknown kind or key (with
     the nearest name), a value of the wrong type or an impossible one.
     """
-    kind = table.get("kind", "tagger")
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ConfigError(f"{where}: unknown kind {kind!r}; {nearest(str(kind), KINDS)}")
-    if kind == "tagger":
-        settings = {key: value for key, value in table.items() if key != "kind"}
-        return tagger_config(settings, where)
-    made: ModelConfig = build(model_class(kind), table, where)
-    return made
-
-
-def model_class(kind: str) -> type[Any]:
-    """The class of a kind's specification."""
-    found: type[Any] = dict(zip(KINDS, get_args(ModelConfig), strict=True))[kind]
-    return found
+    name = table.get("kind", DEFAULT)
+    found = _kind(name) if isinstance(name, str) else None
+    if found is None:
+        raise ConfigError(f"{where}: unknown kind {name!r}; {nearest(str(name), kinds())}")
+    if found.read is not None:
+        made = found.read({key: value for key, value in table.items() if key != "kind"}, where)
+    else:
+        made = build(found.config, table, where)
+    config: ModelConfig = made
+    return config
 
 
 def build_model(
@@ -89,18 +97,12 @@ def build_model(
     The global random state is left as it was. Raises ConfigError (no types, no input),
     ModelError (word vectors, encoder or backbone missing or damaged), MissingExtra.
     """
-    if isinstance(config, TaggerConfig):
-        return build_tagger(config, tagset, seed, device)
-    if isinstance(config, EncoderTaggerConfig):
-        return build_encoder_tagger(config, tagset, seed, device)
-    if isinstance(config, TokenClassifierConfig):
-        return build_token_classifier(config, tagset, seed, device)
-    return build_prompt_bart(config, tagset, seed, device)
+    found = _kind(config.kind)
+    assert found is not None
+    return found.build(config, tagset, seed, device)
 
 
-FORMAT = 1
-STEMS = ("tagger", "model")  # file names; which of the two follows from the kind
-BACKBONE = {"tagger": "contextual", "encoder-tagger": "encoder", "prompt-bart": "backbone"}
+# ---- as a folder ---------------------------------------------------------------------------------
 
 
 def save_model(model: Model, directory: str | Path) -> None:
@@ -110,43 +112,49 @@ def save_model(model: Model, directory: str | Path) -> None:
     FednotesError if the disk is full or not writable.
     """
     path = Path(directory)
-    ours = _described(path) or saved_by_us(path)
+    ours = _described(path) or _saved_by_us(path)
     if path.exists() and not ours and (path.is_file() or any(path.iterdir())):
         raise ModelError(f"{path}: exists and is not a model's folder; name another one")
-    if isinstance(model, TokenClassifier):
-        _save_directory(model, path)
+    if model.whole:
+        _require_finite(path, model.state_dict())
+        write_folder(path, lambda folder: _filled(folder, model))
         return
     tensors = {n: p.detach().cpu().contiguous() for n, p in model.trainable().items()}
     _require_finite(path, tensors)
     data = tensor_bytes(tensors)
-    facts = _facts(model)
-    facts["tensors"] = {name: list(value.shape) for name, value in sorted(tensors.items())}
-    facts["sha256"] = hashlib.sha256(data).hexdigest()
+    facts = _facts(model) | {
+        "tensors": {name: list(value.shape) for name, value in sorted(tensors.items())},
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
     text = json.dumps(facts, indent=2, ensure_ascii=False)
-    stem = _stem(facts["kind"])
+    stem = _stem(model.config.kind)
+    files = {f"{stem}.safetensors": data, f"{stem}.json": text.encode() + b"\n"}
+    write_folder(path, lambda folder: _filled(folder, files))
 
-    def fill(folder: Path) -> None:
-        _write(folder / f"{stem}.safetensors", data)
-        _write(folder / f"{stem}.json", text.encode() + b"\n")
 
-    write_folder(path, fill)
+def _filled(folder: Path, content: Model | Mapping[str, bytes]) -> None:
+    """Write files, or what a model writes itself, so that they are on disk."""
+    if isinstance(content, Model):
+        content.save(folder)
+    else:
+        for name, data in content.items():
+            (folder / name).write_bytes(data)
+    for file in folder.iterdir():
+        with file.open("rb") as written:
+            os.fsync(written.fileno())
 
 
 def _described(path: Path) -> bool:
     return any((path / f"{stem}.json").is_file() for stem in STEMS)
 
 
-def _save_directory(model: TokenClassifier, path: Path) -> None:
-    """A token classifier as a Hugging Face directory."""
-    _require_finite(path, model.state_dict())
-
-    def fill(folder: Path) -> None:
-        model.save(folder)
-        for file in folder.iterdir():
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
-
-    write_folder(path, fill)
+def _saved_by_us(directory: Path) -> bool:
+    """Whether `save_model` wrote this Hugging Face directory."""
+    try:
+        facts = read_json(directory / "config.json", strict=False)
+    except (OSError, ValueError):
+        return False
+    return isinstance(facts, dict) and "fednotes" in facts
 
 
 def load_model(
@@ -166,17 +174,15 @@ def load_model(
     """
     path = Path(directory)
     if (path / "config.json").is_file() and not _described(path):
+        from fednotes.taggers.token_classifier import open_token_classifier
+
         classifier = open_token_classifier(path, device)
         _require_finite(path, classifier.state_dict())
         return classifier
     file, facts = _read_facts(path)
     config, tagset = _specification(file, facts)
-    moved: dict[str, Any] = {}
-    frozen = BACKBONE[kind_of(config)]
-    if backbone is not None and getattr(config, frozen):
-        moved[frozen] = backbone
-    if word_vectors is not None and isinstance(config, TaggerConfig) and config.word_vectors:
-        moved["word_vectors"] = str(word_vectors)
+    given = {"word_vectors": word_vectors, **dict.fromkeys(PLACES, backbone)}
+    moved = {k: str(v) for k, v in given.items() if v is not None and getattr(config, k, None)}
     config = replace(config, **moved)
     tensors = _read_tensors(file, facts)
     try:
@@ -203,28 +209,27 @@ def load_model(
 
 
 def _stem(kind: str) -> str:
-    return "tagger" if kind == "tagger" else "model"
+    return DEFAULT if kind == DEFAULT else "model"
 
 
 def _facts(model: Any) -> dict[str, Any]:
     """All but the tensors: what the model is, and which frozen tables it needs."""
     config, tagset = model.config, model.tagset
-    kind = kind_of(config)
     table: dict[str, Any] = {
         field.name: dict(value) if isinstance(value, Mapping) else value
         for field in fields(config)
         if field.name != "kind"
         for value in [getattr(config, field.name)]
     }
-    facts: dict[str, Any] = {"format": FORMAT, "fednotes": __version__, "kind": kind}
+    facts: dict[str, Any] = {"format": FORMAT, "fednotes": __version__, "kind": config.kind}
     if getattr(model, "vectors", None) is not None:
         vectors = model.vectors
         table["word_vectors"] = str(vectors.path)
         facts["word_vectors"] = {"name": vectors.path.name, "sha256": vectors.sha256}
-    if fingerprint := _fingerprint(model):
-        name = BACKBONE[kind]
-        facts[_table_key(kind)] = {"name": table[name], "fingerprint": fingerprint}
-        table[name] = _absolute(table[name])
+    if fingerprint := model.backbone_fingerprint:
+        name = table[model.place]
+        facts[_table_key(config.kind)] = {"name": name, "fingerprint": fingerprint}
+        table[model.place] = _absolute(name)
     return facts | {
         "config": table,
         "tagset": {"types": list(tagset.types), "scheme": tagset.scheme},
@@ -232,14 +237,7 @@ def _facts(model: Any) -> dict[str, Any]:
 
 
 def _table_key(kind: str) -> str:
-    return "contextual" if kind == "tagger" else "backbone"
-
-
-def _fingerprint(model: Any) -> str:
-    """Of the frozen encoder or backbone; "" where there is none."""
-    if isinstance(model.config, TaggerConfig):
-        return "" if model.encoder is None else str(model.encoder.fingerprint)
-    return str(model.backbone_fingerprint)
+    return "contextual" if kind == DEFAULT else "backbone"
 
 
 def _absolute(spec: str) -> str:
@@ -247,13 +245,6 @@ def _absolute(spec: str) -> str:
     head, mark, options = (spec, "", "") if Path(spec).is_dir() else spec.partition("#")
     path = Path(head).expanduser()
     return str(path.resolve()) + mark + options if head != "minilm" and path.is_dir() else spec
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _read_facts(path: Path) -> tuple[Path, dict[str, Any]]:
@@ -328,10 +319,9 @@ def _require_same_tables(path: Path, facts: dict[str, Any], model: Any) -> None:
                 f"{str(known.get('sha256'))[:12]}…), but {model.vectors.path} has other content: "
                 "name the right file as word_vectors"
             )
-    kind = kind_of(model.config)
-    known = _table(facts, _table_key(kind))
-    if (found := _fingerprint(model)) and found != known.get("fingerprint"):
-        place = getattr(model.config, BACKBONE[kind])
+    known = _table(facts, _table_key(model.config.kind))
+    if (found := model.backbone_fingerprint) and found != known.get("fingerprint"):
+        place = getattr(model.config, model.place)
         raise ModelError(
             f"{path}: trained with the encoder {known.get('name')!r} (fingerprint "
             f"{str(known.get('fingerprint'))[:12]}…), but {place!r} is another one: name the "

@@ -1,4 +1,4 @@
-"""Sequence taggers put together from parts by a short specification.
+"""Light sequence taggers put together from parts by a short specification.
 
 From bottom to top: words, characters and context represent a word; cnn and lstm model its
 surroundings; crf decodes (FedNER, section 3.1). A tagger knows its layers by these names and
@@ -6,62 +6,61 @@ every parameter's name begins with its layer's, so a method can say which are pr
 
 What is frozen (word vectors, contextual features) is looked up in tables that all taggers of
 a process share; it is no part of a tagger's state and never travels.
-
-What a tagger is made of: one frozen specification, and the seven of the FedNER paper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.kernels import dropout
 from fednotes.core.settings import build
+from fednotes.core.tensors import seeded
 from fednotes.core.types import Document, TagSet
-from fednotes.data.batches import encode_corpus, with_spans, without_gold
+from fednotes.data.batches import encode_corpus
 from fednotes.encoders.features import FrozenEncoder, cached_features, load_encoder
 from fednotes.encoders.vectors import WordVectors, load_vectors
 from fednotes.taggers.corpora import (
     Batch,
+    Corpus,
     Prepared,
+    Progress,
     by_length,
-    evaluating,
+    chosen_of,
     hash_forms,
-    prepared_by_tagger,
 )
 from fednotes.taggers.layers import (
     BiLSTM,
     Characters,
     Context,
+    Layout,
     Output,
     WordCNN,
     Words,
     character_table,
-    dropout,
-    seeded,
 )
-from fednotes.taggers.model import Corpus, Losses
-from fednotes.taggers.partial import (
-    Soft,
-    posterior,
-    require_types,
-    retag,
-    split_loss,
-    transfer_gradients,
+from fednotes.taggers.model import (
+    CrfReading,
+    Kind,
+    Model,
+    ModelConfig,
+    require_dropout,
+    require_numbers,
 )
 
 LAYERS = ("words", "characters", "context", "cnn", "lstm", "crf")  # bottom to top
 
 
-@dataclass(frozen=True, slots=True)
-class TaggerConfig:
+@dataclass(frozen=True)
+class TaggerConfig(ModelConfig):
     """Field names are TOML keys of a job's [model] table.
 
     tagger: name of the preset it came from.
@@ -101,19 +100,15 @@ class TaggerConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no tagger can have."""
-        for name in ("max_words", "hashed_words", "project", "cnn_filters", "lstm_units"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: it cannot be negative")
-        sizes = ("word_dim", "char_dim", "char_filters", "char_width", "lstm_layers", "max_tokens")
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: it must be at least 1")
+        require_numbers(
+            self, max_words=0, hashed_words=0, project=0, cnn_filters=0, lstm_units=0, word_dim=1,
+            char_dim=1, char_filters=1, char_width=1, lstm_layers=1, max_tokens=1,
+        )  # fmt: skip
         if not 3 <= self.char_max <= 255:
             raise ConfigError(f"char_max = {self.char_max}: it must be from 3 to 255")
         if self.lstm_layers > 100:
             raise ConfigError(f"lstm_layers = {self.lstm_layers}: it must be at most 100")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout = {self.dropout}: it must be at least 0 and below 1")
+        require_dropout(self.dropout)
         widths = self.cnn_widths
         if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
             raise ConfigError(f"cnn_widths = {list(widths)}: distinct widths of at least 1")
@@ -121,6 +116,11 @@ class TaggerConfig:
             raise ConfigError("train_words = true needs word_vectors = PATH")
         if self.project and not self.contextual:
             raise ConfigError(f'project = {self.project} needs contextual = "minilm" or a path')
+
+    @property
+    def kind(self) -> str:
+        """Its name in a job's [model] table."""
+        return "tagger"
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ class TaggerConfig:
 
     def require_input(self) -> None:
         """Raises ConfigError if nothing represents a word."""
-        if not (self.word_vectors or self.hashed_words or self.characters or self.contextual):
+        if not {"words", "characters", "context"} & set(self.layers):
             raise ConfigError(
                 f"tagger {self.tagger!r} has no input: set word_vectors = PATH, hashed_words = N, "
                 "characters = true or contextual"
@@ -176,31 +176,20 @@ def tagger_config(table: Mapping[str, Any], where: str = "model") -> TaggerConfi
     return build(TaggerConfig, asdict(PRESETS[name]) | dict(table), where)
 
 
-__all__ = [
-    "LAYERS",
-    "PRESETS",
-    "Prepared",
-    "Tagger",
-    "TaggerConfig",
-    "build_tagger",
-    "hash_forms",
-    "tagger_config",
-]
-
-
-class Tagger(nn.Module):
+class Tagger(Model):
     """A tagger for one tag set; see `build_tagger`.
 
-    config, tagset: what it was built from. layers: the names of its layers, bottom to top,
-    frozen ones included. vectors, encoder: the frozen tables it looks up in, or None.
+    layers: the names of its layers, bottom to top, frozen ones included. vectors, encoder: the
+    frozen tables it looks up in, or None.
 
-    It fulfils `Model`. Its transfer parameter is the last layer's weight: small (as many
-    columns as the BiLSTM has outputs), shared by all types, the one through which every
-    loss reaches everything below, and its per-sentence gradients need no backward pass.
+    Its transfer parameter is the last layer's weight: small (as many columns as the BiLSTM has
+    outputs), shared by all types, the one through which every loss reaches everything below,
+    and its per-sentence gradients need no backward pass.
     """
 
-    transfer: str = "crf.project.weight"
-    softens: bool = True
+    transfer = "crf.project.weight"
+    reads = Prepared
+    place = "contextual"
 
     def __init__(
         self,
@@ -210,8 +199,7 @@ class Tagger(nn.Module):
         vectors: WordVectors | None,
         encoder: FrozenEncoder | None,
     ) -> None:
-        super().__init__()
-        self.config, self.tagset = config, tagset
+        super().__init__(config, tagset)
         self.layers = config.layers
         self.vectors, self.encoder = vectors, encoder
         size = self._build_inputs(seed)
@@ -249,11 +237,6 @@ class Tagger(nn.Module):
         return size
 
     @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
-        return self.crf.project.weight.device
-
-    @property
     def frozen(self) -> int:
         """Numbers of the frozen word vectors; an encoder that only made features is not counted."""
         trained = self.config.train_words
@@ -268,38 +251,24 @@ class Tagger(nn.Module):
         return tuple(widths + ([2 * config.lstm_units] if config.lstm_units else []))
 
     @property
-    def output_width(self) -> int:
-        """The columns of `Losses.outputs`."""
-        return self.crf.project.in_features
+    def backbone_fingerprint(self) -> str:
+        """Of the encoder that made the features."""
+        return "" if self.encoder is None else self.encoder.fingerprint
 
     @property
     def _mixes(self) -> bool:
         """Whether the contextual features go through a layer that learns."""
         return self.encoder is not None and (self.encoder.layers > 1 or self.config.project > 0)
 
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Name → parameter, sorted by name, of everything that training changes."""
-        named = sorted(self.named_parameters(), key=lambda pair: pair[0])
-        return {name: parameter for name, parameter in named if parameter.requires_grad}
-
-    def prepare(
+    def _encode(
         self,
-        documents: Sequence[Document],
-        cache: Path | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        gold: bool = True,
+        documents: tuple[Document, ...],
+        cache: Path | None,
+        progress: Progress | None,
+        gold: bool,
     ) -> Prepared:
-        """Encode a corpus and look up all that training does not change.
-
-        cache: folder that keeps the contextual features (None: in memory). progress(done, all)
-        is called while they are computed. gold=False strips the spans first, so that the
-        sentence boundaries owe nothing to them either.
-
-        Raises DataError for a label that the tag set does not have.
-        """
-        given = tuple(documents) if gold else without_gold(documents)
         config = self.config
-        encoded = encode_corpus(given, self.tagset, max_tokens=config.max_tokens)
+        encoded = encode_corpus(documents, self.tagset, max_tokens=config.max_tokens)
         forms = encoded.forms
         word = hashed = characters = lengths = context = None
         if self.vectors is not None:
@@ -312,13 +281,21 @@ class Tagger(nn.Module):
             context = cached_features(
                 self.encoder, forms, encoded.form, encoded.bounds, cache, progress
             )
-        known = frozenset(self.tagset.types)
-        tables = word, hashed, characters, lengths, context
-        return Prepared(encoded, encoded.lengths, *tables, known)
+        return Prepared(
+            encoded=encoded,
+            known=frozenset(self.tagset.types),
+            lengths=encoded.lengths,
+            word=word,
+            hashed=hashed,
+            characters=characters,
+            character_lengths=lengths,
+            context=context,
+        )
 
-    def word_rows(self, prepared: Prepared, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def word_rows(self, corpus: Corpus, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of each trainable table of words that these sentences read, repeats too."""
-        form = prepared.encoded.form[Batch.of(prepared, indices, self.device).tokens]
+        prepared: Prepared = self.own(corpus)
+        form = prepared.encoded.form[self._laid_out(prepared, chosen_of(indices))[2]]
         found = {}
         if prepared.word is not None and self.config.train_words:
             found["words.weight"] = prepared.word.numpy()[form]
@@ -326,139 +303,41 @@ class Tagger(nn.Module):
             found["words.hashed"] = prepared.hashed.numpy()[form]
         return found
 
-    def annotate(
-        self, corpus: Corpus, documents: Sequence[Document], known: Collection[str]
-    ) -> Prepared:
-        """The same texts with the spans of `documents` as the annotation; hard targets.
-
-        Tokens, sentences and what was looked up stay. Raises DataError (other texts, an unknown
-        label), ConfigError for a known type that the tag set lacks.
-        """
-        prepared, own = prepared_by_tagger(corpus), require_types(known, self.tagset)
-        encoded = retag(prepared.encoded, documents, own)
-        return replace(prepared, encoded=encoded, known=own, soft=None)
-
-    @torch.no_grad()
-    def soften(self, corpus: Corpus) -> Prepared:
-        """The corpus with this tagger's posterior, given the known types' spans, as the target.
-
-        Without dropout. Unchanged where every type is known: nothing is left to guess.
-        """
-        prepared, tags = prepared_by_tagger(corpus), len(self.tagset.tags)
-        if prepared.complete(self.tagset):
-            return replace(prepared, soft=None)
-        unary = np.zeros((len(prepared.encoded.form), tags), np.float32)
-        pairs = np.zeros((prepared.sentences, tags, tags), np.float32)
-        with evaluating(self):
-            for indices in by_length(prepared.lengths):
-                batch = Batch.of(prepared, indices, self.device)
-                emissions, allowed = batch.pad(self._emissions(batch)), batch.allowed(self.tagset)
-                of_tags, of_pairs = posterior(self.crf.crf, emissions, allowed, batch.lengths)
-                unary[batch.tokens] = of_tags.cpu().numpy()[batch.layout.row, batch.layout.step]
-                pairs[batch.rows] = of_pairs.cpu().numpy()
-        return replace(prepared, soft=Soft(unary, pairs))
-
-    def losses(
-        self, corpus: Corpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
-    ) -> Losses:
-        """The losses of some sentences by the origin of their targets, in the order of `indices`.
-
-        Where every type is known, source is the ordinary loss and target exactly 0 (without a
-        gradient). Dropout as in `loss`. Raises TrainingError for no sentences.
-        """
-        batch = Batch.of(prepared_by_tagger(corpus), indices, self.device)
-        hidden: list[Tensor] = []
-        features = self._features(batch, hidden)
-        emissions = batch.pad(self.crf.project(features))
-        source, target = split_loss(self.crf.crf, emissions, *batch.targets(self.tagset))
-        losses = Losses(source[batch.back], target[batch.back])
-        if not states:
-            return losses
-        return replace(
-            losses,
-            hidden=batch.means(hidden),
-            outputs=features[batch.tokens_back],  # (tokens, width)
-            pseudo=batch.added(self.tagset),
-            score=self.crf.project,
-        )
-
-    @torch.no_grad()
-    def gradients(
-        self, corpus: Corpus, indices: Sequence[int] | np.ndarray
-    ) -> tuple[Tensor, Tensor]:
-        """Gradients with respect to the projection's weight: (sentences, size) of each source
-        loss, (size,) of the sum of the target losses; without dropout, `.grad` untouched."""
-        prepared, chosen = prepared_by_tagger(corpus), np.asarray(indices, dtype=np.int64)
-        project, size = self.crf.project, self.crf.project.weight.numel()
-        each, total = project.weight.new_zeros(len(chosen), size), project.weight.new_zeros(size)
-        with evaluating(self):
-            for part in by_length(prepared.lengths[chosen]):
-                batch = Batch.of(prepared, chosen[part], self.device)
-                features, targets = self._features(batch), batch.targets(self.tagset)
-                of_source, of_target = transfer_gradients(
-                    self.crf.crf, project, batch.pad(features), *targets
-                )
-                each[part] = of_source[batch.back]
-                total += of_target
-        return each, total
-
     def loss(
-        self, prepared: Prepared, indices: Sequence[int] | np.ndarray, reduction: str = "mean"
+        self, corpus: Corpus, indices: Sequence[int] | np.ndarray, reduction: str = "mean"
     ) -> Tensor:
         """Negative log likelihood of some sentences' tags, a scalar.
 
-        reduction: "mean" over the sentences, or "sum". Dropout (in training
-        mode) draws from torch's global generator alone, so a seed set before replays it.
-
-        Raises TrainingError for no sentences.
+        reduction: "mean" over the sentences, or "sum". Dropout and errors as of `losses`.
         """
-        batch = Batch.of(prepared, indices, self.device)
-        emissions = batch.pad(self._emissions(batch))
-        losses = self.crf.crf.loss(emissions, batch.tags, batch.lengths)  # (sentences,)
+        read = self._read(self.own(corpus), chosen_of(indices))
+        losses = self.crf.crf.loss(read.emissions(), read.batch.tags, read.batch.lengths)
         return losses.sum() if reduction == "sum" else losses.mean()  # [fedner eq 1]
 
-    @torch.no_grad()
-    def predict(self, documents: Sequence[Document] | Corpus) -> tuple[Document, ...]:
-        """The documents with predicted spans in place of their own.
+    def _parts(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
+        return by_length(lengths)
 
-        Given documents, what is annotated in them is not looked at. Dropout is off.
-        """
-        if isinstance(documents, Sequence):
-            prepared = self.prepare(documents, gold=False)
-        else:
-            prepared = prepared_by_tagger(documents)
-        with evaluating(self):
-            return self._predict(prepared)
+    def _laid_out(self, prepared: Prepared, chosen: np.ndarray) -> tuple[Layout, Batch, np.ndarray]:
+        """Some sentences in the order of a layout, and the tokens of the corpus (tokens,)."""
+        layout = Layout.of(prepared.lengths[chosen], self.device)
+        batch = Batch.of(prepared, chosen, self.device, layout.order)
+        return layout, batch, batch.tokens[layout.row, layout.step]
 
-    def _predict(self, prepared: Prepared) -> tuple[Document, ...]:
-        ids = np.zeros(len(prepared.encoded.form), np.int64)  # (tokens,)
-        for indices in by_length(prepared.lengths):
-            batch = Batch.of(prepared, indices, self.device)
-            best = self.crf.crf.decode(batch.pad(self._emissions(batch)), batch.lengths)
-            ids[batch.tokens] = best.cpu().numpy()[batch.layout.row, batch.layout.step]
-        return with_spans(prepared.encoded, ids)
-
-    def _emissions(self, batch: Batch) -> Tensor:
-        """(tokens, tags) unnormalised scores, in the layout's order."""
-        scores: Tensor = self.crf.project(self._features(batch))
-        return scores
-
-    def _features(self, batch: Batch, hidden: list[Tensor] | None = None) -> Tensor:
-        """(tokens, width) what the projection reads, in the layout's order.
-
-        hidden: receives the layers that `widths` counts, each (tokens, ·), before dropout.
-        """
-        rate, seen = self.config.dropout, [] if hidden is None else hidden
-        raw = list(self._represent(batch.prepared, batch.tokens))
-        seen += raw[-1:] if self._mixes else []
+    def _read(self, corpus: Prepared, chosen: np.ndarray, every: bool = False) -> CrfReading:
+        """The layers that `widths` counts are taken before dropout."""
+        layout, batch, tokens = self._laid_out(corpus, chosen)
+        rate, layers = self.config.dropout, list[Tensor]()
+        raw = list(self._represent(corpus, tokens))
+        layers += raw[-1:] if self._mixes else []
         parts = [dropout(part, rate, self.training) for part in raw]
         if self.config.cnn_filters:
-            seen.append(self.cnn(parts, batch.layout))
-            parts = [dropout(seen[-1], rate, self.training)]
+            layers.append(self.cnn(parts, layout))
+            parts = [dropout(layers[-1], rate, self.training)]
         if self.config.lstm_units:
-            seen.append(self.lstm(parts, batch.layout, rate))
-            parts = [dropout(seen[-1], rate, self.training)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            layers.append(self.lstm(parts, layout, rate))
+            parts = [dropout(layers[-1], rate, self.training)]
+        features = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # (tokens, width)
+        return CrfReading(self.crf, batch, features, layers, layout.padded())
 
     def _represent(self, prepared: Prepared, tokens: np.ndarray) -> Iterator[Tensor]:
         """The parts of each token's representation, (tokens, ·) each."""
@@ -495,8 +374,9 @@ def build_tagger(
     MissingExtra.
     """
     config.require_input()
-    if not tagset.types:
-        raise ConfigError("the tag set has no entity types: a tagger needs at least one")
     vectors = load_vectors(config.word_vectors, config.max_words) if config.word_vectors else None
     encoder = load_encoder(config.contextual) if config.contextual else None
     return Tagger(config, tagset, seed, vectors, encoder).to(device)
+
+
+KIND = Kind(TaggerConfig, build_tagger, tagger_config)

@@ -31,7 +31,7 @@ from fednotes.core.federation import Option, State
 from fednotes.core.parsing import parse_json, read_json
 from fednotes.core.store import write_json, write_text
 from fednotes.core.update import Tensors, Total
-from fednotes.encoders.frozen import encoder_directory
+from fednotes.encoders.pretrained import encoder_directory
 from fednotes.engines.asking import Event, Policy, Transport
 from fednotes.engines.deployed import Deployed, Paused
 from fednotes.engines.inprocess import RoundResult

@@ -1,7 +1,4 @@
-"""Compiled parts of the layers: characters pooled over a word, and dropout.
-
-The character kernels are for the CPU in float32; elsewhere torch operations do the same.
-"""
+"""Characters pooled over a word: compiled on the CPU in float32, torch operations elsewhere."""
 
 from __future__ import annotations
 
@@ -15,10 +12,9 @@ from fednotes.core.kernels import kernel
 
 
 def char_max(table: Tensor, characters: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Any]:
-    """The pooled convolution and where its maxima are.
+    """The pooled convolution (words, filters) and the position of each maximum (words, filters).
 
     table: (inventory, width, filters). characters: (words, size) uint8. lengths: (words,).
-    Returns (words, filters) and the position of each maximum (words, filters).
     """
     if table.device.type == "cpu" and table.dtype == torch.float32:
         pooled = torch.empty(len(characters), table.shape[2])
@@ -54,33 +50,18 @@ def char_scatter(
     return out[:-1]
 
 
-def dropout_cpu(x: Tensor, rate: float, seed: int) -> tuple[Tensor, Tensor]:
-    """x (…) float32 with values dropped, and the mask that was multiplied (0 or 1 / kept).
-
-    The probability is `rate` rounded to 16 bits. Value i depends on (seed, i) alone.
-    """
-    x = x.detach().contiguous()
-    out, mask = torch.empty_like(x), torch.empty_like(x)
-    limit = round(rate * 65536)
-    scale = 65536.0 / (65536 - limit)
-    flat = (x.view(-1).numpy(), out.view(-1).numpy(), mask.view(-1).numpy())
-    _dropout(*flat, np.uint64(limit), np.float32(scale), np.uint64(seed))
-    return out, mask
-
-
 def _neighbours(
     characters: np.ndarray, lengths: np.ndarray, like: Tensor, width: int | None = None
 ) -> Tensor:
-    """(words, size, width) the character at each offset; `inventory` (a zero row) outside."""
+    """(words, size, width) the character at each offset; -1, the row of zeros, outside."""
     width = like.shape[1] if width is None else width
     size = characters.shape[1]
-    zero_row = -1  # the appended row
-    out = np.full((*characters.shape, width), zero_row, np.int64)
+    out = np.empty((*characters.shape, width), np.int64)
     for k in range(width):
         position = np.arange(size) + k - (width - 1) // 2
         inside = (position >= 0) & (position[None, :] < lengths[:, None].astype(np.int64))
         found = characters[:, np.clip(position, 0, size - 1)].astype(np.int64)
-        out[:, :, k] = np.where(inside, found, zero_row)
+        out[:, :, k] = np.where(inside, found, -1)
     return torch.from_numpy(out).to(like.device)
 
 
@@ -121,23 +102,3 @@ def _char_scatter(grad, best, characters, lengths, out):
                     q = np.int64(best[word, f]) + k - left
                     if 0 <= q < length:
                         out[characters[word, q], k, f] += g
-
-
-@kernel("void(f4[::1], f4[::1], f4[::1], u8, f4, u8)")
-def _dropout(x, out, mask, limit, scale, seed):
-    """SplitMix64 (Steele et al. 2014) of a counter; each 64-bit number serves four values."""
-    n = x.shape[0]
-    zero = np.float32(0.0)
-    quarter = (n + 3) // 4
-    low = np.uint64(0xFFFF)
-    for j in range(quarter):
-        z = seed + np.uint64(j + 1) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-        for part in range(4):
-            i = part * quarter + j
-            if i < n:
-                m = scale if ((z >> np.uint64(16 * part)) & low) >= limit else zero
-                mask[i] = m
-                out[i] = x[i] * m

@@ -1,12 +1,8 @@
 """The CRF's recursions on CPU: tensors in, tensors out, compiled kernels within.
 
-Same functions, arguments and results as `crf_torch`; emissions and scores are float64 here.
-Importing this module compiles the kernels (once per machine) or loads them from numba's cache.
-
-The compiled forward-backward algorithm of the linear-chain CRF: log Z and posteriors.
-
-One sentence after the other, one thread, everything in float64: a sentence's result does not
-depend on its neighbours, on padding or on thread settings, bit for bit.
+Same functions, arguments and results as `crf.TorchOps`; emissions and scores are float64 here.
+One sentence after the other, one thread: a sentence's result does not depend on its neighbours,
+on padding or on thread settings, bit for bit.
 
 log Z and the posteriors come from the scaled forward-backward algorithm (Rabiner 1989, V.A) in
 exp-space, which needs one `exp` per emission. It is used for a sentence only when it provably
@@ -17,10 +13,13 @@ so far above the smallest double that no product can underflow:
 
 Otherwise (emissions some 230 apart, say) the sentence is done again in log-space.
 
-Scores are natural logarithms; a forbidden score is -inf. Shapes: emissions (batch, tokens, tags),
-lengths (batch,), start and end (tags,), transitions (tags, tags) [from, to]. In the scaled part
-arrays have their last axis padded with zeros to `columns` so that loops run in vector lanes.
+Kernels: emissions (batch, tokens, tags), lengths (batch,), start and end (1, tags), transitions
+(tags, tags) [from, to]. In the scaled part arrays have their last axis padded with zeros to
+`columns` so that loops run in vector lanes.
 """
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+# The kernels' types are those of their numba signatures.
 
 from __future__ import annotations
 
@@ -31,14 +30,73 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fednotes.core.kernels import Floats, Ints, kernel, part, reduction
+from fednotes.core.kernels import kernel, part, reduction
+
+Scores = tuple[Tensor, Tensor, Tensor]  # start (tags,), transitions (tags, tags), end (tags,)
+
+
+def partition(
+    emissions: Tensor, lengths: Tensor, scores: Scores, gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """log Z (batch,), posteriors (batch, tokens, tags), transition counts (batch, tags, tags)."""
+    batch, tokens, tags = emissions.shape
+    log_z = _empty(batch)
+    unary, pairs = _empty(0, 0, 0), _empty(0, 0, 0)
+    if gradient:
+        unary, pairs = _empty(batch, tokens, tags), _empty(batch, tags, tags)
+    arrays = _arrays(emissions, lengths, scores)
+    _partition(*arrays, gradient, log_z.numpy(), unary.numpy(), pairs.numpy())
+    return log_z, unary, pairs
+
+
+def path_score(
+    emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
+) -> tuple[Tensor, tuple[int, int]]:
+    """Score of the given tags (batch,); (sentence, position) of the first bad tag or (-1, -1)."""
+    score = _empty(len(emissions))
+    arrays = _arrays(emissions, lengths, scores)
+    return score, _path_score(*arrays, tags.contiguous().numpy(), score.numpy())
+
+
+def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
+    """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
+    _subtract_path(*(t.contiguous().numpy() for t in (unary, pairs, tags, lengths)))
+
+
+def weigh(
+    unary: Tensor, pairs: Tensor, lengths: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of emissions (batch, tokens, tags), start, transitions and end."""
+    tags = unary.shape[2]
+    outputs = torch.empty_like(unary), _empty(tags), _empty(tags, tags), _empty(tags)
+    inputs = unary, pairs, lengths.contiguous(), weights.to(torch.float64).contiguous()
+    _weigh(*(t.numpy() for t in (*inputs, *outputs)))
+    return outputs
+
+
+def viterbi(emissions: Tensor, lengths: Tensor, scores: Scores) -> tuple[Tensor, int]:
+    """Highest-scoring tags (batch, tokens); and the first sentence that has none, or -1."""
+    best = torch.empty(emissions.shape[:2], dtype=torch.int64)
+    return best, _viterbi(*_arrays(emissions, lengths, scores), best.numpy())
+
+
+def _empty(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float64)
+
+
+def _arrays(emissions: Tensor, lengths: Tensor, scores: Scores) -> list[Any]:
+    """What the kernels take first: contiguous, start and end as (1, tags)."""
+    start, transitions, end = scores
+    tensors = (emissions, lengths, start[None], transitions, end[None])
+    return [t.contiguous().numpy() for t in tensors]
+
+
+# ---- kernels -------------------------------------------------------------------------------------
 
 _SMALLEST_MESSAGE = 1e-100
 _SMALLEST_TRANSITION = -115.0  # natural logarithm of 1e-50
 _SMALLEST_EMISSION = -345.0  # natural logarithm of 1e-150
 
-
-# ---- small parts -----------------------------------------------------------------------------
 
 _LOG2E = 1.4426950408889634
 _LN2_HIGH = 6.93147180369123816490e-01
@@ -48,7 +106,7 @@ _ONE_BITS = 1023 << 52
 
 
 @part
-def _exp(x: Floats, scale: Floats, bits: Ints, count: int) -> None:
+def _exp(x, scale, bits, count):
     """x[:count] <- exp(x), for x in [-345, 0] or -inf; scale: scratch, bits: its int64 view.
 
     exp(x) = 2**n exp(r), |r| <= ln(2)/2, Taylor to degree 13 (error below 1e-17). Written out so
@@ -81,7 +139,7 @@ def _exp(x: Floats, scale: Floats, bits: Ints, count: int) -> None:
 
 
 @part
-def _multiply(source: Floats, s: int, matrix: Floats, target: Floats, t: int) -> None:
+def _multiply(source, s, matrix, target, t):
     """target[t] <- source[s] @ matrix; rows come in fours so that the sums stay in registers."""
     rows, columns = matrix.shape
     for i in range(0, rows, 4):
@@ -99,7 +157,7 @@ def _multiply(source: Floats, s: int, matrix: Floats, target: Floats, t: int) ->
 
 
 @reduction
-def _sum(array: Floats, t: int) -> float:
+def _sum(array, t):
     total = 0.0
     for j in range(array.shape[1]):
         total += array[t, j]
@@ -107,7 +165,7 @@ def _sum(array: Floats, t: int) -> float:
 
 
 @reduction
-def _dot(left: Floats, right: Floats, t: int) -> float:
+def _dot(left, right, t):
     total = 0.0
     for j in range(left.shape[1]):
         total += left[t, j] * right[t, j]
@@ -115,7 +173,7 @@ def _dot(left: Floats, right: Floats, t: int) -> float:
 
 
 @part
-def _lost(messages: Floats, length: int) -> int:
+def _lost(messages, length):
     """How many messages are neither a structural zero nor safely above the smallest double."""
     count = 0
     flat = messages.reshape(messages.size)
@@ -125,7 +183,7 @@ def _lost(messages: Floats, length: int) -> int:
 
 
 @part
-def _exp_scores(scores: Floats, out: Floats) -> tuple[float, bool]:
+def _exp_scores(scores, out):
     """out <- exp(score - maximum), 0 where forbidden; the maximum, and whether that is safe."""
     top, safe = -np.inf, True
     for i in range(scores.shape[0]):
@@ -140,13 +198,8 @@ def _exp_scores(scores: Floats, out: Floats) -> tuple[float, bool]:
     return top, safe and math.isfinite(top)
 
 
-# ---- scaled exp-space ------------------------------------------------------------------------
-
-
 @part
-def _load(
-    emissions: Floats, n: int, length: int, factors: Floats, scratch: Floats, bits: Ints
-) -> tuple[float, bool]:
+def _load(emissions, n, length, factors, scratch, bits):
     """factors[t] <- exp(emissions[n, t] - maximum_t); Σ maximum_t, and whether that is safe."""
     tags, columns = emissions.shape[2], factors.shape[1]
     shift, unsafe = 0.0, 0
@@ -168,15 +221,7 @@ def _load(
 
 
 @part
-def _pass(
-    length: int,
-    forward: bool,
-    first: Floats,
-    matrix: Floats,
-    factors: Floats,
-    arriving: Floats,
-    leaving: Floats,
-) -> float:
+def _pass(length, forward, first, matrix, factors, arriving, leaving):
     """Messages along the sentence, or with the transposed matrix from its end.
 
     arriving[t] = leaving[t before] @ matrix, leaving[t] = arriving[t] * factors[t], scaled to sum
@@ -209,17 +254,7 @@ def _pass(
 
 
 @part
-def _posteriors(
-    n: int,
-    length: int,
-    matrix: Floats,
-    alpha: Floats,
-    beta: Floats,
-    after: Floats,
-    sums: Floats,
-    unary: Floats,
-    pairs: Floats,
-) -> None:
+def _posteriors(n, length, matrix, alpha, beta, after, sums, unary, pairs):
     """unary[n] <- posteriors of each position, pairs[n] <- Σ_t posterior of (t: i, t + 1: j).
 
     alpha: the messages leaving forward; beta and after: those arriving and leaving backward.
@@ -251,11 +286,8 @@ def _posteriors(
             pairs[n, i, j] = sums[i, j] * matrix[i, j]
 
 
-# ---- log-space -------------------------------------------------------------------------------
-
-
 @part
-def _log_sum(left: Floats, t: int, right: Floats, i: int) -> float:
+def _log_sum(left, t, right, i):
     """log Σ_j exp(left[t, j] + right[i, j]), -inf when all are."""
     tags, top, total = right.shape[1], -np.inf, 0.0
     for j in range(tags):
@@ -271,20 +303,9 @@ def _log_sum(left: Floats, t: int, right: Floats, i: int) -> float:
 
 @part
 def _logarithmic(
-    x: Floats,
-    n: int,
-    length: int,
-    start: Floats,
-    transitions: Floats,
-    transitions_t: Floats,
-    end: Floats,
-    alpha: Floats,
-    beta: Floats,
-    after: Floats,
-    gradient: bool,
-    unary: Floats,
-    pairs: Floats,
-) -> float:
+    x, n, length, start, transitions, transitions_t, end, alpha, beta, after, gradient, unary,
+    pairs,
+):  # fmt: skip
     """log Z of one sentence, and its posteriors, with T² exponentials a token; NaN if not
     finite."""
     tags = x.shape[2]
@@ -314,23 +335,11 @@ def _logarithmic(
     return log_z
 
 
-# ---- kernels ---------------------------------------------------------------------------------
-
 INPUTS = "float64[:, :, ::1], int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1]"
 
 
 @kernel(f"void({INPUTS}, b1, float64[::1], float64[:, :, ::1], float64[:, :, ::1])")
-def crf_numba_partition(
-    emissions: Floats,
-    lengths: Ints,
-    start: Floats,
-    transitions: Floats,
-    end: Floats,
-    gradient: bool,
-    log_z: Floats,
-    unary: Floats,
-    pairs: Floats,
-) -> None:
+def _partition(emissions, lengths, start, transitions, end, gradient, log_z, unary, pairs):
     """log_z (batch,) <- log Z; with `gradient` also unary (batch, tokens, tags) <- posteriors
     (0 behind a sentence's end) and pairs (batch, tags, tags) <- expected transition counts.
 
@@ -378,90 +387,8 @@ def crf_numba_partition(
             unary[n, length:] = 0.0
 
 
-def _empty(*shape: int) -> Tensor:
-    return torch.empty(shape, dtype=torch.float64)
-
-
-def _arrays(
-    emissions: Tensor, lengths: Tensor, start: Tensor, transitions: Tensor, end: Tensor
-) -> list[Any]:
-    """What the kernels take first: contiguous, start and end as (1, tags)."""
-    tensors = (emissions, lengths, start[None], transitions, end[None])
-    return [t.contiguous().numpy() for t in tensors]
-
-
-def partition(
-    emissions: Tensor,
-    lengths: Tensor,
-    start: Tensor,
-    transitions: Tensor,
-    end: Tensor,
-    gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """log Z (batch,), posteriors (batch, tokens, tags), transition counts (batch, tags, tags)."""
-    batch, tokens, tags = emissions.shape
-    log_z = _empty(batch)
-    unary, pairs = _empty(0, 0, 0), _empty(0, 0, 0)
-    if gradient:
-        unary, pairs = _empty(batch, tokens, tags), _empty(batch, tags, tags)
-    arrays = _arrays(emissions, lengths, start, transitions, end)
-    crf_numba_partition(*arrays, gradient, log_z.numpy(), unary.numpy(), pairs.numpy())
-    return log_z, unary, pairs
-
-
-def path_score(
-    emissions: Tensor,
-    lengths: Tensor,
-    start: Tensor,
-    transitions: Tensor,
-    end: Tensor,
-    tags: Tensor,
-) -> tuple[Tensor, tuple[int, int]]:
-    """Score of the given tags (batch,); (sentence, position) of the first bad tag or (-1, -1)."""
-    score = _empty(len(emissions))
-    arrays = _arrays(emissions, lengths, start, transitions, end)
-    return score, _path_score(*arrays, tags.contiguous().numpy(), score.numpy())
-
-
-def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
-    """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
-    arrays = (t.contiguous().numpy() for t in (tags, lengths))
-    _subtract_path(unary.numpy(), pairs.numpy(), *arrays)
-
-
-def weigh(
-    unary: Tensor, pairs: Tensor, lengths: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of emissions (batch, tokens, tags), start, transitions and end."""
-    tags = unary.shape[2]
-    outputs = torch.empty_like(unary), _empty(tags), _empty(tags, tags), _empty(tags)
-    inputs = unary, pairs, lengths.contiguous(), weights.to(torch.float64).contiguous()
-    _weigh(*(t.numpy() for t in (*inputs, *outputs)))
-    return outputs
-
-
-def viterbi(
-    emissions: Tensor, lengths: Tensor, start: Tensor, transitions: Tensor, end: Tensor
-) -> tuple[Tensor, int]:
-    """Highest-scoring tags (batch, tokens); and the first sentence that has none, or -1."""
-    best = torch.empty(emissions.shape[:2], dtype=torch.int64)
-    arrays = _arrays(emissions, lengths, start, transitions, end)
-    return best, _viterbi(*arrays, best.numpy())
-
-
-# ---- kernels ---------------------------------------------------------------------------------
-
-
 @kernel(f"UniTuple(int64, 2)({INPUTS}, int64[:, ::1], float64[::1])")
-def _path_score(
-    emissions: Floats,
-    lengths: Ints,
-    start: Floats,
-    transitions: Floats,
-    end: Floats,
-    tags: Ints,
-    score: Floats,
-) -> tuple[int, int]:
+def _path_score(emissions, lengths, start, transitions, end, tags, score):
     """score (batch,) <- score of the given tags; (sentence, position) of the first tag that is
     no tag or that the constraints forbid, (-1, -1) when there is none."""
     for n in range(emissions.shape[0]):
@@ -480,7 +407,7 @@ def _path_score(
 
 
 @kernel("void(float64[:, :, ::1], float64[:, :, ::1], int64[:, ::1], int64[::1])")
-def _subtract_path(unary: Floats, pairs: Floats, tags: Ints, lengths: Ints) -> None:
+def _subtract_path(unary, pairs, tags, lengths):
     """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
     for n in range(unary.shape[0]):
         for t in range(lengths[n]):
@@ -493,16 +420,7 @@ def _subtract_path(unary: Floats, pairs: Floats, tags: Ints, lengths: Ints) -> N
     "void(float64[:, :, ::1], float64[:, :, ::1], int64[::1], float64[::1],"
     " float64[:, :, ::1], float64[::1], float64[:, ::1], float64[::1])"
 )
-def _weigh(
-    unary: Floats,
-    pairs: Floats,
-    lengths: Ints,
-    weights: Floats,
-    emissions: Floats,
-    start: Floats,
-    transitions: Floats,
-    end: Floats,
-) -> None:
+def _weigh(unary, pairs, lengths, weights, emissions, start, transitions, end):
     """Gradients of emissions (weights[n] unary[n]) and of start, transitions and end (weighted
     sums in the order of the batch)."""
     batch, tokens, tags = unary.shape
@@ -521,9 +439,7 @@ def _weigh(
 
 
 @kernel(f"int64({INPUTS}, int64[:, ::1])")
-def _viterbi(
-    emissions: Floats, lengths: Ints, start: Floats, transitions: Floats, end: Floats, best: Ints
-) -> int:
+def _viterbi(emissions, lengths, start, transitions, end, best):
     """best (batch, tokens) <- highest-scoring tags, 0 behind a sentence's end, the lower tag on a
     tie. Gives the first sentence that has none (nothing allowed, or not finite), or -1.
 

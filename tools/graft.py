@@ -1,0 +1,837 @@
+"""Makes a small BART of a BERT: its encoder as it is, a decoder trained on public text.
+
+    python tools/graft.py OUT [--text PATH]... [--encoder minilm] [--layers 2] [--steps N]
+
+BART's encoder layer is BERT's (both normalise behind the residual sum), so a BERT directory's
+weights serve as they are: the position table is BERT's + its token type 0, two rows further down;
+one word table serves encoder, decoder and output; decoder layers start as BERT's upper layers,
+cross-attention from the same layers' self-attention; [CLS] begins source and target, [SEP] ends
+both. The directory's config.json carries BERT's "layer_norm_eps", which BART's code does not know.
+
+The decoder learns from pieces of public text, a step of either:
+
+denoising   BART's (Lewis et al. 2020): spans of the source are masked, the original is predicted
+            against the words of the batch and of some other sentences.
+listing     the target of `taggers/pointer.py`: [first, last, type] of each span, then the end.
+            What a sentence lists differs from row to row: each class is told to the decoder as
+            one key and value beside those of each self-attention, where prompt tuning will put
+            its own, and half of the time the word that names it is any word: the type has to be
+            read off the prompt.
+
+Spans are surface classes (number, name, abbreviation, bracket, long word, phrase) and kinds: a
+phrase whose last word, its head, lies in one of some clusters of word vectors. A span is (first,
+last, class), inclusive positions in the sub-words, the begin mark is 0. No annotation is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError
+from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.store import write_folder
+from fednotes.core.types import Document
+from fednotes.data.formats import read
+from fednotes.data.formats.files import read_text, visible
+from fednotes.data.synthetic import generate
+from fednotes.data.text import split_sentences
+from fednotes.encoders.bart import set_layer_norm_eps
+from fednotes.encoders.pretrained import (
+    FINGERPRINTED,
+    encoder_directory,
+    fingerprint,
+    open_encoder,
+    quiet,
+    write_pretrained,
+)
+from fednotes.taggers.pointer import encode_entities
+
+SURFACE = ("number", "name", "abbreviation", "bracket", "long word", "phrase")
+NUMBER, NAME, ABBREVIATION, BRACKET, LONG, PHRASE = range(len(SURFACE))
+STOP_WORDS = frozenset(
+    "a an the and or but nor not no so if than then that this these those there here of in on at "
+    "to from by with without for as into onto over under after before during until since about "
+    "between among through per via within against toward towards up down out off is are was were "
+    "be been being am do does did done has have had having will would can could may might must "
+    "shall should he she it they we you i his her hers its their our your my him them us me who "
+    "whom whose which what when where why how all any both each few more most other some such "
+    "only own same too very also just however while because although though yet still again once "
+    "s t m d ll re ve".split()
+)
+_WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*|\d+(?:[.,/:]\d+)*%?|\S")
+_BRACKET = re.compile(r"[(\[]([^()\[\]]{2,60})[)\]]")
+_MOST_WORDS = 5  # of a phrase
+_GENERATED = 1500  # sentences a site
+_SHORTEST_CELL = 20  # characters of a CSV cell that is text and not a code
+
+Mark = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """ids: (sub-words,) with begin and end marks. spans: of surface classes. phrases: every
+    phrase as (first, last, number of its head word in `Pieces.heads`)."""
+
+    ids: np.ndarray
+    spans: tuple[Mark, ...]
+    phrases: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """pieces in a seeded order. heads: the head words, lower case, by number; with counts."""
+
+    pieces: tuple[Piece, ...]
+    heads: tuple[str, ...]
+    counts: np.ndarray
+
+
+def read_texts(paths: Sequence[Path], seed: int) -> tuple[list[str], list[str]]:
+    """The texts of corpora, and the corpora's names.
+
+    paths: files or folders that `data.formats` reads, or of .txt and .csv files; of a CSV file
+    every cell that is longer than a code. Annotation is left aside. Without paths: generated
+    notes, a poor substitute that is there everywhere.
+    Raises DataError for a path without text.
+    """
+    if paths:
+        return [text for path in paths for text in _read_one(path)], [p.name for p in paths]
+    made = generate(num_sites=3, sentences_per_site=_GENERATED, seed=seed)
+    return [note.text for site in made for note in site.data.train], ["generated"]
+
+
+def _read_one(path: Path) -> list[str]:
+    try:
+        return [document.text for document in read(path)]
+    except DataError:
+        plain = visible(path, True) if path.is_dir() else [path]
+        plain = [file for file in plain if file.suffix.lower() in (".txt", ".csv")]
+        if not plain:
+            raise  # says what is wrong with the corpus, or that nothing is there
+    return [text for file in plain for text in _plain(file)]
+
+
+def _plain(file: Path) -> list[str]:
+    if file.suffix.lower() == ".txt":
+        return [read_text(file, empty=True)]
+    try:
+        rows = list(csv.reader(read_text(file).splitlines(keepends=True)))
+    except csv.Error as error:
+        raise DataError(f"{file}: not a CSV file: {error}") from None
+    return [cell for row in rows for cell in row if len(cell) >= _SHORTEST_CELL and " " in cell]
+
+
+def make_pieces(
+    texts: Iterable[str],
+    tokenizer: Any,
+    marks: tuple[int, int],
+    longest: int,
+    most: int,
+    seed: int,
+) -> Pieces:
+    """At most `most` different pieces of at most `longest` sub-words, in a seeded order.
+
+    tokenizer: the `tokenizers.Tokenizer` of the backbone. marks: its begin and end marks' ids.
+    Raises ConfigError where the texts hold too little to learn from.
+    """
+    sentences = dict.fromkeys(  # without repetitions, in order
+        text[start:end]
+        for text in texts
+        for start, end in split_sentences(Document("", text))
+        if end - start >= _SHORTEST_CELL
+    )
+    chosen = list(sentences)
+    order = rng_of(seed, "graft", "pieces").permutation(len(chosen))[:most]
+    numbers: dict[str, int] = {}
+    counts: Counter[int] = Counter()
+    pieces: list[Piece] = []
+    for sentence, coded in zip(
+        (chosen[i] for i in order),
+        tokenizer.encode_batch([chosen[i] for i in order], add_special_tokens=False),
+        strict=True,
+    ):
+        found = _spans(sentence, numbers)
+        for low, high in _windows(coded.word_ids, longest - 2):
+            piece = _piece(coded, low, high, found, marks)
+            pieces.append(piece)
+            counts.update(head for _, _, head in piece.phrases)
+    if len(pieces) < 2 or not numbers:
+        raise ConfigError("the text is too short to train on: two sentences of words or more")
+    return Pieces(
+        tuple(pieces[:most]), tuple(numbers), np.array([counts[i] for i in range(len(numbers))])
+    )
+
+
+def _windows(words: Sequence[int | None], capacity: int) -> list[tuple[int, int]]:
+    """Parts of a sentence of at most `capacity` sub-words, cut before a word where one begins."""
+    parts, low = [], 0
+    while len(words) - low > capacity:
+        high = low + capacity
+        while high > low + 1 and words[high] == words[high - 1]:
+            high -= 1
+        high = high if high > low + 1 else low + capacity
+        parts.append((low, high))
+        low = high
+    return [*parts, (low, len(words))] if low < len(words) else parts
+
+
+def _piece(coded: Any, low: int, high: int, found: Sequence[Mark], marks: tuple[int, int]) -> Piece:
+    """Sub-words low:high; spans that lie wholly in them, in sub-word positions."""
+    ids = np.array([marks[0], *coded.ids[low:high], marks[1]], np.int64)
+    starts = np.array([a for a, _ in coded.offsets[low:high]])
+    ends = np.array([b for _, b in coded.offsets[low:high]])
+    spans: list[Mark] = []
+    phrases: list[Mark] = []
+    for start, end, what in found:
+        first, last = int(np.searchsorted(starts, start)), int(np.searchsorted(ends, end))
+        if (
+            first < len(starts)
+            and last < len(ends)
+            and starts[first] == start
+            and ends[last] == end
+        ):
+            kept = phrases if what < 0 else spans
+            kept.append((first + 1, last + 1, -1 - what if what < 0 else what))
+    return Piece(ids, tuple(spans), tuple(phrases))
+
+
+def _spans(text: str, numbers: dict[str, int]) -> list[Mark]:
+    """(start, end, class) in characters; a phrase with head h is also (start, end, -1 - h)."""
+    words = [(m.start(), m.end(), m.group()) for m in _WORD.finditer(text)]
+    found = [(m.start(1), m.end(1), BRACKET) for m in _BRACKET.finditer(text)]
+    run: list[tuple[int, int, str]] = []
+    for start, end, word in [*words, (len(text), len(text), ".")]:
+        plain = word[0].isalpha() and word.casefold() not in STOP_WORDS
+        if plain and len(run) < _MOST_WORDS:
+            run.append((start, end, word))
+            continue
+        if run:
+            head = numbers.setdefault(run[-1][2].casefold(), len(numbers))
+            found.append((run[0][0], run[-1][1], -1 - head))
+            if len(run) > 1:
+                found.append((run[0][0], run[-1][1], PHRASE))
+        run = [(start, end, word)] if plain else []
+    for i, (start, end, word) in enumerate(words):
+        if word[0].isdigit():
+            found.append((start, end, NUMBER))
+        if len(word) > 1 and word.isupper() and word.isalpha():
+            found.append((start, end, ABBREVIATION))
+        elif i and word[0].isupper() and word[1:].islower() and word.casefold() not in STOP_WORDS:
+            if found and found[-1][2] == NAME and start - found[-1][1] == 1:
+                start = found.pop()[0]  # two capitalised words in a row are one name
+            found.append((start, end, NAME))
+        if len(word) >= 10 and word[0].isalpha():
+            found.append((start, end, LONG))
+    return found
+
+
+def cluster(
+    vectors: np.ndarray, weights: np.ndarray, count: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Spherical k-means of unit vectors (words, dim): (words,) clusters, (count, dim) centres.
+
+    weights: how often a word occurs; a frequent word counts as the square root of that.
+    """
+    rng = rng_of(seed, "graft", "clusters")
+    strength = np.sqrt(weights)
+    chosen = rng.choice(len(vectors), size=count, replace=False, p=strength / strength.sum())
+    centres = vectors[chosen]
+    for _ in range(15):
+        nearest = (vectors @ centres.T).argmax(1)  # (words,)
+        sums = np.zeros_like(centres)
+        np.add.at(sums, nearest, vectors * strength[:, None])
+        length = np.linalg.norm(sums, axis=1, keepdims=True)
+        centres = np.where(length > 1e-9, sums / np.maximum(length, 1e-9), centres)
+    return (vectors @ centres.T).argmax(1), centres
+
+
+def disjoint(spans: Iterable[Mark]) -> list[Mark]:
+    """Left to right; of those that overlap the leftmost, of these the longest, then the class."""
+    kept: list[Mark] = []
+    for span in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
+        if not kept or span[0] > kept[-1][1]:
+            kept.append(span)
+    return kept
+
+
+def infill(ids: np.ndarray, mask: int, share: float, rng: np.random.Generator) -> np.ndarray:
+    """BART's noise: spans of Poisson(3) sub-words, `share` of all, each become one mask."""
+    inner = len(ids) - 2
+    hidden = np.zeros(len(ids) + 1, bool)
+    for _ in range(4 * inner):
+        if hidden.sum() >= share * inner:
+            break
+        first = 1 + int(rng.integers(inner))
+        hidden[first : min(first + max(1, int(rng.poisson(3))), len(ids) - 1)] = True
+    starts = hidden & ~np.roll(hidden, 1)
+    out = np.where(starts[:-1], mask, ids)
+    result: np.ndarray = out[~hidden[:-1] | starts[:-1]]
+    return result
+
+
+TOLD = 50  # steps between two calls of `progress`
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """batch: pieces a step. listing: share of the steps that list; the others denoise.
+
+    pool: pieces at most; a piece is listed again and again, each time other classes of it, and
+    what the frozen encoder says of it is kept (half precision, 23 kB a piece of MiniLM's).
+    kinds: clusters of head words. masked: share of the sub-words that denoising hides.
+    negatives: other pieces whose sub-words denoising has to rule out.
+    """
+
+    steps: int = 2500
+    batch: int = 16
+    pool: int = 12_000
+    learning_rate: float = 1e-3
+    warm_up: float = 0.1
+    listing: float = 0.8
+    kinds: int = 64
+    masked: float = 0.3
+    negatives: int = 48
+    held_out: int = 96
+
+
+@dataclass(frozen=True)
+class Measured:
+    """On held-out pieces: mean cross-entropy a target of each objective, and the share of
+    listing's targets whose best candidate is the right one."""
+
+    listing: float
+    denoising: float
+    right: float
+
+
+@dataclass(frozen=True)
+class Classes:
+    """What can be listed. spans: of each piece, with class numbers. labels: (words, width)
+    embeddings of words that may name a class; the first ones name their own."""
+
+    names: tuple[str, ...]
+    spans: tuple[tuple[Mark, ...], ...]
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch that lists. ids, mask: (batch, sub-words). told: (batch, told) class numbers, and
+    called: the numbers of their label words. words: (labels,) numbers of all label words of the
+    batch. targets: (batch, steps) candidates: 0 the end, then `words`, then the sub-words of the
+    text; -1 none."""
+
+    ids: Tensor
+    mask: Tensor
+    told: Tensor
+    called: Tensor
+    words: Tensor
+    targets: Tensor
+
+
+def train_decoder(
+    model: Any,
+    pieces: Pieces,
+    tokenizer: Any,
+    schedule: Schedule,
+    seed: int,
+    progress: Progress | None = None,
+) -> tuple[Measured, Measured]:
+    """Train the decoder of a BartModel in place: held-out losses before and after.
+
+    tokenizer: the Hugging Face tokenizer of the model. The global random state is left alone.
+    """
+    classes = make_classes(model, pieces, tokenizer, schedule.kinds, seed)
+    trainer = _Trainer(model, pieces, classes, int(tokenizer.mask_token_id), schedule, seed)
+    before = trainer.measure()
+    trainer.run(progress)
+    return before, trainer.measure()
+
+
+@torch.no_grad()
+def make_classes(model: Any, pieces: Pieces, tokenizer: Any, kinds: int, seed: int) -> Classes:
+    """Surface classes, and clusters of the head words that occur twice or more."""
+    table = model.shared.weight
+    long = np.array([len(head) > 2 for head in pieces.heads])
+    frequent = np.flatnonzero((pieces.counts > 1) & long)
+    kinds = min(kinds, len(frequent) // 4)
+    words, spans = [*SURFACE], [list(piece.spans) for piece in pieces.pieces]
+    heads = [_meant(table, tokenizer, pieces.heads[i]) for i in frequent]
+    if kinds:
+        means = torch.stack(heads)
+        vectors = F.normalize(means - means.mean(0), dim=1).double().numpy()
+        of, centres = cluster(vectors, pieces.counts[frequent], kinds, seed)
+        words += [pieces.heads[frequent[i]] for i in (vectors @ centres.T).argmax(0)]
+        kind = np.full(len(pieces.heads), -1)  # of each head word
+        kind[frequent] = len(SURFACE) + of
+        for own, piece in zip(spans, pieces.pieces, strict=True):
+            own += [(a, b, int(kind[h])) for a, b, h in piece.phrases if kind[h] >= 0]
+    named = [_meant(table, tokenizer, word) for word in words]
+    return Classes(tuple(words), tuple(map(tuple, spans)), torch.stack(named + heads))
+
+
+def _meant(table: Tensor, tokenizer: Any, word: str) -> Tensor:
+    """The mean of the embeddings of a word's sub-words: (width,)."""
+    ids = tokenizer(word, add_special_tokens=False)["input_ids"]
+    return table[torch.tensor(ids or [tokenizer.unk_token_id])].mean(0)
+
+
+class _Trainer:
+    """The loop. Batches come from the seed, so a run repeats to the bit on one thread."""
+
+    def __init__(
+        self, model: Any, pieces: Pieces, classes: Classes, mask: int, schedule: Schedule, seed: int
+    ) -> None:
+        self.model, self.classes, self.schedule, self.seed = model, classes, schedule, seed
+        self.ids = [piece.ids for piece in pieces.pieces]
+        self.mask_id, self.pad = mask, int(model.config.pad_token_id)
+        self.states: dict[int, Tensor] = {}
+        held = max(1, min(schedule.held_out, len(self.ids) // 10))
+        self.held, self.train = np.arange(held), np.arange(held, len(self.ids))
+        model.requires_grad_(False).eval()  # without dropout: no sentence is seen often
+        own = [p for n, p in model.decoder.named_parameters() if not n.startswith("embed_tokens")]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(seed, "graft", "classes"))
+            width = model.config.d_model
+            self.told = nn.Parameter(0.02 * torch.randn(len(classes.names), width))
+        self.parameters = [*(p.requires_grad_(True) for p in own), self.told]
+
+    def run(self, progress: Progress | None) -> None:
+        steps, rng = self.schedule.steps, rng_of(self.seed, "graft", "steps")
+        optimizer = torch.optim.AdamW(self.parameters, lr=self.schedule.learning_rate)
+        warm = max(1.0, self.schedule.warm_up * steps)
+        batches = self._batches(rng)
+        for step in range(steps):
+            rate = min((step + 1) / warm, (steps - step) / max(1.0, steps - warm))
+            optimizer.param_groups[0]["lr"] = self.schedule.learning_rate * rate
+            lists = rng.random() < self.schedule.listing
+            chosen = next(batches)
+            loss, _ = self.listing(chosen, rng) if lists else self.denoising(chosen, rng)
+            optimizer.zero_grad(set_to_none=True)
+            loss.mean().backward()
+            nn.utils.clip_grad_norm_(self.parameters, 1.0)
+            optimizer.step()
+            if progress is not None and ((step + 1) % TOLD == 0 or step + 1 == steps):
+                progress(step + 1, steps)
+        self.model.requires_grad_(False)
+
+    def _batches(self, rng: np.random.Generator) -> Iterator[np.ndarray]:
+        """Pieces of like length, for ever."""
+        size = self.schedule.batch
+        while True:
+            order = rng.permutation(self.train)
+            for start in range(0, len(order), 8 * size):
+                some = order[start : start + 8 * size]
+                some = some[np.argsort([len(self.ids[i]) for i in some], kind="stable")]
+                parts = [some[at : at + size] for at in range(0, len(some), size)]
+                yield from (parts[i] for i in rng.permutation(len(parts)))
+
+    @torch.no_grad()
+    def measure(self) -> Measured:
+        """Both losses on the held-out pieces, whose tasks and noise are the same each time."""
+        rng = rng_of(self.seed, "graft", "held out")
+        size = self.schedule.batch
+        parts = [self.held[at : at + size] for at in range(0, len(self.held), size)]
+        listed = [self.listing(part, rng) for part in parts for _ in range(2)]
+        restored = [self.denoising(part, rng) for part in parts]
+        return Measured(
+            float(torch.cat([loss for loss, _ in listed]).mean()),
+            float(torch.cat([loss for loss, _ in restored]).mean()),
+            float(torch.cat([right for _, right in listed]).float().mean()),
+        )
+
+    def listing(
+        self, chosen: Sequence[int] | np.ndarray, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """(targets,) cross-entropy and whether the best candidate is right."""
+        rows = make_rows(self.ids, self.classes, chosen, self.pad, rng)
+        model, table = self.model, self.model.shared.weight
+        states = self._remembered(chosen, rows)  # (batch, sub-words with marks, width)
+        sources = table[rows.ids[:, 1:]]
+        marks = torch.stack([table[model.config.eos_token_id], *self.classes.labels[rows.words]])
+        marks = marks.expand(len(chosen), -1, -1)  # (batch, 1 + labels, width)
+        start = table[model.config.decoder_start_token_id].expand(len(chosen), 1, -1)
+        before = rows.targets[:, :-1].clamp(min=0)
+        inputs = torch.cat([start, _take(torch.cat([marks, sources], 1), before)], 1)
+        told = self.told[rows.told] + self.classes.labels[rows.called]  # (batch, told, width)
+        hidden = decode(model, inputs, states, rows.mask, told)  # (batch, steps, width)
+        candidates = torch.cat([marks, (states[:, 1:] + sources) / 2], 1)
+        scores = hidden @ candidates.transpose(1, 2)  # (batch, steps, candidates)
+        text = rows.mask[:, 1:].bool() & (rows.ids[:, 1:] != model.config.eos_token_id)
+        allowed = F.pad(text, (marks.shape[1], 0), value=True)
+        scores = scores.masked_fill(~allowed[:, None], -torch.inf)
+        used = rows.targets >= 0
+        scores, wanted = scores[used], rows.targets[used]
+        return F.cross_entropy(scores, wanted, reduction="none"), scores.argmax(1) == wanted
+
+    def denoising(
+        self, chosen: Sequence[int] | np.ndarray, rng: np.random.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """As `listing`, of the sub-words behind the begin mark."""
+        noisy = [infill(self.ids[i], self.mask_id, self.schedule.masked, rng) for i in chosen]
+        source, mask = padded(noisy, self.pad)
+        whole, known = padded([self.ids[i] for i in chosen], self.pad)
+        others = rng.integers(len(self.ids), size=self.schedule.negatives)
+        pool = np.unique(np.concatenate([self.ids[i] for i in [*chosen, *others]]))
+        table = self.model.shared.weight
+        hidden = decode(self.model, table[whole[:, :-1]], self._encode(source, mask), mask, None)
+        used = known[:, 1:].bool()
+        scores = hidden[used] @ table[torch.from_numpy(pool)].T  # (targets, candidates)
+        wanted = torch.from_numpy(np.searchsorted(pool, whole[:, 1:][used].numpy()))
+        return F.cross_entropy(scores, wanted, reduction="none"), scores.argmax(1) == wanted
+
+    def _remembered(self, chosen: Sequence[int] | np.ndarray, rows: Rows) -> Tensor:
+        """The encoder's states of whole pieces, computed once: (batch, sub-words, width)."""
+        new = [n for n, i in enumerate(chosen) if int(i) not in self.states]
+        if new:
+            fresh = self._encode(rows.ids[new], rows.mask[new])
+            for n, state in zip(new, fresh, strict=True):
+                piece = int(chosen[n])
+                self.states[piece] = state[: len(self.ids[piece])].half()
+        known = [self.states[int(i)].float() for i in chosen]
+        return nn.utils.rnn.pad_sequence(known, batch_first=True)
+
+    @torch.no_grad()
+    def _encode(self, ids: Tensor, mask: Tensor) -> Tensor:
+        states: Tensor = self.model.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        return states
+
+
+def make_rows(
+    ids: Sequence[np.ndarray],
+    classes: Classes,
+    chosen: Sequence[int] | np.ndarray,
+    pad: int,
+    rng: np.random.Generator,
+) -> Rows:
+    """Draw for each piece one to four classes to list, and a word that names each."""
+    count = min(int(rng.integers(1, 5)), len(classes.names))
+    told, called, listed = [], [], []
+    for i in chosen:
+        some = _some_classes([s[2] for s in classes.spans[i]], count, len(classes.names), rng)
+        words = [c if rng.random() < 0.5 else int(rng.integers(len(classes.labels))) for c in some]
+        words = words if len(set(words)) == count else some
+        told.append(some)
+        called.append(words)
+        name = dict(zip(some, words, strict=True))
+        listed.append(
+            [(a, b, name[c]) for a, b, c in disjoint(s for s in classes.spans[i] if s[2] in name)]
+        )
+    words_used = np.unique(np.array(called))
+    place = {int(word): n for n, word in enumerate(words_used)}
+    # pointer.py's ids without BEGIN and PAD; its positions do not count the begin mark.
+    targets = [
+        np.maximum(
+            encode_entities(np.array([(a - 1, b - 1, place[w]) for a, b, w in row]), len(place))
+            - 2,
+            0,
+        )
+        for row in listed
+    ]
+    source, mask = padded([ids[i] for i in chosen], pad)
+    return Rows(
+        source,
+        mask,
+        torch.tensor(told),
+        torch.tensor(called),
+        torch.from_numpy(words_used),
+        padded(targets, -1)[0],
+    )
+
+
+def _some_classes(
+    present: Sequence[int], count: int, known: int, rng: np.random.Generator
+) -> list[int]:
+    """Different classes, mostly of those present; rare ones as likely as common ones."""
+    here = rng.permutation(np.unique(np.array(present, np.int64))).tolist()
+    some: list[int] = []
+    while len(some) < count:
+        new = here.pop() if here and rng.random() < 0.7 else int(rng.integers(known))
+        if new not in some:
+            some.append(new)
+    return some
+
+
+def padded(rows: Sequence[np.ndarray], pad: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask, both (rows, longest) int64."""
+    longest = max(map(len, rows))
+    ids = torch.full((len(rows), longest), pad)
+    mask = torch.zeros(len(rows), longest, dtype=torch.long)
+    for n, row in enumerate(rows):
+        ids[n, : len(row)] = torch.from_numpy(row)
+        mask[n, : len(row)] = 1
+    return ids, mask
+
+
+def _take(candidates: Tensor, index: Tensor) -> Tensor:
+    """(batch, candidates, width) at (batch, steps) → (batch, steps, width)."""
+    return candidates.gather(1, index[..., None].expand(-1, -1, candidates.shape[-1]))
+
+
+def decode(model: Any, inputs: Tensor, states: Tensor, mask: Tensor, told: Tensor | None) -> Tensor:
+    """The decoder's last hidden states: (batch, steps, width).
+
+    inputs: (batch, steps, width) embeddings without positions. told: (batch, told, width)
+    embeddings whose keys and values are joined to every self-attention's; they take no
+    position. The library's cache counts them as positions before the first one: what it adds
+    to `inputs` too much is taken off beforehand.
+    """
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    decoder, cache = model.decoder, None
+    if told is not None:
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        read = decoder.layernorm_embedding(told)
+        for number, layer in enumerate(decoder.layers):
+            attention = layer.self_attn
+            shape = (*told.shape[:2], attention.num_heads, attention.head_dim)
+            key, value = (
+                p(read).view(shape).transpose(1, 2) for p in (attention.k_proj, attention.v_proj)
+            )
+            cache.self_attention_cache.update(key, value, number)
+        positions = decoder.embed_positions.weight[decoder.embed_positions.offset :]
+        steps, count = inputs.shape[1], told.shape[1]
+        inputs = inputs + positions[:steps] - positions[count : count + steps]
+    hidden: Tensor = decoder(
+        inputs_embeds=inputs,
+        encoder_hidden_states=states,
+        encoder_attention_mask=mask,
+        past_key_values=cache,
+        use_cache=cache is not None,
+    ).last_hidden_state
+    return hidden
+
+
+LONGEST = 64  # sub-words of a training piece, marks included
+FACTS = "graft.json"
+
+
+def graft(
+    encoder: str | Path,
+    out: Path,
+    *,
+    decoder_layers: int = 2,
+    texts: Sequence[str],
+    seed: int = 0,
+    sources: Sequence[str] = (),
+    schedule: Schedule = Schedule(),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Build a BART directory from a BERT directory and train its decoder; what was measured.
+
+    out: an empty or new folder, or an earlier graft, which is replaced when the new one is
+    whole. sources: names of the corpora, for the record. The same arguments give the same files
+    (on one thread). Raises ModelError (not a BERT), ConfigError (settings, too little text,
+    something else at `out`), MissingExtra.
+    """
+    if decoder_layers < 1 or schedule.steps < 0 or schedule.batch < 1:
+        raise ConfigError("a graft needs one decoder layer or more, 0 steps or more")
+    if out.exists() and not (out / FACTS).is_file() and (out.is_file() or any(out.iterdir())):
+        raise ConfigError(f"{out}: holds something else than a graft; give a new folder")
+    directory = encoder_directory(str(encoder))
+    bert, tokenizer = _open_bert(directory)
+    marks = (int(tokenizer.cls_token_id), int(tokenizer.sep_token_id))
+    longest = min(LONGEST, bert.config.max_position_embeddings)
+    pieces = make_pieces(texts, tokenizer.backend_tokenizer, marks, longest, schedule.pool, seed)
+    model = bart_of(bert, tokenizer, decoder_layers)
+    difference = encoder_difference(model, bert, pieces)
+    started = time.monotonic()
+    before, after = train_decoder(model, pieces, tokenizer, schedule, seed, progress)
+    facts = {
+        "encoder": {
+            "name": "minilm" if str(encoder) == "minilm" else directory.name,
+            "fingerprint": fingerprint(
+                {file for form in FINGERPRINTED for file in directory.glob(form)}, kind="graft"
+            ),
+        },
+        "decoder_layers": decoder_layers,
+        "seed": seed,
+        "schedule": asdict(schedule),
+        "objectives": ["denoising", "listing"],
+        "text": {"sources": list(sources), "pieces": len(pieces.pieces)},
+        "encoder_difference": difference,
+        "before": asdict(before),
+        "after": asdict(after),
+    }
+
+    def fill(folder: Path) -> None:
+        write_pretrained(folder, model, tokenizer)
+        (folder / FACTS).write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        for weights in folder.glob("*.safetensors"):  # written for the owner's eyes alone
+            weights.chmod((folder / FACTS).stat().st_mode)
+
+    write_folder(out, fill, private=False)
+    named = {name: p.numel() for name, p in model.named_parameters()}
+    return facts | {
+        "seconds": time.monotonic() - started,
+        "parameters": sum(named.values()),
+        "decoder_parameters": sum(n for name, n in named.items() if name.startswith("decoder.")),
+    }
+
+
+def main() -> int:
+    about = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    about.add_argument("out", type=Path, help="a new folder, in Hugging Face's BART layout")
+    about.add_argument(
+        "--text",
+        type=Path,
+        action="append",
+        default=[],
+        help="public text, repeatable; else generated",
+    )
+    about.add_argument("--encoder", default="minilm", help="minilm or a BERT directory")
+    about.add_argument("--layers", type=int, default=2, help="of the decoder")
+    about.add_argument("--steps", type=int, default=Schedule.steps, help="of training")
+    about.add_argument("--seed", type=int, default=1, help="the same seed, the same backbone")
+    given = about.parse_args()
+    try:
+        texts, names = read_texts(given.text, given.seed)
+        facts = graft(
+            given.encoder, given.out, texts=texts, seed=given.seed, sources=names,
+            decoder_layers=given.layers, schedule=Schedule(steps=given.steps),
+            progress=lambda done, total: print(f"step {done} of {total}", file=sys.stderr),
+        )  # fmt: skip
+    except FednotesError as error:
+        print(error, file=sys.stderr)
+        return 2
+    before, after = facts["before"], facts["after"]
+    print(f"encoder: differs from the original by {facts['encoder_difference']:.1e} at most")
+    print(
+        f"held-out loss a target: listing {before['listing']:.3f} → {after['listing']:.3f}, "
+        f"denoising {before['denoising']:.3f} → {after['denoising']:.3f}; "
+        f"listing's best candidate right {before['right']:.1%} → {after['right']:.1%}"
+    )
+    print(
+        f"decoder trained for {facts['seconds']:.0f} s on {facts['text']['pieces']:,} pieces; "
+        f"{facts['parameters']:,} parameters, the decoder's {facts['decoder_parameters']:,}"
+    )
+    print(f'in a job: [model] kind = "prompt-bart", backbone = "{given.out}"')
+    return 0
+
+
+@torch.no_grad()
+def bart_of(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
+    """A BartModel whose encoder computes what the BertModel computes; see the module."""
+    from transformers import BartModel
+
+    with torch.random.fork_rng(devices=[]), quiet():
+        model = BartModel(_bart_config(bert.config, tokenizer, decoder_layers)).eval()
+    set_layer_norm_eps(model)
+    source = bert.state_dict()
+    table = source["embeddings.word_embeddings.weight"]
+    positions = source["embeddings.position_embeddings.weight"]
+    positions = positions + source["embeddings.token_type_embeddings.weight"][0]
+    state: dict[str, Tensor] = {"shared.weight": table}
+    for side in ("encoder", "decoder"):
+        state[f"{side}.embed_tokens.weight"] = table
+        state[f"{side}.embed_positions.weight"] = nn.functional.pad(positions, (0, 0, 2, 0))
+        for kind in ("weight", "bias"):
+            norm = source[f"embeddings.LayerNorm.{kind}"]
+            state[f"{side}.layernorm_embedding.{kind}"] = norm
+    encoder_layers = bert.config.num_hidden_layers
+    for number in range(encoder_layers):
+        state |= _layer(source, number, f"encoder.layers.{number}", cross=False)
+    for number in range(decoder_layers):
+        upper = max(0, encoder_layers - decoder_layers) + number
+        upper = min(upper, encoder_layers - 1)
+        state |= _layer(source, upper, f"decoder.layers.{number}", cross=True)
+    model.load_state_dict(state)  # strict: every tensor of the model has its origin above
+    return model
+
+
+_PARTS = {
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    "attention.output.dense": "self_attn.out_proj",
+    "attention.output.LayerNorm": "self_attn_layer_norm",
+    "intermediate.dense": "fc1",
+    "output.dense": "fc2",
+    "output.LayerNorm": "final_layer_norm",
+}
+
+
+def _layer(source: dict[str, Tensor], number: int, name: str, cross: bool) -> dict[str, Tensor]:
+    """One BERT layer's tensors under BART's names; `cross`: also as cross-attention."""
+    parts = [*_PARTS.items()]
+    if cross:
+        both = [(old, new) for old, new in parts if new.startswith("self_attn")]
+        parts += [(old, new.replace("self_attn", "encoder_attn")) for old, new in both]
+    return {
+        f"{name}.{new}.{kind}": source[f"encoder.layer.{number}.{old}.{kind}"]
+        for old, new in parts
+        for kind in ("weight", "bias")
+    }
+
+
+def _bart_config(bert: Any, tokenizer: Any, decoder_layers: int) -> Any:
+    from transformers import BartConfig
+
+    heads, ffn = bert.num_attention_heads, bert.intermediate_size
+    return BartConfig(
+        vocab_size=bert.vocab_size,
+        d_model=bert.hidden_size,
+        max_position_embeddings=bert.max_position_embeddings,
+        encoder_layers=bert.num_hidden_layers,
+        encoder_attention_heads=heads,
+        encoder_ffn_dim=ffn,
+        decoder_layers=decoder_layers,
+        decoder_attention_heads=heads,
+        decoder_ffn_dim=ffn,
+        activation_function=bert.hidden_act,
+        dropout=bert.hidden_dropout_prob,
+        attention_dropout=bert.attention_probs_dropout_prob,
+        init_std=bert.initializer_range,
+        pad_token_id=int(tokenizer.pad_token_id),
+        bos_token_id=int(tokenizer.cls_token_id),
+        eos_token_id=int(tokenizer.sep_token_id),
+        decoder_start_token_id=int(tokenizer.cls_token_id),
+        forced_eos_token_id=None,
+        layer_norm_eps=bert.layer_norm_eps,
+    )
+
+
+@torch.no_grad()
+def encoder_difference(model: Any, bert: Any, pieces: Pieces) -> float:
+    """The largest absolute difference of the last hidden states on a padded batch of text."""
+    ids, mask = padded([piece.ids for piece in pieces.pieces[:16]], int(model.config.pad_token_id))
+    ours = model.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+    theirs = bert(input_ids=ids, attention_mask=mask).last_hidden_state
+    return float((ours - theirs)[mask.bool()].abs().max())
+
+
+def _open_bert(directory: Path) -> tuple[Any, Any]:
+    """A BertModel and its tokenizer, both complete."""
+    if not (directory / "config.json").is_file():
+        raise ModelError(f"{directory}: no config.json here; give a BERT directory")
+    tokenizer, bert = open_encoder(directory, "cpu")
+    kind = getattr(bert.config, "model_type", None)
+    if kind != "bert" or getattr(bert.config, "position_embedding_type", "absolute") != "absolute":
+        raise ModelError(f"{directory}: is a {kind} model; only a BERT with learnt positions fits")
+    marks = ("cls", "sep", "pad", "mask", "unk")
+    lacking = [m for m in marks if getattr(tokenizer, f"{m}_token_id", None) is None]
+    if lacking:
+        raise ModelError(f"{directory}: the tokenizer has no [{lacking[0].upper()}]")
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return bert, tokenizer
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
