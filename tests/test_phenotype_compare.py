@@ -11,7 +11,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes.core.errors import DataError
 from fednotes.jobs.compare import ALL_SITES, compare_patients
-from fednotes.metrics.classification import paired_macro_f1
+from fednotes.metrics.compare import paired_macro_f1
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags, Cohort, SitePatients
 from fednotes.patients.phenotyper import Phenotyper, Representation

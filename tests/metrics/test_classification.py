@@ -18,10 +18,9 @@ from fednotes.core.update import Total, Update
 from fednotes.metrics.classification import (
     CLASSES,
     ClassCounts,
-    paired_auroc,
-    paired_macro_f1,
     rankings,
 )
+from fednotes.metrics.compare import paired_auroc, paired_macro_f1
 
 NAMES = ("Asthma", "Venous/Insufficiency", "Gout", "one class", "never predicted", "unlabelled")
 

@@ -10,7 +10,7 @@ import pytest
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
-from fednotes.metrics import compare
+from fednotes.metrics import classification
 from fednotes.metrics.compare import paired_bootstrap, summarise
 from fednotes.metrics.spans import SpanCounts
 
@@ -77,8 +77,8 @@ def test_bootstrap_equals_explicit_resampling(metric: str, monkeypatch: pytest.M
     observed = f1(np.arange(15), a) - f1(np.arange(15), b)
     drawn = np.array([f1(row, a) - f1(row, b) for row in draws])
     expected_p = (1 + sum(abs(d - observed) >= abs(observed) - 1e-12 for d in drawn)) / 201
-    for chunk in (compare._CHUNK, 15 * 7):  # all at once, and seven resamples at a time
-        monkeypatch.setattr(compare, "_CHUNK", chunk)
+    for chunk in (classification._CHUNK, 15 * 7):  # all at once, and seven resamples at a time
+        monkeypatch.setattr(classification, "_CHUNK", chunk)
         result = paired_bootstrap(gold, a, b, metric, samples, seed)
         assert result.difference == pytest.approx(observed)
         assert result.f1_a == pytest.approx(f1(np.arange(15), a))

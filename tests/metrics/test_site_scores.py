@@ -9,7 +9,7 @@ import pytest
 from phenotype_scores import OUTPUTS, codes_alone, drawn, site_score
 from sklearn.metrics import f1_score
 
-from fednotes.metrics.site_scores import mean_scores, summed_scores
+from fednotes.metrics.compare import mean_scores, summed_scores
 
 
 def test_means_are_over_the_sites_that_have_the_number() -> None:

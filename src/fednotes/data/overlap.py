@@ -14,13 +14,14 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
-from fednotes.core.types import Document
+from fednotes.core.types import Counts, Document
 from fednotes.data.clinical import PLACEHOLDER, sentences
 from fednotes.data.text import split_sentences
 
@@ -29,11 +30,10 @@ NGRAM: Final = 13  # words; as in GPT-3's check of its benchmarks (Brown et al. 
 
 _WORD = re.compile(r"[^\W_]+")
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so that no word of an n-gram loses a bit
-_REMEMBERED = 1 << 20  # words' hashes
 
 
 @dataclass(frozen=True, slots=True)
-class SharedText:
+class SharedText(Counts):
     """What of a collection of notes occurs in another collection.
 
     sentences, ngrams: of the notes. shared_sentences, shared_ngrams: those of them that occur
@@ -46,15 +46,6 @@ class SharedText:
     ngrams: int = 0
     shared_ngrams: int = 0
 
-    def __add__(self, other: SharedText) -> SharedText:
-        return SharedText(
-            self.sentences + other.sentences,
-            self.shared_sentences + other.shared_sentences,
-            self.notes_with_shared + other.notes_with_shared,
-            self.ngrams + other.ngrams,
-            self.shared_ngrams + other.shared_ngrams,
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class TextIndex:
@@ -64,15 +55,12 @@ class TextIndex:
     ngrams: np.ndarray
 
 
-class _Words(dict[str, int]):
-    """A hash for each word, the same on every machine."""
+def _hash(text: str) -> int:
+    """64 bits, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest(), "little")
 
-    def __missing__(self, word: str) -> int:
-        if len(self) >= _REMEMBERED:
-            self.clear()
-        digest = hashlib.blake2b(word.encode("utf-8"), digest_size=8).digest()
-        found = self[word] = int.from_bytes(digest, "little")
-        return found
+
+_word_hash = lru_cache(maxsize=1 << 20)(_hash)
 
 
 def index_documents(documents: Iterable[Document]) -> TextIndex:
@@ -81,39 +69,31 @@ def index_documents(documents: Iterable[Document]) -> TextIndex:
     Their sentences are cut as notes are, and once more as their source or the project's
     general rule cuts them, so that a sentence is found whichever way it was cut.
     """
-    words = _Words()
-    hashed: list[np.ndarray] = [_none()]
-    ngrams: list[np.ndarray] = [_none()]
+    hashed = [np.zeros(0, np.uint64)]
+    ngrams = [np.zeros(0, np.uint64)]
     for document in documents:
         own = sentences(document.text)
         cut = [document.text[a:b] for a, b in split_sentences(document)]
-        ngrams.append(np.unique(_ngrams(own, words)))
+        ngrams.append(np.unique(_ngrams(own)))
         hashed.append(_sentence_hashes([*own, *cut]))
     return TextIndex(np.unique(np.concatenate(hashed)), np.unique(np.concatenate(ngrams)))
 
 
 def shared_text(texts: Iterable[str], indexes: Sequence[TextIndex]) -> tuple[SharedText, ...]:
     """What the notes share with each of the collections; the notes are gone through once."""
-    words = _Words()
     totals = [SharedText() for _ in indexes]
     for text in texts:
         own = sentences(text)
-        hashed, ngrams = _sentence_hashes(own), _ngrams(own, words)
+        hashed, ngrams = _sentence_hashes(own), _ngrams(own)
         for at, index in enumerate(indexes):
-            shared = _occurring(hashed, index.sentences)
-            totals[at] += SharedText(
-                len(hashed), shared, int(shared > 0), len(ngrams), _occurring(ngrams, index.ngrams)
-            )
+            shared, again = _occurring(hashed, index.sentences), _occurring(ngrams, index.ngrams)
+            totals[at] += SharedText(len(hashed), shared, int(shared > 0), len(ngrams), again)
     return tuple(totals)
 
 
 def shares_sentence(text: str, index: TextIndex) -> bool:
     """Whether a sentence of the text, of MIN_WORDS words or more, occurs in the collection."""
     return _occurring(_sentence_hashes(sentences(text)), index.sentences) > 0
-
-
-def _none() -> np.ndarray:
-    return np.zeros(0, np.uint64)
 
 
 def _words_of(sentence: str) -> list[str]:
@@ -123,27 +103,17 @@ def _words_of(sentence: str) -> list[str]:
 
 def _sentence_hashes(cut: Iterable[str]) -> np.ndarray:
     """(sentences of MIN_WORDS words or more,) uint64."""
-
-    def hashes() -> Iterator[int]:
-        for sentence in cut:
-            words = _words_of(sentence)
-            if len(words) >= MIN_WORDS:
-                digest = hashlib.blake2b(" ".join(words).encode("utf-8"), digest_size=8).digest()
-                yield int.from_bytes(digest, "little")
-
-    return np.fromiter(hashes(), np.uint64)
+    words = map(_words_of, cut)
+    return np.fromiter((_hash(" ".join(own)) for own in words if len(own) >= MIN_WORDS), np.uint64)
 
 
-def _ngrams(cut: Iterable[str], words: _Words) -> np.ndarray:
+def _ngrams(cut: Iterable[str]) -> np.ndarray:
     """(words - NGRAM + 1,) uint64: Σ hash(word i) · factor^i modulo 2^64 of each n-gram."""
-    hashed = np.fromiter((words[w] for s in cut for w in _words_of(s)), np.uint64)  # (words,)
-    number = len(hashed) - NGRAM + 1
-    if number < 1:
-        return _none()
-    total = np.zeros(number, np.uint64)  # (n-grams,)
-    for offset in range(NGRAM):
+    hashed = np.fromiter((_word_hash(w) for s in cut for w in _words_of(s)), np.uint64)  # (words,)
+    total = np.zeros(max(0, len(hashed) - NGRAM + 1), np.uint64)  # (n-grams,)
+    for offset in range(NGRAM if len(total) else 0):
         total *= np.uint64(_FACTOR)  # wraps, as meant
-        total += hashed[offset : offset + number]
+        total += hashed[offset : offset + len(total)]
     return total
 
 

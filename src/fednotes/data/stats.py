@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fednotes.core.types import Document, Span
@@ -21,9 +21,8 @@ from fednotes.data.text import normalise, split_sentences, tokenize
 class SiteStats:
     """One site's row of Table 1 and a little more.
 
-    entities: mentions by type. forms: distinct normalised surface forms, over all types.
-    annotated_sentences: sentences with at least one mention. discontinuous: mentions that
-    are in pieces.
+    annotated_sentences: sentences with at least one mention. entities: mentions by type. forms:
+    distinct normalised surface forms, over all types. discontinuous: mentions in pieces.
     """
 
     site: str
@@ -31,17 +30,11 @@ class SiteStats:
     sentences: int
     annotated_sentences: int
     tokens: int
+    types: tuple[str, ...]
+    mentions: int
     entities: Mapping[str, int]
     forms: int
     discontinuous: int
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        return tuple(self.entities)
-
-    @property
-    def mentions(self) -> int:
-        return sum(self.entities.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,72 +52,52 @@ class CorpusStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        rows = [
-            {
-                "site": s.site,
-                "documents": s.documents,
-                "sentences": s.sentences,
-                "annotated_sentences": s.annotated_sentences,
-                "tokens": s.tokens,
-                "types": list(s.types),
-                "mentions": s.mentions,
-                "entities": dict(s.entities),
-                "forms": s.forms,
-                "discontinuous": s.discontinuous,
-            }
-            for s in self.sites
-        ]
-        pairwise = [list(row) for row in self.pairwise]
-        return {"sites": rows, "overlapping": self.overlapping, "pairwise": pairwise}
+        return asdict(self)
 
 
 def span_form(text: str, span: Span) -> str:
     """A mention's normalised surface form; the pieces of a discontinuous one with a space."""
-    if not span.fragments:
-        return normalise(text[span.start : span.end])
-    return normalise(" ".join(text[a:b] for a, b in span.fragments))
+    return normalise(" ".join(text[a:b] for a, b in span.pieces))
 
 
-def forms_of(documents: Iterable[Document]) -> set[str]:
-    """The distinct normalised surface forms annotated in the documents, over all types."""
+def _forms(documents: Iterable[Document]) -> set[str]:
     return {span_form(d.text, s) for d in documents for s in d.spans}
 
 
 def overlapping_forms(sites: Iterable[Iterable[Document]]) -> set[str]:
     """The forms annotated at two sites or more, whatever their types."""
-    count = Counter(form for documents in sites for form in forms_of(documents))
+    count = Counter(form for documents in sites for form in _forms(documents))
     return {form for form, held in count.items() if held > 1}
 
 
 def corpus_stats(sites: Mapping[str, Sequence[Document]]) -> CorpusStats:
     """Counts over each site's documents and over what the sites share."""
-    forms = {name: forms_of(documents) for name, documents in sites.items()}
-    held = Counter(form for own in forms.values() for form in own)
+    forms = [_forms(documents) for documents in sites.values()]
+    rows = zip(sites.items(), forms, strict=True)
     return CorpusStats(
-        sites=tuple(_site(name, documents, len(forms[name])) for name, documents in sites.items()),
-        overlapping=sum(count > 1 for count in held.values()),
-        pairwise=tuple(tuple(len(a & b) for b in forms.values()) for a in forms.values()),
+        tuple(_site(name, documents, len(own)) for (name, documents), own in rows),
+        len(overlapping_forms(sites.values())),
+        tuple(tuple(len(a & b) for b in forms) for a in forms),
     )
 
 
 def _site(name: str, documents: Sequence[Document], forms: int) -> SiteStats:
-    sentences = annotated = tokens = 0
+    sentences = annotated = 0
     for document in documents:
-        bounds = split_sentences(document)
+        bounds, starts = split_sentences(document), [s.start for s in document.spans]
         sentences += len(bounds)
-        tokens += len(document.tokens) or len(tokenize(document.text))
-        starts = [s.start for s in document.spans]
-        if starts:
-            annotated += sum(any(a <= at < b for at in starts) for a, b in bounds)
-    spans = [s for d in documents for s in d.spans]
-    entities = Counter(s.label for s in spans)
+        annotated += sum(any(a <= at < b for at in starts) for a, b in bounds) if starts else 0
+    spans = [span for document in documents for span in document.spans]
+    entities = dict(sorted(Counter(span.label for span in spans).items()))
     return SiteStats(
-        site=name,
+        name,
         documents=len(documents),
         sentences=sentences,
         annotated_sentences=annotated,
-        tokens=tokens,
-        entities=dict(sorted(entities.items())),
+        tokens=sum(len(d.tokens) or len(tokenize(d.text)) for d in documents),
+        types=tuple(entities),
+        mentions=len(spans),
+        entities=entities,
         forms=forms,
-        discontinuous=sum(bool(s.fragments) for s in spans),
+        discontinuous=sum(bool(span.fragments) for span in spans),
     )

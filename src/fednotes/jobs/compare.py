@@ -14,8 +14,7 @@ from fednotes.encoders.features import default_cache
 from fednotes.jobs.documents import load_sites
 from fednotes.jobs.job import CONDITIONS, POOLED, Job, parse_job
 from fednotes.jobs.run_folder import fingerprint, recorded
-from fednotes.metrics.classification import paired_auroc, paired_macro_f1
-from fednotes.metrics.compare import Bootstrap, paired_bootstrap
+from fednotes.metrics.compare import Bootstrap, paired_auroc, paired_bootstrap, paired_macro_f1
 from fednotes.patients.cohort import SitePatients
 from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
 from fednotes.taggers.saving import load_model

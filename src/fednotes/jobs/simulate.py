@@ -43,8 +43,8 @@ from fednotes.jobs.run_folder import (
     set_aside,
     versions,
 )
-from fednotes.metrics.site_scores import mean_scores as mean_scores
-from fednotes.metrics.site_scores import summed_scores
+from fednotes.metrics.compare import mean_scores as mean_scores
+from fednotes.metrics.compare import summed_scores
 from fednotes.report.html import write_report
 
 _JUDGED = ("strict", "phenotypes")  # kinds of score that conditions are compared by

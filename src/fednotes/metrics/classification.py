@@ -19,7 +19,7 @@ two they do not exist (None).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,13 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednotes.core.errors import DataError
-from fednotes.metrics.compare import Bootstrap, Floats, bootstrap, ratio, weights
+
+Floats = NDArray[np.float64]
 
 CLASSES: Final = ("absent", "present", "questionable")  # names of the labels 0, 1, 2
 _PREDICTED: Final = (*CLASSES, "none")  # "none": the prediction was -1
 _PRESENT: Final = 1
 _SCORES: Final = ("precision", "recall", "f1")
 _HEAD: Final = "classes"  # of the keys in `to_metrics`
+_CHUNK = 4_000_000  # drawn indices held at once: 32 MB
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,87 +106,72 @@ class ClassCounts:
         "absent" | "present" | "questionable": {precision, recall, f1, support, predicted}}}}.
         A class that does not occur is not in `by_output`, nor is an output without labels.
         """
-        table = self._table()
-        by_class = _by_class(table)  # (outputs, 3 classes, 3 scores)
+        tables = [np.asarray(table, np.float64) for table in self.by_output.values()]
+        table = np.stack(tables) if tables else np.zeros((0, 3, 4))
+        right, predicted, gold = sums = _sums(table)  # (outputs, 3 classes) each
+        by_class = _scores(*sums)  # (outputs, 3 classes, 3 scores)
         occurs = _occurs(table)
-        labelled = occurs.any(-1)
-        present = occurs[:, _PRESENT] & labelled
-        support = int(table.sum())
-        with_present = int(table[:, _PRESENT].sum())
+        by_output: dict[str, Any] = {}
+        for row, name in enumerate(self.by_output):
+            if occurs[row].any():
+                macro = _mean(by_class[row], occurs[row], 0)
+                by_output[name] = {"macro": _named(macro, gold[row].sum())}
+                for c in np.flatnonzero(occurs[row]):
+                    own = _named(by_class[row, c], gold[row, c])
+                    by_output[name][CLASSES[c]] = own | {"predicted": int(predicted[row, c])}
+        of_present = _mean(by_class[:, _PRESENT], occurs[:, _PRESENT], 0)
+        present = [each[:, _PRESENT].sum() for each in sums]
         return {
-            "macro": _named(_macro(table), support),
-            "micro": _named(_micro(table, range(3)), support),
+            "macro": _named(_macro(table), gold.sum()),
+            "micro": _named(_scores(right.sum(), predicted.sum(), gold.sum()), gold.sum()),
             "present": {
-                "macro": _named(_mean(by_class[:, _PRESENT], present, 0), with_present),
-                "micro": _named(_micro(table, [_PRESENT]), with_present),
+                "macro": _named(of_present, present[2]),
+                "micro": _named(_scores(*present), present[2]),
             },
-            "outputs": int(labelled.sum()),
-            "by_output": {
-                name: {
-                    "macro": _named(_mean(by_class[row], occurs[row], 0), int(table[row].sum())),
-                    **{
-                        CLASSES[c]: _named(by_class[row, c], int(table[row, c].sum()))
-                        | {"predicted": int(table[row, :, c].sum())}
-                        for c in np.flatnonzero(occurs[row])
-                    },
-                }
-                for row, name in enumerate(self.by_output)
-                if labelled[row]
-            },
+            "outputs": len(by_output),
+            "by_output": by_output,
         }
 
-    def _table(self) -> Floats:
-        """(outputs, 3, 4)."""
-        tables = [np.asarray(table, np.float64) for table in self.by_output.values()]
-        return np.stack(tables) if tables else np.zeros((0, 3, 4))
+
+# ---- scores of drawn patients: (draws, patients), how often each counts → (draws,) ------------
 
 
-def paired_macro_f1(
-    labels: NDArray[Any],
-    a: NDArray[Any],
-    b: NDArray[Any],
-    classes: Sequence[Sequence[int]] | None = None,
-    samples: int = 10_000,
-    seed: int = 0,
-) -> Bootstrap:
-    """Does the macro F1 of predictions `a` differ from that of `b` on the same patients?
+def weights(units: int, samples: int, seed: int) -> Iterator[Floats]:
+    """How often each unit is drawn: (some resamples, units), all resamples in turn.
 
-    labels, a, b: (patients, outputs). Patients are drawn, the same ones for all outputs
-    (`compare.bootstrap`). Raises ConfigError for samples < 1, DataError without patients or where
-    shapes differ.
+    The draws are `rng.integers(0, n, (samples, n))` of `numpy.random.default_rng(seed)`.
     """
+    rng = np.random.default_rng(seed)
+    rows = max(1, _CHUNK // units)
+    for begin in range(0, samples, rows):
+        size = min(rows, samples - begin)
+        draws = rng.integers(0, units, (size, units))
+        draws += np.arange(size)[:, None] * units  # each resample has its own range of bins
+        counts = np.bincount(draws.ravel(), minlength=size * units)
+        yield counts.reshape(size, units).astype(np.float64)
+
+
+def macro_f1(
+    labels: NDArray[Any],
+    predicted: NDArray[Any],
+    classes: Sequence[Sequence[int]] | None,
+    drawn: Floats,
+) -> Floats:
+    """Macro F1 of predictions, each (patients, outputs). classes: as `ClassCounts.of`."""
     outputs = labels.shape[1]
-    both = [_cells(labels, each, outputs, classes) for each in (a, b)]
-    cells = np.concatenate(both, axis=1)  # (patients, 2 outputs)
-    ones = (cells[:, :, None] == np.arange(12)).reshape(len(cells), 24 * outputs).astype(np.float64)
-
-    def f1(drawn: Floats) -> Floats:
-        return _macro((drawn @ ones).reshape(len(drawn), 2, outputs, 3, 4))[..., 2]
-
-    return bootstrap(f1, len(labels), samples, seed, "patient")
+    cells = _cells(labels, predicted, outputs, classes)
+    ones = (cells[:, :, None] == np.arange(12)).reshape(len(cells), -1).astype(np.float64)
+    return _macro((drawn @ ones).reshape(len(drawn), outputs, 3, 4))[..., 2]
 
 
-def paired_auroc(
-    labels: NDArray[Any],
-    a: NDArray[Any],
-    b: NDArray[Any],
-    samples: int = 10_000,
-    seed: int = 0,
-) -> Bootstrap:
-    """Does the macro AUROC of scores `a` differ from that of `b` on the same patients?
+def macro_auroc(labels: NDArray[Any], scores: NDArray[Any], drawn: Floats) -> Floats:
+    """Macro AUROC of scores (patients, outputs), over the outputs to which a draw leaves both
+    classes."""
+    found = _ranked(labels, scores, drawn)[..., :1]  # (draws, outputs, 1)
+    return _mean(np.nan_to_num(found), ~np.isnan(found[..., 0]), -2)[..., 0]
 
-    As `paired_macro_f1`. An output without present or without absent patients does not count, and
-    one that a draw leaves without either not in it.
-    """
-    if not labels.shape == a.shape == b.shape:
-        raise DataError(f"labels {labels.shape}, scores {a.shape} and {b.shape} must be alike")
 
-    def area(drawn: Floats) -> Floats:
-        each = [_ranked(labels, scores, drawn)[..., 0] for scores in (a, b)]
-        found = np.stack(each, axis=-1)  # (draws, outputs, 2)
-        return _mean(np.nan_to_num(found), ~np.isnan(found[..., 0]), 1)
-
-    return bootstrap(area, len(labels), samples, seed, "patient")
+# ---- rankings --------------------------------------------------------------------------------
 
 
 def rankings(
@@ -295,34 +282,29 @@ def _cells(
     return np.where(counts, 4 * given + np.where(said < 0, 3, said), -1)
 
 
+def _sums(table: Floats) -> tuple[Floats, Floats, Floats]:
+    """(…, 3, 4) → (…, 3 classes) each: rightly predicted, predicted, labelled."""
+    right = np.diagonal(table[..., :3], axis1=-2, axis2=-1)
+    return right, table[..., :3].sum(-2), table.sum(-1)
+
+
+def _scores(right: Any, predicted: Any, gold: Any) -> Floats:
+    """(…) each → (…, precision and recall and F1)."""
+    f1 = ratio(2 * right, predicted + gold)
+    return np.stack([ratio(right, predicted), ratio(right, gold), f1], axis=-1)
+
+
 def _occurs(table: Floats) -> NDArray[np.bool_]:
     """(…, 3, 4) → (…, 3): which classes are in labels or predictions."""
     return (table.sum(-1) > 0) | (table[..., :3].sum(-2) > 0)
 
 
-def _by_class(table: Floats) -> Floats:
-    """(…, 3, 4) → (…, 3 classes, precision and recall and F1)."""
-    right = np.diagonal(table[..., :3], axis1=-2, axis2=-1)
-    predicted, gold = table[..., :3].sum(-2), table.sum(-1)
-    precision, recall = ratio(right, predicted), ratio(right, gold)
-    return np.stack([precision, recall, ratio(2 * right, predicted + gold)], axis=-1)
-
-
 def _macro(table: Floats) -> Floats:
-    """(…, outputs, 3, 4) → (…, 3): mean over classes that occur, then over outputs."""
-    # [phenotype macro]
+    """(…, outputs, 3, 4) → (…, 3): mean over classes that occur, then over labelled outputs."""
     occurs = _occurs(table)
-    by_output = _mean(_by_class(table), occurs, -2)
+    # [phenotype macro]
+    by_output = _mean(_scores(*_sums(table)), occurs, -2)
     return _mean(by_output, occurs.any(-1), -2)  # [phenotype macro]
-
-
-def _micro(table: Floats, classes: Sequence[int]) -> Floats:
-    """(outputs, 3, 4) → (3,): all outputs and these classes together."""
-    each = list(classes)
-    right = table[:, each, each].sum()
-    predicted, gold = table[:, :, each].sum(), table[:, each].sum()
-    f1 = ratio(2 * right, predicted + gold)
-    return np.stack([ratio(right, predicted), ratio(right, gold), f1])
 
 
 def _mean(values: Floats, counts: NDArray[np.bool_], axis: int) -> Floats:
@@ -332,5 +314,11 @@ def _mean(values: Floats, counts: NDArray[np.bool_], axis: int) -> Floats:
     return ratio(total, np.broadcast_to(counts[..., None].sum(axis), total.shape))
 
 
-def _named(scores: Floats, support: int) -> dict[str, float | int]:
-    return {**dict(zip(_SCORES, scores.tolist(), strict=True)), "support": support}
+def ratio(top: Any, bottom: Any) -> Floats:
+    """top / bottom, 0 where the bottom is."""
+    top, bottom = np.asarray(top, np.float64), np.asarray(bottom, np.float64)
+    return np.divide(top, bottom, out=np.zeros(np.broadcast(top, bottom).shape), where=bottom > 0)
+
+
+def _named(scores: Floats, support: float) -> dict[str, float | int]:
+    return {**dict(zip(_SCORES, scores.tolist(), strict=True)), "support": int(support)}

@@ -1,10 +1,13 @@
-"""Comparing runs: mean and deviation over seeds, and a paired bootstrap between two systems."""
+"""Comparing runs: mean and deviation over seeds, a paired bootstrap between two systems, and
+what the sites' scores make together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,17 @@ from numpy.typing import NDArray
 
 from fednotes.core.errors import ConfigError, DataError, MissingExtra
 from fednotes.core.types import Document
-from fednotes.metrics.spans import document_counts
+from fednotes.metrics.classification import (
+    ClassCounts,
+    Floats,
+    macro_auroc,
+    macro_f1,
+    ratio,
+    weights,
+)
+from fednotes.metrics.spans import document_counts, micro_scores
 
-Floats = NDArray[np.float64]
-
-_CHUNK = 4_000_000  # drawn indices held at once: 32 MB
+Score = Callable[[Floats], Floats]
 FEWEST_SEEDS = 5  # with fewer no difference is claimed
 
 
@@ -102,7 +111,7 @@ class Bootstrap:
 
 
 def bootstrap(
-    score: Callable[[Floats], Floats], units: int, samples: int, seed: int, what: str
+    a: Score, b: Score, units: int, samples: int, seed: int, what: str = "patient"
 ) -> Bootstrap:
     """Do two systems differ by more than the choice of documents, or patients?
 
@@ -110,35 +119,19 @@ def bootstrap(
     resamples whose difference lies as far from the observed one as that lies from zero, the
     observed one counted among them (Berg-Kirkpatrick et al. 2012, two-sided).
 
-    score: how often each is drawn, (draws, units) → both systems' scores, (draws, 2). what: what
-    they are, for messages. Raises ConfigError for samples < 1, DataError for no units.
+    a, b: how often each is drawn, (draws, units) → the system's score, (draws,). what: what they
+    are, for messages. Raises ConfigError for samples < 1, DataError for no units.
     """
     if samples < 1:
         raise ConfigError(f"a bootstrap needs at least one sample, not {samples}")
     if not units:
         raise DataError(f"a bootstrap needs at least one {what}, and none was given")
-    a, b = score(np.ones((1, units)))[0].tolist()
-    drawn = np.concatenate([score(each) for each in weights(units, samples, seed)])
-    differences = drawn[:, 0] - drawn[:, 1]
-    low, high = np.quantile(differences, (0.025, 0.975)).tolist()
+    of_a, of_b = (float(score(np.ones((1, units)))[0]) for score in (a, b))
+    drawn = np.concatenate([a(each) - b(each) for each in weights(units, samples, seed)])
+    low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
     # The tolerance makes a tie a tie whatever the last bit of the divisions.
-    extreme = int((np.abs(differences - (a - b)) >= abs(a - b) - 1e-12).sum())
-    return Bootstrap(a, b, a - b, low, high, (1 + extreme) / (1 + samples), samples)
-
-
-def weights(units: int, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each unit is drawn: (some resamples, units), all resamples in turn.
-
-    The draws are `rng.integers(0, n, (samples, n))` of `numpy.random.default_rng(seed)`.
-    """
-    rng = np.random.default_rng(seed)
-    rows = max(1, _CHUNK // units)
-    for begin in range(0, samples, rows):
-        size = min(rows, samples - begin)
-        draws = rng.integers(0, units, (size, units))
-        draws += np.arange(size)[:, None] * units  # each resample has its own range of bins
-        counts = np.bincount(draws.ravel(), minlength=size * units)
-        yield counts.reshape(size, units).astype(np.float64)
+    extreme = int((np.abs(drawn - (of_a - of_b)) >= abs(of_a - of_b) - 1e-12).sum())
+    return Bootstrap(of_a, of_b, of_a - of_b, low, high, (1 + extreme) / (1 + samples), samples)
 
 
 def paired_bootstrap(
@@ -155,20 +148,121 @@ def paired_bootstrap(
     metric: "strict", "relaxed" or "relaxed_one_to_one". Raises ConfigError for an unknown
     metric or samples < 1, DataError if documents do not agree or there are none.
     """
-    counts = np.concatenate(  # (documents, 8): four counts of a, four of b
-        [document_counts(gold, system, metric, types) for system in (a, b)], axis=1
-    ).astype(np.float64)
 
-    def f1(drawn: Floats) -> Floats:
-        sums = (drawn @ counts).reshape(len(drawn), 2, 4)
-        right, predicted, found, annotated = np.moveaxis(sums, -1, 0)
+    def f1(counts: Floats, drawn: Floats) -> Floats:
+        right, predicted, found, annotated = (drawn @ counts).T
         precision, recall = ratio(right, predicted), ratio(found, annotated)
         return ratio(2 * precision * recall, precision + recall)
 
-    return bootstrap(f1, len(gold), samples, seed, "document")
+    # (documents, 4) each
+    counts = [document_counts(gold, said, metric, types).astype(np.float64) for said in (a, b)]
+    return bootstrap(*(partial(f1, own) for own in counts), len(gold), samples, seed, "document")
 
 
-def ratio(top: Any, bottom: Any) -> Floats:
-    """top / bottom, 0 where the bottom is."""
-    top, bottom = np.asarray(top, np.float64), np.asarray(bottom, np.float64)
-    return np.divide(top, bottom, out=np.zeros(np.broadcast(top, bottom).shape), where=bottom > 0)
+def paired_macro_f1(
+    labels: NDArray[Any],
+    a: NDArray[Any],
+    b: NDArray[Any],
+    classes: Sequence[Sequence[int]] | None = None,
+    samples: int = 10_000,
+    seed: int = 0,
+) -> Bootstrap:
+    """Does the macro F1 of predictions `a` differ from that of `b`? Patients are drawn.
+
+    labels, a, b: (patients, outputs). Raises as `bootstrap`, DataError where shapes differ.
+    """
+    both = [partial(macro_f1, labels, said, classes) for said in (a, b)]
+    return bootstrap(*both, len(labels), samples, seed)
+
+
+def paired_auroc(
+    labels: NDArray[Any],
+    a: NDArray[Any],
+    b: NDArray[Any],
+    samples: int = 10_000,
+    seed: int = 0,
+) -> Bootstrap:
+    """Does the macro AUROC of scores `a` differ from that of `b`? As `paired_macro_f1`.
+
+    An output without present or without absent patients does not count, and one that a draw
+    leaves without either not in it.
+    """
+    if not labels.shape == a.shape == b.shape:
+        raise DataError(f"labels {labels.shape}, scores {a.shape} and {b.shape} must be alike")
+    both = [partial(macro_auroc, labels, scores) for scores in (a, b)]
+    return bootstrap(*both, len(labels), samples, seed)
+
+
+# ---- sites' scores → those of a run -----------------------------------------------------------
+
+
+MEASURES = {
+    "strict": ("precision", "recall", "f1"),
+    "relaxed": ("precision", "recall", "f1"),
+    "masked": ("loss", "perplexity", "accuracy"),
+    "next_sentence": ("accuracy",),
+    "phenotypes": ("precision", "recall", "f1"),
+    "present": ("precision", "recall", "f1"),
+    "ranking": ("auroc", "auprc"),
+    "calibration": ("brier",),
+    "codes": ("loss", "auroc"),
+}
+_OF_A_DISEASE = {
+    **{key: ("macro", key) for key in ("precision", "recall", "f1")},
+    **{key: (key, "value") for key in ("auroc", "auprc")},
+}
+
+
+def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The plain mean of each measure, over the sites that have it (those with held-out data).
+
+    A number that exists at no site is None. "by_output": disease → its own scores likewise, if
+    any site judges diseases.
+    """
+    means: dict[str, dict[str, Any]] = {
+        kind: {key: _mean(judged, kind, key) for key in keys}
+        for kind, keys in MEASURES.items()
+        if (judged := [score for score in scores if kind in score])
+    }
+    tables = [score["by_output"] for score in scores if "by_output" in score]
+    if diseases := dict.fromkeys(name for table in tables for name in table):
+        means["by_output"] = {
+            name: _disease([table[name] for table in tables if name in table]) for name in diseases
+        }
+    return means
+
+
+def _disease(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One disease's means over sites; its intervals where all sites have the same one."""
+    means: dict[str, Any] = {key: _mean(found, *path) for key, path in _OF_A_DISEASE.items()}
+    for key in ("auroc", "auprc"):
+        bounds = {tuple((at.get(key) or {}).get(end) for end in ("low", "high")) for at in found}
+        if len(bounds) == 1 and None not in (only := bounds.pop()):
+            means[f"{key}_interval"] = list(only)
+    return means | {"sites": len(found)}
+
+
+def _mean(scores: Sequence[Mapping[str, Any]], kind: str, key: str) -> float | None:
+    """The mean over the sites where this number exists."""
+    values = [v for s in scores if (v := (s.get(kind) or {}).get(key)) is not None]
+    return fmean(values) if values else None
+
+
+def summed_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Scores of all sites' test data together, from their counts; empty where one has none.
+
+    Of diseases: sites that are judged on codes alone are left out, and a patient whom several
+    sites judge counts at each.
+    """
+    if all("counts" in score for score in scores):
+        return dict(micro_scores(scores))
+    judged = [score for score in scores if score.get("by_output")]
+    if not judged or not all("class_counts" in score for score in judged):
+        return {}
+    each = (ClassCounts.from_metrics(score["class_counts"]) for score in judged)
+    found = sum(each, ClassCounts()).scores()
+    return {
+        "phenotypes": found["macro"],
+        "present": found["present"]["macro"],
+        "by_output": found["by_output"],
+    }

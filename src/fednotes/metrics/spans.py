@@ -18,13 +18,9 @@ A mention is its start, end and type: fragments of a discontinuous mention are n
 (flatten both sides by the same rule first), and a mention given twice counts once. All scores
 are fractions; a score whose denominator is zero is 0.0, as in seqeval.
 
-The matching itself is in `metrics/spans.py`.
-
-Which mentions of two sides match: mentions laid out on one line of characters.
-
-All documents stand one after the other, and so once more for each entity type. Two mentions
-overlap on this line only if document and type agree, so every question of `metrics/spans.py`
-is a sort or a `searchsorted` over the whole corpus.
+To match, all documents stand one after the other on one line of characters, and so once more for
+each entity type. Two mentions overlap on this line only if document and type agree, so every
+question is a sort or a `searchsorted` over the whole corpus.
 """
 
 from __future__ import annotations
@@ -43,186 +39,9 @@ from fednotes.data.text import normalise
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Scores = dict[str, float]
 
 DEFINITIONS = ("strict", "relaxed", "relaxed_one_to_one")
-
-
-class Mentions(NamedTuple):
-    """Distinct mentions, all arrays (mentions,), sorted by place on the line, then by end.
-
-    document, type: indices. offset: where the mention begins in its document (characters).
-    start, end: place on the line.
-    """
-
-    document: Ints
-    type: Ints
-    offset: Ints
-    start: Ints
-    end: Ints
-
-
-class Matched(NamedTuple):
-    """Both sides, and for each definition which (gold mentions, predictions) are hits."""
-
-    types: tuple[str, ...]
-    gold: Mentions
-    predicted: Mentions
-    hits: Mapping[str, tuple[Flags, Flags]]
-
-
-def match(
-    gold: Sequence[Document], predicted: Sequence[Document], types: Collection[str] | None
-) -> Matched:
-    """Match gold and predicted mentions of the same documents under every definition.
-
-    Raises DataError if the documents disagree or a span is empty or outside its text.
-    """
-    _same_documents(gold, predicted)
-    if types is None:
-        types = {s.label for side in (gold, predicted) for d in side for s in d.spans}
-    names = tuple(sorted(set(types)))
-    left, right = _on_line(gold, names), _on_line(predicted, names)
-    return Matched(
-        names,
-        left,
-        right,
-        {
-            "strict": _equal(left, right),
-            "relaxed": (_touched(left, right), _touched(right, left)),
-            "relaxed_one_to_one": _one_to_one(left, right),
-        },
-    )
-
-
-def _same_documents(gold: Sequence[Document], predicted: Sequence[Document]) -> None:
-    if len(gold) != len(predicted):
-        raise DataError(
-            f"{len(gold)} gold documents but {len(predicted)} predicted ones: "
-            "predict on exactly the documents that you evaluate"
-        )
-    for place, (left, right) in enumerate(zip(gold, predicted, strict=True)):
-        if left.id != right.id:
-            raise DataError(
-                f"document {place + 1} is {left.id!r} in gold and {right.id!r} in the "
-                "predictions: give both in the same order"
-            )
-        if left.text != right.text:
-            raise DataError(
-                f"document {left.id!r} has one text in gold and another in the predictions "
-                f"({len(left.text)} and {len(right.text)} characters): offsets cannot be compared"
-            )
-
-
-def _on_line(documents: Sequence[Document], names: Sequence[str]) -> Mentions:
-    index = {name: i for i, name in enumerate(names)}
-    rows = [
-        (place, index[s.label], s.start, s.end)
-        for place, document in enumerate(documents)
-        for s in document.spans
-        if s.label in index
-    ]
-    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-    document, kind, start, end = table.T
-    length = np.array([len(d.text) for d in documents], dtype=np.int64)
-    wrong = np.flatnonzero((start < 0) | (end <= start) | (end > length[document]))
-    if len(wrong):
-        first = wrong[0]
-        raise DataError(
-            f"document {documents[document[first]].id!r}: span {start[first]}:{end[first]} is "
-            f"empty or outside the text of {length[document[first]]} characters"
-        )
-    bounds = np.concatenate([[0], np.cumsum(length)])
-    shift = kind * bounds[-1] + bounds[document]  # (mentions,) where the document begins
-    order = np.lexsort((end, shift + start))
-    begin, finish = (shift + start)[order], (shift + end)[order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (begin[1:] != begin[:-1]) | (finish[1:] != finish[:-1])
-    keep = order[new]
-    return Mentions(document[keep], kind[keep], start[keep], begin[new], finish[new])
-
-
-# --- the three definitions; each returns flags (gold,), (predicted,) ------------------------
-
-
-def _equal(gold: Mentions, predicted: Mentions) -> tuple[Flags, Flags]:
-    # Both are sorted and distinct: number the distinct (start, end) of the two together.
-    start = np.concatenate([gold.start, predicted.start])
-    end = np.concatenate([gold.end, predicted.end])
-    order = np.lexsort((end, start))
-    same = (np.diff(start[order]) == 0) & (np.diff(end[order]) == 0)
-    twin = np.zeros(len(order), dtype=bool)
-    twin[order[:-1][same]] = True
-    twin[order[1:][same]] = True
-    return twin[: len(gold.start)], twin[len(gold.start) :]
-
-
-def _touched(mentions: Mentions, others: Mentions) -> Flags:
-    """Which mentions overlap any of the others."""
-    if not len(others.start):
-        return np.zeros(len(mentions.start), dtype=bool)
-    reach = np.maximum.accumulate(others.end)  # the furthest end so far
-    before = np.searchsorted(others.start, mentions.end)  # how many others begin before the end
-    return (before > 0) & (reach[before - 1] > mentions.start)
-
-
-def _one_to_one(gold: Mentions, predicted: Mentions) -> tuple[Flags, Flags]:
-    """A maximum matching, cluster by cluster of overlapping mentions of both sides."""
-    start = np.concatenate([gold.start, predicted.start])
-    end = np.concatenate([gold.end, predicted.end])
-    order = np.argsort(start, kind="stable")
-    apart = np.ones(len(order), dtype=bool)
-    apart[1:] = start[order][1:] >= np.maximum.accumulate(end[order])[:-1]
-    cluster = np.empty(len(order), dtype=np.int64)
-    cluster[order] = np.cumsum(apart) - 1
-    edges = np.arange(cluster.max(initial=-1) + 2)
-    of_gold = np.searchsorted(
-        cluster[: len(gold.start)], edges
-    )  # first gold mention of each cluster
-    of_predicted = np.searchsorted(cluster[len(gold.start) :], edges)
-    fewer = np.minimum(np.diff(of_gold), np.diff(of_predicted))
-    gold_hit = np.zeros(len(gold.start), dtype=bool)
-    predicted_hit = np.zeros(len(predicted.start), dtype=bool)
-    # A cluster with a single mention on one side holds exactly one pair, and this is most of
-    # them; which mention of the other side is marked does not change any count.
-    single = np.flatnonzero(fewer == 1)
-    gold_hit[of_gold[single]] = True
-    predicted_hit[of_predicted[single]] = True
-    for c in np.flatnonzero(fewer > 1):
-        left, right = slice(*of_gold[c : c + 2]), slice(*of_predicted[c : c + 2])
-        begun = gold.start[left, None] < predicted.end[right]
-        pairs = _largest_matching(begun & (predicted.start[right] < gold.end[left, None]))
-        gold_hit[[left.start + i for i, _ in pairs]] = True
-        predicted_hit[[right.start + j for _, j in pairs]] = True
-    return gold_hit, predicted_hit
-
-
-def _largest_matching(overlap: Flags) -> list[tuple[int, int]]:
-    """A largest set of pairs, none in two of them, of (gold, prediction) that overlap.
-
-    By augmenting paths (Berge 1957), breadth first. overlap: (gold, predictions).
-    """
-    overlaps = [np.flatnonzero(row).tolist() for row in overlap]
-    owner = [-1] * overlap.shape[1]
-    mate = [-1] * len(overlap)
-    for root in range(len(overlaps)):
-        reached: dict[int, int] = {}  # prediction -> the gold mention it was reached from
-        queue, free = deque([root]), -1
-        while queue and free < 0:
-            i = queue.popleft()
-            for j in overlaps[i]:
-                if j not in reached:
-                    reached[j] = i
-                    if owner[j] < 0:
-                        free = j
-                        break
-                    queue.append(owner[j])
-        while free >= 0:  # flip the path, from its free end back to the root
-            i = reached[free]
-            owner[free], mate[i], free = i, free, mate[i]
-    return [(i, j) for i, j in enumerate(mate) if j >= 0]
-
-
-Scores = dict[str, float]
 
 # How each count is named in the flat metrics that a site sends: "<head>/<type>/<tail>".
 _KEYS = {
@@ -296,29 +115,27 @@ class SpanCounts:
         Raises DataError if the two sequences do not hold the same documents in the same
         order, or if a span is empty or outside its text.
         """
-        found = match(gold, predicted, types)
-        new_gold = _unseen(gold, found.gold, seen)
-        new_predicted = _unseen(predicted, found.predicted, seen)
-
-        def count(mentions: Mentions, flags: Flags | None = None) -> list[int]:
-            kinds = mentions.type if flags is None else mentions.type[flags]
-            numbers: list[int] = np.bincount(kinds, minlength=len(found.types)).tolist()
-            return numbers
-
-        strict, any_overlap, pairs = (found.hits[name] for name in DEFINITIONS)
-        columns = (
-            count(found.gold),
-            count(found.predicted),
-            count(found.gold, strict[0]),
-            count(found.gold, any_overlap[0]),
-            count(found.predicted, any_overlap[1]),
-            count(found.gold, pairs[0]),
-            count(found.gold, new_gold),
-            count(found.predicted, new_predicted),
-            count(found.gold, strict[0] & new_gold),
+        names, left, right, hits = _match(gold, predicted, types)
+        new_left, new_right = _unseen(gold, left, seen), _unseen(predicted, right, seen)
+        strict, overlap, pairs = (hits[name] for name in DEFINITIONS)
+        counted = {
+            "gold": left.type,
+            "predicted": right.type,
+            "strict": left.type[strict[0]],
+            "relaxed_gold": left.type[overlap[0]],
+            "relaxed_predicted": right.type[overlap[1]],
+            "one_to_one": left.type[pairs[0]],
+            "unseen_gold": left.type[new_left],
+            "unseen_predicted": right.type[new_right],
+            "unseen": left.type[strict[0] & new_left],
+        }
+        counts = {k: np.bincount(v, minlength=len(names)).tolist() for k, v in counted.items()}
+        return cls(
+            {
+                name: TypeCounts(**{k: v[i] for k, v in counts.items()})
+                for i, name in enumerate(names)
+            }
         )
-        rows = zip(*columns, strict=True)
-        return cls({name: TypeCounts(*row) for name, row in zip(found.types, rows, strict=True)})
 
     def __add__(self, other: SpanCounts) -> SpanCounts:
         names = sorted({*self.by_type, *other.by_type})
@@ -407,18 +224,165 @@ def document_counts(
     """
     if definition not in DEFINITIONS:
         raise ConfigError(f"unknown metric {definition!r}: {nearest(definition, DEFINITIONS)}")
-    found = match(gold, predicted, types)
-    gold_hit, predicted_hit = found.hits[definition]
-    columns = (
-        found.predicted.document[predicted_hit],
-        found.predicted.document,
-        found.gold.document[gold_hit],
-        found.gold.document,
-    )
+    _, left, right, hits = _match(gold, predicted, types)
+    found, said = hits[definition]
+    columns = (right.document[said], right.document, left.document[found], left.document)
     return np.stack([np.bincount(c, minlength=len(gold)) for c in columns], axis=1)
 
 
-def _unseen(documents: Sequence[Document], mentions: Mentions, seen: Collection[str]) -> Flags:
+# ---- matching ----------------------------------------------------------------------------------
+
+
+class _Mentions(NamedTuple):
+    """Distinct mentions, all arrays (mentions,), sorted by place on the line, then by end.
+
+    document, type: indices. offset: where the mention begins in its document (characters).
+    start, end: place on the line.
+    """
+
+    document: Ints
+    type: Ints
+    offset: Ints
+    start: Ints
+    end: Ints
+
+
+def _match(
+    gold: Sequence[Document], predicted: Sequence[Document], types: Collection[str] | None
+) -> tuple[tuple[str, ...], _Mentions, _Mentions, dict[str, tuple[Flags, Flags]]]:
+    """The types, both sides' mentions, and by definition which of each side are hits.
+
+    Raises DataError if the documents disagree or a span is empty or outside its text.
+    """
+    _same_documents(gold, predicted)
+    if types is None:
+        types = {s.label for side in (gold, predicted) for d in side for s in d.spans}
+    names = tuple(sorted(set(types)))
+    left, right = _on_line(gold, names), _on_line(predicted, names)
+    longest = max(int((side.end - side.start).max(initial=0)) for side in (left, right))
+    keys = [side.start * (longest + 1) + side.end - side.start for side in (left, right)]
+    hits = {
+        "strict": (np.isin(keys[0], keys[1]), np.isin(keys[1], keys[0])),
+        "relaxed": (_touched(left, right), _touched(right, left)),
+        "relaxed_one_to_one": _one_to_one(left, right),
+    }
+    return names, left, right, hits
+
+
+def _same_documents(gold: Sequence[Document], predicted: Sequence[Document]) -> None:
+    if len(gold) != len(predicted):
+        raise DataError(
+            f"{len(gold)} gold documents but {len(predicted)} predicted ones: "
+            "predict on exactly the documents that you evaluate"
+        )
+    for place, (left, right) in enumerate(zip(gold, predicted, strict=True)):
+        if left.id != right.id:
+            raise DataError(
+                f"document {place + 1} is {left.id!r} in gold and {right.id!r} in the "
+                "predictions: give both in the same order"
+            )
+        if left.text != right.text:
+            raise DataError(
+                f"document {left.id!r} has one text in gold and another in the predictions "
+                f"({len(left.text)} and {len(right.text)} characters): offsets cannot be compared"
+            )
+
+
+def _on_line(documents: Sequence[Document], names: Sequence[str]) -> _Mentions:
+    index = {name: i for i, name in enumerate(names)}
+    rows = [
+        (place, index[s.label], s.start, s.end)
+        for place, document in enumerate(documents)
+        for s in document.spans
+        if s.label in index
+    ]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    document, kind, start, end = table.T
+    length = np.array([len(d.text) for d in documents], dtype=np.int64)
+    wrong = np.flatnonzero((start < 0) | (end <= start) | (end > length[document]))
+    if len(wrong):
+        first = wrong[0]
+        raise DataError(
+            f"document {documents[document[first]].id!r}: span {start[first]}:{end[first]} is "
+            f"empty or outside the text of {length[document[first]]} characters"
+        )
+    bounds = np.concatenate([[0], np.cumsum(length)])
+    shift = kind * bounds[-1] + bounds[document]  # (mentions,) where the document begins
+    order = np.lexsort((end, shift + start))
+    begin, finish = (shift + start)[order], (shift + end)[order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (begin[1:] != begin[:-1]) | (finish[1:] != finish[:-1])
+    keep = order[new]
+    return _Mentions(document[keep], kind[keep], start[keep], begin[new], finish[new])
+
+
+def _touched(mentions: _Mentions, others: _Mentions) -> Flags:
+    """Which mentions overlap any of the others."""
+    if not len(others.start):
+        return np.zeros(len(mentions.start), dtype=bool)
+    reach = np.maximum.accumulate(others.end)  # the furthest end so far
+    before = np.searchsorted(others.start, mentions.end)  # how many others begin before the end
+    return (before > 0) & (reach[before - 1] > mentions.start)
+
+
+def _one_to_one(gold: _Mentions, predicted: _Mentions) -> tuple[Flags, Flags]:
+    """A maximum matching, cluster by cluster of overlapping mentions of both sides."""
+    start = np.concatenate([gold.start, predicted.start])
+    end = np.concatenate([gold.end, predicted.end])
+    order = np.argsort(start, kind="stable")
+    apart = np.ones(len(order), dtype=bool)
+    apart[1:] = start[order][1:] >= np.maximum.accumulate(end[order])[:-1]
+    cluster = np.empty(len(order), dtype=np.int64)
+    cluster[order] = np.cumsum(apart) - 1
+    edges = np.arange(cluster.max(initial=-1) + 2)
+    of_gold = np.searchsorted(
+        cluster[: len(gold.start)], edges
+    )  # first gold mention of each cluster
+    of_predicted = np.searchsorted(cluster[len(gold.start) :], edges)
+    fewer = np.minimum(np.diff(of_gold), np.diff(of_predicted))
+    gold_hit = np.zeros(len(gold.start), dtype=bool)
+    predicted_hit = np.zeros(len(predicted.start), dtype=bool)
+    # A cluster with a single mention on one side holds exactly one pair, and this is most of
+    # them; which mention of the other side is marked does not change any count.
+    single = np.flatnonzero(fewer == 1)
+    gold_hit[of_gold[single]] = True
+    predicted_hit[of_predicted[single]] = True
+    for c in np.flatnonzero(fewer > 1):
+        left, right = slice(*of_gold[c : c + 2]), slice(*of_predicted[c : c + 2])
+        begun = gold.start[left, None] < predicted.end[right]
+        pairs = _largest_matching(begun & (predicted.start[right] < gold.end[left, None]))
+        gold_hit[[left.start + i for i, _ in pairs]] = True
+        predicted_hit[[right.start + j for _, j in pairs]] = True
+    return gold_hit, predicted_hit
+
+
+def _largest_matching(overlap: Flags) -> list[tuple[int, int]]:
+    """A largest set of pairs, none in two of them, of (gold, prediction) that overlap.
+
+    By augmenting paths (Berge 1957), breadth first. overlap: (gold, predictions).
+    """
+    overlaps = [np.flatnonzero(row).tolist() for row in overlap]
+    owner = [-1] * overlap.shape[1]
+    mate = [-1] * len(overlap)
+    for root in range(len(overlaps)):
+        reached: dict[int, int] = {}  # prediction -> the gold mention it was reached from
+        queue, free = deque([root]), -1
+        while queue and free < 0:
+            i = queue.popleft()
+            for j in overlaps[i]:
+                if j not in reached:
+                    reached[j] = i
+                    if owner[j] < 0:
+                        free = j
+                        break
+                    queue.append(owner[j])
+        while free >= 0:  # flip the path, from its free end back to the root
+            i = reached[free]
+            owner[free], mate[i], free = i, free, mate[i]
+    return [(i, j) for i, j in enumerate(mate) if j >= 0]
+
+
+def _unseen(documents: Sequence[Document], mentions: _Mentions, seen: Collection[str]) -> Flags:
     if not seen:
         return np.ones(len(mentions.start), dtype=bool)
     known = frozenset(seen)
