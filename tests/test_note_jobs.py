@@ -16,10 +16,9 @@ from fednotes import methods
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.settings import read_toml
-from fednotes.data.notes import read_notes
+from fednotes.data.notes import patient_of, read_notes
 from fednotes.data.notes.sites import SiteNotes
 from fednotes.data.overlap import index_documents, shared_text
-from fednotes.data.silos import patient_of
 from fednotes.jobs.documents import load_sites
 from fednotes.jobs.job import Job, NotesConfig, Sites, built_in_jobs, parse_job
 

@@ -10,7 +10,7 @@ import pytest
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
-from fednotes.data.silos import assign
+from fednotes.data.notes.sites import assign
 from fednotes.jobs.documents import load_sites
 from fednotes.jobs.job import Sites, built_in_jobs, load_job, parse_job
 

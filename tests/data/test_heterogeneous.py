@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError
-from fednotes.data.silos import TagSets, appendix_d, disjoint
+from fednotes.data.tags import TagSets, appendix_d, disjoint
 
 Exact = dict[TagSets, Fraction]
 NAMES = tuple("GECAFBDHJI")  # in no alphabetic order: the order given is the order kept

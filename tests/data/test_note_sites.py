@@ -15,11 +15,17 @@ from hypothesis import strategies as st
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document
-from fednotes.data.notes import Note, NoteCounts
-from fednotes.data.notes.deal import NoteCorpus, site_notes
-from fednotes.data.notes.sites import SiteNotes, fingerprint, note_files, pooled_notes
+from fednotes.data.notes import Note, NoteCounts, patient_of
+from fednotes.data.notes.sites import (
+    NoteCorpus,
+    SiteNotes,
+    assign,
+    fingerprint,
+    note_files,
+    pooled_notes,
+    site_notes,
+)
 from fednotes.data.overlap import index_documents
-from fednotes.data.silos import assign, patient_of
 
 
 def _notes(patients: Sequence[str | None], source: str = "s") -> list[Note]:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.notes import Note
-from fednotes.data.silos import assign, patient_of
+from fednotes.data.notes import Note, patient_of
+from fednotes.data.notes.sites import assign
 
 some_keys = st.lists(st.tuples(st.sampled_from("abcdefgh")), min_size=1, max_size=40)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fednotes.core.types import Document, Span
-from fednotes.data.catalogue import corpora
-from fednotes.data.formats import FORMATS, read
+from fednotes.data.formats import FORMATS, corpora, read
 from fednotes.data.stats import corpus_stats, overlapping_forms, span_form
 
 #      0123456789012345678901234567

@@ -170,7 +170,7 @@ def corpus_overlap(
 @corpus.command("list")
 def corpus_list() -> None:
     """The corpora that jobs know, and where each is obtained."""
-    from fednotes.data.catalogue import corpora
+    from fednotes.data.formats import corpora
 
     for item in corpora():
         console.print(f"[bold]{item.name}[/bold]  {item.what}", highlight=False)

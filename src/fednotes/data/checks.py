@@ -25,7 +25,7 @@ import numpy as np
 from fednotes.core.cleaning import joiners
 from fednotes.core.errors import Problem
 from fednotes.core.types import Document, SiteData, TagSet
-from fednotes.data.formats.problems import Problems
+from fednotes.data.formats.files import Problems
 from fednotes.data.split import MIN_WORDS, sentence_keys
 from fednotes.data.stats import overlapping_forms
 from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten, types_of

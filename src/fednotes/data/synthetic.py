@@ -11,16 +11,18 @@ too little, and the other sites hold much of what it lacks.
     sites[0].data        what the site annotates: its own tag set, noise in train
     sites[0].complete    the same texts, every type, no noise: pooled training's upper bound
 
-Writes synthetic notes: phrases filled with names, and the mentions they hold.
+Names are made of the syllables, roots and phrases in `lexicon.toml`, texts of its templates.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -30,7 +32,6 @@ import numpy as np
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, Scheme, SiteData, Span, TagSet
-from fednotes.data.lexicon import Lexicon, make_lexicon, words
 from fednotes.data.tags import relabel
 
 TYPES = ("ADE", "Disease", "Dosage", "Drug", "Symptom", "Test")
@@ -45,6 +46,108 @@ T = TypeVar("T")
 _NAMED = ("drug", "finding", "disease", "test")
 # A compiled template: ("text", as it is), ("choice", options), ("slot", name), ("mention", type).
 Template = tuple[tuple[str, Any], ...]
+
+
+@lru_cache(maxsize=1)
+def words() -> dict[str, Any]:
+    """`lexicon.toml`: lists of words and phrases, some of them by genre."""
+    file = resources.files("fednotes.data").joinpath("lexicon.toml")
+    return tomllib.loads(file.read_text("utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class Lexicon:
+    """Names by kind, the commonest first; how often each is used is up to a site."""
+
+    drug: tuple[str, ...]
+    finding: tuple[str, ...]
+    disease: tuple[str, ...]
+    test: tuple[str, ...]
+    org: tuple[str, ...]
+    device: tuple[str, ...]
+    brand: tuple[str, ...]
+
+
+def make_lexicon(rng: np.random.Generator, size: int = 1500) -> Lexicon:
+    """About `size` drugs and findings and half as many diseases. A function of `rng` alone."""
+    known = words()
+
+    def one(options: str | Sequence[str]) -> str:
+        """One of a list of the file, or of these."""
+        own = known[options] if isinstance(options, str) else options
+        return str(own[int(rng.integers(len(own)))])
+
+    def joined(*lists: str) -> str:
+        return "".join(map(one, lists))
+
+    def generic() -> str:
+        short = rng.random() >= 0.7
+        return joined("onset", "class") if short else joined("onset", "middle", "class")
+
+    def body() -> str:
+        return one(("", "", "left ", "right ", "lower ", "upper ")) + one("body")
+
+    def finding() -> str:
+        """A name that may be a disease, a symptom or an adverse effect: the context decides."""
+        kind = rng.random()
+        if kind < 0.40:
+            name = joined("roots", "endings")
+            return f"{one('course')} {name}" if rng.random() < 0.2 else name
+        if kind < 0.60:
+            return f"{one('complaint')} in the {body()}"
+        if kind < 0.78:
+            return f"{body()} {one('complaint')}"
+        return one("lay")
+
+    def disease() -> str:
+        kind = rng.random()
+        if kind < 0.25:
+            eponym = joined("onset", "middle", "eponym_end").title()
+            return f"{eponym}{one(('', chr(39) + 's'))} {one(('syndrome', 'disease'))}"
+        if kind < 0.55:
+            course = f"{one('course')} " if rng.random() < 0.3 else ""
+            return f"{course}{one('adjective')} {one('state')}"
+        return joined("roots", "endings") if kind < 0.80 else one("diseases")
+
+    def test() -> str:
+        kind = rng.random()
+        if kind < 0.35:
+            return one(("", "serum ", "urine ", "")) + one("tested")
+        if kind < 0.55:
+            return f"{one('tested')} level"
+        whole = f"{one('imaging')} of the {body()}" if kind < 0.80 else ""
+        return whole or f"{one('body')} {one('imaging')}"
+
+    def distinct(count: int, make: Callable[[], str]) -> list[str]:
+        """`count` different names, or fewer if the inventory is too small for so many."""
+        names: dict[str, None] = {}
+        for _ in range(20 * count):
+            if len(names) >= count:
+                break
+            names[make()] = None
+        return list(names)
+
+    def shuffled(names: list[str]) -> tuple[str, ...]:
+        return tuple(names[i] for i in rng.permutation(len(names)).tolist())
+
+    def brand() -> str:
+        return joined("onset", "middle", "brand_end").title()
+
+    brands = distinct(size // 3, brand)
+    generics = distinct(size - len(brands) - len(known["electrolytes"]), generic)
+    companies = distinct(200, brand)
+    orgs = [f"{name} {one('orgs')}" for name in companies[:90]]
+    orgs += [f"{one('places')} {one('orgs')}" for _ in range(30)]
+    devices = [f"{name} {one('devices')}" for name in companies[90:]] + known["devices"]
+    return Lexicon(
+        drug=shuffled([*brands, *generics, *known["electrolytes"]]),
+        finding=shuffled(distinct(size, finding)),
+        disease=shuffled(distinct(size // 2, disease)),
+        test=shuffled(distinct(180, test)),
+        org=shuffled(orgs),
+        device=shuffled(devices),
+        brand=shuffled(companies),
+    )
 
 
 class Draws:

@@ -1,4 +1,4 @@
-"""Spans ⇄ tags: BIO, BIOES and IO, label maps, and mentions made flat.
+"""Spans ⇄ tags: BIO, BIOES and IO, label maps, mentions made flat, and tag sets drawn at random.
 
 A tagger writes one tag per token, so it cannot say that a mention starts inside a token,
 lies within another mention, or comes in pieces. Whatever is changed to fit is counted.
@@ -15,8 +15,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.seeds import rng_of
 from fednotes.core.types import Counts, Document, Span, TagSet
 
+TagSets = tuple[tuple[str, ...], ...]  # of each site, in the order of the complete tag set
 FlattenRule = Literal["outermost", "first_fragment", "drop"]
 
 
@@ -258,3 +260,66 @@ def allowed_transitions(tagset: TagSet) -> tuple[np.ndarray, np.ndarray, np.ndar
     onward = opened[:, None] & (kind[:, None] == kind[None, :]) & continues[None, :]  # (T, T)
     fresh = end[:, None] & ~continues[None, :]
     return ~continues, onward | fresh, end.copy()
+
+
+# ---- which entity types each site annotates ------------------------------------------------------
+
+
+def disjoint(types: Sequence[str], sites: int, per_site: int = 0, seed: int = 0) -> TagSets:
+    """Types drawn for each site without replacement, uniformly; no type at two sites.
+
+    per_site: types of each site; types beyond sites · per_site are annotated nowhere. 0 deals
+        all of them out as evenly as can be, the spare ones to random sites.
+
+    Raises ConfigError where there are too few types, or a type is named twice.
+    """
+    _check(types, sites)
+    if per_site < 0 or sites * per_site > len(types):
+        raise ConfigError(
+            f"{sites} sites with {per_site} types each and none in common need "
+            f"{sites * max(per_site, 1)} types, there are {len(types)}: lower per_site"
+        )
+    rng = rng_of(seed, "tags", "disjoint")
+    drawn = rng.permutation(len(types)).tolist()
+    spare = set(rng.permutation(sites)[: len(types) % sites].tolist())
+    sets: list[set[str]] = []
+    for site in range(sites):
+        size = per_site or len(types) // sites + (site in spare)
+        sets.append({types[drawn.pop()] for _ in range(size)})
+    return _ordered(types, sets)
+
+
+def appendix_d(types: Sequence[str], sites: int, seed: int = 0) -> TagSets:
+    """Appendix D: one type for each site that no other site annotates, drawn uniformly without
+    replacement; each remaining type at n ∈ {1, 2} sites by a fair coin, n sites drawn uniformly.
+
+    Raises ConfigError for fewer than two sites, fewer types than sites, or a type named twice.
+    """
+    _check(types, sites)
+    if sites < 2:
+        raise ConfigError("a type may be annotated at two sites: 2 sites or more are needed")
+    rng = rng_of(seed, "tags", "appendix-d")
+    drawn = rng.permutation(len(types)).tolist()
+    sets = [{types[own]} for own in drawn[:sites]]  # [tagsets appendix d]
+    for index in sorted(drawn[sites:]):
+        number = 1 + int(rng.integers(2))  # [tagsets appendix d]
+        # [tagsets appendix d]
+        for site in rng.choice(sites, size=number, replace=False).tolist():
+            sets[site].add(types[index])
+    return _ordered(types, sets)
+
+
+def _check(types: Sequence[str], sites: int) -> None:
+    if len(set(types)) < len(types):
+        raise ConfigError(f"types = {list(types)}: a type is named twice")
+    if sites < 1:
+        raise ConfigError(f"{sites} sites: tag sets are drawn for one site or more")
+    if len(types) < sites:
+        raise ConfigError(
+            f"{sites} sites cannot each annotate a type of its own: there are "
+            f"{len(types)} types ({', '.join(types) or 'none'})"
+        )
+
+
+def _ordered(types: Sequence[str], sets: Sequence[set[str]]) -> TagSets:
+    return tuple(tuple(t for t in types if t in chosen) for chosen in sets)

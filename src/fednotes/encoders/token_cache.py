@@ -32,8 +32,7 @@ from fednotes.core.errors import DataError, ModelError
 from fednotes.core.parsing import read_json
 from fednotes.core.store import beside, holding, new_folder
 from fednotes.data.clinical import RECIPE, sentences
-from fednotes.data.notes import Note
-from fednotes.data.silos import Key, patient_of
+from fednotes.data.notes import Key, Note, patient_of
 
 Tokenize = Callable[[list[str]], list[list[int]]]
 _BATCH = 2000  # sentences given to the tokenizer at once

@@ -21,7 +21,7 @@ from fednotes.data.checks import (
     problem_findings,
 )
 from fednotes.data.formats import examine
-from fednotes.data.formats.problems import OnError
+from fednotes.data.formats.files import OnError
 from fednotes.data.split import sentence_documents
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job, SiteConfig, Sites, load_job

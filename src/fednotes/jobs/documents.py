@@ -25,11 +25,12 @@ from pathlib import Path
 from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem, nearest
 from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document, SiteData, TagSet
-from fednotes.data import silos, synthetic
+from fednotes.data import synthetic, tags
 from fednotes.data.checks import Finding, bare_documents, in_two_parts, problem_findings, unlearnt
 from fednotes.data.formats import examine
-from fednotes.data.formats.problems import Problems
-from fednotes.data.silos import Key, assign
+from fednotes.data.formats.files import Problems
+from fednotes.data.notes import Key
+from fednotes.data.notes.sites import assign
 from fednotes.data.split import mask_overlap, sentence_documents, split, subsample, without_leaks
 from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
 from fednotes.jobs.job import Job, SiteConfig, Sites, TagsConfig, expand
@@ -346,7 +347,7 @@ def _own(site: SiteConfig, full: SiteData) -> SiteData:
 
 
 def _sampled(
-    sets: silos.TagSets,
+    sets: tags.TagSets,
     types: tuple[str, ...],
     full: Sequence[SiteData],
     notes: Sequence[str],
@@ -368,7 +369,7 @@ def _sampled(
 
 def _draw(
     config: TagsConfig, seed: int, types: tuple[str, ...], sites: Sequence[Iterable[Document]]
-) -> silos.TagSets:
+) -> tags.TagSets:
     """The tag sets of the job's sampling. sites: each one's documents, all parts.
 
     Raises ConfigError where the types cannot be dealt out, or no draw has enough mentions.
@@ -378,9 +379,9 @@ def _draw(
     for attempt in range(_DRAWS):
         drawn = seed_of(number, "draw", attempt) if attempt else number
         if config.design == "disjoint":
-            sets = silos.disjoint(types, len(sites), config.per_site, drawn)
+            sets = tags.disjoint(types, len(sites), config.per_site, drawn)
         else:
-            sets = silos.appendix_d(types, len(sites), drawn)
+            sets = tags.appendix_d(types, len(sites), drawn)
         pairs = zip(counts, sets, strict=True)
         if all(found[t] >= config.min_mentions for found, own in pairs for t in own):
             return sets

@@ -172,7 +172,7 @@ class TagsConfig:
 
     design: "given" by each site's `types`; or sampled from the complete tag set:
         "disjoint", every type at one site, or "appendix-d", one type of its own for each site
-        and the others at one or two (`data/silos.py`). Then training and validation
+        and the others at one or two (`data/tags.py`). Then training and validation
         data keep the site's sampled types, test data have all.
     types: the complete tag set; if empty, the union of the sites' types, sorted.
     per_site: types of each site in "disjoint"; 0 deals out all, as evenly as can be.

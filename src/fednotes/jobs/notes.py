@@ -12,8 +12,7 @@ from fednotes.core.types import Document
 from fednotes.data import synthetic
 from fednotes.data.formats import read
 from fednotes.data.notes import Note
-from fednotes.data.notes.deal import NoteCorpus, site_notes
-from fednotes.data.notes.sites import note_files
+from fednotes.data.notes.sites import NoteCorpus, note_files, site_notes
 from fednotes.data.overlap import TextIndex, index_documents
 from fednotes.jobs.job import Job, NotesConfig, Sites, expand
 

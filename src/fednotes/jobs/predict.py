@@ -22,8 +22,7 @@ from fednotes.core.errors import ConfigError, DataError, ModelError, nearest
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.formats import FORMATS, examine, guess_format, read
-from fednotes.data.formats.files import open_file, visible
-from fednotes.data.formats.problems import OnError
+from fednotes.data.formats.files import OnError, open_file, visible
 from fednotes.data.notes import read_notes
 from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.jobs.patient_features import opened

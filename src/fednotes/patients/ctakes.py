@@ -22,8 +22,7 @@ from xml.parsers import expat
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.data.formats.files import listing
-from fednotes.data.notes.records import BROKEN, broken, open_bytes
+from fednotes.data.formats.files import BROKEN, broken, listing, open_bytes
 from fednotes.patients.cohort import Bags
 from fednotes.patients.context import OPTIONS, Option
 from fednotes.patients.dictionary import lines_of

@@ -30,7 +30,7 @@ from typing import Any, Final
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.data.notes.records import BROKEN, broken, open_bytes
+from fednotes.data.formats.files import BROKEN, broken, open_bytes
 
 # Single words that are terms of some dictionary and mean something else, or nothing, in notes.
 AMBIGUOUS: Final = frozenset(

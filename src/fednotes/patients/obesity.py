@@ -36,9 +36,8 @@ from xml.parsers import expat
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.data.formats.files import visible
-from fednotes.data.notes import Note
-from fednotes.data.notes.records import BROKEN, LARGEST, broken, open_bytes
+from fednotes.data.formats.files import BROKEN, broken, open_bytes, visible
+from fednotes.data.notes import LARGEST, Note
 from fednotes.patients.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED
 
 DISEASES: Final = (

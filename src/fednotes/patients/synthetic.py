@@ -21,7 +21,7 @@ import numpy as np
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of
-from fednotes.data.lexicon import make_lexicon
+from fednotes.data.synthetic import make_lexicon
 from fednotes.patients.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED
 from fednotes.patients.dictionary import (
     AMBIGUOUS,

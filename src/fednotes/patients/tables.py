@@ -43,8 +43,7 @@ from sys import intern
 from typing import Final
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.data.formats.files import visible
-from fednotes.data.notes.records import BROKEN, broken, open_bytes
+from fednotes.data.formats.files import BROKEN, broken, open_bytes, visible
 from fednotes.patients.codes import SYSTEMS, code_of, system_of
 
 EXAMPLES: Final = 10  # damaged rows that a report names

@@ -20,8 +20,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import first_line, listing, numbered
-from fednotes.data.formats.problems import DERIVED, Found, Problems, unique
+from fednotes.data.formats.files import (
+    DERIVED,
+    Found,
+    Problems,
+    first_line,
+    listing,
+    numbered,
+    unique,
+)
 
 _NEGATIVE = re.compile(r"(\d+) NEG (.*\S)")
 _PLACE = r"([^|]*[^|\s][^|]*)\|([0-9]{1,9})\|([0-9]{1,9})"  # text, start, end

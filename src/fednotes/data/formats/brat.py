@@ -21,8 +21,17 @@ from urllib.parse import quote, unquote
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats.files import head, listing, lying, read_text, same_text, visible
-from fednotes.data.formats.problems import Found, Problems, gather
+from fednotes.data.formats.files import (
+    Found,
+    Problems,
+    gather,
+    head,
+    listing,
+    lying,
+    read_text,
+    same_text,
+    visible,
+)
 from fednotes.data.text import joined
 
 LOOSE = 0

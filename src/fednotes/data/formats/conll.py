@@ -23,8 +23,16 @@ import numpy as np
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Scheme, Span, TagSet
-from fednotes.data.formats.files import head, laid_out, listing, read_text
-from fednotes.data.formats.problems import DERIVED, Found, Problems, gather
+from fednotes.data.formats.files import (
+    DERIVED,
+    Found,
+    Problems,
+    gather,
+    head,
+    laid_out,
+    listing,
+    read_text,
+)
 from fednotes.data.tags import Alignment, FlattenCounts, decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 

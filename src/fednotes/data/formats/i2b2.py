@@ -15,8 +15,17 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import first_line, listing, lying, mismatched, numbered, read_text
-from fednotes.data.formats.problems import Found, Problems, gather
+from fednotes.data.formats.files import (
+    Found,
+    Problems,
+    first_line,
+    gather,
+    listing,
+    lying,
+    mismatched,
+    numbered,
+    read_text,
+)
 
 LOOSE = 0
 _PLACE = r"([0-9]{1,9}):([0-9]{1,9})"  # line:token

@@ -19,8 +19,15 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import head, listing, mismatched, read_text
-from fednotes.data.formats.problems import Found, Problems, gather
+from fednotes.data.formats.files import (
+    Found,
+    Problems,
+    gather,
+    head,
+    listing,
+    mismatched,
+    read_text,
+)
 from fednotes.data.text import normalise
 
 LOOSE = 0

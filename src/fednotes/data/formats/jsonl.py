@@ -22,8 +22,16 @@ from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats.files import first_line, in_text, listing, numbered
-from fednotes.data.formats.problems import DERIVED, Found, Problems, gather
+from fednotes.data.formats.files import (
+    DERIVED,
+    Found,
+    Problems,
+    first_line,
+    gather,
+    in_text,
+    listing,
+    numbered,
+)
 
 # Keys that hold spans; those of the second pair mean something else beside one of the first.
 _SPAN_KEYS = (("spans", "entities"), ("labels", "label"))

@@ -18,8 +18,15 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import first_line, laid_out, listing, read_text
-from fednotes.data.formats.problems import Found, Problems, gather
+from fednotes.data.formats.files import (
+    Found,
+    Problems,
+    first_line,
+    gather,
+    laid_out,
+    listing,
+    read_text,
+)
 
 LOOSE = 0
 _BEGIN = re.compile(r"#begin document \(([^()\s]+)\)(?:;\s*part\s+(\d+))?\s*")

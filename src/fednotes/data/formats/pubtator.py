@@ -18,8 +18,16 @@ from typing import Any
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import first_line, in_text, listing, numbered, same_text
-from fednotes.data.formats.problems import Found, Problems, gather
+from fednotes.data.formats.files import (
+    Found,
+    Problems,
+    first_line,
+    gather,
+    in_text,
+    listing,
+    numbered,
+    same_text,
+)
 
 _PASSAGE = re.compile(r"([^\s|]+)\|([ta])\|(.*)", re.DOTALL)
 _OFFSET = re.compile(r"[0-9]{1,9}")

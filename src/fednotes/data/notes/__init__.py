@@ -13,22 +13,75 @@ One note is in memory at a time. Files that end in .gz are read as they are.
 
 from __future__ import annotations
 
+import csv
+import io
 import os
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.data.formats.files import visible
-from fednotes.data.notes.records import Record, Skipped, holds_json, json_records, text_record
-from fednotes.data.notes.tables import TABLES, guess_table, table_records
+from fednotes.core.parsing import JsonError, parse_json
+from fednotes.core.types import Counts
+from fednotes.data.formats.files import BROKEN, broken, open_bytes, visible
 
-FORMATS: Final = (*TABLES, "jsonl", "text")
+LARGEST = 1 << 26  # characters of one note; more is a quote that was never closed
+
+Key = tuple[str, ...]
+_HEAD = 1 << 16  # bytes that hold any header
 _TEXT_SUFFIXES = (".txt", ".text")
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _MANY_CATEGORIES = 1000  # remembered for a message
 _FEW_CATEGORIES = 30  # more may be titles that say something of a patient
+
+_ID = ("id", "note_id", "row_id")
+_PATIENT = ("patient", "patient_id", "subject_id", "person_id")
+_CATEGORY = ("category", "note_type", "note_title", "section_header", "type")
+_TEXT = ("text", "note_text", "note", "section_text")
+
+
+class _Table(NamedTuple):
+    """Which columns hold what, in lower case; of several names the first that is there.
+
+    known: columns that tell this table from others. own_ids: whether ids are unique beyond
+    the file; otherwise the file's name goes before them. error: a column that is 1 where
+    the row is a mistake.
+    """
+
+    known: frozenset[str]
+    text: tuple[str, ...]
+    id: tuple[str, ...]
+    patient: tuple[str, ...] = ()
+    category: tuple[str, ...] = ()
+    error: tuple[str, ...] = ()
+    own_ids: bool = False
+
+
+# The order in which a header is tried; the last takes any table with a column of text.
+_TABLES: Final[dict[str, _Table]] = {
+    "mimic": _Table(
+        frozenset({"subject_id", "category", "text"}),
+        *(("text",), ("row_id", "note_id"), ("subject_id",), ("category",), ("iserror",)),
+        own_ids=True,
+    ),
+    "omop": _Table(
+        frozenset({"note_id", "person_id", "note_text"}),
+        *(("note_text",), ("note_id",), ("person_id",)),
+        ("note_title", "note_type", "note_class_concept_id", "note_type_concept_id"),
+        own_ids=True,
+    ),
+    "mts-dialog": _Table(
+        frozenset({"section_header", "section_text", "dialogue"}),
+        *(("section_text",), ("id",), (), ("section_header",)),
+    ),
+    "aci-bench": _Table(
+        frozenset({"encounter_id", "dialogue", "note"}),
+        *(("note",), ("encounter_id",), (), ("dataset",)),
+    ),
+    "csv": _Table(frozenset(), _TEXT, _ID, _PATIENT, _CATEGORY),
+}
+FORMATS: Final = (*_TABLES, "jsonl", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +100,15 @@ class Note:
     source: str
 
 
+def patient_of(note: Note) -> Key:
+    """Whose note it is. A note without a patient counts as a patient of its own."""
+    if note.patient is not None:
+        return ("patient", note.patient)
+    return ("note", note.source, note.id)
+
+
 @dataclass(frozen=True, slots=True)
-class NoteCounts:
+class NoteCounts(Counts):
     """What became of the records so far: read, empty, marked as errors, of another category."""
 
     notes: int = 0
@@ -60,28 +120,24 @@ class NoteCounts:
 class NoteStream(Iterator[Note]):
     """Notes one by one; `counts` says at any time what was read and what was left out."""
 
-    def __init__(
-        self, records: Iterator[Record | Skipped], source: str, path: Path, wanted: frozenset[str]
-    ) -> None:
+    def __init__(self, records: Iterator[Note | None], path: Path, wanted: frozenset[str]) -> None:
         self.counts = NoteCounts()
-        self._records, self._source = records, source
-        self._path, self._wanted = path, wanted
+        self._records, self._path, self._wanted = records, path, wanted
         self._seen: set[str] = set()
 
     def __next__(self) -> Note:
-        for record in self._records:
-            counts = self.counts
-            if record is Skipped.ERROR:
-                self.counts = replace(counts, errors=counts.errors + 1)
-            elif record is Skipped.EMPTY or not record.text.strip():
-                self.counts = replace(counts, empty=counts.empty + 1)
-            elif self._wanted and (record.category or "").casefold() not in self._wanted:
-                self.counts = replace(counts, other_category=counts.other_category + 1)
-                if record.category and len(self._seen) < _MANY_CATEGORIES:
-                    self._seen.add(record.category)
+        for note in self._records:
+            if note is None:
+                self.counts += NoteCounts(errors=1)
+            elif not note.text.strip():
+                self.counts += NoteCounts(empty=1)
+            elif self._wanted and (note.category or "").casefold() not in self._wanted:
+                self.counts += NoteCounts(other_category=1)
+                if note.category and len(self._seen) < _MANY_CATEGORIES:
+                    self._seen.add(note.category)
             else:
-                self.counts = replace(counts, notes=counts.notes + 1)
-                return Note(record.id, record.text, record.patient, record.category, self._source)
+                self.counts += NoteCounts(notes=1)
+                return note
         if self.counts.other_category and not self.counts.notes:
             asked = sorted(self._wanted)
             hint = nearest(asked[0].capitalize(), self._seen)
@@ -122,20 +178,18 @@ def read_notes(
     format, files = _files(path, format, column)
     if wanted and format == "text":
         raise ConfigError(f"{path}: text files have no category: leave out the category filter")
-    read = _reader(path, format, column, bool(wanted))
-    records = (record for file in files for record in read(file))
-    return NoteStream(records, source or path.resolve().name.split(".")[0], path, wanted)
+    source = source or path.resolve().name.split(".")[0]
 
+    def records() -> Iterator[Note | None]:
+        for file in files:
+            if format == "text":
+                yield _text_note(file, path, source)
+            elif format == "jsonl":
+                yield from _json_notes(file, column, source)
+            else:
+                yield from _table_notes(file, _TABLES[format], column, bool(wanted), source)
 
-def _reader(
-    path: Path, format: str, column: str | None, categorised: bool
-) -> Callable[[Path], Iterator[Record | Skipped]]:
-    """How one file is read."""
-    if format == "text":
-        return lambda file: iter((text_record(file, path),))
-    if format == "jsonl":
-        return lambda file: json_records(file, column)
-    return lambda file: table_records(file, TABLES[format], column, categorised)
+    return NoteStream(records(), path, wanted)
 
 
 def _files(path: Path, format: str | None, column: str | None) -> tuple[str, list[Path]]:
@@ -174,14 +228,231 @@ def guess_notes(path: Path, column: str | None = None) -> str:
 
     Raises DataError for a table in which no column is known to hold text.
     """
+    suffixes = {suffix.lower() for suffix in path.suffixes}
     names = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     suffix = names[-1] if names else ""
-    table, first = guess_table(path, column)
-    if suffix in _JSON_SUFFIXES or holds_json(first, column):
+    with open_bytes(path) as file:
+        try:
+            data = file.read(_HEAD)
+        except BROKEN as error:
+            raise broken(path, error) from None
+    text = data.decode("utf-8", errors="replace").removeprefix("\ufeff").lstrip("\r\n")
+    first = text.splitlines()[0] if text else ""
+    if suffix in _JSON_SUFFIXES or _holds_json(first, column):
         return "jsonl"
-    if table is not None:
-        return table
+    header = set(_header(first))
+    for name, table in _TABLES.items():
+        if table.known and table.known <= header:
+            return name
+    # The first line of a note may hold a comma and the word "text": here the name must say csv.
+    wanted = {column.lower()} if column else set(_TEXT)
+    if (column is not None or {".csv", ".tsv"} & suffixes) and wanted & header:
+        return "csv"
     if suffix in (".csv", ".tsv") or (column is not None and suffix not in _TEXT_SUFFIXES):
         message = "no column of this table is known to hold notes: name it"
         raise DataError.at(path, 1, message if first else "the table is empty")
     return "text"
+
+
+def _not_utf8(path: Path) -> DataError:
+    """The message for bytes that are no UTF-8, with their line."""
+    line = 0
+    with open_bytes(path) as file:
+        for line, data in enumerate(file, 1):  # noqa: B007 - used after the loop
+            try:
+                data.decode("utf-8")
+            except UnicodeDecodeError:
+                break
+    told = "a byte is not UTF-8: convert the file, for example with `iconv -f latin1 -t utf-8`"
+    return DataError.at(path, line, told)
+
+
+def _plain(text: str) -> str:
+    """The text with `\\n` at the end of its lines."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def _stem(path: Path) -> str:
+    """The file's name without what tells its format."""
+    return path.name.removesuffix(".gz").rpartition(".")[0] or path.name
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+
+def _text_note(path: Path, root: Path, source: str) -> Note:
+    """A text file as a note; its id is its path below `root` without the suffix."""
+    with open_bytes(path) as file:
+        try:
+            data = file.read(LARGEST + 1)
+        except BROKEN as error:
+            raise broken(path, error) from None
+    if len(data) > LARGEST:
+        raise DataError(f"{path}: more than {LARGEST:,} bytes in one note: give one file a note")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise _not_utf8(path) from None
+    name = path.relative_to(root).parent / _stem(path) if path != root else Path(_stem(path))
+    return Note(name.as_posix(), _plain(text), None, None, source)
+
+
+# ---- JSON ----------------------------------------------------------------------------------------
+
+
+def _json_notes(path: Path, column: str | None, source: str) -> Iterator[Note | None]:
+    """The notes of a JSONL file: keys `text`, `id`, `patient`, `category` and what is like them.
+
+    None for a record that an annotator rejected (Prodigy's "answer").
+    """
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            record = parse_json(line, strict=False)
+        except JsonError as error:
+            reason = f"no JSON ({error}): expected one whole object a line"
+            raise DataError.at(path, number, reason) from None
+        if not isinstance(record, dict):
+            raise DataError.at(path, number, "the line is no JSON object")
+        if record.get("answer", "accept") != "accept":
+            yield None
+            continue
+        key = column or next((k for k in _TEXT if k in record), "text")
+        text = record.get(key)
+        if not isinstance(text, str):
+            raise DataError.at(path, number, f'the key "{key}" is missing or no string')
+        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+            raise DataError.at(path, number, "the text holds half of a surrogate pair")
+        name = _value(record, _ID) or f"{_stem(path)}:{number}"
+        about = _value(record, _PATIENT), _value(record, _CATEGORY)
+        yield Note(name, _plain(text), *about, source)
+
+
+def _holds_json(line: str, column: str | None) -> bool:
+    """Whether a file's first line is a JSON object with a text."""
+    if not line.startswith("{"):
+        return False
+    try:
+        record = parse_json(line, strict=False)
+    except JsonError:
+        return False
+    return any(key in record for key in ((column,) if column else _TEXT))
+
+
+def _value(record: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    """The first of the keys whose value says something."""
+    values = (record.get(key) for key in keys)
+    said = (str(value).strip() for value in values if isinstance(value, str | int))
+    return next(filter(None, said), None)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a UTF-8 file; none longer than a note may be."""
+    with open_bytes(path) as file:
+        number = 0
+        while True:
+            try:
+                data = file.readline(LARGEST)
+            except BROKEN as error:
+                raise broken(path, error) from None
+            if not data:
+                return
+            number += 1
+            if len(data) == LARGEST:
+                raise DataError.at(path, number, f"the line is longer than {LARGEST:,} bytes")
+            try:
+                line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise _not_utf8(path) from None
+            yield number, line
+
+
+# ---- tables: csv or tab-separated, text over many lines in quotes, a header first ----------------
+
+
+def _delimiter(header: str) -> str:
+    return "\t" if header.count("\t") > header.count(",") else ","
+
+
+def _header(line: str) -> list[str]:
+    try:
+        row = next(csv.reader([line], delimiter=_delimiter(line)), [])
+    except csv.Error:
+        return []
+    return [name.strip().lower() for name in row]
+
+
+def _table_notes(
+    path: Path, table: _Table, column: str | None, categorised: bool, source: str
+) -> Iterator[Note | None]:
+    """The rows of a table, read one by one; None for one marked as an error.
+
+    categorised: whether a category is needed.
+    """
+    if csv.field_size_limit() < LARGEST:
+        csv.field_size_limit(LARGEST)  # the default, 131,072, is less than a long stay's summary
+    with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as file:
+        try:
+            first = file.readline()
+            header = _header(first)
+            at = _columns(path, header, table, column, categorised)
+            prefix = "" if table.own_ids else f"{_stem(path)}:"
+            line = 2
+            reader = csv.reader(file, delimiter=_delimiter(first), strict=True)
+            for row in reader:
+                if row and len(row) != len(header):
+                    raise DataError.at(
+                        path,
+                        line,
+                        f"the row has {len(row)} columns, the header {len(header)}: is the file "
+                        "broken off, or a quote?",
+                    )
+                if row:
+                    mistake, name, patient, category = (
+                        next((row[i].strip() for i in at[what] if row[i].strip()), None)
+                        for what in ("error", "id", "patient", "category")
+                    )
+                    wrong = mistake in ("1", "1.0", "True", "true")
+                    about = _plain(row[at["text"][0]]), patient, category, source
+                    yield None if wrong else Note(f"{prefix}{name or line}", *about)
+                line = reader.line_num + 2
+        except UnicodeDecodeError:
+            raise _not_utf8(path) from None
+        except csv.Error as error:
+            raise DataError.at(path, line, _csv_message(error)) from None
+        except BROKEN as error:
+            raise broken(path, error) from None
+
+
+def _csv_message(error: csv.Error) -> str:
+    if "field larger" in str(error):
+        return f"a field has more than {LARGEST:,} characters: is a quote not closed?"
+    if "unexpected end" in str(error):
+        return "the file ends inside a quoted field that begins in this row: it is broken off"
+    return f"the row is no csv ({error})"
+
+
+def _columns(
+    path: Path, header: Sequence[str], table: _Table, column: str | None, categorised: bool
+) -> dict[str, list[int]]:
+    """Where a table's columns are: one of each, but of category all that are there.
+
+    Raises DataError for one that is needed and missing.
+    """
+    names = {what: getattr(table, what) for what in ("text", "id", "patient", "category", "error")}
+    if column:
+        names["text"] = (column.lower(),)
+    at = {what: [header.index(n) for n in own if n in header] for what, own in names.items()}
+    needed = [("text", "text", column or table.text[0])]
+    if table.known and table.patient:
+        needed.append(("patient", "patients", table.patient[0]))
+    if categorised:
+        needed.append(("category", "categories", "".join(table.category[:1])))
+    for what, called, name in needed:
+        if not at[what]:
+            hint = nearest(name, header)
+            if not hint.startswith("did"):  # a table without a header has notes there
+                hint = f"the first line names {len(header)} columns, none like it"
+            raise DataError.at(path, 1, f"there is no column {name!r} for the {called}: {hint}")
+    return {what: own if what == "category" else own[:1] for what, own in at.items()}
