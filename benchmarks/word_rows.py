@@ -20,8 +20,8 @@ import torch
 
 from fednotes.data.text import tokenize
 from fednotes.engines.inprocess import InProcess, RoundResult
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import load_job
+from fednotes.jobs.job import load_sites
+from fednotes.jobs.job_file import load_job
 from fednotes.methods import fedner, word_rows
 
 WORDS, SIZE = 40_000, 300

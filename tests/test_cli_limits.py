@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     (path / "job.toml").write_text(JOB + "[synthetic]\nsites = 1\nsentences = 12\n")
-    from fednotes.jobs.job import load_job
+    from fednotes.jobs.job_file import load_job
     from fednotes.jobs.simulate import simulate
 
     simulate(load_job(path / "job.toml"), path / "run")

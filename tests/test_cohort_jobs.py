@@ -17,8 +17,8 @@ import pytest
 from fednotes import methods
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.settings import read_toml
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import Job, Sites, built_in_jobs, parse_job
+from fednotes.jobs.job import Job, Sites, load_sites
+from fednotes.jobs.job_file import built_in_jobs, parse_job
 from fednotes.jobs.run_folder import claim, recorded
 from fednotes.patients.cohort import Bags, Vectors, patient_sites_fingerprint, pooled_patients
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from fednotes.cli import app
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import Sites, parse_job
+from fednotes.jobs.job import Sites, load_sites
+from fednotes.jobs.job_file import parse_job
 
 SECRET = "Wilhelmina"
 JOB = """\

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import FednotesError
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import Job, parse_job
+from fednotes.jobs.job import Job, load_sites
+from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.patients.cohort import Cohort, SitePatients, deal
 
@@ -199,7 +199,7 @@ def test_sites_with_nothing_in_a_stage_take_part(place: Path) -> None:
     summary = run(place, sites, conditions=["federated", "pooled"])
     for name in sites:
         for condition in ("federated", "pooled"):
-            assert {"codes", "phenotypes"} <= summary["sites"][name][condition].keys()
+            assert {"codes", "phenotypes"} <= summary.sites[name][condition].keys()
     first, *_, last = curves(place, "federated")
     assert {n for n, of in first["sites"].items() if "loss" in of} == {"all", "unjudged"}
     assert {n for n, of in last["sites"].items() if "loss" in of} == {"all", "uncoded"}
@@ -227,6 +227,6 @@ def test_a_site_without_any_concept_trains_alone_and_with_others(place: Path) ->
     sites = {"all": SITE, "empty": {**SITE, **empty}}
     summary = run(place, sites, training={**TRAINING, "batch_size": 1})
     for condition in ("alone", "federated", "pooled"):
-        found = summary["sites"]["empty"][condition]
+        found = summary.sites["empty"][condition]
         assert found["ranking"]["auroc"] == found["codes"]["auroc"] == 0.5
-        assert summary["sites"]["all"][condition]["ranking"]["auroc"] != 0.5
+        assert summary.sites["all"][condition]["ranking"]["auroc"] != 0.5

@@ -18,8 +18,8 @@ import pytest
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import holding
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import Sites, parse_job
+from fednotes.jobs.job import Sites, load_sites
+from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.patient_features import ConceptFeatures, features_for
 from fednotes.jobs.patient_tables import ConceptsConfig
 from fednotes.jobs.predict import evaluate_patients

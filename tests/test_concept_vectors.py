@@ -10,8 +10,8 @@ import pytest
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.deployed.agreement import Description, agreed_config, describe
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import Job, parse_job
+from fednotes.jobs.job import Job, load_sites
+from fednotes.jobs.job_file import parse_job
 
 TERMS = ("asthma", "gout", "cough", "fever")  # concepts C0000000 …, in this order
 LINES = ["C0000002 1 2", "C0000000 3 4", "C9999999 7 7"]

@@ -26,6 +26,8 @@ from hospitals import (
 )
 from tiny_models import save_bert
 
+from fednotes.jobs.results import read_result
+
 pytestmark = pytest.mark.usefixtures("one_process")
 
 
@@ -40,8 +42,10 @@ def test_weights_are_those_of_a_simulation(job: str, tmp_path: Path) -> None:
     scores = json.loads((hospitals.results("posts") / "scores.json").read_text())
     summary = json.loads((tmp_path / "sim" / "summary.json").read_text())
     assert scores == summary["sites"]["posts"]["federated"]
-    shared = json.loads((hospitals.server / "summary.json").read_text())["scores"]
-    assert {name: own["federated"] for name, own in summary["sites"].items()} == shared
+    shared = read_result(hospitals.server).sites
+    assert {n: own["federated"] for n, own in summary["sites"].items()} == {
+        n: own["federated"] for n, own in shared.items()
+    }
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 from fednotes.cli import deploy
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.jobs.deployed.runs import Follower, Run, facts_of
+from fednotes.jobs.results import RunResult
 
 RUN = Run("job-1", Path("/kits/admin"), "a job", ("h1", "h2"), "f" * 64)
 
@@ -142,7 +143,7 @@ def test_what_a_model_is_good_for(
     """One that was trained on words finds no entities yet."""
     (tmp_path / "model").mkdir()
     with mock.patch("fednotes.report.html.write_report"):
-        deploy._told(tmp_path, "job-1", {"method": method, "rounds": 1})
+        deploy._told(tmp_path, "job-1", RunResult(method=method))
     told = capsys.readouterr().out
     assert hint.format(out=tmp_path) in told
     assert ("predict" in told) == (method == "distill")

@@ -13,7 +13,8 @@ from fednotes.cli.display import RichDisplay
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.checks import check_documents
 from fednotes.engines.inprocess import RoundResult
-from fednotes.jobs.simulate import never_right, pooled_below_alone
+from fednotes.jobs.documents import never_right
+from fednotes.jobs.simulate import Part, pooled_below_alone
 
 ROUNDS = {"alone": {"rounds": 60}, "pooled": {"rounds": 20}}
 
@@ -35,7 +36,10 @@ def test_pooled_below_alone(
     heads: bool, personal: int, rounds: dict[str, Any], said: list[str]
 ) -> None:
     """60 rounds of three sites are 20 at each; no reason is given but what the run knows."""
-    (line,) = pooled_below_alone(mean(0.7, 0.65), rounds, [1, 2, 3], heads, personal)
+    own = SimpleNamespace(personal_epochs=personal)
+    sites = (1, 2, 3) if heads else (1,)
+    parts = [Part("alone", (1,), own), Part("pooled", sites, SimpleNamespace())]
+    (line,) = pooled_below_alone(mean(0.7, 0.65), rounds, parts, 3)
     assert "mean F1 65.0 against 70.0" in line
     assert f"{rounds['pooled']['rounds']} rounds against 20 at a site" in line
     every = ["an output layer", "one model serves", "personal epochs", "fewer rounds"]
@@ -46,7 +50,7 @@ def test_pooled_below_alone(
 
 @pytest.mark.parametrize("scores", [mean(0.7, 0.7), {"alone": {}, "pooled": {}}, {}])
 def test_nothing_is_said_where_pooled_is_not_below(scores: dict[str, Any]) -> None:
-    assert list(pooled_below_alone(scores, ROUNDS, [1, 2, 3], True)) == []
+    assert list(pooled_below_alone(scores, ROUNDS, [], 3)) == []
 
 
 def site(name: str, *labels: str) -> SiteData:
@@ -84,7 +88,7 @@ def test_lines_tell_the_time_left() -> None:
     """Three seconds a round, and seven rounds left after the third: 21 seconds."""
     out = io.StringIO()
     display = RichDisplay(Console(file=out, width=200))
-    part: Any = SimpleNamespace(name="federated", sites=(object(),), judged=lambda counts: counts)
+    part: Any = Part("federated", (object(),), None)
     display.begin(part, 10, 5)
     for number in range(3):
         metrics = {"loss": 1.0}

@@ -10,7 +10,7 @@ import pytest
 from fednotes import __version__
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
-from fednotes.jobs import job
+from fednotes.jobs import job_file as job
 from fednotes.jobs.keys import reference, tables
 
 
@@ -32,7 +32,7 @@ def test_every_table_of_a_job() -> None:
     heads = reference()
     for table in job._TABLES:
         assert f"\n[{table}" in heads, table
-    assert listed("top") == job._TOP
+    assert listed("top") == {f.name for f in fields(job.TopConfig)}
 
 
 @pytest.mark.parametrize("name", sorted(job.built_in_jobs()))

@@ -13,16 +13,9 @@ import pytest
 from fednotes import methods
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import SiteData, TagSet
-from fednotes.jobs.job import (
-    CONDITIONS,
-    FILLED_IN,
-    Job,
-    SilosConfig,
-    TagsConfig,
-    built_in_jobs,
-    load_job,
-    parse_job,
-)
+from fednotes.jobs.job import Job, SilosConfig, TagsConfig
+from fednotes.jobs.job_file import FILLED_IN, built_in_jobs, load_job, parse_job
+from fednotes.jobs.results import CONDITIONS
 from fednotes.methods import fedner
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
@@ -164,7 +157,7 @@ def test_silos_are_part_of_a_job() -> None:
     assert job(silos={}).silos == SilosConfig(5, None)
     assert job(silos={"number": 2, "by": "patient"}).silos == SilosConfig(2, "patient")
     assert job(silos={}).fingerprint != job().fingerprint
-    assert not job().reads_notes
+    assert job().kind.name == "documents"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 
 from fednotes.core.errors import BusyError
 from fednotes.core.store import LOCK
-from fednotes.jobs.job import load_job
+from fednotes.jobs.job_file import load_job
 from fednotes.jobs.simulate import simulate
 
 JOB = """

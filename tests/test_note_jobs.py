@@ -19,8 +19,8 @@ from fednotes.core.settings import read_toml
 from fednotes.data.notes import patient_of, read_notes
 from fednotes.data.notes.sites import SiteNotes
 from fednotes.data.overlap import index_documents, shared_text
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import Job, NotesConfig, Sites, built_in_jobs, parse_job
+from fednotes.jobs.job import Job, NotesConfig, Sites, load_sites
+from fednotes.jobs.job_file import built_in_jobs, parse_job
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 
@@ -82,7 +82,7 @@ def held(site: SiteNotes) -> list[str]:
 def test_a_job_on_notes_has_their_tables(tmp_path: Path) -> None:
     table = {"paths": ["a", "b"], "categories": ["Discharge summary"], "max_notes": 3}
     made = job(tmp_path, sites={"a": table, "b": {"path": "c"}})
-    assert made.reads_notes
+    assert made.kind.name == "notes"
     assert made.sites["a"] == NotesConfig(
         paths=("a", "b"), categories=("Discharge summary",), max_notes=3
     )
@@ -104,7 +104,10 @@ def test_a_job_on_notes_has_their_tables(tmp_path: Path) -> None:
         ),
         ({"sites": {"a": {"path": "x", "max_notes": -1}}}, "max_notes = -1: at least 0 is needed"),
         ({"sites": {"a": {"path": "x", "types": ["A"]}}}, "unknown key 'types'"),
-        ({"sites": {"a": {"path": "x"}}, "tags": {}}, r"\[tags\]: stubnotes reads notes without"),
+        (
+            {"sites": {"a": {"path": "x"}}, "tags": {}},
+            r"\[tags\]: is for methods on documents, not stubnotes",
+        ),
         ({"sites": {"a": {"path": "x"}}, "silos": {"number": 0}}, r"\[silos\]: number = 0"),
     ],
 )

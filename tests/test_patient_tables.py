@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fednotes.core.errors import ConfigError
-from fednotes.jobs.job import Job, parse_job
+from fednotes.jobs.job import Job
+from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.patient_tables import ConceptsConfig, PatientsConfig, SyntheticPatientsConfig
 
 CONCEPTS = {"dictionary": "terms.tsv"}
@@ -29,7 +30,6 @@ def test_tables_become_configs(tmp_path: Path) -> None:
         hold_out={"codes": ["icd9:401", "icd9:250"]},
     )
     assert made.data == "patients"
-    assert not made.reads_notes
     assert made.sites["a"] == PatientsConfig(
         ("x", "y"), codes="z", codes_format="omop", share="2/3"
     )

@@ -15,15 +15,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fednotes.cli.display import (
-    disease_table,
-    labels_table,
-    nothing_judged,
-    patients_table,
-    result_table,
-)
+from fednotes.cli import display
+from fednotes.cli.display import count_tables
+from fednotes.jobs.patients import KIND
+from fednotes.jobs.results import RunResult
 from fednotes.jobs.simulate import nothing_found
 from fednotes.patients.cohort import Bags, Cohort, SitePatients
+
+
+def result_table(values: dict[str, Any]) -> Table:
+    return display.result_table(RunResult(**values))
+
+
+def disease_table(values: dict[str, Any]) -> Table | None:
+    return display.disease_table(RunResult(**values))
+
+
+def nothing_judged(values: dict[str, Any]) -> str:
+    return display.nothing_judged(RunResult(**values))
 
 
 def shown(table: Table | None, width: int = 200) -> list[list[str]]:
@@ -140,7 +149,8 @@ def test_hints_name_what_was_never_found() -> None:
 def test_patients_are_counted_by_part() -> None:
     """Counts by plain loops over the patients."""
     sites = sites_of(2)
-    lines = [line for line in shown(patients_table(sites)) if {"train", "valid", "test"} & {*line}]
+    counted = shown(count_tables(KIND.counts(sites))[0])
+    lines = [line for line in counted if {"train", "valid", "test"} & {*line}]
     for place, site in enumerate(sites):
         for at, part in enumerate(("train", "valid", "test")):
             cohort = getattr(site, part)
@@ -169,7 +179,7 @@ def test_labels_of_test_patients() -> None:
         SitePatients("a", SPACE, empty, empty, cohort, {}),
         SitePatients("b", SPACE, empty, empty, bare, {}),
     )
-    assert row(labels_table(sites), "asthma") == ["2/1/0"]
-    assert row(labels_table(sites), "gout") == ["0/0/1"]
-    assert labels_table(sites[1:]) is None
-    assert ["valid", "0", "0", "0", "0", "–", "–"] in shown(patients_table(sites))
+    assert row(count_tables(KIND.counts(sites))[1], "asthma") == ["2/1/0"]
+    assert row(count_tables(KIND.counts(sites))[1], "gout") == ["0/0/1"]
+    assert len(KIND.counts(sites[1:])) == 1
+    assert ["valid", "0", "0", "0", "0", "–", "–"] in shown(count_tables(KIND.counts(sites))[0])

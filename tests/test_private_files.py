@@ -14,7 +14,7 @@ from places import opened
 
 from fednotes.core import store
 from fednotes.jobs.deployed.server import server_main
-from fednotes.jobs.job import parse_job
+from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.report.html import write_report
 from fednotes.rules.guard import RULES
@@ -56,7 +56,7 @@ def test_a_simulated_run(tmp_path: Path) -> None:
     job = parse_job(TABLE, "tiny", tmp_path, "tiny.toml")
     simulate(job, out, display=Watching())  # type: ignore[arg-type]
     assert "tensors.safetensors" in seen
-    assert {"report.html", "metrics.jsonl"} <= {path.name for path in out.iterdir()}
+    assert {"summary.json", "metrics.jsonl"} <= {path.name for path in out.iterdir()}
     assert opened(out) == []
     page = write_report(out, tmp_path / "mine" / "page.html")
     assert stat.S_IMODE(page.stat().st_mode) == 0o666

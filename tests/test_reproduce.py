@@ -15,7 +15,7 @@ from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
 from fednotes.experiments.grids import Jobs, Run, plan, seeds_of
 from fednotes.experiments.reproduce import grids, load_grid, reproduce
-from fednotes.jobs.job import load_job
+from fednotes.jobs.job_file import load_job
 
 NAMES = ("fedner-fig3", "fedner-fig4", "fedner-fig5", "fedner-fig6", "fedner-table2")
 

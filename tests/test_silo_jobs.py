@@ -11,8 +11,8 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
 from fednotes.data.notes.sites import assign
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import Sites, built_in_jobs, load_job, parse_job
+from fednotes.jobs.job import Sites, load_sites
+from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
 
 DRUGS = "aspirin metformin ibuprofen warfarin insulin statin codeine heparin".split()
 FINDINGS = "rash nausea cough fever pain ulcer cramps vertigo".split()

@@ -20,9 +20,12 @@ import torch
 
 from fednotes.core import store
 from fednotes.core.errors import ConfigError, DataError, FednotesError
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import Job, parse_job
-from fednotes.jobs.simulate import mean_scores, simulate
+from fednotes.jobs.job import Job, load_sites
+from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.results import RunResult, read_result
+from fednotes.jobs.simulate import simulate
+from fednotes.metrics.compare import mean_scores
+from fednotes.report.html import write_report
 from fednotes.taggers.saving import load_model
 
 MODEL = {
@@ -63,9 +66,11 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
     folder = tmp_path_factory.mktemp("runs")
-    return folder / "run", simulate(job(folder), folder / "run")
+    result = simulate(job(folder), folder / "run")
+    write_report(folder / "run")
+    return folder / "run", result
 
 
 def test_the_folder_is_as_documented(done) -> None:
@@ -90,19 +95,21 @@ def test_the_folder_is_as_documented(done) -> None:
 
 def test_the_summary_has_the_documented_keys(done) -> None:
     out, summary = done
-    assert json.loads((out / "summary.json").read_text()) == summary
-    assert {"method", "seed", "seconds", "bytes_up", "bytes_down", "sites", "mean"} <= set(summary)
-    assert (summary["method"], summary["seed"]) == ("fedner", 2)
-    assert list(summary["sites"]) == list(SITES)
-    for by_condition in summary["sites"].values():
+    written = json.loads((out / "summary.json").read_text())
+    assert written == summary.model_dump(exclude_defaults=True)
+    assert read_result(out) == summary
+    assert {"version", "method", "seed", "seconds", "bytes_up", "sites", "mean"} <= set(written)
+    assert (summary.method, summary.seed) == ("fedner", 2)
+    assert list(summary.sites) == list(SITES)
+    for by_condition in summary.sites.values():
         assert list(by_condition) == ["alone", "federated", "pooled"]
         for score in by_condition.values():
             assert {"strict", "relaxed", "by_type"} <= set(score)
             for kind in ("strict", "relaxed"):
                 assert set(score[kind]) == {"precision", "recall", "f1"}
                 assert all(0 <= value <= 1 for value in score[kind].values())
-    federated = summary["conditions"]["federated"]
-    assert (summary["bytes_up"], summary["bytes_down"]) == (
+    federated = summary.conditions["federated"]
+    assert (summary.bytes_up, summary.bytes_down) == (
         federated["bytes_up"],
         federated["bytes_down"],
     )
@@ -120,10 +127,10 @@ def test_the_validation_scores_are_of_the_models_that_were_kept(done) -> None:
                 for documents in (site.valid, predicted)
             )
             f1 = 2 * len(gold & found) / (len(gold) + len(found))
-            assert summary["valid"][condition]["sites"][site.id] == pytest.approx(f1, abs=1e-12)
-    for of in summary["valid"].values():
+            assert summary.valid[condition]["sites"][site.id] == pytest.approx(f1, abs=1e-12)
+    for of in summary.valid.values():
         assert of["mean"] == pytest.approx(mean(of["sites"].values()), abs=1e-12)
-    assert list(summary["valid"]["pooled"]["sites"]) == ["pooled"]
+    assert list(summary.valid["pooled"]["sites"]) == ["pooled"]
 
 
 def test_the_mean_is_the_plain_mean_over_sites(done) -> None:
@@ -134,8 +141,8 @@ def test_the_mean_is_the_plain_mean_over_sites(done) -> None:
         for key, value in found.items():
             assert value == pytest.approx(mean(s[kind][key] for s in scores), abs=1e-15)
     _, summary = done
-    each = [summary["sites"][site]["pooled"] for site in SITES]
-    assert summary["mean"]["pooled"] == mean_scores(each)
+    each = [summary.sites[site]["pooled"] for site in SITES]
+    assert summary.mean["pooled"] == mean_scores(each)
 
 
 def test_a_line_for_each_evaluation(done) -> None:
@@ -149,14 +156,14 @@ def test_a_line_for_each_evaluation(done) -> None:
         known = {"alone": {row.get("site")}, "federated": set(SITES), "pooled": {"pooled"}}
         assert set(row["sites"]) == known[row["condition"]]
     federated = [row for row in rows if row["part"] == "federated"]
-    assert federated[-1]["round"] + 1 == summary["conditions"]["federated"]["rounds"]
-    assert federated[-1]["bytes_up"] < summary["bytes_up"]  # the last counts travel after it
+    assert federated[-1]["round"] + 1 == summary.conditions["federated"]["rounds"]
+    assert federated[-1]["bytes_up"] < summary.bytes_up  # the last counts travel after it
 
 
 def test_alone_and_federated_sites_make_equally_many_steps(done) -> None:
     """|N_i| is proportional to |S_i|: each site's epoch has about as many rounds as all sites'."""
     _, summary = done
-    rounds = {name: spent["rounds"] for name, spent in summary["conditions"].items()}
+    rounds = {name: spent["rounds"] for name, spent in summary.conditions.items()}
     assert abs(rounds["alone"] - 3 * rounds["federated"]) <= 3
 
 
@@ -164,7 +171,7 @@ def test_the_same_job_gives_the_same_bits(done, tmp_path: Path) -> None:
     out, summary = done
     again = simulate(job(tmp_path, conditions=["federated"]), tmp_path / "run")
     for site in SITES:
-        assert again["sites"][site]["federated"] == summary["sites"][site]["federated"]
+        assert again.sites[site]["federated"] == summary.sites[site]["federated"]
     assert files(tmp_path / "run" / "federated", "*.safetensors") == files(
         out / "federated", "*.safetensors"
     )
@@ -176,7 +183,7 @@ def test_the_same_job_gives_the_same_bits(done, tmp_path: Path) -> None:
 def test_a_finished_run_resumes_to_itself(done) -> None:
     out, summary = done
     before = files(out)
-    assert simulate(job(out.parent), out, resume=True)["sites"] == summary["sites"]
+    assert simulate(job(out.parent), out, resume=True).sites == summary.sites
     after = files(out)
     assert {k: v for k, v in after.items() if k != "report.html"} == {
         k: v for k, v in before.items() if k != "report.html"
@@ -227,9 +234,9 @@ def test_killed_and_resumed_is_bit_identical_to_never_killed(tmp_path: Path) -> 
         log.write('{"part": "federated", "rou')  # what a kill in the middle of a line leaves
     whole = simulate(job(tmp_path, **LONG), tmp_path / "whole")
     again = simulate(job(tmp_path, **LONG), killed, resume=True)
-    assert again["sites"] == whole["sites"]
+    assert again.sites == whole.sites
     assert again["mean"] == whole["mean"]
-    assert again["conditions"]["federated"]["bytes_up"] == whole["bytes_up"]
+    assert again.conditions["federated"]["bytes_up"] == whole.bytes_up
     assert again["bytes_down"] == whole["bytes_down"]
     models = files(tmp_path / "whole", "tagger.safetensors")
     assert len(models) == 4
@@ -329,7 +336,7 @@ def test_a_job_that_failed_at_once_claims_nothing(tmp_path: Path) -> None:
     assert not out.exists()
     with pytest.raises(FednotesError):
         simulate(quick(tmp_path, model={"word_vectors": "/no/vectors.txt"}), out)
-    assert simulate(quick(tmp_path), out)["seed"] == 2
+    assert simulate(quick(tmp_path), out).seed == 2
 
 
 @pytest.mark.parametrize("text", ["{", "[]", ""])
@@ -388,8 +395,8 @@ def test_equal_tag_sets_are_pooled_into_one_model(tmp_path: Path) -> None:
     made = job(tmp_path, synthetic=None, sites=sites, conditions=["pooled"])
     summary = simulate(made, tmp_path / "run")
     assert tag_sets(tmp_path / "run") == {"pooled": ["ADE", "Drug"]}
-    assert set(summary["sites"]) == {"a", "b"}
-    assert all(s["pooled"]["support"] == 16 for s in summary["sites"].values())
+    assert set(summary.sites) == {"a", "b"}
+    assert all(s["pooled"]["support"] == 16 for s in summary.sites.values())
 
 
 def test_different_tag_sets_are_pooled_with_a_head_each(
@@ -422,7 +429,7 @@ def test_generated_pooled_data_has_types_that_no_site_annotates(
         training={"epochs": 1},
     )  # fmt: skip
     summary = simulate(made, tmp_path / "run")
-    for name, scores in summary["sites"].items():
+    for name, scores in summary.sites.items():
         own = load_model(tmp_path / "run" / "pooled/sites/pooled/model").tagset.types
         assert set(scores["pooled"]["by_type"]) < set(own), name
 
@@ -433,8 +440,8 @@ def test_a_site_without_held_out_data_trains(tmp_path: Path) -> None:
     summary = simulate(
         job(tmp_path, synthetic=None, sites=sites, conditions=["federated"]), tmp_path / "run"
     )
-    assert summary["sites"]["a"]["federated"]["support"] == 0
-    assert summary["valid"]["federated"] == {"mean": None, "sites": {"a": None}}
+    assert summary.sites["a"]["federated"]["support"] == 0
+    assert summary.valid["federated"] == {"mean": None, "sites": {"a": None}}
 
 
 def test_sites_without_a_common_type_train(tmp_path: Path) -> None:
@@ -443,4 +450,4 @@ def test_sites_without_a_common_type_train(tmp_path: Path) -> None:
         "b": site(tmp_path, "b", ("Chemical", "Disease"), 50) | {"scheme": "BIOES"},
     }
     summary = simulate(job(tmp_path, synthetic=None, sites=sites), tmp_path / "run")
-    assert set(summary["mean"]) == {"alone", "federated", "pooled"}
+    assert set(summary.mean) == {"alone", "federated", "pooled"}

@@ -14,8 +14,10 @@ from tiny_models import save_bert
 from fednotes.cli.display import result_table
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.compare import compare_runs
-from fednotes.jobs.job import Job, parse_job
+from fednotes.jobs.job import Job
+from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
+from fednotes.report.html import write_report
 
 transformers = pytest.importorskip("transformers")
 
@@ -73,16 +75,16 @@ class Stop:
 def test_pretraining_from_job_to_report(bert: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     summary = simulate(job(bert, "pretrain"), out)
-    assert len(summary["sites"]) == 2
+    assert len(summary.sites) == 2
     for condition in ("federated", "pooled"):
-        assert 0 < summary["mean"][condition]["masked"]["loss"] < 10
+        assert 0 < summary.mean[condition]["masked"]["loss"] < 10
         transformers.AutoModel.from_pretrained(out / condition / "model")
     assert not (out / "federated" / "sites").exists()  # one model, one copy
-    assert summary["micro"] == {}
-    for site, held_out in summary["valid"]["federated"]["sites"].items():
-        assert held_out == -summary["sites"][site]["federated"]["masked"]["loss"]
+    assert summary.micro == {}
+    for site, held_out in summary.valid["federated"]["sites"].items():
+        assert held_out == -summary.sites[site]["federated"]["masked"]["loss"]
     assert result_table(summary).columns[1].header.startswith("federated")
-    page = (out / "report.html").read_text("utf-8")
+    page = write_report(out).read_text("utf-8")
     assert "Masked words" in page
     assert "Held-out loss" in page
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -98,10 +100,10 @@ def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
     table = {"number": 3, "by": "document"}
     tuned = job(bert, "finetune", model={"encoder": encoder}, silos=table, conditions=["federated"])
     summary = simulate(tuned, tmp_path / "second")
-    assert list(summary["sites"]) == ["silo1", "silo2", "silo3"]
-    counts = [site["federated"]["counts"] for site in summary["sites"].values()]
+    assert list(summary.sites) == ["silo1", "silo2", "silo3"]
+    counts = [site["federated"]["counts"] for site in summary.sites.values()]
     right, gold = (sum(each[key] for each in counts) for key in ("strict", "gold"))
-    micro = summary["micro"]["federated"]["strict"]
+    micro = summary.micro["federated"]["strict"]
     assert micro["recall"] == pytest.approx(right / gold)
     folder = tmp_path / "second" / "federated" / "model"
     transformers.AutoModelForTokenClassification.from_pretrained(folder)
@@ -109,7 +111,7 @@ def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
         json.loads(x) for x in (tmp_path / "second" / "metrics.jsonl").read_text().splitlines()
     ]
     last = {site: scores["f1"] for site, scores in lines[-1]["sites"].items()}
-    assert summary["valid"]["federated"]["sites"] == last  # the last cycle's model is kept
+    assert summary.valid["federated"]["sites"] == last  # the last cycle's model is kept
 
 
 @pytest.mark.parametrize("method", ["pretrain", "finetune"])
@@ -118,9 +120,9 @@ def test_a_stopped_run_goes_on_to_the_same_model(bert: Path, tmp_path: Path, met
     display = Stop(0)
     summary = simulate(asked, tmp_path / "whole", display=display)
     # what was told of its cost, against the engine's count of both sites
-    assert summary["conditions"]["federated"]["rounds"] == display.traffic.rounds
-    assert 2 * display.traffic.up == pytest.approx(summary["bytes_up"], rel=0.02)
-    assert 2 * display.traffic.down == pytest.approx(summary["bytes_down"], rel=0.02)
+    assert summary.conditions["federated"]["rounds"] == display.traffic.rounds
+    assert 2 * display.traffic.up == pytest.approx(summary.bytes_up, rel=0.02)
+    assert 2 * display.traffic.down == pytest.approx(summary.bytes_down, rel=0.02)
     with pytest.raises(KeyboardInterrupt):
         simulate(asked, tmp_path / "cut", display=Stop(2))
     simulate(asked, tmp_path / "cut", resume=True)
@@ -136,18 +138,18 @@ def test_sharing_everything_warns(bert: Path, tmp_path: Path) -> None:
     asked = job(bert, "pretrain", model=model, training=settings, conditions=["federated"])
     summary = simulate(asked, tmp_path / "run", display=display)
     assert "tell which words" in display.warnings[0]
-    assert display.warnings[0] in summary["notes"]
+    assert display.warnings[0] in summary.notes
 
 
 def test_private_classifiers_are_saved_at_each_site(bert: Path, tmp_path: Path) -> None:
     settings = {"cycles": 1, "private": ["classifier"]}
     asked = job(bert, "finetune", training=settings, conditions=["federated"])
     summary = simulate(asked, tmp_path / "run")
-    for site in summary["sites"]:
+    for site in summary.sites:
         folder = tmp_path / "run" / "federated" / "sites" / site / "model"
         model = transformers.AutoModelForTokenClassification.from_pretrained(folder)
         types = {name.partition("-")[2] for name in model.config.id2label.values()} - {""}
-        assert types == set(summary["annotated"][site])
+        assert types == set(summary.annotated[site])
 
 
 def test_no_token_of_a_note_is_in_what_a_run_leaves(bert: Path, tmp_path: Path) -> None:
@@ -174,9 +176,11 @@ def test_models_of_all_sites_are_compared(bert: Path, tmp_path: Path) -> None:
     """Where one copy is kept for all sites; a language model has nothing to compare."""
     asked = job(bert, "finetune", silos={"number": 2, "by": "document"})
     simulate(asked, tmp_path / "run")
-    found = compare_runs(tmp_path / "run", tmp_path / "run", "federated", "pooled", samples=20)
+    found = compare_runs(
+        tmp_path / "run", tmp_path / "run", "federated", "pooled", samples=20
+    ).tests
     assert list(found) == ["silo1", "silo2"]
-    same = compare_runs(tmp_path / "run", tmp_path / "run", "pooled", "pooled", samples=20)
+    same = compare_runs(tmp_path / "run", tmp_path / "run", "pooled", "pooled", samples=20).tests
     assert all(test.difference == 0 for test in same.values())
     simulate(job(bert, "pretrain", conditions=["federated"]), tmp_path / "notes")
     with pytest.raises(DataError, match="finds no entities"):

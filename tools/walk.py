@@ -94,7 +94,7 @@ def _open(frame: FrameType | None) -> set[str]:
 
 def note(folder: Path) -> Walk:
     """From a job file to the model that was trained on its one note."""
-    from fednotes.jobs.job import load_job
+    from fednotes.jobs.job_file import load_job
     from fednotes.jobs.simulate import simulate
 
     rows = [f"word{n} O\ndrug{n} B-drug\n. O\n\n" for n in range(10)]

@@ -16,7 +16,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.types import SiteData
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
-from fednotes.jobs.job import parse_job
+from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.methods import adversarial, distill
 from fednotes.methods.adversarial import discriminator_numbers, discriminators
@@ -221,7 +221,7 @@ def test_a_job_runs_it(variant: str, tmp_path: Path) -> None:
     job = parse_job(table, "tiny", tmp_path, "tiny.toml")
     assert job.config.variant == variant
     summary = simulate(job, tmp_path / "run")
-    assert list(summary["conditions"]) == ["alone", "federated", "pooled"]
+    assert list(summary.conditions) == ["alone", "federated", "pooled"]
     places = {"federated": "discharge", "alone/reports": "reports", "pooled": "pooled"}
     for part, site in places.items():
         model = load_model(tmp_path / "run" / part / "sites" / site / "model")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hospitals import FEDNER, SITES, SMALL, corpus
 
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import parse_job
+from fednotes.jobs.job import load_sites
+from fednotes.jobs.job_file import parse_job
 
 DISTILL = f'method = "distill"\n[training]\nunannotated = "pseudo"\n{SMALL}\n{SITES}'
 

@@ -106,15 +106,16 @@ def simulate(
 ) -> None:
     """Train the job's sites on this machine: alone, federated, pooled."""
     from fednotes.cli.display import RichDisplay, disease_table, nothing_judged, result_table
-    from fednotes.jobs.job import load_job
+    from fednotes.jobs.job_file import load_job
     from fednotes.jobs.simulate import simulate as run
+    from fednotes.report.html import write_report
 
     parsed = load_job(job, tuple(settings or ()))
     check_device(device)
     changes = [word for setting in settings or () for word in ("--set", setting)]
     repeated = ["fednotes", "simulate", job, "--out", str(out), *changes]
     with RichDisplay(console, ask=_asks(yes)) as display:
-        summary = run(
+        result = run(
             parsed,
             out,
             resume=resume,
@@ -123,14 +124,14 @@ def simulate(
             display=display,
             command=shlex.join(repeated),
         )
-    if missing := nothing_judged(summary):
+    if missing := nothing_judged(result):
         say(f"note: {missing}")
     else:
-        console.print(result_table(summary))
-    if diseases := disease_table(summary):
+        console.print(result_table(result))
+    if diseases := disease_table(result):
         console.print(diseases)
-    _tell(summary["notes"])
-    say(f"report: {out / 'report.html'}")
+    _tell(result.notes)
+    say(f"report: {write_report(out)}")
 
 
 def _asks(yes: bool) -> bool:
@@ -211,13 +212,8 @@ def evaluate(
     dictionary: Dictionary = None,
 ) -> None:
     """Score a saved model on annotated text, or on labelled patients."""
-    from fednotes.jobs.predict import (
-        Evaluation,
-        evaluate_path,
-        evaluate_patients,
-        patient_score_table,
-        score_table,
-    )
+    from fednotes.cli.display import patient_score_table, score_table
+    from fednotes.jobs.predict import Evaluation, evaluate_path, evaluate_patients
     from fednotes.patients.phenotyper import is_phenotyper
 
     check_device(device)
@@ -277,7 +273,7 @@ def check(
     check itself could not be done.
     """
     from fednotes.jobs.checking import check_files, check_job
-    from fednotes.jobs.job import built_in_jobs
+    from fednotes.jobs.job_file import built_in_jobs
 
     if not all(target.strip() for target in targets):
         raise FednotesError("name a corpus file or folder, or a job")
@@ -324,9 +320,10 @@ def compare(
     samples: Annotated[int, typer.Option(min=1, help="Bootstrap samples.")] = 10_000,
 ) -> None:
     """Paired bootstrap between two runs on the same test data, site by site."""
-    from fednotes.jobs.compare import comparison_table
+    from fednotes.cli.display import comparison_table
+    from fednotes.jobs.compare import compare_runs
 
-    console.print(comparison_table(a, b, condition, against, metric, samples))
+    console.print(comparison_table(compare_runs(a, b, condition, against, metric, samples)))
 
 
 @app.command()

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fednotes.core.stopping import Farewell
     from fednotes.engines.nvflare.authority import ProjectConfig, Secret
     from fednotes.jobs.deployed.runs import Run
+    from fednotes.jobs.results import RunResult
 
 Settings = Annotated[
     list[str] | None,
@@ -296,8 +297,8 @@ def _watch(known: Run, out: Path, fresh: bool = False) -> None:
     kit, person = admin_kit(known.kit)
     with RichDisplay(console) as display:
         follower = Follower(replace(known, kit=kit), out, display, say, fresh)
-        summary = watched(follower, partial(connect, kit, person))
-    _told(out, known.name, summary)
+        result = watched(follower, partial(connect, kit, person))
+    _told(out, known.name, result)
 
 
 def _abort(out: Path, on: Path | None) -> None:
@@ -313,20 +314,22 @@ def _abort(out: Path, on: Path | None) -> None:
     say("next: what waited behind it begins by itself; another job takes another --out")
 
 
-def _told(out: Path, name: str, summary: dict[str, Any]) -> None:
+def _told(out: Path, name: str, result: RunResult) -> None:
     from fednotes.report.html import write_report
 
-    f1 = summary.get("metrics", {}).get("valid_f1")
+    f1 = result.metrics.get("valid_f1")
     judged = f", F1 {f1:.3f} on all sites' validation data" if f1 is not None else ""
-    say(f"done: {summary.get('rounds')} rounds in {summary.get('seconds', 0):.0f} s{judged}")
-    for place, scores in summary.get("scores", {}).items():
-        say(f"{place} shares its scores: {json.dumps(scores)[:200]}")
+    rounds = result.conditions.get("federated", {}).get("rounds")
+    say(f"done: {rounds} rounds in {result.seconds or 0:.0f} s{judged}")
+    for sharing, scores in result.sites.items():
+        if scores:
+            say(f"{sharing} shares its scores: {json.dumps(scores['federated'])[:200]}")
     say(f"report: {write_report(out)}")
     say(f"each site has its model and its own scores in KIT/results/{name}")
     made = out / "model"
     place = made if made.exists() else Path("KIT") / "results" / name / "model"
     where = "" if made.exists() else "at a site: "
-    if summary.get("method") == "pretrain":  # of words, not of entities
+    if result.method == "pretrain":  # of words, not of entities
         say(f'next: {where}train entities on it: a job with method = "finetune" and in [model]')
         say(f'      encoder = "{place}"')
     else:

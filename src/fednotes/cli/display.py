@@ -16,16 +16,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.engines.inprocess import RoundResult
-from fednotes.jobs.costs import LARGE, LONG, SHORT, Pace, Traffic, size
-from fednotes.jobs.simulate import Part, site_metrics
-from fednotes.patients.cohort import Bags, SitePatients
-from fednotes.report.run import duration
+from fednotes.jobs.results import CONDITIONS, RunResult, duration, number, size
+from fednotes.jobs.simulate import LARGE, LONG, Display, Part, Traffic, site_metrics
 
 if TYPE_CHECKING:
     from fednotes.data.checks import Report
     from fednotes.data.stats import CorpusStats
+    from fednotes.jobs.compare import Comparison
+    from fednotes.jobs.job import CountTable
 
-CONDITIONS = ("alone", "federated", "pooled")
+SETTLED = 5.0  # seconds of rounds that tell how long the others take
+SHORT = 60.0  # seconds that are not worth a line
 _SHOWN = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))  # the first there is
 _COLUMNS = (  # of the table at the end: the kind of score, its measure, head, factor, digits
     ("strict", "f1", "strict", 100, 1),
@@ -39,7 +40,26 @@ _OF_CODES = (("codes", "loss", "loss", 1, 3), ("codes", "auroc", "AUROC", 1, 3))
 _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"), ("auroc", "AUROC"))
 
 
-class RichDisplay:
+class Pace:
+    """How long a part takes at most, as its first rounds tell."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds  # at most; 0: not known
+        self._first: tuple[int, float] | None = None
+
+    def left(self, result: RoundResult) -> float | None:
+        """Seconds until the last round that there can be; None before they are known."""
+        if not self._rounds:
+            return None
+        if self._first is None:
+            self._first = (result.round, result.seconds)
+        rounds, seconds = result.round - self._first[0], result.seconds - self._first[1]
+        if rounds < 1 or seconds < SETTLED:
+            return None
+        return (self._rounds - result.round - 1) * seconds / rounds
+
+
+class RichDisplay(Display):
     """A progress bar for each part; a line for each evaluation where there is no terminal.
 
     ask: whether a person is asked about what takes very long or sends very much.
@@ -50,20 +70,17 @@ class RichDisplay:
         self._bar: Progress | None = None
 
     def cost(self, traffic: Traffic) -> None:
-        """What federated training will send. Raises typer.Abort where a person does not want it."""
-        self._tell_cost(str(traffic), traffic.total > LARGE)
+        """Raises typer.Abort where a person does not want it."""
+        self._tell_cost(str(traffic), traffic.up + traffic.down > LARGE)
 
     def begin(self, part: Part, rounds: int, sentences: int) -> None:
-        """A part starts (or goes on). sentences: trained on in each round, all sites together.
-
-        They are patients where the sites hold patients. Either may be 0: not known.
-        """
+        """A part starts (or goes on)."""
         self._close()
         self._part, self._rounds, self._sentences = part, rounds, sentences
         self._started: tuple[int, float] | None = None
         self._pace, self._told = Pace(rounds), False
         self._scores = ""
-        self._unit = "patients" if isinstance(part.sites[0], SitePatients) else "sent"
+        self._unit = part.unit
         self._bar = _bar(self.console)
         self._task = self._bar.add_task(part.name, total=rounds or None, line="")
         self._bar.start()
@@ -149,39 +166,56 @@ class RichDisplay:
             self._bar = None
 
 
-def result_table(summary: Mapping[str, Any]) -> Table:
+def sheet(*heads: str, left: int = 1, **options: Any) -> Table:
+    """An empty table. left: so many of the first columns hold words, the others numbers."""
+    table = Table(**options)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if place < left else "right")
+    return table
+
+
+def result_table(result: RunResult) -> Table:
     """Every site under every condition: scores on test data, or of guesses at held-out words."""
-    mean = summary["mean"]
+    mean = result.mean
     conditions = [c for c in CONDITIONS if c in mean]
     columns = [each for each in _COLUMNS if all(each[0] in mean[c] for c in conditions)]
     if not columns and any("codes" in mean[c] for c in conditions):
         columns = [*_OF_CODES]
     first = columns[0][0] if columns else "masked"
     what = {"masked": "masked words of held-out notes", "codes": "codes of test patients"}
-    title = what.get(first, "test F1 in %")
-    table = Table(title=f"{escape(summary['title'])} ({title}, seed {summary['seed']})")
+    table = Table(
+        title=f"{escape(result.title)} ({what.get(first, 'test F1 in %')}, seed {result.seed})"
+    )
     table.add_column("site")
     for condition in conditions:
-        for number, column in enumerate(columns):
-            table.add_column(f"{'' if number else condition}\n{column[2]}", justify="right")
+        for place, column in enumerate(columns):
+            table.add_column(f"{'' if place else condition}\n{column[2]}", justify="right")
+
+    def cells(scores: Mapping[str, Any]) -> list[str]:
+        return [
+            number_of(number(scores, condition, kind, key), factor, digits)
+            for condition in conditions
+            for kind, key, _, factor, digits in columns
+        ]
+
     hidden = 0
-    for site, scores in summary["sites"].items():
+    for site, scores in result.sites.items():
         if first == "phenotypes" and not any(first in scores.get(c, {}) for c in conditions):
             hidden += 1
         else:
-            table.add_row(Text(site), *_cells(scores, conditions, columns))
+            table.add_row(Text(site), *cells(scores))
     if hidden:
         table.caption = f"{hidden} more sites have no labelled test patient"
     table.add_section()
-    table.add_row("mean", *_cells(mean, conditions, columns), style="bold")
+    table.add_row("mean", *cells(mean), style="bold")
     return table
 
 
-def nothing_judged(summary: Mapping[str, Any]) -> str:
+def nothing_judged(result: RunResult) -> str:
     """What a run lacks whose models were never judged, so that there is no table; else ""."""
-    if any(summary["mean"].values()):
+    if any(result.mean.values()):
         return ""
-    if summary["method"] == "phenotype":
+    if result.method == "phenotype":
         return (
             "no test patient has a label or a code that is predicted, so there are no scores: "
             "give sites `test` or a test_fraction, and `labels` or `codes`"
@@ -189,30 +223,18 @@ def nothing_judged(summary: Mapping[str, Any]) -> str:
     return "nothing is held out at any site, so there are no scores"
 
 
-def _cells(scores: Mapping[str, Any], conditions: list[str], columns: list[Any]) -> list[str]:
-    return [
-        number_of(scores[condition].get(kind, {}).get(key), factor, digits)
-        for condition in conditions
-        for kind, key, _, factor, digits in columns
-    ]
-
-
 def number_of(value: float | None, factor: float = 100, digits: int = 1) -> str:
     """A number for a table, a dash where it does not exist."""
     return "–" if value is None else f"{factor * value:.{digits}f}"
 
 
-def disease_table(summary: Mapping[str, Any]) -> Table | None:
+def disease_table(result: RunResult) -> Table | None:
     """Table 3 of Liu, Dligach and Miller 2019: every disease, and the average of all, in percent.
 
     Of each disease the mean over its classes, then over the sites. None where a run judges no
     diseases.
     """
-    found = {
-        c: summary["mean"][c]["by_output"]
-        for c in CONDITIONS
-        if "by_output" in summary["mean"].get(c, {})
-    }
+    found = {c: of for c in CONDITIONS if (of := result.mean.get(c, {}).get("by_output"))}
     diseases = list(dict.fromkeys(name for each in found.values() for name in each))
     if not diseases:
         return None
@@ -250,6 +272,60 @@ def _averages(scores: list[Mapping[str, Any]]) -> str:
 
 def _side_by_side(cells: list[str]) -> str:
     return "".join(f"{cell:>5}" for cell in cells[:-1]) + f"{cells[-1]:>6}"
+
+
+def score_table(scores: Mapping[str, Any]) -> Table:
+    """Precision, recall and F1 in percent, all types together and one by one."""
+
+    def numbers(score: Mapping[str, Any]) -> list[str]:
+        keys = ("precision", "recall", "f1")
+        return [number_of(score[kind][key]) for kind in ("strict", "relaxed") for key in keys]
+
+    table = sheet("type", "mentions", "strict P", "R", "F1", "relaxed P", "R", "F1")
+    for label, score in scores["by_type"].items():
+        table.add_row(Text(label), str(score["support"]), *numbers(score))
+    table.add_section()
+    support = sum(score["support"] for score in scores["by_type"].values())
+    table.add_row("all", str(support), *numbers(scores), style="bold")
+    return table
+
+
+def patient_score_table(scores: Mapping[str, Any]) -> Table:
+    """Each disease: its patients, the mean over its classes in percent, AUROC; then the average."""
+
+    def shares(macro: Mapping[str, Any], area: Mapping[str, Any]) -> list[str]:
+        known = area["low"] is not None
+        bounds = f"{area['low']:.2f}–{area['high']:.2f}" if known else ""
+        numbers = [number_of(macro[key]) for key in ("precision", "recall", "f1")]
+        return [*numbers, number_of(area["value"], 1, 3), bounds]
+
+    table = sheet("phenotype", "present", "absent", "P", "R", "F1", "AUROC", "95 %")
+    for name, score in scores["by_output"].items():
+        numbers = [str(score.get(kind, {}).get("support", 0)) for kind in ("present", "absent")]
+        table.add_row(Text(name), *numbers, *shares(score["macro"], score["auroc"]))
+    table.add_section()
+    average = shares(scores["macro"], scores["ranking"]["auroc"])
+    table.add_row("average", "", "", *average, style="bold")
+    return table
+
+
+def comparison_table(found: Comparison) -> Table:
+    """What `fednotes compare` prints, in percent."""
+    title = f"{found.kind}: {found.condition} minus {found.against}, {found.samples:,} resamples"
+    heads = ("site", found.condition, found.against, "difference", "95 % interval", "p")
+    table = sheet(*heads, title=title)
+    if found.kind == "macro F1":
+        table.caption = "a class counts where either model knows it, in reports where its own does"
+    for site, test in found.tests.items():
+        table.add_row(
+            site,
+            number_of(test.f1_a),
+            number_of(test.f1_b),
+            f"{100 * test.difference:+.1f}",
+            f"{100 * test.low:+.1f} to {100 * test.high:+.1f}",
+            f"{test.p_value:.4f}",
+        )
+    return table
 
 
 class RunsBar:
@@ -303,9 +379,10 @@ def _bar(console: Console) -> Progress:
 
 def stats_tables(stats: CorpusStats) -> list[Table]:
     """Table 1 of Ge et al. 2020: each site's counts, then the forms that sites share."""
-    table = Table(title="corpora")
-    for head in ("site", "documents", "sentences", "tokens", "entities", "forms", "types"):
-        table.add_column(head, justify="left" if head in ("site", "types") else "right")
+    table = sheet(
+        *("site", "documents", "sentences", "tokens", "entities", "forms"), title="corpora"
+    )
+    table.add_column("types")
     for site in stats.sites:
         numbers = (site.documents, site.sentences, site.tokens, site.mentions, site.forms)
         types = ", ".join(f"{label} {count:,}" for label, count in site.entities.items())
@@ -323,9 +400,7 @@ def stats_tables(stats: CorpusStats) -> list[Table]:
 
 def findings_table(report: Report) -> Table:
     """What `fednotes check` found, errors first."""
-    table = Table()
-    for head in ("level", "where", "what", "finding"):
-        table.add_column(head)
+    table = sheet("level", "where", "what", "finding", left=4)
     looks = {"error": "bold red", "warning": "yellow", "info": ""}
     for level, look in looks.items():
         for finding in report.findings:
@@ -335,48 +410,11 @@ def findings_table(report: Report) -> Table:
     return table
 
 
-def patients_table(sites: Sequence[SitePatients]) -> Table:
-    """What sites of patients hold, as counts.
-
-    coded: patients with billed codes, labelled: with a label of any phenotype. concepts: of a
-    patient, the mean and the most, where notes are read as concepts.
-    """
-    table = Table()
-    dense = any(site.space.dense for site in sites)
-    concepts = () if dense else ("without concepts", "concepts each", "most")
-    for head in ("site", "part", "patients", "coded", "labelled", *concepts):
-        table.add_column(head, justify="left" if head in ("site", "part") else "right")
-    for site in sites:
-        for number, part in enumerate(("train", "valid", "test")):
-            cohort = getattr(site, part)
-            coded = sum(patient in site.codes for patient in cohort.patients)
-            labelled = int((cohort.labels >= 0).any(axis=1).sum())
-            cells = [f"{n:,}" for n in (len(cohort), coded, labelled)]
-            if isinstance(cohort.bags, Bags):
-                sizes = cohort.bags.sizes
-                cells += [f"{int((sizes == 0).sum()):,}"]
-                cells += [f"{sizes.mean():,.1f}", f"{sizes.max():,}"] if len(sizes) else ["–", "–"]
-            table.add_row(Text("" if number else site.id), part, *cells)
-    return table
-
-
-def labels_table(sites: Sequence[SitePatients]) -> Table | None:
-    """Test patients present/absent/questionable of each phenotype, at sites that have labels.
-
-    None where no site has any.
-    """
-    judged = [site for site in sites if (site.test.labels >= 0).any()]
-    if not judged:
-        return None
-    table = Table(title="test patients: present/absent/questionable")
-    table.add_column("phenotype")
-    for site in judged:
-        table.add_column(Text(site.id), justify="right")
-    counts = [site.test.label_counts() for site in judged]
-    for row, name in enumerate(judged[0].phenotypes):
-        cells = (
-            "/".join(f"{of[kind][row]}" for kind in ("present", "absent", "questionable"))
-            for of in counts
-        )
-        table.add_row(Text(name), *cells)
-    return table
+def count_tables(found: Sequence[CountTable]) -> list[Table]:
+    """What a job's sites hold, as counts."""
+    tables = []
+    for counts in found:
+        tables.append(sheet(*counts.heads, left=counts.words, title=counts.title or None))
+        for row in counts.rows:
+            tables[-1].add_row(*map(Text, row))
+    return tables

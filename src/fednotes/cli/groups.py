@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -18,7 +17,6 @@ from fednotes.core.cleaning import clean
 from fednotes.core.errors import FednotesError
 
 if TYPE_CHECKING:
-    from fednotes.data.notes.sites import SiteNotes
     from fednotes.jobs.checking import Checked
 
 corpus = typer.Typer(help="Look at corpora.", no_args_is_help=True, rich_markup_mode=None)
@@ -56,32 +54,15 @@ def say(line: str) -> None:
     console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
 
 
-def notes_table(sites: Sequence[SiteNotes]) -> Table:
-    """What sites of notes hold, as counts: to train on, and held out to judge a model by."""
-    table = Table()
-    for head in ("site", "part", "notes", "patients", "characters", "longest note"):
-        table.add_column(head, justify="left" if head in ("site", "part") else "right")
-    for site in sites:
-        train = (site.train_notes, site.train_patients, site.train_characters, site.longest)
-        valid = (site.valid_notes, site.valid_patients, site.valid_characters)
-        table.add_row(Text(site.id), "train", *(f"{number:,}" for number in train))
-        table.add_row("", "held out", *(f"{number:,}" for number in valid))
-    return table
-
-
 def show_checked(found: Checked) -> None:
     """What `fednotes check` found: tables, then each problem on a line."""
-    from fednotes.cli.display import findings_table, labels_table, patients_table
+    from fednotes.cli.display import count_tables, findings_table
 
     if found.job is not None and found.sites is not None:
         for note in found.sites.notes:
             say(note if note.startswith("warning: ") else f"note: {note}")
-        if found.job.reads_notes:
-            console.print(notes_table(found.sites.data))
-        elif found.job.data == "patients":
-            for table in (patients_table(found.sites.data), labels_table(found.sites.data)):
-                if table is not None:
-                    console.print(table)
+        for table in count_tables(found.job.kind.counts(found.sites.data)):
+            console.print(table)
     if found.report.findings:
         console.print(findings_table(found.report))
     listed = [p for f in found.report.findings if f.level == "error" for p in f.problems]

@@ -32,8 +32,8 @@ from fednotes.core.errors import ConfigError, ModelError, RefusedError, Training
 from fednotes.core.federation import Option, State
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
-from fednotes.core.store import write_json
-from fednotes.core.tensors import load_state, restoring, save_state, snapshot
+from fednotes.core.store import load_state, restoring, save_state, write_json
+from fednotes.core.tensors import snapshot
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.asking import POLICY, Answers, Asker, Event, Policy, Transport
 from fednotes.engines.host import BEGIN, CHECKPOINT, END

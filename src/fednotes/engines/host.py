@@ -19,7 +19,7 @@ from typing import Protocol
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.federation import SiteTasks
-from fednotes.core.tensors import restoring
+from fednotes.core.store import restoring
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.journal import Journal
 from fednotes.engines.pace import Pace

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fednotes.core.errors import ModelError, RefusedError, TrainingError
 from fednotes.core.federation import Option, SiteTasks, State
-from fednotes.core.tensors import load_state, nbytes, restoring, save_state
+from fednotes.core.store import load_state, restoring, save_state
+from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.secure_server import SecureCalls
 

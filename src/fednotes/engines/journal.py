@@ -21,8 +21,15 @@ from typing import Any
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.federation import State
 from fednotes.core.parsing import read_json
-from fednotes.core.store import private_folder, replace_file, sync_folder, write_json
-from fednotes.core.tensors import load_state, restoring, save_state
+from fednotes.core.store import (
+    load_state,
+    private_folder,
+    replace_file,
+    restoring,
+    save_state,
+    sync_folder,
+    write_json,
+)
 from fednotes.engines.wire import HEAD, Frame, Request, WireError, decode_reply, decode_request
 
 KEPT_REPLIES = 2

@@ -14,7 +14,8 @@ from annotated_types import Ge
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import checked
-from fednotes.jobs.job import POOLED, Job, built_in_jobs, load_job, load_table
+from fednotes.jobs.job import POOLED, Job
+from fednotes.jobs.job_file import built_in_jobs, load_job, load_table
 
 Settings = tuple[str, ...]  # `--set` assignments
 MOST_CHOICES = 64  # of one row

@@ -44,10 +44,10 @@ from fednotes.experiments.grids import (
     seeds_of,
 )
 from fednotes.experiments.tables import choose, gather, markdown
-from fednotes.jobs.costs import LONG
-from fednotes.jobs.job import expand, load_job
-from fednotes.jobs.notes import located
-from fednotes.report.run import duration
+from fednotes.jobs.job import expand
+from fednotes.jobs.job_file import load_job
+from fednotes.jobs.results import duration
+from fednotes.jobs.simulate import LONG
 
 Told = Callable[[str, int, int], None]  # the run that has ended, how many have, of how many
 
@@ -289,7 +289,7 @@ def _attention(
     if jobs.own:
         job = load_job(jobs[base])
         named[0] = f"base={job.config.model.encoder}"
-        notes = [located(job, p, "path") for site in job.sites.values() for p in site.files]
+        notes = [job.located(p, "path") for site in job.sites.values() for p in site.files]
         categories = [name for site in job.sites.values() for name in site.categories]
     found = run_attention(
         named,

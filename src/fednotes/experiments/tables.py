@@ -10,8 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from fednotes.core.errors import ConfigError, MissingExtra
-from fednotes.core.parsing import parse_json, read_json
+from fednotes.core.parsing import parse_json
 from fednotes.experiments.grids import Grid, Row, Run, Settings, Size
+from fednotes.jobs.results import read_result
 from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
 
 KINDS = ("strict", "relaxed")
@@ -40,7 +41,7 @@ def gather(
     for row in rows:
         for condition in row.conditions:
             own = [r for r in runs if r.row is row and r.condition == condition]
-            summaries = [read_json(r.folder / "summary.json", strict=False) for r in own]
+            summaries = [read_result(r.folder).model_dump() for r in own]
             of_seeds = zip(own, summaries, strict=True)
             read[row.label, condition] = {r.seed: summary for r, summary in of_seeds}
             found.append(
@@ -98,8 +99,7 @@ def choose(runs: Sequence[Run]) -> tuple[Settings, list[dict[str, Any]]]:
     """
     tried: dict[Settings, list[float]] = {}
     for run in runs:
-        summary = read_json(run.folder / "summary.json", strict=False)
-        score = summary.get("valid", {}).get(run.condition, {}).get("mean")
+        score = read_result(run.folder).valid.get(run.condition, {}).get("mean")
         if score is None:
             raise ConfigError(
                 f"row {run.row.label!r} chooses by validation data, but {run.folder} has no "

@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem
-from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.core.types import Document
 from fednotes.data.checks import (
     Report,
     check_documents,
-    check_sites,
     in_two_parts,
     leaks,
     problem_findings,
 )
 from fednotes.data.formats import examine
 from fednotes.data.formats.files import OnError
-from fednotes.data.split import sentence_documents
 from fednotes.engines.inprocess import InProcess
-from fednotes.jobs.job import Job, SiteConfig, Sites, load_job
+from fednotes.jobs.job import Job, Sites
+from fednotes.jobs.job_file import load_job
 from fednotes.jobs.simulate import Part, members_of, parts_of, prepare, summed_securely
 
 
@@ -139,7 +138,7 @@ def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
         stopped = _refused(error)
     else:
         stopped = Checked()
-    return replace(stopped, report=_report(job, sites), job=job, sites=sites)
+    return replace(stopped, report=job.kind.findings(job, sites), job=job, sites=sites)
 
 
 def _refused(error: FednotesError) -> Checked:
@@ -158,50 +157,21 @@ def rehearse(job: Job, parts: Iterable[Part]) -> None:
         for part in parts:
             model = getattr(part.config, "model", None)
             frozen = getattr(model, "contextual", "") or getattr(model, "tuning", "")
-            little = bool(frozen) and job.data == "documents"
+            little = bool(frozen) and job.kind.one_sentence
             if little:
-                part = replace(part, sites=tuple(map(_one_sentence, part.sites)))
+                part = replace(part, sites=tuple(map(little, part.sites)))
             cache = Path(folder) if little else None
             members = members_of(job, part, [None] * len(part.sites), cache=cache)
             InProcess(members, secure=summed_securely(job, part))
 
 
-def _one_sentence(site: SiteData) -> SiteData:
-    train = next((d for d in site.train if d.text.strip()), None)
-    first = sentence_documents([train])[:1] if train else ()
-    return replace(site, train=first, valid=(), test=())
-
-
 def _stand_in(job: Job) -> Iterable[FednotesError]:
     """What is wrong with a job's model, tried on a sentence where its notes cannot be read."""
-    if job.data != "documents":
+    if job.kind.invented is None:
         return
-    sites = tuple(_invented(name, site) for name, site in job.sites.items())
+    sites = tuple(job.kind.invented(name, site) for name, site in job.sites.items())
     try:
         parts = parts_of(job, Sites(sites), job.module.for_sites(job.config, sites))
         rehearse(job, [part for part in parts if part.condition == "federated"] or parts[:1])
     except FednotesError as error:
         yield error
-
-
-def _invented(name: str, site: SiteConfig) -> SiteData:
-    types = tuple(dict.fromkeys((*site.types, *site.test_types))) or ("Drug",)
-    note = Document("invented", "Took aspirin .", (Span(5, 12, types[0]),))
-    return SiteData(name, TagSet(types, site.scheme), (note,), (), ())
-
-
-def _report(job: Job, sites: Sites) -> Report:
-    """The findings of a job's sites: of their files, and of what is left for training."""
-    if job.data != "documents":
-        return Report()
-    chosen = {name for name, site in job.sites.items() if site.split}
-    if job.silos and chosen:
-        chosen = {site.id for site in sites.data}
-    known = {(f.code, f.where) for f in sites.findings}
-    found = [
-        finding
-        for finding in check_sites(list(sites.data), chosen=chosen).findings
-        if (finding.code, finding.where) not in known
-        and not (finding.code == "bare_documents" and job.synthetic is None)
-    ]
-    return Report((*sites.findings, *found))

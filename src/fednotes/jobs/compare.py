@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from rich.table import Table
 
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.types import Document, SiteData
 from fednotes.encoders.features import default_cache
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import CONDITIONS, POOLED, Job, parse_job
-from fednotes.jobs.run_folder import fingerprint, recorded
+from fednotes.jobs.job import POOLED, Job, load_sites
+from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.results import CONDITIONS
+from fednotes.jobs.run_folder import recorded
 from fednotes.metrics.compare import Bootstrap, paired_auroc, paired_bootstrap, paired_macro_f1
 from fednotes.patients.cohort import SitePatients
 from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
@@ -22,9 +23,19 @@ from fednotes.taggers.saving import load_model
 ALL_SITES = "all sites"  # the row of runs whose sites share their test patients
 
 
+class Comparison(NamedTuple):
+    """`condition` minus `against`: a test for each site. kind: of score."""
+
+    kind: str
+    condition: str
+    against: str
+    samples: int
+    tests: dict[str, Bootstrap]
+
+
 def compare_runs(
     a: Path, b: Path, condition: str, against: str, metric: str = "strict", samples: int = 10_000
-) -> dict[str, Bootstrap]:
+) -> Comparison:
     """A paired bootstrap for each site: `condition` of run a minus `against` of run b.
 
     Both runs' saved taggers tag the test data of run a's job again. metric: "strict" or "relaxed";
@@ -36,7 +47,7 @@ def compare_runs(
             raise ConfigError(f"no condition is called {name!r}; {nearest(name, CONDITIONS)}")
     job_a, job_b = job_of(a), job_of(b)
     for run, job in ((a, job_a), (b, job_b)):
-        if job.reads_notes:
+        if job.data == "notes":
             raise DataError(f"{run}: a run of {job.method!r} finds no entities to compare")
     if "patients" in (job_a.data, job_b.data):
         if job_a.data != job_b.data:
@@ -48,12 +59,14 @@ def compare_runs(
         own = load_sites(job_a).data
         same = a.resolve() == b.resolve()
         others = own if same else load_sites(job_b).data
-        return compare_patients((a, own, condition), (b, others, against), samples, metric)
+        kind = "macro AUROC" if metric == "auroc" else "macro F1"
+        found = compare_patients((a, own, condition), (b, others, against), samples, metric)
+        return Comparison(kind, condition, against, samples, found)
     sites = load_sites(job_a).data
-    _require_same(a, sites)
+    _require_same(a, job_a, sites)
     if a.resolve() != b.resolve():
         others = load_sites(job_b).data
-        _require_same(b, others)
+        _require_same(b, job_b, others)
         other = {site.id: site.test for site in others}
         for site in sites:
             if [d.text for d in other.get(site.id, ())] != [d.text for d in site.test]:
@@ -67,14 +80,14 @@ def compare_runs(
         found[site.id] = paired_bootstrap(
             site.test, predicted[0], predicted[1], metric, samples, types=site.tags.types
         )
-    return found
+    return Comparison(f"{metric} F1", condition, against, samples, found)
 
 
-def _require_same(run: Path, sites: Sequence[SiteData]) -> None:
+def _require_same(run: Path, job: Job, sites: Sequence[SiteData]) -> None:
     """Raises DataError unless a run's sites are split as they were when it trained."""
     before = recorded(run).get("notes", {})
     for site in sites:
-        if before.get(site.id, own := fingerprint(site)) != own:
+        if before.get(site.id, own := job.kind.fingerprint(site)) != own:
             raise DataError(
                 f"{run}: site {site.id!r} has other data, or parts, than when this run was made: "
                 "what it is tested on may be what it learnt; give it its files back (jobs without "
@@ -186,27 +199,3 @@ def _classes(model: Phenotyper, site: SitePatients, folder: Path) -> Sequence[Se
             f"{folder}: the model read notes with another dictionary or encoder than is there now"
         )
     return model.machines.classes
-
-
-def comparison_table(
-    a: Path, b: Path, condition: str, against: str, metric: str, samples: int
-) -> Table:
-    """What `fednotes compare` prints, in percent."""
-    kind = f"{metric} F1"
-    if job_of(a).data == "patients":
-        kind = "macro AUROC" if metric == "auroc" else "macro F1"
-    table = Table(title=f"{kind}: {condition} minus {against}, {samples:,} resamples")
-    if kind == "macro F1":
-        table.caption = "a class counts where either model knows it, in reports where its own does"
-    for head in ("site", condition, against, "difference", "95 % interval", "p"):
-        table.add_column(head, justify="left" if head == "site" else "right")
-    for site, test in compare_runs(a, b, condition, against, metric, samples).items():
-        table.add_row(
-            site,
-            f"{100 * test.f1_a:.1f}",
-            f"{100 * test.f1_b:.1f}",
-            f"{100 * test.difference:+.1f}",
-            f"{100 * test.low:+.1f} to {100 * test.high:+.1f}",
-            f"{test.p_value:.4f}",
-        )
-    return table

@@ -1,41 +1,46 @@
-"""A job's sites → their data.
+"""A job's sites of annotated documents → their data.
 
-read        files, mapped labels; `where` and `share` (`jobs/documents.py`)
+read        files, mapped labels; `where` and `share`
 flat        one annotation that every part is cut from: all types that the job asks for
 split       train, valid, test; without leaks
 reduced     `fraction`, `mask_overlap`, at most so many sentences
 restricted  to the types that the site annotates, given or sampled
-silos       dealt out anew, where the job simulates hospitals (`jobs/documents.py`)
-             Notes without annotations: `jobs/notes.py`; patients: `jobs/patients.py`.
-
-Hospitals simulated from annotated corpora: a job's sites, pooled and dealt into silos.
-
-The files of a job's sites → documents with mapped labels: first step of `jobs/documents.py`.
+silos       dealt out anew, where the job simulates hospitals
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem, nearest
 from fednotes.core.seeds import seed_of
-from fednotes.core.types import Document, SiteData, TagSet
+from fednotes.core.settings import build
+from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data import synthetic, tags
-from fednotes.data.checks import Finding, bare_documents, in_two_parts, problem_findings, unlearnt
+from fednotes.data.checks import (
+    Finding,
+    Report,
+    bare_documents,
+    check_sites,
+    in_two_parts,
+    problem_findings,
+    unlearnt,
+)
 from fednotes.data.formats import examine
 from fednotes.data.formats.files import Problems
 from fednotes.data.notes import Key
 from fednotes.data.notes.sites import assign
 from fednotes.data.split import mask_overlap, sentence_documents, split, subsample, without_leaks
 from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
-from fednotes.jobs.job import Job, SiteConfig, Sites, TagsConfig, expand
-from fednotes.jobs.notes import load_note_sites
-from fednotes.jobs.patients import load_patient_sites
+from fednotes.data.text import split_sentences
+from fednotes.jobs.job import Job, SiteConfig, SiteKind, Sites, SyntheticConfig, TagsConfig
 
 _REMEDIES = {
     "train": "or give more documents",
@@ -136,11 +141,7 @@ def _reader(job: Job) -> Reader:
     def read_once(path: Path, format: str) -> tuple[Documents, Problems]:
         return examine(path, format or None)
 
-    def reader(text: str, format: str, where: str) -> tuple[Documents, Problems]:
-        path = Path(expand(text, where))
-        return read_once(path if path.is_absolute() else job.folder / path, format)
-
-    return reader
+    return lambda text, format, where: read_once(job.located(text, where), format)
 
 
 def read_sites(job: Job, notes: list[str], findings: list[Finding]) -> dict[str, Parts]:
@@ -247,18 +248,11 @@ def _check_labels(name: str, site: SiteConfig, found: tuple[str, ...], notes: li
 _DRAWS = 10_000
 
 
-def load_sites(
-    job: Job, progress: Callable[[int, int], None] | None = None, cache: Path | None = None
-) -> Sites:
+def load_documents(job: Job, progress: object = None, cache: Path | None = None) -> Sites:
     """Read every site of a job, and deal their texts into silos where it asks for them.
 
-    progress, cache: of `load_patient_sites`. Raises DataError for a bad file, ConfigError for a
-    setting that does not fit it.
+    Raises DataError for a bad file, ConfigError for a setting that does not fit it.
     """
-    if job.data == "patients":
-        return load_patient_sites(job, progress, cache)
-    if job.reads_notes:
-        return load_note_sites(job)
     sites = _load_documents(job)
     return document_silos(job, sites) if job.silos else sites
 
@@ -304,9 +298,8 @@ def _left_out(
 ) -> Iterator[str]:
     """Annotated types that [tags] types lacks. Raises ConfigError if a site has no other."""
     for name, labels in found.items():
-        mapped = {job.sites[name].label_map.get(label, label) for label in labels} - {""}
-        odd = sorted(mapped - set(types)) if types else []
-        if odd and mapped == set(odd):
+        odd = sorted(set(labels) - set(types)) if types else []
+        if odd and set(labels) == set(odd):
             raise ConfigError(
                 f"site {name!r} annotates {', '.join(odd)}; [tags] types has {', '.join(types)}: "
                 "map its labels to these in label_map, or add them to types"
@@ -543,3 +536,116 @@ def _reduced(
             own[part] = subsample(sentences, most / len(sentences), job.seed)
             notes.append(f"{name}: {most:,} of {len(sentences):,} sentences of {part} are used")
     return own
+
+
+# ---- what a job asks of this kind of site --------------------------------------------------------
+
+
+def _tags(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The [tags] of a job. Raises ConfigError where they do not go with its other tables."""
+    if "tags" not in table:
+        return {}
+    tags = build(TagsConfig, table["tags"], f"{where} [tags]")
+    if tags.sampled and "silos" in table:
+        raise ConfigError(
+            f"{where} [silos]: silos annotate alike, design = {tags.design!r} samples other types "
+            "for each site: leave out one of the two"
+        )
+    if not tags.sampled and "synthetic" in table:
+        raise ConfigError(
+            f'{where} [tags]: generated sites have types of their own: design = "disjoint" or '
+            '"appendix-d" samples others'
+        )
+    for name, site in table.get("sites", {}).items():
+        if tags.sampled and site.get("test_types"):
+            raise ConfigError(
+                f"{where} [sites.{name}]: test_types does not go with design = {tags.design!r}, "
+                "which tests on the complete tag set"
+            )
+    return {"tags": tags}
+
+
+def fingerprint(site: SiteData) -> str:
+    """SHA-256 of a site's texts, mentions and parts: two runs on the same notes agree in it."""
+    digest = hashlib.sha256(repr(site.tags).encode())
+    if site.test_types:
+        digest.update(repr(site.test_types).encode())
+    for part in (site.train, site.valid, site.test):
+        digest.update(b"\x1d")
+        for document in part:
+            digest.update(f"{document.text}\x1e{document.spans}\x1e".encode())
+    return digest.hexdigest()
+
+
+def _findings(job: Job, sites: Sites) -> Report:
+    """Of the sites' files, and of what is left for training."""
+    chosen = {name for name, site in job.sites.items() if site.split}
+    if job.silos and chosen:
+        chosen = {site.id for site in sites.data}
+    known = {(f.code, f.where) for f in sites.findings}
+    found = [
+        finding
+        for finding in check_sites(list(sites.data), chosen=chosen).findings
+        if (finding.code, finding.where) not in known
+        and not (finding.code == "bare_documents" and job.synthetic is None)
+    ]
+    return Report((*sites.findings, *found))
+
+
+def _one_sentence(site: SiteData) -> SiteData:
+    train = next((d for d in site.train if d.text.strip()), None)
+    first = sentence_documents([train])[:1] if train else ()
+    return replace(site, train=first, valid=(), test=())
+
+
+def _invented(name: str, site: SiteConfig) -> SiteData:
+    types = tuple(dict.fromkeys((*site.types, *site.test_types))) or ("Drug",)
+    note = Document("invented", "Took aspirin .", (Span(5, 12, types[0]),))
+    return SiteData(name, TagSet(types, site.scheme), (note,), (), ())
+
+
+def never_right(
+    scores: Mapping[str, Mapping[str, Any]], sites: Sequence[SiteData]
+) -> Iterator[str]:
+    """Types of the test data that no mention was found of, where others were.
+
+    scores: condition → score of each site. sites: their data, with annotations.
+    """
+    trained = {s.id: Counter(x.label for d in s.train for x in d.spans) for s in sites}
+    everywhere: Counter[str] = sum(trained.values(), Counter())
+    for site, by_condition in scores.items():
+        for condition in ("federated", "alone", "pooled"):
+            score = by_condition.get(condition)
+            if score and score.get("by_type") and score["relaxed"]["f1"] > 0:
+                break
+        else:
+            continue
+        for label, of_type in score["by_type"].items():
+            if not of_type["support"] or of_type["strict"]["f1"] > 0:
+                continue
+            here, all_sites = trained[site][label], everywhere[label]
+            why = f"{here} training mentions here, {all_sites} at all sites"
+            why += "" if of_type["predicted"] else "; never predicted"
+            remedy = "train longer or give more mentions"
+            if not all_sites:
+                remedy = "name it as the training data do (label_map)"
+            elif here == all_sites and len(sites) > 1:
+                remedy += "; if other sites have it by another name: label_map"
+            yield f"{site}, {condition}: {label} scores 0 ({why}): {remedy}"
+
+
+KIND = SiteKind(
+    "documents",
+    SiteConfig,
+    SyntheticConfig,
+    load_documents,
+    fingerprint,
+    counts=lambda sites: [],
+    tables=frozenset({"tags"}),
+    more=_tags,
+    size=lambda site: sum(len(split_sentences(d)) for d in site.train),
+    hints=never_right,
+    findings=_findings,
+    one_sentence=_one_sentence,
+    invented=_invented,
+)

@@ -1,20 +1,12 @@
-"""Job files: one TOML table says what is trained, on whose notes, and how.
-
-method = "fedner"                 # names a module of fednotes.methods
-preset = "best"                   # or "paper": that method's settings, overridden below
-seed = 1
-[training]                        # the method's Config
-[model]                           # its model's settings
-[sites.mercy]                     # one table a site, see `job_tables.SiteConfig`
-path = "mercy/notes.jsonl"
-
-The tables of a job file that say whose notes are read, and how they are dealt out.
+"""A job, what its tables say of whose notes are read, and what a method's sites hold.
 
 [sites.NAME]   SiteConfig; for a method that reads notes without annotations, NotesConfig
 [tags]         TagsConfig: which types each site annotates
 [synthetic]    SyntheticConfig: generated sites in place of files
 [silos]        SilosConfig: hospitals simulated from what the sites' tables name
 [federation]   FederationConfig: how the sites' answers are gathered
+
+`jobs/job_file.py` reads them, `jobs/patient_tables.py` has those of patients.
 """
 
 from __future__ import annotations
@@ -23,29 +15,22 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from functools import lru_cache
-from importlib import resources
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Interval
 
 from fednotes import methods
-from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Method
-from fednotes.core.settings import assign, build, checked, read_toml
+from fednotes.core.settings import checked
 from fednotes.core.types import Scheme, SiteData
-from fednotes.data.checks import Finding
-from fednotes.jobs.patient_tables import (
-    PATIENT_TABLES,
-    PatientsConfig,
-    PatientTables,
-    SyntheticPatientsConfig,
-    patient_tables,
-)
+from fednotes.data.checks import Finding, Report
+from fednotes.jobs.patient_tables import PatientTables
 
+POOLED = "pooled"  # the site that has every site's sentences
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 Seconds = Annotated[float, Ge(0)]
 Number = Annotated[int, Ge(0)]  # where 0 is all
@@ -260,38 +245,56 @@ class FederationConfig:
     secure_sum: bool = False
 
 
-CONDITIONS = ("alone", "federated", "pooled")
-POOLED = "pooled"  # the site that has every site's sentences
-# Of a Config, by the job itself.
-FILLED_IN = {
-    *("seed", "tags", "platforms", "model", "space", "phenotypes", "questionable"),
-    "vectors",
-}
-_TOP = {"title", "method", "preset", "seed", "conditions", "threads", "notes"}
-_TABLES = {
-    "training",
-    "model",
-    "sites",
-    "synthetic",
-    "tags",
-    "silos",
-    "federation",
-    *PATIENT_TABLES,
-}
-SITE_TABLES: dict[str, type[Any]] = {  # by the method's DATA: what its sites hold
-    "documents": SiteConfig,
-    "notes": NotesConfig,
-    "patients": PatientsConfig,
-}
+class CountTable(NamedTuple):
+    """A table of numbers. words: so many of its first columns hold words."""
+
+    heads: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    words: int = 1
+    title: str = ""
+
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class SiteKind:
+    """What the sites of a method hold, and all that a job does with it.
+
+    sites, synthetic: the classes of [sites.NAME] and [synthetic]. tables: further tables of the
+    job that only it has; more(table, where): Job's fields that are made of them.
+    load(job, progress, cache): the sites. fingerprint(site): two runs on the same data agree in it.
+    size(site): its training examples, as far as its data tell; unit: what they are, in short.
+    counts(sites): what `check` shows. hints(scores, sites): what a run says of its scores.
+    findings(job, sites): what to know before training. one_sentence(site): a site that is made in
+    no time; invented(name, table): a site where files cannot be read. None where there is none.
+    """
+
+    name: str
+    sites: type[Any]
+    synthetic: type[Any]
+    load: Callable[[Job, Progress | None, Path | None], Sites]
+    fingerprint: Callable[[Any], str]
+    counts: Callable[[Sequence[Any]], list[CountTable]]
+    tables: frozenset[str] = frozenset()
+    more: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda table, where: {}
+    size: Callable[[Any], int] = lambda site: 1
+    unit: str = "sent"
+    hints: Callable[[Mapping[str, Any], Sequence[Any]], Iterator[str]] = lambda scores, sites: iter(
+        ()
+    )
+    findings: Callable[[Job, Sites], Report] = lambda job, sites: Report()
+    one_sentence: Callable[[Any], Any] | None = None
+    invented: Callable[[str, Any], Any] | None = None
 
 
 @dataclass(frozen=True)
 class Job:
     """A job file, read and checked.
 
-    table: the raw tables after `--set`, for the record. folder: what relative paths are
-    relative to. sites: a SiteConfig each, or a NotesConfig or PatientsConfig where the method
-    reads notes or patients; synthetic likewise. patients: the tables of a job on patients.
+    kind: what its sites hold. config: the method's `Config`. sites: a table of the kind each;
+    synthetic likewise. table: the raw tables after `--set`, for the record. folder: what relative
+    paths are relative to. tags, patients: as far as the kind has them.
     """
 
     name: str
@@ -301,14 +304,15 @@ class Job:
     conditions: tuple[str, ...]
     threads: int
     config: Any
+    kind: SiteKind
     sites: Mapping[str, Any]
     synthetic: Any
     table: Mapping[str, Any]
     folder: Path
-    tags: TagsConfig | None = None
     silos: SilosConfig | None = None
-    patients: PatientTables | None = None
     federation: FederationConfig = field(default_factory=FederationConfig)
+    tags: TagsConfig | None = None
+    patients: PatientTables | None = None
 
     @property
     def module(self) -> Method:
@@ -318,12 +322,7 @@ class Job:
     @property
     def data(self) -> str:
         """What the method's sites hold: "documents", "notes" (no annotations) or "patients"."""
-        return self.module.holds
-
-    @property
-    def reads_notes(self) -> bool:
-        """Whether the method's sites hold notes without annotations, not documents."""
-        return self.data == "notes"
+        return self.kind.name
 
     @property
     def fingerprint(self) -> str:
@@ -331,17 +330,21 @@ class Job:
         text = json.dumps(self.table, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def located(self, text: str, where: str) -> Path:
+        """A path of the job, relative to its file. Raises ConfigError for a variable that is not
+        set."""
+        path = Path(expand(text, where))
+        return path if path.is_absolute() else self.folder / path
+
 
 @dataclass(frozen=True)
 class Sites:
     """The sites of a job in its order, or the silos that it deals them into.
 
-    data: what each holds, SiteNotes where the method reads notes without annotations,
-        SitePatients where it reads patients.
-    complete: the same texts with every type annotated everywhere, where that is known: for
-        generated sites and sampled tag sets.
-    notes: what was changed on the way, as counts.
-    findings: what to know of the files before they were split and reduced.
+    data: what each holds, of the method's kind. complete: the same texts with every type
+    annotated everywhere, where that is known: for generated sites and sampled tag sets.
+    notes: what was changed on the way, as counts. findings: what to know of the files before
+    they were split and reduced.
     """
 
     data: tuple[Any, ...]
@@ -360,227 +363,13 @@ class Sites:
         return (*(f"warning: {text}" for text in self.warnings), *self.notes)
 
 
-@lru_cache(maxsize=1)
-def built_in_jobs() -> Mapping[str, Path]:
-    """The jobs that come with the package, by name: `demo`, `fedner/table2`, …"""
-    root = Path(str(resources.files("fednotes") / "experiments"))
-    found = {str(path.relative_to(root).with_suffix("")): path for path in root.rglob("*.toml")}
-    return {name: path for name, path in sorted(found.items()) if "base" not in read_toml(path)}
+def load_sites(job: Job, progress: Progress | None = None, cache: Path | None = None) -> Sites:
+    """Read every site of a job. progress: told of (patients done, all) while notes are read; cache:
+    of what is made of them.
 
-
-def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
-    """Read a job file, or a built-in job by name, and apply `--set` assignments.
-
-    Raises ConfigError naming file, table and key.
+    Raises DataError for a bad file, ConfigError for a setting that does not fit it.
     """
-    table, path = load_table(name, settings)
-    return parse_job(table, path.stem, path.resolve().parent, str(path))
-
-
-def load_table(name: str | Path, settings: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
-    """The tables of a job file, or a built-in job, after `--set`; and its file.
-
-    Raises ConfigError.
-    """
-    path = Path(name)
-    if not path.is_file():
-        known = built_in_jobs()
-        if str(name) not in known:
-            raise ConfigError(
-                f"{name}: no such job file, nor a built-in job; {nearest(str(name), known)}"
-            )
-        path = known[str(name)]
-    table = read_toml(path)
-    for assignment in settings:
-        assign(table, assignment)
-    return table, path
-
-
-def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> Job:
-    """A job from its tables. Raises ConfigError."""
-    for key in table:
-        if key not in _TOP | _TABLES:
-            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, _TOP | _TABLES)}")
-        if key in _TABLES and not isinstance(table[key], Mapping):
-            raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
-    top = build(TopConfig, {k: v for k, v in table.items() if k in _TOP}, where)
-    try:
-        kind = methods.find(top.method).holds
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    for condition in top.conditions:
-        if condition not in CONDITIONS:
-            raise ConfigError(
-                f"{where}: conditions has {condition!r}; {nearest(condition, CONDITIONS)}"
-            )
-    federation = build(FederationConfig, table.get("federation", {}), f"{where} [federation]")
-    for key in PATIENT_TABLES:
-        if key in table and kind != "patients":
-            raise ConfigError(f"{where} [{key}]: is for methods on patients, not {top.method}")
-    synthetic, sites = _sources(table, where, kind)
-    return Job(
-        name=name,
-        title=top.title or name,
-        method=top.method,
-        seed=top.seed,
-        conditions=tuple(c for c in CONDITIONS if c in top.conditions),
-        threads=top.threads,
-        config=_config(top, table, folder, where),
-        sites=sites,
-        synthetic=synthetic,
-        table=table,
-        folder=folder,
-        tags=_tags(table, where, top.method, kind),
-        silos=build(SilosConfig, table["silos"], f"{where} [silos]") if "silos" in table else None,
-        patients=_patients(top, table, where) if kind == "patients" else None,
-        federation=federation,
-    )
-
-
-@checked(frozen=True)
-class TopConfig:
-    """The keys of a job file outside its tables.
-
-    method: names a module of `fednotes.methods`. title, notes: for people. preset: the method's
-    settings to begin with, "best" or "paper". seed: the same one, the same run. conditions: what
-    is trained, of "alone" (each site by itself), "federated" and "pooled" (all notes in one place).
-    threads: of this process.
-    """
-
-    method: str
-    title: str = ""
-    notes: str = ""
-    preset: str = "best"
-    seed: int = 1
-    conditions: tuple[str, ...] = ("alone", "federated", "pooled")
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.conditions:
-            raise ConfigError(f"conditions = []: name some of {', '.join(CONDITIONS)}")
-        most = 4 * (os.cpu_count() or 1)
-        if not 1 <= self.threads <= most:
-            raise ConfigError(f"threads = {self.threads}: expected 1 to {most} on this machine")
-
-
-def _sources(table: Mapping[str, Any], where: str, kind: str) -> tuple[Any, dict[str, Any]]:
-    if ("sites" in table) == ("synthetic" in table):
-        raise ConfigError(f"{where}: give either [sites.NAME] tables or a [synthetic] table")
-    if "synthetic" in table:
-        made: type[Any] = SyntheticPatientsConfig if kind == "patients" else SyntheticConfig
-        return build(made, table["synthetic"], f"{where} [synthetic]"), {}
-    if not table["sites"]:
-        raise ConfigError(f"{where}: expected one table [sites.NAME] for each site")
-    sites: dict[str, Any] = {}
-    for site, values in table["sites"].items():
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", site):
-            raise ConfigError(
-                f"{where} [sites.{site}]: a site's name has letters, digits, - and _ only"
-            )
-        taken = {name.lower(): name for name in (POOLED, *sites)}
-        if found := taken.get(site.lower()):  # a site is a folder; some systems ignore case
-            raise ConfigError(
-                f"{where} [sites.{site}]: this name is taken, choose another (it is {found!r} "
-                "where case does not count)"
-            )
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{where}: sites.{site} is a value, expected a table [sites.{site}]")
-        sites[site] = build(SITE_TABLES[kind], values, f"{where} [sites.{site}]")
-    return None, sites
-
-
-def _tags(table: Mapping[str, Any], where: str, method: str, kind: str) -> TagsConfig | None:
-    if "tags" not in table:
-        return None
-    if kind == "patients":
-        return None  # patient_tables refuses it
-    if kind == "notes":
-        raise ConfigError(f"{where} [tags]: {method} reads notes without annotations: leave it out")
-    tags = build(TagsConfig, table["tags"], f"{where} [tags]")
-    if tags.sampled and "silos" in table:
-        raise ConfigError(
-            f"{where} [silos]: silos annotate alike, design = {tags.design!r} samples other types "
-            "for each site: leave out one of the two"
-        )
-    if not tags.sampled and "synthetic" in table:
-        raise ConfigError(
-            f'{where} [tags]: generated sites have types of their own: design = "disjoint" or '
-            '"appendix-d" samples others'
-        )
-    for name, site in table.get("sites", {}).items():
-        if tags.sampled and site.get("test_types"):
-            raise ConfigError(
-                f"{where} [sites.{name}]: test_types does not go with design = {tags.design!r}, "
-                "which tests on the complete tag set"
-            )
-    return tags
-
-
-def _config(top: TopConfig, table: Mapping[str, Any], folder: Path, where: str) -> Any:
-    method = methods.find(top.method)
-    if top.preset not in method.presets:
-        raise ConfigError(
-            f"{where}: preset = {top.preset!r}; {nearest(top.preset, method.presets)}"
-        )
-    preset = method.presets[top.preset]
-    for key in FILLED_IN:
-        if key in table.get("training", {}):
-            raise ConfigError(f"{where} [training]: {key!r} does not belong here")
-    values = preset.get("training", {}) | table.get("training", {}) | {"seed": top.seed}
-    training = {f.name for f in fields(method.Config)} - FILLED_IN
-    for key in table.get("training", {}):
-        if key not in training:
-            raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
-    settings = _expand(table.get("model", {}), folder)
-    own = preset.get("model", {})
-    if all(own.get(key) == settings[key] for key in ("kind", "tagger") if key in settings):
-        settings = _over(own, settings)  # else the job starts from a model of its own
-    if settings.get("word_vectors"):
-        settings = preset.get("with_word_vectors", {}) | settings
-    try:
-        model = method.model_config(settings)
-    except ConfigError as error:
-        told = str(error).removeprefix("model: ").removeprefix("model ")  # [model] says so
-        raise ConfigError(f"{where} [model]: {told}") from error
-    made: Any = build(method.Config, values | {"model": model}, f"{where} [training]")
-    return made
-
-
-def _patients(top: TopConfig, table: Mapping[str, Any], where: str) -> PatientTables:
-    """The tables of a job on patients; what the preset says of [concepts] is in them."""
-    preset = methods.find(top.method).presets[top.preset]
-    reads = isinstance(table.get("concepts"), Mapping) or "synthetic" in table
-    if reads and "text" not in table and "concepts" in preset:
-        table = {**table, "concepts": _over(preset["concepts"], table.get("concepts", {}))}
-    return patient_tables(table, where)
-
-
-def _over(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A preset's table with a job's values in place of its own; tables in it likewise."""
-    both = {
-        key: _over(preset[key], value)
-        if isinstance(value, Mapping) and isinstance(preset.get(key), Mapping)
-        else value
-        for key, value in given.items()
-    }
-    return {**preset, **both}
-
-
-def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Environment variables in text values; files beside the job are found by their names."""
-    found = {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
-    for key in (
-        "word_vectors",
-        "contextual",
-        "encoder",
-        "backbone",
-        "representation",
-        "concept_vectors",
-    ):
-        value = found.get(key)
-        if value and isinstance(value, str) and (folder / value).exists():
-            found[key] = str(folder / value)
-    return found
+    return job.kind.load(job, progress, cache)
 
 
 def expand(text: str, where: str) -> str:

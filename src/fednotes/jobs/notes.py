@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -12,12 +12,12 @@ from fednotes.core.types import Document
 from fednotes.data import synthetic
 from fednotes.data.formats import read
 from fednotes.data.notes import Note
-from fednotes.data.notes.sites import NoteCorpus, note_files, site_notes
+from fednotes.data.notes.sites import NoteCorpus, SiteNotes, fingerprint, note_files, site_notes
 from fednotes.data.overlap import TextIndex, index_documents
-from fednotes.jobs.job import Job, NotesConfig, Sites, expand
+from fednotes.jobs.job import CountTable, Job, NotesConfig, SiteKind, Sites, SyntheticConfig
 
 
-def load_note_sites(job: Job) -> Sites:
+def load_note_sites(job: Job, progress: object = None, cache: Path | None = None) -> Sites:
     """The notes of a job's sites, or of the silos that they are dealt into; read in passing.
 
     Raises DataError for a bad file, ConfigError for a setting that does not fit it, each with
@@ -35,11 +35,11 @@ def _from_files(job: Job) -> Iterator[NoteCorpus]:
     def index(paths: tuple[str, ...], where: str) -> TextIndex | None:
         if not paths:
             return None
-        return index_documents(chain.from_iterable(read(located(job, p, where)) for p in paths))
+        return index_documents(chain.from_iterable(read(job.located(p, where)) for p in paths))
 
     for name, site in job.sites.items():
         assert isinstance(site, NotesConfig)
-        paths = [located(job, path, f"sites.{name}.path") for path in site.files]
+        paths = [job.located(path, f"sites.{name}.path") for path in site.files]
         yield NoteCorpus(
             name,
             note_files(name, paths, site.format, site.categories, site.column),
@@ -48,12 +48,6 @@ def _from_files(job: Job) -> Iterator[NoteCorpus]:
             site.max_notes,
             index(site.exclude, "exclude"),
         )
-
-
-def located(job: Job, text: str, where: str) -> Path:
-    """A path of a job, relative to its file. Raises ConfigError for a variable that is not set."""
-    path = Path(expand(text, where))
-    return path if path.is_absolute() else job.folder / path
 
 
 def _generated(job: Job) -> Iterator[NoteCorpus]:
@@ -75,3 +69,18 @@ class _Generated:
     def __call__(self) -> Iterator[Note]:
         for d in self._documents:
             yield Note(d.id, d.text, d.patient, None, self._name)
+
+
+def _counts(sites: Sequence[SiteNotes]) -> list[CountTable]:
+    """To train on, and held out to judge a model by."""
+    rows: list[tuple[str, ...]] = []
+    for site in sites:
+        train = (site.train_notes, site.train_patients, site.train_characters, site.longest)
+        valid = (site.valid_notes, site.valid_patients, site.valid_characters)
+        rows.append((site.id, "train", *(f"{number:,}" for number in train)))
+        rows.append(("", "held out", *(f"{number:,}" for number in valid), ""))
+    heads = ("site", "part", "notes", "patients", "characters", "longest note")
+    return [CountTable(heads, rows, words=2)]
+
+
+KIND = SiteKind("notes", NotesConfig, SyntheticConfig, load_note_sites, fingerprint, _counts)

@@ -29,7 +29,7 @@ from fednotes.data.notes import Note
 from fednotes.data.notes.sites import note_files
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.vectors import load_vectors
-from fednotes.jobs.job import Job, Sites, expand
+from fednotes.jobs.job import CountTable, Job, SiteKind, Sites, expand
 from fednotes.jobs.patient_features import (
     ConceptFeatures,
     Features,
@@ -39,15 +39,23 @@ from fednotes.jobs.patient_features import (
     features_for,
     features_of,
 )
-from fednotes.jobs.patient_tables import PatientsConfig, PatientTables
+from fednotes.jobs.patient_tables import (
+    PATIENT_TABLES,
+    PatientsConfig,
+    PatientTables,
+    SyntheticPatientsConfig,
+    patient_tables,
+)
 from fednotes.patients import ctakes, synthetic
 from fednotes.patients.codes import hold_out, phenotype_labels
 from fednotes.patients.cohort import (
     UNLABELLED,
+    Bags,
     Cohort,
     ConceptVectors,
     SitePatients,
     deal,
+    patient_sites_fingerprint,
     pooled_patients,
     require_alike,
     split,
@@ -602,3 +610,49 @@ def _label_lines(sites: Sequence[SitePatients]) -> Iterator[str]:
         few = [f"{p} ({k[0]} only)" if k else f"{p} (no label)" for p, k in named if len(k) < 2]
         if few:
             yield f"{site}: phenotypes without two classes of training labels: {', '.join(few)}"
+
+
+def _counts(sites: Sequence[SitePatients]) -> list[CountTable]:
+    """Patients; of the test patients present/absent/questionable, at sites that have labels.
+
+    coded: patients with billed codes, labelled: with a label of any phenotype. concepts: of a
+    patient, the mean and the most, where notes are read as concepts.
+    """
+    rows = []
+    for site in sites:
+        for place, part in enumerate(("train", "valid", "test")):
+            cohort = getattr(site, part)
+            coded = sum(patient in site.codes for patient in cohort.patients)
+            labelled = int((cohort.labels >= 0).any(axis=1).sum())
+            cells = [f"{n:,}" for n in (len(cohort), coded, labelled)]
+            if isinstance(cohort.bags, Bags):
+                sizes = cohort.bags.sizes
+                cells += [f"{int((sizes == 0).sum()):,}"]
+                cells += [f"{sizes.mean():,.1f}", f"{sizes.max():,}"] if len(sizes) else ["–", "–"]
+            rows.append(("" if place else site.id, part, *cells))
+    dense = any(site.space.dense for site in sites)
+    concepts = () if dense else ("without concepts", "concepts each", "most")
+    heads = ("site", "part", "patients", "coded", "labelled", *concepts)
+    found = [CountTable(heads, rows, words=2)]
+    if judged := [site for site in sites if (site.test.labels >= 0).any()]:
+        counts = [site.test.label_counts() for site in judged]
+        labels = [
+            (name, *("/".join(f"{of[kind][row]}" for kind in _SHOWN[:3]) for of in counts))
+            for row, name in enumerate(judged[0].phenotypes)
+        ]
+        ids = ("phenotype", *(site.id for site in judged))
+        found.append(CountTable(ids, labels, title="test patients: present/absent/questionable"))
+    return found
+
+
+KIND = SiteKind(
+    "patients",
+    PatientsConfig,
+    SyntheticPatientsConfig,
+    load_patient_sites,
+    patient_sites_fingerprint,
+    _counts,
+    tables=frozenset(PATIENT_TABLES),
+    more=lambda table, where: {"patients": patient_tables(table, where)},
+    unit="patients",
+)

@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
-from rich.text import Text
 
-from fednotes.cli.display import number_of
 from fednotes.core.errors import ConfigError, DataError, ModelError, nearest
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
@@ -236,27 +233,6 @@ def _require_mapping(
             raise ConfigError(f"--map {old}={new}: the model has no {new!r}; {nearest(new, known)}")
 
 
-def score_table(scores: dict[str, Any]) -> Table:
-    """Precision, recall and F1 in percent, all types together and one by one."""
-    table = Table()
-    for head in ("type", "mentions", "strict P", "R", "F1", "relaxed P", "R", "F1"):
-        table.add_column(head, justify="left" if head == "type" else "right")
-    for label, score in scores["by_type"].items():
-        table.add_row(Text(label), str(score["support"]), *_numbers(score))
-    table.add_section()
-    support = sum(score["support"] for score in scores["by_type"].values())
-    table.add_row("all", str(support), *_numbers(scores), style="bold")
-    return table
-
-
-def _numbers(score: dict[str, Any]) -> list[str]:
-    return [
-        f"{100 * score[kind][key]:.1f}"
-        for kind in ("strict", "relaxed")
-        for key in ("precision", "recall", "f1")
-    ]
-
-
 # phenotypes of patients
 
 
@@ -446,26 +422,3 @@ def evaluate_patients(
     }
     unknown = tuple(name for name in found if name not in names)
     return {**scores, "ranking": ranked["macro"], "by_output": by_output}, unknown
-
-
-def patient_score_table(scores: dict[str, Any]) -> Table:
-    """Each disease: its patients, the mean over its classes in percent, AUROC; then the average."""
-    table = Table()
-    for head in ("phenotype", "present", "absent", "P", "R", "F1", "AUROC", "95 %"):
-        table.add_column(head, justify="left" if head == "phenotype" else "right")
-    for name, score in scores["by_output"].items():
-        numbers = [str(score.get(kind, {}).get("support", 0)) for kind in ("present", "absent")]
-        table.add_row(Text(name), *numbers, *_shares(score["macro"], score["auroc"]))
-    table.add_section()
-    table.add_row(
-        "average", "", "", *_shares(scores["macro"], scores["ranking"]["auroc"]), style="bold"
-    )
-    return table
-
-
-def _shares(macro: dict[str, Any], area: dict[str, Any]) -> list[str]:
-    bounds = ""
-    if area["low"] is not None:
-        bounds = f"{area['low']:.2f}–{area['high']:.2f}"
-    numbers = [number_of(macro[key]) for key in ("precision", "recall", "f1")]
-    return [*numbers, number_of(area["value"], 1, 3), bounds]

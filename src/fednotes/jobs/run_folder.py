@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,8 @@ import fednotes
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import read_json
 from fednotes.core.store import LOCK, make_private, private_folder, write_json
-from fednotes.core.types import SiteData
-from fednotes.data.notes.sites import fingerprint as note_fingerprint
 from fednotes.jobs.job import Job, Sites
-from fednotes.patients.cohort import patient_sites_fingerprint as patient_fingerprint
-
-OUTCOME = {"scores", "rounds", "seconds", "bytes_up", "bytes_down"}  # of a finished part
+from fednotes.jobs.results import METRICS, SUMMARY, Outcome
 
 
 def require_place(out: Path) -> None:
@@ -45,18 +39,17 @@ def refuse(job: Job, out: Path, resume: bool, overwrite: bool) -> None:
         raise ConfigError(f"{out} holds a run of another job (or other --set): nothing done")
 
 
-def finished(done: Path) -> dict[str, Any] | None:
+def finished(done: Path) -> Outcome | None:
     """What a part that ran to its end left; None, to run it again, where that is damaged."""
     try:
-        outcome = read_json(done, strict=False)
-        return outcome if outcome.keys() >= OUTCOME else None
-    except (OSError, ValueError, AttributeError):
+        return Outcome.model_validate(read_json(done, strict=False))
+    except (OSError, ValueError):
         return None
 
 
 def begun(out: Path) -> bool:
     """Whether anything in a run's folder took time: a job that failed at once claims nothing."""
-    log = out / "metrics.jsonl"
+    log = out / METRICS
     return log.exists() and log.stat().st_size > 0
 
 
@@ -68,7 +61,7 @@ def set_aside(out: Path) -> bool:
     previous = out.with_name(out.name + ".previous")
     if not begun(out):
         return False
-    if previous.exists() and not (out / "summary.json").exists():
+    if previous.exists() and not (out / SUMMARY).exists():
         shutil.rmtree(out)
         return True
     if previous.exists():
@@ -94,11 +87,7 @@ def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:
 
     Raises ConfigError if the notes are not those that an unfinished run began with.
     """
-    of: dict[str, Callable[[Any], str]] = {
-        "notes": note_fingerprint,
-        "patients": patient_fingerprint,
-    }
-    notes = {site.id: of.get(job.data, fingerprint)(site) for site in sites.data}
+    notes = {site.id: job.kind.fingerprint(site) for site in sites.data}
     if resume and begun(out):
         before = recorded(out).get("notes", {})
         for site, digest in notes.items():
@@ -125,15 +114,3 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
     }
-
-
-def fingerprint(site: SiteData) -> str:
-    """SHA-256 of a site's texts, mentions and parts: two runs on the same notes agree in it."""
-    digest = hashlib.sha256(repr(site.tags).encode())
-    if site.test_types:
-        digest.update(repr(site.test_types).encode())
-    for part in (site.train, site.valid, site.test):
-        digest.update(b"\x1d")
-        for document in part:
-            digest.update(f"{document.text}\x1e{document.spans}\x1e".encode())
-    return digest.hexdigest()

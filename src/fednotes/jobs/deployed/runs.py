@@ -31,6 +31,7 @@ from fednotes.engines.nvflare.kit import ADMIN, job_folder, read_kit
 from fednotes.jobs.deployed.server import PROBLEM
 from fednotes.jobs.deployed.site_file import LEAST, whole_table
 from fednotes.jobs.job import Job
+from fednotes.jobs.results import SUMMARY, RunResult, read_result
 from fednotes.jobs.simulate import Display, Part
 from fednotes.rules.approval import fingerprint
 
@@ -273,8 +274,8 @@ class Follower:
     _again: bool = False  # another submission of a run that was shown
     _ahead: str = ""  # the run that this one waits behind
 
-    def follow(self, server: Admin) -> dict[str, Any]:
-        """Returns summary.json of the run.
+    def follow(self, server: Admin) -> RunResult:
+        """Returns what the run left.
 
         Raises TrainingError if the connection is lost, FednotesError if the run stays stopped.
         """
@@ -360,16 +361,16 @@ class Follower:
         elif kind == "event":
             self.say(str(line["text"]))
 
-    def _finished(self, server: Admin, job: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _finished(self, server: Admin, job: Mapping[str, Any]) -> RunResult | None:
         """What a finished submission means: the end, or that another one follows."""
         if self._state == ABORTED:
             raise FednotesError(f"run {self.run.name} was aborted by a person")
         if self._job_id not in self._judged:
-            summary = self._fetch(server, job)
+            result = self._fetch(server, job)
             self._judged.add(self._job_id)
-            if summary is not None:
+            if result is not None:
                 self.display.end()
-                return summary
+                return result
         if self.now() - self._changed > PATIENCE_SECONDS:
             raise FednotesError(
                 f"run {self.run.name}: {self._state}, and the server's watch does not hand it in "
@@ -377,7 +378,7 @@ class Follower:
             )
         return None
 
-    def _fetch(self, server: Admin, job: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _fetch(self, server: Admin, job: Mapping[str, Any]) -> RunResult | None:
         """Take over a submission's folder. Raises FednotesError if it failed for good."""
         with tempfile.TemporaryDirectory(dir=self.out) as folder:
             try:
@@ -391,18 +392,19 @@ class Follower:
                 raise FednotesError(f"run {self.run.name} stays stopped: {problem['problem']}")
             if problem:
                 self.say(f"stopped: {problem['problem']}; the server hands it in again")
-            summary = _table(made / "summary.json")
-            if summary:
-                make_private(made)
-                for path in sorted(made.iterdir()):
-                    target = self.out / path.name
-                    if target.is_dir():
-                        shutil.rmtree(target)
-                    shutil.move(path, target)
-            return summary or None
+            if not (made / SUMMARY).exists():
+                return None
+            result = read_result(made)
+            make_private(made)
+            for path in sorted(made.iterdir()):
+                target = self.out / path.name
+                if target.is_dir():
+                    shutil.rmtree(target)
+                shutil.move(path, target)
+            return result
 
 
-def watched(follower: Follower, connected: Callable[[], Any]) -> dict[str, Any]:
+def watched(follower: Follower, connected: Callable[[], Any]) -> RunResult:
     """`follow`, connected again whenever the server was away. connected: makes a session."""
     lost = False
     while True:

@@ -54,6 +54,7 @@ from fednotes.jobs.deployed.agreement import (
 )
 from fednotes.jobs.deployed.site_file import own_files, parsed, read_site_file, whole_table
 from fednotes.jobs.job import Job
+from fednotes.jobs.results import VERSION, RunResult
 from fednotes.jobs.run_folder import versions
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.guard import REJECTED
@@ -191,23 +192,26 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     final = job.module.train(engine, config)
     progress.trained = True
     shared = _shared_scores(engine)
-    summary = {
-        "title": job.title,
-        "method": job.method,
-        "seed": job.seed,
-        "run": setup.run,
-        "rounds": final.round,
-        "sites": list(setup.sites),
-        "seconds": engine.seconds,
-        "bytes_up": engine.bytes_up,
-        "bytes_down": engine.bytes_down,
-        "metrics": progress.metrics,  # of sums
-        "scores": shared,  # of sites whose policy shares them
-        "config": dict(setup.job["job"]),
-        "versions": versions(),
-    }
+    spent = {"seconds": engine.seconds, "bytes_up": engine.bytes_up}
+    spent |= {"bytes_down": engine.bytes_down, "rounds": final.round}
+    result = RunResult(
+        version=VERSION,
+        title=job.title,
+        method=job.method,
+        seed=job.seed,
+        run=setup.run,
+        seconds=engine.seconds,
+        bytes_up=engine.bytes_up,
+        bytes_down=engine.bytes_down,
+        # Of sites whose policy shares them.
+        sites={s: {"federated": shared[s]} if s in shared else {} for s in setup.sites},
+        metrics=dict(progress.metrics),
+        conditions={"federated": spent},
+        config=dict(setup.job["job"]),
+        versions=versions(),
+    )
     job.module.save(config, final, setup.folder / "model")
-    write_json(setup.folder / "summary.json", summary)
+    result.write(setup.folder)
     write_text(setup.folder / METRICS, progress.path.read_text(encoding="utf-8"))
     engine.end()
     pipe.publish({"kind": "end", "rounds": progress.rounds})

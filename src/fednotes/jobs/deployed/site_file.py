@@ -29,8 +29,8 @@ from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import build, checked, read_toml
 from fednotes.core.store import write_text
-from fednotes.jobs.documents import load_sites
-from fednotes.jobs.job import SITE_TABLES, Job, Number, Sites, expand, load_table, parse_job
+from fednotes.jobs.job import Job, Number, Sites, expand, load_sites
+from fednotes.jobs.job_file import KINDS, load_table, parse_job
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.policy import Policy, policy_from
 
@@ -55,7 +55,7 @@ _SOMEWHERE: dict[str, dict[str, str]] = {  # of notes, for those who read none
     "notes": {"path": "notes"},
     "patients": {"notes": "notes", "codes": "codes", "codes_format": "table"},
 }
-_KEYS = {kind: [f.name for f in fields(table)] for kind, table in SITE_TABLES.items()}
+_KEYS = {name: [f.name for f in fields(kind.sites)] for name, kind in KINDS.items()}
 _BUILT_IN = ("", "none", "learn", "minilm", "synthetic")  # names that are of no file
 
 

@@ -1,0 +1,237 @@
+"""Job files: one TOML table says what is trained, on whose notes, and how.
+
+method = "fedner"                 # names a module of fednotes.methods
+preset = "best"                   # or "paper": that method's settings, overridden below
+seed = 1
+[training]                        # the method's Config
+[model]                           # its model's settings
+[sites.mercy]                     # one table a site, see `jobs/job.py`
+path = "mercy/notes.jsonl"
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fednotes import methods
+from fednotes.core.errors import ConfigError, nearest
+from fednotes.core.federation import Method
+from fednotes.core.settings import assign, build, checked, read_toml
+from fednotes.jobs import documents, notes, patients
+from fednotes.jobs.job import POOLED, FederationConfig, Job, SilosConfig, SiteKind, expand
+from fednotes.jobs.results import CONDITIONS
+
+KINDS: dict[str, SiteKind] = {k.name: k for k in (documents.KIND, notes.KIND, patients.KIND)}
+# Of a Config, by the job itself.
+FILLED_IN = {
+    *("seed", "tags", "platforms", "model", "space", "phenotypes", "questionable", "vectors"),
+}
+_TABLES = {"training", "model", "sites", "synthetic", "silos", "federation"}.union(
+    *(kind.tables for kind in KINDS.values())
+)
+_FILES = (  # of [model]: they may stand beside the job
+    *("word_vectors", "contextual", "encoder", "backbone", "representation", "concept_vectors"),
+)
+
+
+@checked(frozen=True)
+class TopConfig:
+    """The keys of a job file outside its tables.
+
+    method: names a module of `fednotes.methods`. title, notes: for people. preset: the method's
+    settings to begin with, "best" or "paper". seed: the same one, the same run. conditions: what
+    is trained, of "alone" (each site by itself), "federated" and "pooled" (all notes in one place).
+    threads: of this process.
+    """
+
+    method: str
+    title: str = ""
+    notes: str = ""
+    preset: str = "best"
+    seed: int = 1
+    conditions: tuple[str, ...] = CONDITIONS
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.conditions:
+            raise ConfigError(f"conditions = []: name some of {', '.join(CONDITIONS)}")
+        for condition in self.conditions:
+            if condition not in CONDITIONS:
+                raise ConfigError(f"conditions has {condition!r}; {nearest(condition, CONDITIONS)}")
+        most = 4 * (os.cpu_count() or 1)
+        if not 1 <= self.threads <= most:
+            raise ConfigError(f"threads = {self.threads}: expected 1 to {most} on this machine")
+
+
+@lru_cache(maxsize=1)
+def built_in_jobs() -> Mapping[str, Path]:
+    """The jobs that come with the package, by name: `demo`, `fedner/table2`, …"""
+    root = Path(str(resources.files("fednotes") / "experiments"))
+    found = {str(path.relative_to(root).with_suffix("")): path for path in root.rglob("*.toml")}
+    return {name: path for name, path in sorted(found.items()) if "base" not in read_toml(path)}
+
+
+def load_job(name: str | Path, settings: tuple[str, ...] = ()) -> Job:
+    """Read a job file, or a built-in job by name, and apply `--set` assignments.
+
+    Raises ConfigError naming file, table and key.
+    """
+    table, path = load_table(name, settings)
+    return parse_job(table, path.stem, path.resolve().parent, str(path))
+
+
+def load_table(name: str | Path, settings: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
+    """The tables of a job file, or a built-in job, after `--set`; and its file.
+
+    Raises ConfigError.
+    """
+    path = Path(name)
+    if not path.is_file():
+        known = built_in_jobs()
+        if str(name) not in known:
+            raise ConfigError(
+                f"{name}: no such job file, nor a built-in job; {nearest(str(name), known)}"
+            )
+        path = known[str(name)]
+    table = read_toml(path)
+    for assignment in settings:
+        assign(table, assignment)
+    return table, path
+
+
+def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> Job:
+    """A job from its tables. Raises ConfigError."""
+    top_keys = {f.name for f in fields(TopConfig)}
+    for key in table:
+        if key not in top_keys | _TABLES:
+            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, top_keys | _TABLES)}")
+        if key in _TABLES and not isinstance(table[key], Mapping):
+            raise ConfigError(f"{where}: {key} is a value, expected a table [{key}]")
+    top = build(TopConfig, {k: v for k, v in table.items() if k in top_keys}, where)
+    try:
+        method = methods.find(top.method)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    kind = KINDS[method.holds]
+    for other in KINDS.values():
+        if found := sorted((other.tables - kind.tables) & table.keys()):
+            raise ConfigError(
+                f"{where} [{found[0]}]: is for methods on {other.name}, not {top.method}"
+            )
+    if top.preset not in method.presets:
+        raise ConfigError(
+            f"{where}: preset = {top.preset!r}; {nearest(top.preset, method.presets)}"
+        )
+    preset = method.presets[top.preset]
+    synthetic, sites = _sources(table, where, kind)
+    silos = build(SilosConfig, table["silos"], f"{where} [silos]") if "silos" in table else None
+    return Job(
+        name=name,
+        title=top.title or name,
+        method=top.method,
+        seed=top.seed,
+        conditions=tuple(c for c in CONDITIONS if c in top.conditions),
+        threads=top.threads,
+        config=_config(method, preset, table, folder, where, top.seed),
+        kind=kind,
+        sites=sites,
+        synthetic=synthetic,
+        table=table,
+        folder=folder,
+        silos=silos,
+        federation=build(FederationConfig, table.get("federation", {}), f"{where} [federation]"),
+        **kind.more(_with_concepts(table, preset), where),
+    )
+
+
+def _sources(table: Mapping[str, Any], where: str, kind: SiteKind) -> tuple[Any, dict[str, Any]]:
+    if ("sites" in table) == ("synthetic" in table):
+        raise ConfigError(f"{where}: give either [sites.NAME] tables or a [synthetic] table")
+    if "synthetic" in table:
+        return build(kind.synthetic, table["synthetic"], f"{where} [synthetic]"), {}
+    if not table["sites"]:
+        raise ConfigError(f"{where}: expected one table [sites.NAME] for each site")
+    sites: dict[str, Any] = {}
+    for site, values in table["sites"].items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", site):
+            raise ConfigError(
+                f"{where} [sites.{site}]: a site's name has letters, digits, - and _ only"
+            )
+        taken = {name.lower(): name for name in (POOLED, *sites)}
+        if found := taken.get(site.lower()):  # a site is a folder; some systems ignore case
+            raise ConfigError(
+                f"{where} [sites.{site}]: this name is taken, choose another (it is {found!r} "
+                "where case does not count)"
+            )
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where}: sites.{site} is a value, expected a table [sites.{site}]")
+        sites[site] = build(kind.sites, values, f"{where} [sites.{site}]")
+    return None, sites
+
+
+def _config(
+    method: Method,
+    preset: Mapping[str, Any],
+    table: Mapping[str, Any],
+    folder: Path,
+    where: str,
+    seed: int,
+) -> Any:
+    """The method's Config. The seed is given here, other keys of FILLED_IN once sites are read."""
+    for key in FILLED_IN:
+        if key in table.get("training", {}):
+            raise ConfigError(f"{where} [training]: {key!r} does not belong here")
+    values = preset.get("training", {}) | table.get("training", {}) | {"seed": seed}
+    training = {f.name for f in fields(method.Config)} - FILLED_IN
+    for key in table.get("training", {}):
+        if key not in training:
+            raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
+    settings = _expand(table.get("model", {}), folder)
+    own = preset.get("model", {})
+    if all(own.get(key) == settings[key] for key in ("kind", "tagger") if key in settings):
+        settings = _over(own, settings)  # else the job starts from a model of its own
+    if settings.get("word_vectors"):
+        settings = preset.get("with_word_vectors", {}) | settings
+    try:
+        model = method.model_config(settings)
+    except ConfigError as error:
+        told = str(error).removeprefix("model: ").removeprefix("model ")  # [model] says so
+        raise ConfigError(f"{where} [model]: {told}") from error
+    made: Any = build(method.Config, values | {"model": model}, f"{where} [training]")
+    return made
+
+
+def _with_concepts(table: Mapping[str, Any], preset: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the preset says of [concepts], where the job reads notes so."""
+    reads = isinstance(table.get("concepts"), Mapping) or "synthetic" in table
+    if not reads or "text" in table or "concepts" not in preset:
+        return table
+    return {**table, "concepts": _over(preset["concepts"], table.get("concepts", {}))}
+
+
+def _over(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset's table with a job's values in place of its own; tables in it likewise."""
+    both = {
+        key: _over(preset[key], value)
+        if isinstance(value, Mapping) and isinstance(preset.get(key), Mapping)
+        else value
+        for key, value in given.items()
+    }
+    return {**preset, **both}
+
+
+def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Environment variables in text values; files beside the job are found by their names."""
+    found = {k: expand(v, k) if isinstance(v, str) else v for k, v in table.items()}
+    for key in _FILES:
+        value = found.get(key)
+        if value and isinstance(value, str) and (folder / value).exists():
+            found[key] = str(folder / value)
+    return found

@@ -1,0 +1,198 @@
+"""What a run leaves, typed: `summary.json`, and `metrics.jsonl` with a line per evaluation.
+
+Simulations and real sites write it, reports and comparisons read it. Reading is patient: what
+is missing or no number is a gap, for a site may have nothing held out, and older files lack keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+
+from fednotes.core.errors import DataError
+from fednotes.core.parsing import JsonError, parse_json
+from fednotes.core.store import write_json
+
+VERSION = 1  # of summary.json; before it, files had none
+CONDITIONS = ("alone", "federated", "pooled")
+SUMMARY, METRICS = "summary.json", "metrics.jsonl"
+Scores = Mapping[str, Any]  # kind of score → measure → number, as `metrics/` makes them
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """The value if it is an object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(scores: object, *path: str) -> float | None:
+    """The finite number at a path of keys, or None."""
+    for key in path:
+        scores = mapping(scores).get(key)
+    if isinstance(scores, bool) or not isinstance(scores, int | float) or not math.isfinite(scores):
+        return None
+    return float(scores)
+
+
+def _tables(value: object) -> dict[str, Any]:
+    return {name: own for name, own in mapping(value).items() if isinstance(own, Mapping)}
+
+
+def _names(value: object) -> dict[str, list[str]]:
+    return {k: [*map(str, v)] for k, v in mapping(value).items() if isinstance(v, list)}
+
+
+def _listed(value: object) -> list[str]:
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    return [str(each) for each in values]
+
+
+Number = Annotated[
+    int | float | None, BeforeValidator(lambda v: v if number(v) is not None else None)
+]
+Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else str(value))]
+Table = Annotated[dict[str, Any], BeforeValidator(mapping)]
+Tables = Annotated[dict[str, dict[str, Any]], BeforeValidator(_tables)]
+
+
+class RunResult(BaseModel):
+    """summary.json: fractions, not percent.
+
+    run: its name, between real sites; command: what repeats a simulation. annotated: each site's
+    own types. sites: site → condition → its scores on test data; empty where a site keeps them.
+    mean: condition → plain means over sites; micro: of all test data together; valid: what the
+    kept models were judged by, `mean` and `sites`. metrics: of sums, between real sites.
+    conditions: rounds, seconds and bytes of each. config: the job's tables.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: int = 0
+    title: Text = ""
+    method: Text = ""
+    seed: Annotated[int | None, BeforeValidator(lambda n: n if type(n) is int else None)] = None
+    run: Text = ""
+    command: Text = ""
+    seconds: Number = None
+    bytes_up: Number = None
+    bytes_down: Number = None
+    eta: Number = None
+    annotated: Annotated[dict[str, list[str]], BeforeValidator(_names)] = {}
+    sites: Annotated[
+        dict[str, dict[str, dict[str, Any]]],
+        BeforeValidator(lambda sites: {k: _tables(v) for k, v in mapping(sites).items()}),
+    ] = {}
+    mean: Tables = {}
+    micro: Tables = {}
+    valid: Tables = {}
+    metrics: Table = {}
+    conditions: Tables = {}
+    config: Table = {}
+    versions: Table = {}
+    notes: Annotated[list[str], BeforeValidator(_listed)] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, table: Any) -> Any:
+        """Runs between real sites once had a list of sites, and scores beside it."""
+        if not isinstance(table, dict) or not isinstance(table.get("sites"), list):
+            return table
+        own = mapping(table.get("scores"))
+        sites = {str(s): {"federated": own[s]} if s in own else {} for s in table["sites"]}
+        spent = {k: table.get(k) for k in ("rounds", "seconds", "bytes_up", "bytes_down")}
+        return {**table, "sites": sites, "conditions": {"federated": spent}}
+
+    def write(self, folder: Path) -> None:
+        """Write summary.json."""
+        write_json(folder / SUMMARY, self.model_dump(exclude_defaults=True))
+
+
+class Outcome(BaseModel):
+    """done.json: what a finished part of a run left. scores: of each site, valid likewise.
+
+    described: how much of the model travels, for people. eta: the trained and sent share.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    scores: dict[str, dict[str, Any]]
+    rounds: int
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+    described: str = ""
+    eta: float | None = None
+    valid: dict[str, float | None] = {}
+
+
+def read_result(folder: Path) -> RunResult:
+    """A run's summary.json. Raises DataError where it is missing, damaged or of a later version."""
+    path = folder / SUMMARY
+    if not path.is_file():
+        raise DataError(
+            f"{folder}: no summary.json there; give the folder that `fednotes simulate "
+            "--out` wrote, once the run has ended"
+        )
+    table = _object(path, 1, _text_of(path))
+    version = table.get("version", 0)
+    if not isinstance(version, int) or version > VERSION:
+        raise DataError(f"{path}: its version is {version!r}, known is {VERSION}: update fednotes")
+    return RunResult.model_validate(table)
+
+
+def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
+    """The lines of metrics.jsonl, if there is one; half a last line, of a killed run, is left out.
+
+    Raises DataError with the line for anything else.
+    """
+    path = folder / METRICS
+    if not path.is_file():
+        return []
+    rows = [(n, row) for n, row in enumerate(_text_of(path).split("\n"), 1) if row.strip()]
+    found = []
+    for n, row in rows:
+        try:
+            found.append(_object(path, n, row))
+        except DataError:
+            if n != rows[-1][0]:
+                raise
+    return found
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({type(error).__name__})") from error
+
+
+def _object(path: Path, line: int, text: str) -> dict[str, Any]:
+    try:
+        value = parse_json(text, strict=False)
+    except JsonError as error:
+        raise DataError.at(path, line + error.line - 1, f"not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise DataError.at(path, line, "expected a JSON object")
+    return value
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5 or unit == "TB":
+            return f"{count:.3g} {unit}" if abs(count) < 99.95 else f"{count:.0f} {unit}"
+        count /= 1000
+    raise AssertionError("the last unit takes any number")
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60) if seconds >= 3600 else int(seconds // 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes} min {int(seconds % 60):02d} s"
