@@ -15,6 +15,7 @@ from fednotes.data.formats import read
 from fednotes.data.stats import span_form
 from fednotes.data.synthetic import (
     GENRE_TYPES,
+    PARTS,
     TYPES,
     SyntheticSite,
     _compile,
@@ -23,8 +24,6 @@ from fednotes.data.synthetic import (
 )
 from fednotes.data.tags import encode
 from fednotes.data.text import split_sentences, tokenize
-
-PARTS = ("train", "valid", "test")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def test_sizes(sites: tuple[SyntheticSite, ...]) -> None:
     """Means 200: factors 1.5, 0.9, 0.6, again from the start."""
     train = [sum(len(d.sentences) for d in s.data.train) for s in sites]
     assert train == [300, 180, 120, 300, 180]
-    (one,) = generate(1, [33])
+    (one,) = generate(1, 22)
     assert [sum(len(d.sentences) for d in getattr(one.data, p)) for p in PARTS] == [33, 40, 200]
 
 
@@ -71,10 +70,9 @@ def test_offsets_sentences_and_tokens_agree(sites: tuple[SyntheticSite, ...]) ->
             assert alignment.exact == len(document.spans)
 
 
-@pytest.mark.parametrize("names", [50, 1500])
-def test_patients_and_sentences_are_in_one_part(names: int) -> None:
-    """Over all sites, by plain dictionaries of sets. Few names make chance repeats common."""
-    made = generate(2, 2000, seed=5, lexicon_size=names)
+def test_patients_and_sentences_are_in_one_part() -> None:
+    """Over all sites, by plain dictionaries of sets."""
+    made = generate(2, 2000, seed=5)
     patient, sentence = defaultdict(set), defaultdict(set)
     notes = defaultdict(int)
     for site in made:
@@ -116,8 +114,6 @@ def test_tag_sets_overlap_but_differ(sites: tuple[SyntheticSite, ...]) -> None:
     assert [tuple(sorted(t)) for t in sets[:3]] == [GENRE_TYPES[g] for g in GENRE_TYPES]
     assert all("Drug" in types for types in sets)
     assert len({frozenset(t) for t in sets[:3]}) == 3
-    mixed = generate(2, 50, schemes=("BIO", "BIOES"))
-    assert [s.data.tags.scheme for s in mixed] == ["BIO", "BIOES"]
 
 
 def test_a_finding_has_its_type_from_the_context_and_test_names_are_unseen_in_part(
@@ -155,7 +151,7 @@ def test_templates_compile_to_what_they_say() -> None:
 
 
 def test_impossible_requests_are_refused() -> None:
-    for arguments in ((0, 10), (2, [5]), (1, 0), (2, [3, 0])):
+    for arguments in ((0, 10), (1, 0)):
         with pytest.raises(ConfigError, match="synthetic corpora"):
             generate(*arguments)
     with pytest.raises(ConfigError, match="noise"):

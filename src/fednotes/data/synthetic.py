@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
@@ -31,7 +31,8 @@ import numpy as np
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of
-from fednotes.core.types import Document, Scheme, SiteData, Span, TagSet
+from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.data.formats import FORMATS
 from fednotes.data.tags import relabel
 
 TYPES = ("ADE", "Disease", "Dosage", "Drug", "Symptom", "Test")
@@ -43,7 +44,8 @@ GENRE_TYPES: dict[str, tuple[str, ...]] = {
 }
 _TOKEN = re.compile(r"\[|\]|\||\{\w+\}|[^\[\]|{]+")
 T = TypeVar("T")
-_NAMED = ("drug", "finding", "disease", "test")
+PARTS = ("train", "valid", "test")
+_SIZES = (1.5, 0.9, 0.6)  # of sites in turn, in parts of the mean
 # A compiled template: ("text", as it is), ("choice", options), ("slot", name), ("mention", type).
 Template = tuple[tuple[str, Any], ...]
 
@@ -55,21 +57,11 @@ def words() -> dict[str, Any]:
     return tomllib.loads(file.read_text("utf-8"))
 
 
-@dataclass(frozen=True, slots=True)
-class Lexicon:
-    """Names by kind, the commonest first; how often each is used is up to a site."""
+def make_lexicon(rng: np.random.Generator, size: int = 1500) -> dict[str, tuple[str, ...]]:
+    """About `size` drugs and findings and half as many diseases. A function of `rng` alone.
 
-    drug: tuple[str, ...]
-    finding: tuple[str, ...]
-    disease: tuple[str, ...]
-    test: tuple[str, ...]
-    org: tuple[str, ...]
-    device: tuple[str, ...]
-    brand: tuple[str, ...]
-
-
-def make_lexicon(rng: np.random.Generator, size: int = 1500) -> Lexicon:
-    """About `size` drugs and findings and half as many diseases. A function of `rng` alone."""
+    Names by kind, the commonest first; how often each is used is up to a site.
+    """
     known = words()
 
     def one(options: str | Sequence[str]) -> str:
@@ -139,70 +131,70 @@ def make_lexicon(rng: np.random.Generator, size: int = 1500) -> Lexicon:
     orgs = [f"{name} {one('orgs')}" for name in companies[:90]]
     orgs += [f"{one('places')} {one('orgs')}" for _ in range(30)]
     devices = [f"{name} {one('devices')}" for name in companies[90:]] + known["devices"]
-    return Lexicon(
-        drug=shuffled([*brands, *generics, *known["electrolytes"]]),
-        finding=shuffled(distinct(size, finding)),
-        disease=shuffled(distinct(size // 2, disease)),
-        test=shuffled(distinct(180, test)),
-        org=shuffled(orgs),
-        device=shuffled(devices),
-        brand=shuffled(companies),
-    )
-
-
-class Draws:
-    """Random numbers by the thousand: one by one, NumPy's generator is the bottleneck."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._values: list[float] = []
-
-    def uniform(self) -> float:
-        if not self._values:
-            self._values = self._rng.random(8192).tolist()
-        return self._values.pop()
-
-    def below(self, count: int) -> int:
-        return int(self.uniform() * count)
+    return {
+        "drug": shuffled([*brands, *generics, *known["electrolytes"]]),
+        "finding": shuffled(distinct(size, finding)),
+        "disease": shuffled(distinct(size // 2, disease)),
+        "test": shuffled(distinct(180, test)),
+        "org": shuffled(orgs),
+        "device": shuffled(devices),
+        "brand": shuffled(companies),
+    }
 
 
 class Writer:
     """Writes the notes of one genre at one site, with the site's favourite names."""
 
-    def __init__(self, genre: str, seed: int, rng: np.random.Generator, lexicon: Lexicon) -> None:
+    def __init__(
+        self,
+        genre: str,
+        seed: int,
+        rng: np.random.Generator,
+        lexicon: Mapping[str, tuple[str, ...]],
+    ) -> None:
         self.genre = genre
-        self._draws = Draws(rng)
-        self._meta = MappingProxyType({"genre": genre})
+        self._rng = rng
+        self._drawn: list[float] = []
         self._typos = 0.06 if genre == "posts" else 0.0
         known = words()
-        clauses = known["clauses"]
-        self._clauses = self._tail(_compiled(), _clause_weights(clauses, genre, seed), rng, 0.5)
-        names = {kind: self._names(getattr(lexicon, kind), rng) for kind in _NAMED}
-        self._mentions: dict[str, Callable[[], str]] = {
-            "Drug": names["drug"],
-            "Test": names["test"],
-            "Symptom": names["finding"],
-            "ADE": names["finding"],
-            "Disease": lambda: names["disease" if self._draws.uniform() < 0.4 else "finding"](),
-            "Dosage": lambda: self._number(known["dosages"]),
+        weights = _clause_weights(known["clauses"], genre, seed)
+        self._clause = self._tail(_compiled(), weights, rng, 0.5)
+        drug, finding, disease, test = (
+            self._tail(names, 1 / (np.arange(len(names)) + 8.0) ** 0.9, rng, 1.0)
+            for names in map(lexicon.__getitem__, ("drug", "finding", "disease", "test"))
+        )
+        one = self._choice
+        self._fill: dict[str, Callable[[], str]] = {  # mentions by type, other slots by name
+            "Drug": drug,
+            "Test": test,
+            "Symptom": finding,
+            "ADE": finding,
+            "Disease": lambda: (disease if self._uniform() < 0.4 else finding)(),
+            "Dosage": self._number(known["dosages"]),
+            "dur": one(known["durations"]),
+            "month": one(known["months"]),
+            "person": one(known["people"]),
+            "place": one(known["places"]),
+            "org": one(lexicon["org"]),
+            "device": one(lexicon["device"]),
+            "brand": one(lexicon["brand"]),
+            "poss": one(known["possessives"][genre]),
+            "obj": one(known["objects"][genre]),
+            "num": lambda: str(1 + self._below(99)),
+            "value": self._number(known["values"]),
         }
-        self._slots: dict[str, Callable[[], str]] = {
-            "dur": self._choice(known["durations"]),
-            "month": self._choice(known["months"]),
-            "person": self._choice(known["people"]),
-            "place": self._choice(known["places"]),
-            "org": self._choice(lexicon.org),
-            "device": self._choice(lexicon.device),
-            "brand": self._choice(lexicon.brand),
-            "poss": self._choice(known["possessives"][genre]),
-            "obj": self._choice(known["objects"][genre]),
-            "num": lambda: str(1 + self._draws.below(99)),
-            "value": lambda: self._number(known["values"]),
-        }
-        self._leads = self._choice([_compile(lead) for lead in known["leads"][genre]])
-        self._subjects = self._choice([_compile(subject) for subject in known["subjects"][genre]])
-        self._joins = self._choice(known["joins"][genre])
-        self._ends = self._choice(known["ends"][genre])
+        self._lead = one([_compile(lead) for lead in known["leads"][genre]])
+        self._subject = one([_compile(subject) for subject in known["subjects"][genre]])
+        self._join, self._end = one(known["joins"][genre]), one(known["ends"][genre])
+
+    def _uniform(self) -> float:
+        """Drawn by the thousand: one by one, NumPy's generator is the bottleneck."""
+        if not self._drawn:
+            self._drawn = self._rng.random(8192).tolist()
+        return self._drawn.pop()
+
+    def _below(self, count: int) -> int:
+        return int(self._uniform() * count)
 
     def note(
         self, name: str, patient: str, length: int, part: str, used: dict[str, str]
@@ -225,22 +217,22 @@ class Writer:
             ("\n" if self.genre == "discharge" else " ").join(texts),
             tuple(spans),
             patient,
-            meta=self._meta,
+            meta=MappingProxyType({"genre": self.genre}),
             sentences=tuple(bounds),
         )
 
     def _sentence(self) -> tuple[str, list[tuple[int, int, str]]]:
         pieces: list[str] = []
         found: list[tuple[int, int, str]] = []
-        at = self._write(self._leads(), pieces, found, 0)
-        at = self._write(self._clauses(), pieces, found, at)
-        if self._draws.uniform() < 0.3:
-            join = self._joins()
+        at = self._write(self._lead(), pieces, found, 0)
+        at = self._write(self._clause(), pieces, found, at)
+        if self._uniform() < 0.3:
+            join = self._join()
             pieces.append(join)
-            at = self._write(self._clauses(), pieces, found, at + len(join))
-        pieces.append(self._ends())
+            at = self._write(self._clause(), pieces, found, at + len(join))
+        pieces.append(self._end())
         text = "".join(pieces)
-        if self.genre == "posts" and self._draws.uniform() < 0.5:
+        if self.genre == "posts" and self._uniform() < 0.5:
             return text.lower(), found
         return text[0].upper() + text[1:], found
 
@@ -249,16 +241,14 @@ class Writer:
     ) -> int:
         """Append the filled template; returns the offset behind it."""
         for kind, value in template:
-            if kind == "choice" or value == "subj":
-                chosen = (
-                    self._subjects() if value == "subj" else value[self._draws.below(len(value))]
-                )
-                at = self._write(chosen, pieces, found, at)
+            if kind == "choice":
+                at = self._write(value[self._below(len(value))], pieces, found, at)
                 continue
-            text = value
-            if kind != "text":
-                text = (self._mentions if kind == "mention" else self._slots)[value]()
-            if self._typos and self._draws.uniform() < self._typos:
+            if value == "subj":
+                at = self._write(self._subject(), pieces, found, at)
+                continue
+            text = value if kind == "text" else self._fill[value]()
+            if self._typos and self._uniform() < self._typos:
                 text = self._mistyped(text)
             if kind == "mention":
                 found.append((at, at + len(text), value))
@@ -268,23 +258,19 @@ class Writer:
 
     def _mistyped(self, text: str) -> str:
         """Two letters swapped, or one left out or doubled."""
-        i = self._draws.below(max(1, len(text) - 1))
+        i = self._below(max(1, len(text) - 1))
         if not text[i : i + 2].isalpha() or len(text) < 5:
             return text
         a, b = text[i], text[i + 1]
-        return text[:i] + (b + a, b, a + a + b)[self._draws.below(3)] + text[i + 2 :]
+        return text[:i] + (b + a, b, a + a + b)[self._below(3)] + text[i + 2 :]
 
-    def _number(self, patterns: Sequence[str]) -> str:
-        pattern = patterns[self._draws.below(len(patterns))]
-        steps = ("5", "10", "20", "25", "40", "50", "75", "100", "250", "1.5", "2.5", "0.4")
-        return pattern.replace("{n}", steps[self._draws.below(len(steps))])
+    def _number(self, patterns: Sequence[str]) -> Callable[[], str]:
+        pattern, step = self._choice(patterns), self._choice(words()["numbers"])
+        return lambda: pattern().replace("{n}", step())
 
     def _choice(self, options: Sequence[T]) -> Callable[[], T]:
         count = len(options)
-        return lambda: options[self._draws.below(count)]
-
-    def _names(self, names: Sequence[str], rng: np.random.Generator) -> Callable[[], str]:
-        return self._tail(names, 1 / (np.arange(len(names)) + 8.0) ** 0.9, rng, 1.0)
+        return lambda: options[self._below(count)]
 
     def _tail(
         self, items: Sequence[T], weights: np.ndarray, rng: np.random.Generator, spread: float
@@ -293,7 +279,7 @@ class Writer:
         own = weights * np.exp(rng.normal(0.0, spread, len(items)))
         edges = (np.cumsum(own) / own.sum()).tolist()
         last = len(items) - 1
-        return lambda: items[min(bisect_right(edges, self._draws.uniform()), last)]
+        return lambda: items[min(bisect_right(edges, self._uniform()), last)]
 
 
 def _clause_weights(clauses: Sequence[str], genre: str, seed: int) -> np.ndarray:
@@ -336,90 +322,54 @@ def _parse(text: str, at: int) -> tuple[list[Template], int]:
     return options, at
 
 
-SIZE_FACTORS = (1.5, 0.9, 0.6)
-
-
 @dataclass(frozen=True, slots=True)
 class SyntheticSite:
     """One site twice over the same texts.
 
     data: the site's own annotation. complete: noise-free labels of all `TYPES`.
-    genres: the share of each genre in its notes.
     """
 
     data: SiteData
     complete: SiteData
-    genres: tuple[tuple[str, float], ...]
 
 
 def generate(
-    num_sites: int = 3,
-    sentences_per_site: int | Sequence[int] = 250,
-    seed: int = 0,
-    *,
-    noise: float = 0.08,
-    schemes: Sequence[Scheme] = ("BIO",),
-    lexicon_size: int = 1500,
+    num_sites: int = 3, sentences_per_site: int = 250, seed: int = 0, *, noise: float = 0.08
 ) -> tuple[SyntheticSite, ...]:
     """Corpora of `num_sites` sites; the same arguments give the same bytes.
 
-    sentences_per_site: training sentences, the mean over sites (they are unequal), or one
-        number for each site. Valid has a fifth of it (at least 40), test a quarter (at least
-        200). Parts share no patient and no sentence, within and across sites.
+    sentences_per_site: training sentences, the mean over sites (they are unequal). Valid has a
+        fifth of a site's (at least 40), test a quarter (at least 200). Parts share no patient and
+        no sentence, within and across sites.
     noise: the share of training mentions that the site annotates wrongly: dropped, cut or
         grown by a word, or of another type.
-    schemes: tagging schemes, dealt to the sites in turn.
 
     Raises ConfigError for numbers that make no corpus.
     """
-    sizes = _sizes(num_sites, sentences_per_site)
-    if not 0 <= noise < 1 or not schemes or lexicon_size < 50:
-        raise ConfigError("synthetic corpora need 0 <= noise < 1, a scheme, 50 names or more")
-    lexicon = make_lexicon(rng_of(seed, "lexicon"), lexicon_size)
-    used: dict[str, str] = {}
-    return tuple(
-        _site(index, size, seed, noise, schemes[index % len(schemes)], lexicon, used)
-        for index, size in enumerate(sizes)
-    )
-
-
-def _sizes(num_sites: int, sentences: int | Sequence[int]) -> list[int]:
-    if isinstance(sentences, int):
-        cycle = [SIZE_FACTORS[i % len(SIZE_FACTORS)] for i in range(num_sites)]
-        sizes = [max(1, round(sentences * factor)) if sentences > 0 else 0 for factor in cycle]
-    else:
-        sizes = list(sentences)
-    if num_sites < 1 or len(sizes) != num_sites or min(sizes) < 1:
+    if num_sites < 1 or sentences_per_site < 1 or not 0 <= noise < 1:
         raise ConfigError(
-            f"synthetic corpora need one site or more and a sentence or more for each, "
-            f"not {num_sites} site(s) with {sentences} sentences"
+            "synthetic corpora need one site or more, a sentence or more for each and "
+            f"0 <= noise < 1, not {num_sites} site(s) with {sentences_per_site} sentences, {noise}"
         )
-    return sizes
-
-
-def _site(
-    index: int,
-    size: int,
-    seed: int,
-    noise: float,
-    scheme: Scheme,
-    lexicon: Lexicon,
-    used: dict[str, str],
-) -> SyntheticSite:
-    rng = rng_of(seed, "synthetic", index)
-    name, shares, types = _profile(index, rng)
-    writers = [Writer(genre, seed, rng, lexicon) for genre in GENRES]
-    counts = {"train": size, "valid": max(40, size // 5), "test": max(200, size // 4)}
-    parts: dict[str, tuple[Document, ...]] = {}
-    for part, count in counts.items():
-        parts[part] = _notes(f"{name}-{part}", part, count, shares, writers, rng, used)
-    own = {part: relabel(notes, {}, types) for part, notes in parts.items()}
-    own["train"] = _noisy(own["train"], types, noise, rng_of(seed, "noise", index))
-    return SyntheticSite(
-        SiteData(name, TagSet(types, scheme), own["train"], own["valid"], own["test"]),
-        SiteData(name, TagSet(TYPES, scheme), parts["train"], parts["valid"], parts["test"]),
-        tuple(zip(GENRES, shares, strict=True)),
-    )
+    lexicon = make_lexicon(rng_of(seed, "lexicon"))
+    used: dict[str, str] = {}
+    made = []
+    for index in range(num_sites):
+        rng = rng_of(seed, "synthetic", index)
+        name, shares, types = _profile(index, rng)
+        writers = [Writer(genre, seed, rng, lexicon) for genre in GENRES]
+        size = max(1, round(sentences_per_site * _SIZES[index % len(_SIZES)]))
+        parts = {
+            part: _notes(f"{name}-{part}", part, count, shares, writers, rng, used)
+            for part, count in zip(
+                PARTS, (size, max(40, size // 5), max(200, size // 4)), strict=True
+            )
+        }
+        own = [relabel(parts[part], {}, types) for part in PARTS]
+        own[0] = _noisy(own[0], types, noise, rng_of(seed, "noise", index))
+        complete = SiteData(name, TagSet(TYPES), *parts.values())
+        made.append(SyntheticSite(SiteData(name, TagSet(types), *own), complete))
+    return tuple(made)
 
 
 def _profile(index: int, rng: np.random.Generator) -> tuple[str, list[float], tuple[str, ...]]:
@@ -502,9 +452,7 @@ def write_sites(
     complete: write the complete labels instead of the site's own.
     Raises ConfigError for a format that has no writer.
     """
-    from fednotes.data import formats
-
-    writer = getattr(formats.FORMATS.get(format), "write", None)
+    writer = getattr(FORMATS.get(format), "write", None)
     if writer is None:
         raise ConfigError(f"cannot write {format!r}: choose conll, brat or jsonl")
     folders = []
@@ -513,7 +461,7 @@ def write_sites(
         folder = Path(directory) / data.id
         folder.mkdir(parents=True, exist_ok=True)
         suffix = "" if format == "brat" else f".{format}"
-        for part in ("train", "valid", "test"):
+        for part in PARTS:
             writer(getattr(data, part), folder / f"{part}{suffix}")
         folders.append(folder)
     return tuple(folders)

@@ -304,7 +304,7 @@ def _macro(table: Floats) -> Floats:
     occurs = _occurs(table)
     # [phenotype macro]
     by_output = _mean(_scores(*_sums(table)), occurs, -2)
-    return _mean(by_output, occurs.any(-1), -2)  # [phenotype macro]
+    return _mean(by_output, np.asarray(occurs.any(-1)), -2)  # [phenotype macro]
 
 
 def _mean(values: Floats, counts: NDArray[np.bool_], axis: int) -> Floats:

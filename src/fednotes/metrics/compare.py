@@ -111,7 +111,7 @@ class Bootstrap:
 
 
 def bootstrap(
-    a: Score, b: Score, units: int, samples: int, seed: int, what: str = "patient"
+    systems: Sequence[Score], units: int, samples: int, seed: int, what: str = "patient"
 ) -> Bootstrap:
     """Do two systems differ by more than the choice of documents, or patients?
 
@@ -119,14 +119,15 @@ def bootstrap(
     resamples whose difference lies as far from the observed one as that lies from zero, the
     observed one counted among them (Berg-Kirkpatrick et al. 2012, two-sided).
 
-    a, b: how often each is drawn, (draws, units) → the system's score, (draws,). what: what they
-    are, for messages. Raises ConfigError for samples < 1, DataError for no units.
+    systems: two; how often each unit is drawn, (draws, units) → the system's score, (draws,). what:
+    what units are, for messages. Raises ConfigError for samples < 1, DataError for no units.
     """
     if samples < 1:
         raise ConfigError(f"a bootstrap needs at least one sample, not {samples}")
     if not units:
         raise DataError(f"a bootstrap needs at least one {what}, and none was given")
-    of_a, of_b = (float(score(np.ones((1, units)))[0]) for score in (a, b))
+    a, b = systems
+    of_a, of_b = (float(score(np.ones((1, units)))[0]) for score in systems)
     drawn = np.concatenate([a(each) - b(each) for each in weights(units, samples, seed)])
     low, high = np.quantile(drawn, (0.025, 0.975)).tolist()
     # The tolerance makes a tie a tie whatever the last bit of the divisions.
@@ -156,7 +157,7 @@ def paired_bootstrap(
 
     # (documents, 4) each
     counts = [document_counts(gold, said, metric, types).astype(np.float64) for said in (a, b)]
-    return bootstrap(*(partial(f1, own) for own in counts), len(gold), samples, seed, "document")
+    return bootstrap([partial(f1, own) for own in counts], len(gold), samples, seed, "document")
 
 
 def paired_macro_f1(
@@ -172,7 +173,7 @@ def paired_macro_f1(
     labels, a, b: (patients, outputs). Raises as `bootstrap`, DataError where shapes differ.
     """
     both = [partial(macro_f1, labels, said, classes) for said in (a, b)]
-    return bootstrap(*both, len(labels), samples, seed)
+    return bootstrap(both, len(labels), samples, seed)
 
 
 def paired_auroc(
@@ -190,7 +191,7 @@ def paired_auroc(
     if not labels.shape == a.shape == b.shape:
         raise DataError(f"labels {labels.shape}, scores {a.shape} and {b.shape} must be alike")
     both = [partial(macro_auroc, labels, scores) for scores in (a, b)]
-    return bootstrap(*both, len(labels), samples, seed)
+    return bootstrap(both, len(labels), samples, seed)
 
 
 # ---- sites' scores → those of a run -----------------------------------------------------------

@@ -4,7 +4,7 @@ A patient has a few of 20 hidden conditions. Each condition favours concepts of 
 codes follow from the conditions, and so do six phenotypes; so what the notes say predicts both,
 and what is learnt of codes carries over to phenotypes. A phenotype is named in some notes of
 those who have it, in others negated or as a relative's. Words come from syllables and lists
-(`synthetic_lexicon.py`): no line of it is of a real patient, and that one way of learning does
+(`data/lexicon.toml`): no line of it is of a real patient, and that one way of learning does
 better on it says nothing of hospitals.
 
 The dictionary is the same for every seed: a model that was trained on one can be used on another.
@@ -140,7 +140,7 @@ def _terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
         return True
 
     made = [tuple(term for term in names if fresh(term)) for names, _ in _TERMS.values()]
-    pools = [iter(names) for names in (lexicon.disease, lexicon.finding, lexicon.drug)]
+    pools = [iter(names) for names in map(lexicon.__getitem__, ("disease", "finding", "drug"))]
     for number in range(_OTHERS):
         pool, synonyms = pools[number % len(pools)], int(rng.integers(1, 4))
         found: list[str] = []

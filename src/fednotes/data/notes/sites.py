@@ -365,8 +365,13 @@ def _site(name: str, scans: Sequence[_Scan], train: int) -> SiteNotes:
             "longest": max(counts["longest"], int(sizes.max(initial=0))),
         }
         digests.append([scan.digest(i) for scan, at in notes for i in at.tolist()])
-    sources = (_source(scans, train), _source(scans, train + 1))
-    return SiteNotes(name, *sources, **counts, content=_content(*digests))
+    return SiteNotes(
+        name,
+        _source(scans, train),
+        _source(scans, train + 1),
+        **counts,
+        content=_content(*digests),
+    )
 
 
 def _source(scans: Sequence[_Scan], code: int) -> NoteSource:
