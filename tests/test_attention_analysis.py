@@ -19,14 +19,15 @@ from scipy.stats import spearmanr
 from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError
 from fednotes.experiments.attention import (
     analyse,
+    attention_maps,
     embed,
     markdown,
+    measure,
     named_models,
     run_attention,
     stretches,
     turned,
 )
-from fednotes.experiments.attention_maps import attention_maps, measure
 
 transformers = pytest.importorskip("transformers")
 

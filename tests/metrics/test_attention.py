@@ -12,7 +12,7 @@ from scipy.stats import entropy as scipy_entropy
 from scipy.stats import spearmanr
 
 from fednotes.core.errors import DataError
-from fednotes.experiments.attention_maps import matrix_distance, measure, spearman
+from fednotes.experiments.attention import matrix_distance, measure, spearman
 
 LENGTHS = np.array([7, 1, 9, 4])
 

@@ -12,7 +12,7 @@ import rounding
 import torch
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
-from fednotes.experiments.attention_maps import (
+from fednotes.experiments.attention import (
     AttentionModel,
     attention_maps,
     measure,

@@ -4,170 +4,359 @@ A fixed sample of stretches of notes is read by every model. Of each head: its a
 entropy, and its Jensen–Shannon divergence from every other head of the same model. Of each
 two models: Spearman's correlation of the entropies, and the distance of the JS matrices.
 
-The attention analysis as pictures: entropy by depth, and how a model's heads relate.
+After Clark et al. 2019, "What does BERT look at?", sections 3.3 (entropy) and 6 (clustering of
+heads). A query position's attention is a distribution over the text's tokens; every position of
+every text counts the same, the special tokens too, padding never. Everything is a sum over
+positions, so batches of maps come and go: no more than one is in memory. Entropies and
+divergences are in nats.
+
+A batch: attention (texts, layers, heads, tokens, tokens), each row over the last axis a
+distribution, and lengths (texts,), tokens before the padding. Head h of layer l is number
+l * heads + h.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra
+from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra, ModelError
 from fednotes.core.seeds import rng_of
 from fednotes.core.store import replace_file, write_text
+from fednotes.core.tensors import device_of
 from fednotes.data.clinical import sentences
 from fednotes.data.notes import read_notes
 from fednotes.data.text import tokenize
-from fednotes.experiments.attention_maps import (
-    Floats,
-    Heads,
-    Traits,
-    attention_maps,
-    matrix_distance,
-    measure,
-    open_attention_model,
-    require_comparable,
-    spearman,
-    traits_of,
+from fednotes.encoders.pretrained import (
+    encoder_directory,
+    open_pretrained,
+    positions_of,
+    require_complete,
 )
+from fednotes.experiments.tables import grid_lines
 
-# Told apart with every common colour vision, as in the report, and by marker.
+# Told apart with every common colour vision, and by marker.
 _COLOURS = ("#0072b2", "#c85200", "#00835f", "#a3487f", "#7d6608", "#5f6b78")
 _MARKERS = "osD^vP"
+_FLOATS = 2**24  # of the maps of one batch: 64 MB
 
 
-def plots(heads: Mapping[str, Heads], folder: Path) -> tuple[Path, ...]:
-    """entropy_by_depth.png and js_heads.png in `folder`; each is whole or not there.
+@dataclass(frozen=True, eq=False)
+class AttentionModel:
+    """An encoder that gives its attention. positions: tokens that it can read at once."""
 
-    Raises MissingExtra without matplotlib, FednotesError where a file cannot be written.
+    directory: Path
+    tokenizer: Any
+    model: Any
+    layers: int
+    heads: int
+    positions: int
+    device: str
+
+
+def open_attention_model(spec: str | Path, device: str = "cpu") -> AttentionModel:
+    """A model for `attention_maps`: "minilm" or a Hugging Face directory.
+
+    Of an encoder-decoder it is the encoder. Raises ModelError (no such directory, damaged,
+    gives no attention, layers with different numbers of heads), ConfigError (no such device),
+    MissingExtra.
     """
+    device_of(device)
+    name = str(spec)
+    directory = encoder_directory(name) if name == "minilm" else Path(spec).expanduser()
+    # Only the plain implementation keeps the maps.
+    tokenizer, model, missing = open_pretrained(directory, "AutoModel", attn_implementation="eager")
+    require_complete(directory, tuple(name for name in missing if "pooler" not in name))
+    positions = positions_of(tokenizer, model)
+    if getattr(model.config, "is_encoder_decoder", False):
+        model = model.get_encoder()
+    model = model.to(device).eval().requires_grad_(False)
+    layers, heads = _probe(directory, tokenizer, model, device)
+    return AttentionModel(directory, tokenizer, model, layers, heads, positions, device)
+
+
+def _probe(directory: Path, tokenizer: Any, model: Any, device: str) -> tuple[int, int]:
+    """Layers and heads, from the maps of one token."""
+    ids = np.array([[tokenizer.pad_token_id or 0]])
     try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise MissingExtra("matplotlib", "plot") from None
-    matplotlib.use("Agg")
-    return (
-        _save(_entropy_by_depth(heads), folder / "entropy_by_depth.png"),
-        _save(_js_heads(heads), folder / "js_heads.png"),
+        shape = _run(model, ids, np.ones_like(ids), device).shape
+    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        raise ModelError(
+            f"{directory}: gives no attention maps; give a text encoder such as BERT, all of "
+            "whose layers have the same number of heads"
+        ) from error
+    return shape[1], shape[2]
+
+
+def _run(model: Any, ids: np.ndarray, mask: np.ndarray, device: str) -> np.ndarray:
+    """(batch, layers, heads, tokens, tokens) float32."""
+    with torch.inference_mode():
+        result = model(
+            input_ids=torch.from_numpy(ids).to(device),
+            attention_mask=torch.from_numpy(mask).to(device),
+            output_attentions=True,
+            return_dict=True,
+        )
+        maps: np.ndarray = torch.stack([a.float() for a in result.attentions], 1).cpu().numpy()
+    return maps
+
+
+def token_ids(model: AttentionModel, texts: Sequence[str], length: int) -> list[list[int]]:
+    """Each text's ids with the model's marks, cut to `length`.
+
+    Raises ConfigError for a length that the model cannot read, DataError for a text without
+    a token (its number counts from 1).
+    """
+    if not 1 <= length <= model.positions:
+        raise ConfigError(
+            f"{model.directory}: reads 1 to {model.positions} tokens at once, length={length} "
+            "is asked"
+        )
+    marks = model.tokenizer.num_special_tokens_to_add()
+    if length <= marks:
+        raise ConfigError(f"length={length} leaves no room beside the {marks} marks of the model")
+    if not texts:
+        return []  # which tokenizers do not take
+    result = model.tokenizer(
+        [text.encode("utf-8", "replace").decode("utf-8") for text in texts],
+        truncation=True,
+        max_length=length,
+        padding=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    ids: list[list[int]] = result["input_ids"]
+    empty = next((number for number, line in enumerate(ids, 1) if not line), None)
+    if empty is not None:
+        raise DataError(f"text {empty} of {len(texts)} has no token: leave it out")
+    return ids
+
+
+def attention_maps(
+    model: AttentionModel | str | Path,
+    texts: Sequence[str],
+    length: int = 128,
+    batch: int | None = None,
+    device: str = "cpu",
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The attention of all heads on the texts, in their order, a batch at a time.
+
+    Yields attention float32 and lengths int64; what lies behind a length is padding.
+
+    model: opened, or what `open_attention_model` takes. length: tokens of a text at most, the
+    marks included. batch: texts of a batch; None takes as many as fit 64 MB of maps.
+    Raises what `open_attention_model` and `token_ids` raise, ConfigError for batch < 1.
+    """
+    if not isinstance(model, AttentionModel):
+        model = open_attention_model(model, device)
+    if batch is None:
+        batch = max(1, _FLOATS // (model.layers * model.heads * length * length))
+    if batch < 1:
+        raise ConfigError(f"batch={batch}: give 1 or more")
+    ids = iter(token_ids(model, texts, length))
+    pad = model.tokenizer.pad_token_id or 0
+    while lines := list(islice(ids, batch)):
+        lengths = np.array([len(line) for line in lines], np.int64)
+        padded = np.full((len(lines), int(lengths.max())), pad, np.int64)  # (batch, tokens)
+        mask = (np.arange(padded.shape[1]) < lengths[:, None]).astype(np.int64)
+        padded[mask == 1] = np.concatenate(lines)
+        yield _run(model.model, padded, mask, model.device), lengths
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What must be equal for two models' heads to be compared on the same texts.
+
+    vocabulary, ids: SHA-256 of the tokenizer's entries, and of what it makes of the texts.
+    """
+
+    layers: int
+    heads: int
+    tokens: int
+    vocabulary: str
+    ids: str
+
+
+def traits_of(model: AttentionModel, texts: Sequence[str], length: int) -> Traits:
+    """A model's traits on these texts. Raises as `token_ids`."""
+    entries = sorted(model.tokenizer.get_vocab().items())
+    return Traits(
+        layers=model.layers,
+        heads=model.heads,
+        tokens=len(entries),
+        vocabulary=_digest(entries),
+        ids=_digest(token_ids(model, texts, length)),
     )
 
 
-def _save(figure: Any, path: Path) -> Path:
-    from matplotlib import pyplot
-
-    picture = io.BytesIO()
-    try:
-        figure.savefig(picture, dpi=130, format="png")
-        replace_file(path, picture.getvalue(), mode=0o666)
-    except OSError as error:
-        raise FednotesError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        pyplot.close(figure)
-    return path
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def _entropy_by_depth(heads: Mapping[str, Heads]) -> Any:
-    """A dot a head, a line through the layers' means, a colour a model (Clark et al., fig. 4)."""
-    from matplotlib import pyplot
-
-    layers = len(next(iter(heads.values())).entropy)
-    figure, panel = pyplot.subplots(figsize=(max(5.2, 2.2 + 0.55 * layers), 3.9))
-    figure.set_layout_engine("constrained")
-    places = np.arange(1, layers + 1)
-    step = 0.48 / len(heads)  # models stand side by side within a layer
-    for number, (name, each) in enumerate(heads.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        marker = _MARKERS[number % len(_MARKERS)]
-        x = places + (number - (len(heads) - 1) / 2) * step
-        across = np.repeat(x, each.entropy.shape[1])
-        panel.scatter(
-            across, each.entropy.ravel(), s=16, c=colour, marker=marker, alpha=0.45, linewidths=0
+def require_comparable(models: Mapping[str, Traits]) -> None:
+    """All models have the first one's heads and tokenizer. Raises ConfigError."""
+    (name, first), *others = models.items()
+    for other, traits in others:
+        if (first.layers, first.heads) != (traits.layers, traits.heads):
+            why = (
+                f"{name!r} has {first.layers} layers of {first.heads} heads, {other!r} "
+                f"{traits.layers} of {traits.heads}"
+            )
+        elif first.vocabulary != traits.vocabulary:
+            sizes = f"{first.tokens} and {traits.tokens} entries"
+            why = f"their tokenizers differ ({sizes}, not the same)"
+        elif first.ids != traits.ids:
+            why = (
+                "their tokenizers have the same entries but cut the texts differently (case, "
+                "accents or marks)"
+            )
+        else:
+            continue
+        raise ConfigError(
+            f"models {name!r} and {other!r} cannot be compared head by head: {why}; give models "
+            "that were trained from the same one"
         )
-        panel.plot(x, each.by_depth, color=colour, marker=marker, ms=5, lw=2, label=name)
-    panel.set_xticks(places)
-    panel.set_ylim(bottom=-0.02 * panel.get_ylim()[1])  # a head on one token lies at 0: all of it
-    panel.set_xlabel("layer")
-    panel.set_ylabel("entropy of attention (nats)")
-    panel.set_title("Entropy of attention heads by depth", loc="left")
-    panel.grid(axis="y", color="#e3e6e9", lw=0.8)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(frameon=False, title="line: mean of a layer", alignment="left")
-    return figure
 
 
-def _js_heads(heads: Mapping[str, Heads]) -> Any:
-    """Above: every head as a point (Clark et al., fig. 6). Below: the JS matrix itself."""
-    from matplotlib import pyplot
+Floats = NDArray[np.float64]
+Batch = tuple[np.ndarray, np.ndarray]
 
-    layers, width = next(iter(heads.values())).entropy.shape
-    figure, panels = pyplot.subplots(
-        2, len(heads), figsize=(0.9 + 3.3 * len(heads), 6.6), squeeze=False
-    )
-    figure.set_layout_engine("constrained")
-    first: Floats | None = None
-    drawn = []
-    for upper, (name, each) in zip(panels[0], heads.items(), strict=True):
-        places = turned(embed(each.divergence), first)
-        first = places if first is None else first
-        drawn.append(places)
-        depth = np.repeat(np.arange(1, layers + 1), width)
-        dots = upper.scatter(
-            *places.T, s=26, c=depth, cmap="viridis", vmin=0.5, vmax=layers + 0.5, lw=0
-        )
-        upper.set_title(name)
-        upper.set_aspect("equal")
-        upper.set_xticks([])
-        upper.set_yticks([])
-    low, high = np.min(np.vstack(drawn), 0), np.max(np.vstack(drawn), 0)
-    middle, reach = (low + high) / 2, 0.56 * float((high - low).max()) or 1.0
-    for upper, lower, each in zip(*panels, heads.values(), strict=True):
-        upper.set_xlim(middle[0] - reach, middle[0] + reach)
-        upper.set_ylim(middle[1] - reach, middle[1] + reach)
-        image = lower.imshow(each.divergence, cmap="magma", vmin=0, vmax=np.log(2))
-        middles = [(layer - 0.5) * width - 0.5 for layer in range(1, layers + 1)]
-        lower.set_xticks(middles, range(1, layers + 1))
-        lower.set_yticks(middles, range(1, layers + 1))
-        lower.tick_params(length=0)
-        lower.set_xlabel("layer of head")
-    panels[0][0].set_ylabel("heads by similarity")
-    panels[1][0].set_ylabel("layer of head")
-    bar = figure.colorbar(dots, ax=panels[0], ticks=range(1, layers + 1), aspect=25)
-    bar.set_label("layer")
-    figure.colorbar(image, ax=panels[1], aspect=25).set_label("JS divergence (nats)")
-    return figure
+# Columns of a block: heads * 2048 floats and their logarithms stay in a core's own cache.
+_COLUMNS = 2048
+_TINY = np.float32(1e-30)  # makes 0 log 0 zero, without a branch
 
 
-def embed(divergence: Floats) -> Floats:
-    """Classical multidimensional scaling of heads onto a plane: (heads, 2).
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """What is known of one model's heads on a sample.
 
-    The root of the Jensen–Shannon divergence is a distance in a Euclidean space, so the
-    divergences are its squares, and the plane shows the two widest directions of that space.
+    entropy: (layers, heads). divergence: (layers * heads, layers * heads), symmetric, zero on
+    the diagonal. Both are means over `positions`, the tokens of `texts` texts.
     """
-    centred = divergence - divergence.mean(axis=0)
-    gram = -(centred - centred.mean(axis=1, keepdims=True)) / 2
-    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
-    places = np.zeros((len(divergence), 2))
-    count = min(2, len(values))
-    places[:, :count] = (vectors * np.sqrt(np.maximum(values, 0)))[:, ::-1][:, :count]
-    return places
+
+    entropy: Floats
+    divergence: Floats
+    positions: int
+    texts: int
+
+    @property
+    def by_depth(self) -> Floats:
+        """(layers,): the mean entropy of each layer's heads."""
+        return self.entropy.mean(axis=1)
 
 
-def turned(places: Floats, onto: Floats | None) -> Floats:
-    """The points turned and mirrored to lie nearest to `onto`, head by head (Procrustes)."""
-    if onto is None:
-        return places
-    left, _, right = np.linalg.svd(places.T @ onto)
-    turned: Floats = places @ (left @ right)
-    return turned
+def measure(batches: Iterable[Batch]) -> Heads:
+    """Entropies and divergences of all heads in one pass. Raises DataError (no position)."""
+    entropies, divergences, positions, texts = np.zeros(1), np.zeros(1), 0, 0
+    for attention, lengths in batches:
+        entropies = entropies + entropy_sum(attention, lengths)
+        divergences = divergences + divergence_sum(attention, lengths)
+        positions += int(np.sum(lengths))
+        texts += len(lengths)
+    if not positions:
+        raise DataError("attention was measured on no token: give at least one text")
+    return Heads(entropies / positions, divergences / positions, positions, texts)
+
+
+def _unpadded(attention: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Each text's maps without padding: (heads in all, tokens, tokens) float32."""
+    for maps, length in zip(attention, lengths, strict=True):
+        kept = maps[:, :, :length, :length]
+        yield np.ascontiguousarray(kept, np.float32).reshape(-1, length, length)
+
+
+def entropy_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
+    """(layers, heads): the entropies of one batch, summed over its positions."""
+    layers, heads = attention.shape[1:3]
+    total = np.zeros(layers * heads)
+    for maps in _unpadded(attention, lengths):
+        rows = np.einsum("hqk,hqk->hq", maps, np.log(maps + _TINY))  # [bert table 2 entropy]
+        total -= rows.sum(axis=1, dtype=np.float64)
+    # A distribution on one token may come out a rounding error below zero.
+    return np.maximum(total, 0.0).reshape(layers, heads)
+
+
+def divergence_sum(attention: np.ndarray, lengths: np.ndarray) -> Floats:
+    """(heads in all, heads in all): JS of one batch, summed over its positions.
+
+    Clark et al.'s program first mixes 0.1 % of the uniform distribution into each head, because
+    its formula divides by it; here 0 log 0 is 0.
+
+    JS(p, q) = H(m) − (H(p) + H(q)) / 2 with m = (p + q) / 2: of each pair of heads only m's
+    entropy is new, one logarithm a pair and key.
+    """
+    count = attention.shape[1] * attention.shape[2]
+    total = np.zeros((count, count))
+    for maps in _unpadded(attention, lengths):
+        halves = maps.reshape(count, -1) * np.float32(0.5) + _TINY
+        for start in range(0, halves.shape[1], _COLUMNS):
+            total += _pair_sums(np.ascontiguousarray(halves[:, start : start + _COLUMNS]))
+    own = total.diagonal()  # m = p: minus the heads' own entropies, by the same additions
+    found = (own[:, None] + own) / 2 - total  # [bert table 2 divergence]
+    upper = np.triu(np.maximum(found, 0.0), 1)
+    return upper + upper.T
+
+
+def _pair_sums(halves: np.ndarray) -> Floats:
+    """Σ m log m for each two rows' sum m, in the upper triangle: (rows, rows)."""
+    found = np.zeros((len(halves), len(halves)))
+    sums, logs = np.empty_like(halves), np.empty_like(halves)
+    for first in range(len(halves)):
+        m = np.add(halves[first:], halves[first], out=sums[first:])
+        log = np.log(m, out=logs[first:])
+        found[first, first:] = np.einsum("hk,hk->h", m, log)
+    return found
+
+
+def spearman(a: ArrayLike, b: ArrayLike) -> float:
+    """Spearman's rank correlation of two lists of numbers, of any shape but the same size.
+
+    Ties get the mean of their ranks. NaN where all values of one are equal. Raises DataError
+    (sizes differ, fewer than two values).
+    """
+    x, y = np.ravel(a), np.ravel(b)
+    if len(x) != len(y) or len(x) < 2:
+        sizes = f"{len(x)} and {len(y)} values"
+        raise DataError(f"a rank correlation of {sizes}: give two lists of one size, two or more")
+    x, y = _ranks(x), _ranks(y)
+    x, y = x - x.mean(), y - y.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))  # [bert table 2 spearman]
+    # Pearson's correlation of the ranks. [bert table 2 spearman]
+    return float((x @ y) / scale) if scale else float("nan")
+
+
+def _ranks(values: np.ndarray) -> Floats:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[which]
+
+
+def matrix_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:
+    """Mean and sum over all entries of the absolute differences of two JS matrices.
+
+    The paper names the mean, which of matrices of mean divergences is ln 2 at most. Raises
+    DataError where the shapes differ.
+    """
+    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if x.shape != y.shape or not x.size:
+        raise DataError(f"JS matrices of {x.shape} and {y.shape}: the models' heads differ")
+    difference = np.abs(x - y)  # [bert table 2 distance]
+    return float(difference.mean()), float(difference.sum())  # [bert table 2 distance]
 
 
 Tell = Callable[[str, int, int], None]  # model, texts that it has read, all texts
@@ -292,26 +481,27 @@ def analyse(
         require_comparable(traits)
     found = {}
     for name, spec in models.items():
+        tell = None if progress is None else partial(progress, name)
         batches = attention_maps(open_attention_model(spec, device), texts, length)
-        found[name] = measure(_counted(batches, name, len(texts), progress))
+        found[name] = measure(_counted(batches, len(texts), tell))
     return Analysis(found, length, seed)
 
 
 def _counted(
-    batches: Iterable[tuple[np.ndarray, np.ndarray]], name: str, texts: int, tell: Tell | None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    batches: Iterator[Batch], texts: int, tell: Callable[[int, int], None] | None
+) -> Iterator[Batch]:
     """The batches, each told of when it has been used."""
     done = 0
-    for attention, lengths in batches:
-        yield attention, lengths
-        done += len(lengths)
+    for batch in batches:
+        yield batch
+        done += len(batch[1])
         if tell is not None:
-            tell(name, done, texts)
+            tell(done, texts)
 
 
 def markdown(analysis: Analysis) -> str:
     """Table 2's shape, the paper's own figures below it, and the entropy of every layer."""
-    return "".join(line + "\n" for line in _lines(analysis))
+    return "\n".join((*_lines(analysis), ""))
 
 
 _KINDS = (  # title of the block, attribute, format
@@ -323,66 +513,58 @@ _KINDS = (  # title of the block, attribute, format
 
 
 def _lines(analysis: Analysis) -> Iterator[str]:
-    shape = next(iter(analysis.heads.values())).entropy.shape
-    yield "### Analysis of attention heads"
-    yield ""
+    layers, heads = next(iter(analysis.heads.values())).entropy.shape
     seed = "" if analysis.seed is None else f", seed {analysis.seed}"
+    yield from ("### Analysis of attention heads", "")
     yield (
         f"{analysis.texts} texts, {analysis.tokens} tokens (at most {analysis.length} a "
-        f"text{seed}); {shape[0]} layers of {shape[1]} heads. Divergences in nats, the mean "
-        "over tokens unless summed."
+        f"text{seed}); {layers} layers of {heads} heads. Divergences in nats, the mean "
+        "over tokens unless summed.\n"
     )
-    yield ""
     blocks = [(title, getattr(analysis, name), form) for title, name, form in _KINDS]
     yield from _triangles(analysis.models, blocks)
-    yield ""
-    yield "The paper's own figures (BERT-base, 12 layers of 12 heads; MIMIC-III)."
-    yield ""
-    yield from _triangles(
-        PAPER_MODELS,
-        [
-            ("Spearman correlation among entropy of attention heads", PAPER_SPEARMAN, ".2f"),
-            ("Distances among JS matrices", PAPER_DISTANCE, ".2f"),
-        ],
-    )
-    yield ""
+    yield "\nThe paper's own figures (BERT-base, 12 layers of 12 heads; MIMIC-III).\n"
+    of_paper = [
+        (_KINDS[0][0], PAPER_SPEARMAN, ".2f"),
+        ("Distances among JS matrices", PAPER_DISTANCE, ".2f"),
+    ]
+    yield from _triangles(PAPER_MODELS, of_paper)
     yield (
-        "The paper calls its distance a mean of absolute differences. A mean over tokens is at "
+        "\nThe paper calls its distance a mean of absolute differences. A mean over tokens is at "
         f"most ln 2 = 0.693, so 8398.95 is either a sum ({8398.95 / 144**2:.3f} for each of "
         "144² entries) or a mean of divergences summed over tokens, as the program of Clark "
-        "et al. 2019 gives them, which grows with the sample. All three are reported."
+        "et al. 2019 gives them, which grows with the sample. All three are reported.\n"
     )
-    yield ""
-    yield from _depth(analysis)
+    yield from (
+        "Mean entropy of a layer's heads, in nats (the paper: it decreases with depth).",
+        "",
+    )
+    columns = [heads.by_depth for heads in analysis.heads.values()]
+    rows = [
+        [str(layer), *(f"{mean:.3f}" for mean in means)]
+        for layer, means in enumerate(zip(*columns, strict=True), 1)
+    ]
+    trend = [_cell(value, ".3f") for value in analysis.trend.values()]
+    rows.append(["Spearman correlation of layer and entropy", *trend])
+    yield from grid_lines(("layer", *analysis.models), rows)
 
 
 def _triangles(
     names: Sequence[str], blocks: Sequence[tuple[str, Sequence[Sequence[float]] | Floats, str]]
 ) -> Iterator[str]:
-    yield "| | " + " | ".join(names) + " |"
-    yield "|---|" + "---:|" * len(names)
+    rows = []
     for title, values, form in blocks:
-        yield f"| *{title}* |" + " |" * len(names)
+        rows.append([f"*{title}*", *[""] * len(names)])
         for row, name in enumerate(names):
             cells = [_cell(values[row][column], form) for column in range(row)]
-            cells += [_cell(values[row][row], ".0f"), *[""] * (len(names) - row - 1)]
-            yield f"| {name} | " + " | ".join(cells) + " |"
+            rows.append(
+                [name, *cells, _cell(values[row][row], ".0f"), *[""] * (len(names) - row - 1)]
+            )
+    yield from grid_lines(("", *names), rows)
 
 
 def _cell(value: float, form: str) -> str:
     return format(float(value), form) if math.isfinite(value) else "none"
-
-
-def _depth(analysis: Analysis) -> Iterator[str]:
-    yield "Mean entropy of a layer's heads, in nats (the paper: it decreases with depth)."
-    yield ""
-    yield "| layer | " + " | ".join(analysis.models) + " |"
-    yield "|---|" + "---:|" * len(analysis.models)
-    columns = [heads.by_depth for heads in analysis.heads.values()]
-    for layer, means in enumerate(zip(*columns, strict=True), 1):
-        yield f"| {layer} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |"
-    trend = " | ".join(_cell(value, ".3f") for value in analysis.trend.values())
-    yield f"| Spearman correlation of layer and entropy | {trend} |"
 
 
 _NAME = re.compile(r"[\w.+-][\w .+-]{0,39}")
@@ -433,7 +615,8 @@ def run_attention(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FednotesError(f"{out}: cannot be written ({error.strerror or error})") from error
-    texts = stretches(_texts(notes, categories), sample, length, seed)
+    read = (note.text for path in notes for note in read_notes(path, categories=categories))
+    texts = stretches(read, sample, length, seed)
     if not texts:
         raise DataError(f"no note with text in {', '.join(map(str, notes)) or 'no file'}")
     analysis = analyse(named, texts, length=length, seed=seed, device=device, progress=progress)
@@ -447,12 +630,6 @@ def run_attention(
         ending = f"No plots: {missing}."
     write_text(out / "attention.md", f"{markdown(analysis)}\n{ending}\n", private=False)
     return analysis
-
-
-def _texts(notes: Sequence[Path], categories: Collection[str]) -> Iterator[str]:
-    for path in notes:
-        for note in read_notes(path, categories=categories):
-            yield note.text
 
 
 def stretches(notes: Iterable[str], sample: int, length: int, seed: int) -> list[str]:
@@ -497,3 +674,127 @@ def _cut(lines: Sequence[str], length: int) -> Iterator[str]:
             part, words, whole = [], 0, True
     if part and (not whole or words >= length / 2):
         yield " ".join(part)
+
+
+def plots(heads: Mapping[str, Heads], folder: Path) -> tuple[Path, ...]:
+    """entropy_by_depth.png and js_heads.png in `folder`; each is whole or not there.
+
+    Raises MissingExtra without matplotlib, FednotesError where a file cannot be written.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise MissingExtra("matplotlib", "plot") from None
+    matplotlib.use("Agg")
+    return (
+        _save(_entropy_by_depth(heads), folder / "entropy_by_depth.png"),
+        _save(_js_heads(heads), folder / "js_heads.png"),
+    )
+
+
+def _save(figure: Any, path: Path) -> Path:
+    from matplotlib import pyplot
+
+    picture = io.BytesIO()
+    try:
+        figure.savefig(picture, dpi=130, format="png")
+        replace_file(path, picture.getvalue(), mode=0o666)
+    except OSError as error:
+        raise FednotesError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        pyplot.close(figure)
+    return path
+
+
+def _entropy_by_depth(heads: Mapping[str, Heads]) -> Any:
+    """A dot a head, a line through the layers' means, a colour a model (Clark et al., fig. 4)."""
+    from matplotlib import pyplot
+
+    layers = len(next(iter(heads.values())).entropy)
+    figure, panel = pyplot.subplots(figsize=(max(5.2, 2.2 + 0.55 * layers), 3.9))
+    figure.set_layout_engine("constrained")
+    places = np.arange(1, layers + 1)
+    step = 0.48 / len(heads)  # models stand side by side within a layer
+    for number, (name, each) in enumerate(heads.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        marker = _MARKERS[number % len(_MARKERS)]
+        x = places + (number - (len(heads) - 1) / 2) * step
+        across = np.repeat(x, each.entropy.shape[1])
+        panel.scatter(
+            across, each.entropy.ravel(), s=16, c=colour, marker=marker, alpha=0.45, linewidths=0
+        )
+        panel.plot(x, each.by_depth, color=colour, marker=marker, ms=5, lw=2, label=name)
+    panel.set_xticks(places)
+    panel.set_ylim(bottom=-0.02 * panel.get_ylim()[1])  # a head on one token lies at 0: all of it
+    panel.set_xlabel("layer")
+    panel.set_ylabel("entropy of attention (nats)")
+    panel.set_title("Entropy of attention heads by depth", loc="left")
+    panel.grid(axis="y", color="#e3e6e9", lw=0.8)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False, title="line: mean of a layer", alignment="left")
+    return figure
+
+
+def _js_heads(heads: Mapping[str, Heads]) -> Any:
+    """Above: every head as a point (Clark et al., fig. 6). Below: the JS matrix itself."""
+    from matplotlib import pyplot
+
+    layers, width = next(iter(heads.values())).entropy.shape
+    figure, panels = pyplot.subplots(
+        2, len(heads), figsize=(0.9 + 3.3 * len(heads), 6.6), squeeze=False
+    )
+    figure.set_layout_engine("constrained")
+    first: Floats | None = None
+    drawn = []
+    for upper, (name, each) in zip(panels[0], heads.items(), strict=True):
+        places = turned(embed(each.divergence), first)
+        first = places if first is None else first
+        drawn.append(places)
+        depth = np.repeat(np.arange(1, layers + 1), width)
+        dots = upper.scatter(
+            *places.T, s=26, c=depth, cmap="viridis", vmin=0.5, vmax=layers + 0.5, lw=0
+        )
+        upper.set_title(name)
+        upper.set_aspect("equal")
+        upper.set_xticks([])
+        upper.set_yticks([])
+    low, high = np.min(np.vstack(drawn), 0), np.max(np.vstack(drawn), 0)
+    middle, reach = (low + high) / 2, 0.56 * float((high - low).max()) or 1.0
+    for upper, lower, each in zip(*panels, heads.values(), strict=True):
+        upper.set_xlim(middle[0] - reach, middle[0] + reach)
+        upper.set_ylim(middle[1] - reach, middle[1] + reach)
+        image = lower.imshow(each.divergence, cmap="magma", vmin=0, vmax=np.log(2))
+        middles = [(layer - 0.5) * width - 0.5 for layer in range(1, layers + 1)]
+        lower.set_xticks(middles, range(1, layers + 1))
+        lower.set_yticks(middles, range(1, layers + 1))
+        lower.tick_params(length=0)
+        lower.set_xlabel("layer of head")
+    panels[0][0].set_ylabel("heads by similarity")
+    panels[1][0].set_ylabel("layer of head")
+    bar = figure.colorbar(dots, ax=panels[0], ticks=range(1, layers + 1), aspect=25)
+    bar.set_label("layer")
+    figure.colorbar(image, ax=panels[1], aspect=25).set_label("JS divergence (nats)")
+    return figure
+
+
+def embed(divergence: Floats) -> Floats:
+    """Classical multidimensional scaling of heads onto a plane: (heads, 2).
+
+    The root of the Jensen–Shannon divergence is a distance in a Euclidean space, so the
+    divergences are its squares, and the plane shows the two widest directions of that space.
+    """
+    centred = divergence - divergence.mean(axis=0)
+    gram = -(centred - centred.mean(axis=1, keepdims=True)) / 2
+    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
+    places: Floats = (vectors * np.sqrt(np.maximum(values, 0)))[:, ::-1][:, :2]
+    return np.pad(places, ((0, 0), (0, 2 - places.shape[1])))  # of one head
+
+
+def turned(places: Floats, onto: Floats | None) -> Floats:
+    """The points turned and mirrored to lie nearest to `onto`, head by head (Procrustes)."""
+    if onto is None:
+        return places
+    left, _, right = np.linalg.svd(places.T @ onto)
+    turned: Floats = places @ (left @ right)
+    return turned
