@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fednotes.cli import groups
-from fednotes.cli import kit as kit_cli
+from fednotes.cli import site as kit_cli
 from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
 from fednotes.engines.nvflare.kit import KIT_FILE

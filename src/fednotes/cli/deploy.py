@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.cli.groups import console, say
-from fednotes.cli.kit import site
 from fednotes.cli.ledger import ledger
 from fednotes.cli.server import Kit, certificates, server
+from fednotes.cli.site import site
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 
@@ -99,9 +99,8 @@ def provision(
     if revoke or again:
         names = ", ".join([*(revoke or ()), *(again or ())])
         say(f"{names}: what is on record as made before counts no more")
-        say(
-            f"next: {out / TRUST} to the server, and to who is offline: fednotes kit trust KIT FILE"
-        )
+        where = f"{out / TRUST} to the server, and to who is offline"
+        say(f"next: {where}: fednotes kit trust KIT FILE")
     say(f"{out / 'authority'} signs new kits: keep it offline, hand it to nobody")
     say("next: give each its folder over a channel you trust; there: fednotes preflight KIT")
 

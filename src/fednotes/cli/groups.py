@@ -49,9 +49,10 @@ class Output(StrEnum):
     conll = "conll"
 
 
-def say(line: str) -> None:
-    """One line as it is: no colours, no markup, never wrapped, and nothing that moves a cursor."""
-    console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
+def say(*lines: str) -> None:
+    """Lines as they are: no colours, no markup, never wrapped, and nothing that moves a cursor."""
+    for line in lines:
+        console.print(clean(line, None), highlight=False, markup=False, soft_wrap=True)
 
 
 def show_checked(found: Checked) -> None:

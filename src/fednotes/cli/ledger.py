@@ -44,8 +44,7 @@ def ledger_verify(
     report = verify(_ledger(kit), noted_end(noted) if noted is not None else None)
     if not report.ok:
         raise FednotesError(f"{report}; keep both files as evidence".replace("\n", "; "))
-    for line in str(report).splitlines():
-        say(line)
+    say(*str(report).splitlines())
     if noted is not None:
         say("what was noted is in it")
     if report.head is not None and report.head.lines:

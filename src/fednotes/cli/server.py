@@ -98,8 +98,7 @@ def process_of(kit: Path, role: str) -> Status:
     state = f"runs (process {found.pid})" if found.running else "does not run"
     say(f"{found.name} {state}; log: {found.log}")
     try:
-        for warning in check_kit(kit):
-            say(warning)
+        say(*check_kit(kit))
     except FednotesError as error:
         say(f"this kit cannot work any more: {error}")
     return found
@@ -177,8 +176,7 @@ def server_status(kit: Kit) -> None:
     except FednotesError as error:
         now, problem = None, str(error)
     if now is None:
-        for line in from_files(kit):
-            say(line)
+        say(*from_files(kit))
         if problem:
             say(f"the server does not answer: {problem}")
             say(f"next: look at its log; fednotes server stop {kit}, then start")
@@ -186,8 +184,7 @@ def server_status(kit: Kit) -> None:
             say(f"next: fednotes server start {kit}")
         return
     say(f"connected sites: {', '.join(now.sites) or 'none'}")
-    for line in (*seconds(kit), *now.lines):
-        say(line)
+    say(*seconds(kit), *now.lines)
     if not now.sites:
         say("next: start the sites, each with its own kit: fednotes site start KIT --site FILE")
     elif now.busy:
@@ -259,7 +256,9 @@ def trust(
     if not news:
         say(f"nothing new: this kit has number {now.number} already")
         return
-    say(f"taken in as number {now.number}: {len(list(now.listed))} certificates count no more")
+    say(
+        f"taken in as number {now.number}: {len(list(now.listed or ()))} certificates count no more"
+    )
     if len(now.roots) > len(before.roots):
         say(f"a new root; the one before counts until {now.end(before.roots[-1]):%Y-%m-%d}")
         if role != "admin" and processes.status(kit).running:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fednotes.core.errors import ConfigError, MissingExtra, RefusedError
 from fednotes.core.store import replace_file, write_text
@@ -42,6 +42,7 @@ try:
 except ImportError as error:
     raise MissingExtra("cryptography", "deploy") from error
 
+T = TypeVar("T")
 ROOTS, TRUST, PENDING = "rootCA.pem", "trust.pem", "renewal"
 REMEDY = "ask for a new kit"
 SOON = timedelta(days=60)
@@ -60,10 +61,10 @@ _PSS = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LE
 class Trust:
     """Roots, bridges and leaves are certificates; listed is the revocation list, None if none."""
 
-    roots: tuple[Any, ...]
-    bridges: tuple[Any, ...] = ()
-    listed: Any = None
-    leaves: tuple[Any, ...] = ()
+    roots: tuple[x509.Certificate, ...]
+    bridges: tuple[x509.Certificate, ...] = ()
+    listed: x509.CertificateRevocationList | None = None
+    leaves: tuple[x509.Certificate, ...] = ()
 
     @property
     def number(self) -> int:
@@ -74,27 +75,28 @@ class Trust:
 
     def pem(self) -> bytes:
         """The file of what an authority says: roots, bridges and the list."""
-        listed = [] if self.listed is None else [self.listed]
+        listed = () if self.listed is None else (self.listed,)
         return to_pem((*self.roots, *self.bridges, *listed))
 
-    def end(self, root: Any) -> datetime:
+    def end(self, root: x509.Certificate) -> datetime:
         """When a root counts no more: at its own end, or once another has taken its place."""
         bridges = (b.not_valid_after_utc for b in self.bridges if issued(b, root))
         return min((root.not_valid_after_utc, *bridges))
 
-    def over(self, root: Any) -> bool:
+    def over(self, root: x509.Certificate) -> bool:
         """Whether a root counts no more, on a clock that may be late."""
         return datetime.now(UTC) - TOLERANCE > self.end(root)
 
-    def until(self, certificate: Any) -> datetime:
+    def until(self, certificate: x509.Certificate) -> datetime:
         """When a certificate of one of the roots counts no more, as far as it is known."""
         ends = (self.end(root) for root in self.roots if issued(certificate, root))
         return min((certificate.not_valid_after_utc, *ends))
 
-    def ended(self, certificate: Any) -> str:
+    def ended(self, certificate: x509.Certificate) -> str:
         """Why a certificate that TLS took counts no more; empty if it does."""
         if self.listed is not None:
-            found = self.listed.get_revoked_certificate_by_serial_number(certificate.serial_number)
+            number = certificate.serial_number
+            found = self.listed.get_revoked_certificate_by_serial_number(number)
             if found is not None:
                 return f"was revoked on {found.revocation_date_utc:%Y-%m-%d}"
         for root in self.roots:
@@ -102,7 +104,9 @@ class Trust:
                 return f"is of a root that was replaced, until {self.end(root):%Y-%m-%d}"
         return ""
 
-    def problem(self, certificate: Any, between: Iterable[Any] = ()) -> str:
+    def problem(
+        self, certificate: x509.Certificate, between: Iterable[x509.Certificate] = ()
+    ) -> str:
         """Why a certificate does not count, as the end of a sentence; empty if it does.
 
         between: what its owner shows with it, of which bridges from our roots help.
@@ -151,7 +155,7 @@ class Trust:
 
 
 @lru_cache(maxsize=1024)  # the server asks with each message
-def issued(certificate: Any, root: Any) -> bool:
+def issued(certificate: x509.Certificate, root: x509.Certificate) -> bool:
     """Whether a root's key signed a certificate in the root's name."""
     try:
         certificate.verify_directly_issued_by(root)
@@ -160,7 +164,7 @@ def issued(certificate: Any, root: Any) -> bool:
     return True
 
 
-def _is_authority(certificate: Any) -> bool:
+def _is_authority(certificate: x509.Certificate) -> bool:
     """Whether its holder may sign others' certificates, by its own words."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
@@ -185,7 +189,7 @@ def _trust_of(startup: Path, stamps: object) -> Trust:
     return Trust(tuple(roots), said.bridges, said.listed)
 
 
-def _read(path: Path, load: Callable[[bytes], Any]) -> Any:
+def _read(path: Path, load: Callable[[bytes], T]) -> T:
     """What `load` makes of a file of a kit. Raises ConfigError if it is missing or no such file."""
     try:
         return load(path.read_bytes())
@@ -197,7 +201,7 @@ def _read(path: Path, load: Callable[[bytes], Any]) -> Any:
         raise ConfigError(f"{said}: {REMEDY}") from error
 
 
-def to_pem(parts: Iterable[Any]) -> bytes:
+def to_pem(parts: Iterable[x509.Certificate | x509.CertificateRevocationList]) -> bytes:
     """Certificates and lists as a PEM file has them, one after the other."""
     return b"".join(part.public_bytes(Encoding.PEM) for part in parts)
 
@@ -230,7 +234,8 @@ def take(kit: Path, data: bytes) -> bool:
             raise RefusedError("not signed by the authority of this kit's project")
     elif any(issued(bridge, root) for bridge in have.bridges):
         raise RefusedError("signed by a root that another has replaced")
-    if not said.listed.is_signature_valid(root.public_key()):
+    key: Any = root.public_key()
+    if not said.listed.is_signature_valid(key):
         raise RefusedError("not signed by the authority of this kit's project")
     if said.number <= have.number:
         if said.number == have.number and said.listed == have.listed:
@@ -323,20 +328,27 @@ def _require_none(path: Path, problem: str) -> None:
         raise ConfigError(f"{path}: the certificate {problem}{asked}")
 
 
-def names_of(certificate: Any) -> list[str]:
+def names_of(certificate: x509.Certificate) -> list[str]:
     """The names that a certificate speaks for; one, in those of a project."""
     found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return [str(name.value) for name in found]
 
 
-def certificate_of(stem: Path) -> Any:
+def certificate_of(stem: Path) -> x509.Certificate:
     """Raises ConfigError if it is missing or cannot be read."""
     return _read(stem.with_suffix(".crt"), x509.load_pem_x509_certificate)
 
 
-def key_of(stem: Path) -> Any:
+def key_of(stem: Path) -> rsa.RSAPrivateKey:
     """Raises ConfigError if it is missing or cannot be read."""
-    return _read(stem.with_suffix(".key"), lambda text: load_pem_private_key(text, None))
+
+    def load(text: bytes) -> rsa.RSAPrivateKey:
+        key = load_pem_private_key(text, None)
+        if not isinstance(key, rsa.RSAPrivateKey):
+            raise TypeError("a kit's key is RSA")
+        return key
+
+    return _read(stem.with_suffix(".key"), load)
 
 
 # ---- signatures by a kit's own key: what makes a site's keys of the secure sum its own ---------
@@ -352,8 +364,8 @@ class CertificateIdentity:
     twice. What is trusted is read anew each time: a kit that is revoked counts no more at once.
     """
 
-    certificate: Any = field(repr=False)
-    key: Any = field(repr=False)
+    certificate: x509.Certificate = field(repr=False)
+    key: rsa.RSAPrivateKey = field(repr=False)
     startup: Path
 
     @classmethod
@@ -378,7 +390,7 @@ class CertificateIdentity:
         return shown is not None and names_of(shown) == [site]
 
 
-def signer(trust: Trust, text: bytes, signature: bytes, purpose: str) -> Any:
+def signer(trust: Trust, text: bytes, signature: bytes, purpose: str) -> x509.Certificate | None:
     """The certificate of who signed for a purpose; None unless it counts and the signature is
     its key's."""
     end = _LENGTH + int.from_bytes(signature[:_LENGTH], "big")
@@ -431,7 +443,7 @@ def take_renewal(kit: Path, answer: bytes) -> None:
     Those stay until all of the answer is found to be right. If it is cut off, the next call ends
     it. Raises ConfigError if no request is under way, RefusedError if the answer is not to it.
     """
-    said, new = Trust.parsed(answer), dict[Path, Any]()
+    said, new = Trust.parsed(answer), dict[Path, x509.Certificate]()
     for stem in stems(kit):
         pending = _pending(kit, stem)
         if not pending.with_suffix(".key").exists():

@@ -30,11 +30,12 @@ from socketserver import ThreadingUnixStreamServer
 from typing import Any
 
 from fednotes.core.errors import FednotesError, MissingExtra, RefusedError
-from fednotes.engines.nvflare.certificates import Trust, names_of, settle, take, x509
+from fednotes.engines.nvflare.certificates import Trust, names_of, settle, take
 from fednotes.engines.nvflare.kit import INSIDE
 from fednotes.engines.nvflare.processes import JOB_ID, KIT_VARIABLE
 
 try:
+    from cryptography.x509 import load_pem_x509_certificate
     from nvflare.apis.event_type import EventType
     from nvflare.apis.fl_component import FLComponent
     from nvflare.apis.fl_context import FLContext
@@ -109,7 +110,7 @@ def _verify(
         raise ValueError(f"the certificate {problem}")
 
 
-_certificate = lru_cache(maxsize=256)(x509.load_pem_x509_certificate)
+_certificate = lru_cache(maxsize=256)(load_pem_x509_certificate)
 
 
 class Doors:

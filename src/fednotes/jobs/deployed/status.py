@@ -1,11 +1,7 @@
-"""What a site keeps of one run, deleted: all that could be computed from its notes there.
+"""What `site status` and `server status` know of processes, connection and runs; and `site forget`.
 
-The ledger and the decisions stay: they say what left the site, and who agreed to it.
-
-What `site status` and `server status` know: of the processes, the connection and the runs.
-
-A site's own process writes whether the server answers (`contact.py`), its ledger says
-which run it serves, its log what went wrong. The server is asked itself, by its watch's kit.
+A site's own process writes whether the server answers, its ledger says which run it serves, its log
+what went wrong. The server is asked itself, by the identity that it has for that.
 """
 
 from __future__ import annotations

@@ -110,8 +110,7 @@ def site_rules(
 
     of_role(kit, "site")
     if file is None:
-        for line in (of_kit(kit).path).read_text(encoding="utf-8").splitlines():
-            say(line)
+        say(*of_kit(kit).path.read_text(encoding="utf-8").splitlines())
         say(f"next: fednotes site rules {kit} --site FILE puts another in its place")
         return
     require_sound(kit, file)
@@ -119,17 +118,9 @@ def site_rules(
     before = read_toml(path) if path.exists() else {}
     install(file, kit)
     changed = difference(before, read_toml(path))
-    for line in changed:
-        say(f"  {line}")
-    if not changed:
-        say("nothing has changed")
-    elif processes.status(kit).running:
-        say(
-            "[policy] is in force now; all else from the next job on, or when the site is started "
-            "again"
-        )
-    else:
-        say("in force when the site is started")
+    now = "[policy] is in force now; all else from the next job on, or when the site is started"
+    later = f"{now} again" if processes.status(kit).running else "in force when the site is started"
+    say(*(f"  {line}" for line in changed), later if changed else "nothing has changed")
     say(f"next: fednotes site status {kit}")
 
 
@@ -157,8 +148,7 @@ def site_status(kit: Kit) -> None:
         key = decision.fingerprint[:12]
         say(f"job {named(decision.table)} ({key}): {decision.decision} by {by}")
     say(f"messages that left: {ledger_of(kit).head().lines:,}")
-    for line in serving(kit, found):
-        say(line)
+    say(*serving(kit, found))
     for path in sorted((kit / RESULTS).glob("*/scores.json")):
         say(f"run {path.parent.name}: {headline(path)}; model: {path.parent / 'model'}")
     problem = last_problem(found.log)
@@ -192,8 +182,7 @@ def site_forget(
 
     of_role(kit, "site")
     freed = forget(kit, run)
-    for folder, size in freed.items():
-        say(f"deleted: {folder}, {size:,} bytes")
+    say(*(f"deleted: {folder}, {size:,} bytes" for folder, size in freed.items()))
     say(f"{sum(freed.values()):,} bytes in all; {ledger_of(kit).path} still says what left")
     say("should the server ask for this run again, the site begins it anew")
     say(f"next: fednotes site status {kit}")
