@@ -38,17 +38,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Interval
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, State
 from fednotes.core.seeds import seed_of
+from fednotes.core.settings import checked
 from fednotes.core.tensors import nbytes
 from fednotes.core.types import SiteData
 from fednotes.methods import distill, presets
@@ -60,7 +62,7 @@ MOST = 1000.0  # of strength and entropy
 RIDGE = 1e-6  # keeps the projection defined where rows of a discriminator depend on others
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Config(distill.Config):
     """The settings of `distill.Config`, and these.
 
@@ -72,8 +74,8 @@ class Config(distill.Config):
 
     weighting: bool = False
     variant: Literal["ganin", "peng", "hong"] = "ganin"
-    strength: float = 0.1
-    entropy: float = 0.1
+    strength: Annotated[float, Interval(ge=0, le=MOST)] = 0.1
+    entropy: Annotated[float, Interval(ge=0, le=MOST)] = 0.1
     platforms: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -83,9 +85,6 @@ class Config(distill.Config):
                 "the adversarial baselines have no instance weights: leave weighting out, "
                 'or set method = "distill"'
             )
-        for name in ("strength", "entropy"):
-            if not 0 <= getattr(self, name) <= MOST:
-                raise ConfigError(f"{name} = {getattr(self, name)}: expected 0 to {MOST:g}")
 
 
 def train(federation: Federation, config: Config) -> State:

@@ -31,20 +31,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
+from annotated_types import Len
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.seeds import seed_of
+from fednotes.core.settings import checked
 from fednotes.core.store import restoring
 from fednotes.core.tensors import below, load_into, prefixed, require_like, snapshot
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.methods.optimizers import Adam, Optimizer
-from fednotes.methods.sites import Best, finite
+from fednotes.methods.sites import Best, Count, Number, Part, Rate, Share, Size, finite
 
 Compression = Literal["none", "int8", "top-k"]
 BLOCK = 64
@@ -54,7 +55,7 @@ BEST = -1  # of `keep_cycle`
 Judged = Callable[[Mapping[str, float]], dict[str, float]]
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Averaging:
     """Settings that pre-training and fine-tuning have in common.
 
@@ -78,54 +79,36 @@ class Averaging:
         cover, for it tells the words that it was made of.
     """
 
-    cycles: int = 15
+    cycles: Count = 15
     keep_cycle: int = 0
-    local_epochs: int = 1
-    batch_size: int = 32
-    accumulate: int = 1
-    learning_rate: float = 1e-4
-    warmup: float = 0.1
+    local_epochs: Count = 1
+    batch_size: Count = 32
+    accumulate: Count = 1
+    learning_rate: Rate = 1e-4
+    warmup: Part = 0.1
     decay: Literal["linear", "constant"] = "linear"
-    weight_decay: float = 0.01
-    clip: float = 1.0
+    weight_decay: Size = 0.01
+    clip: Size = 1.0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
-    proximal: float = 0.0
+    proximal: Size = 0.0
     server: Literal["average", "adam", "yogi"] = "average"
-    server_learning_rate: float = 0.0
-    betas: tuple[float, ...] = (0.9, 0.99)
-    adaptivity: float = 1e-3
+    server_learning_rate: Size = 0.0
+    betas: Annotated[tuple[Part, ...], Len(2, 2)] = (0.9, 0.99)
+    adaptivity: Rate = 1e-3
     compression: Compression = "none"
-    top_share: float = 0.05
-    evaluate_every: int = 1
-    min_tokens: int = 10_000
-    min_steps: int = 10
+    top_share: Share = 0.05
+    evaluate_every: Count = 1
+    min_tokens: Number = 10_000
+    min_steps: Number = 10
     seed: int = 0
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
-        for name in ("cycles", "local_epochs", "batch_size", "accumulate", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
-        for name in ("learning_rate", "adaptivity"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} = {getattr(self, name)}: a number above 0 is needed")
-        for name in (
-            *("weight_decay", "clip", "proximal", "server_learning_rate"),
-            *("min_tokens", "min_steps"),
-        ):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
-        if not 0 <= self.warmup < 1:
-            raise ConfigError(f"warmup = {self.warmup}: a share of the steps, below 1")
-        if not 0 < self.top_share <= 1:
-            raise ConfigError(f"top_share = {self.top_share}: above 0 and at most 1")
         if not BEST <= self.keep_cycle <= self.cycles:
             raise ConfigError(
                 f"keep_cycle = {self.keep_cycle}: one of the {self.cycles} cycles, "
                 "0 for the last, -1 for the best"
             )
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas = {list(self.betas)}: two numbers, at least 0 and below 1")
         if self.batch_size % self.accumulate:
             raise ConfigError(
                 f"accumulate = {self.accumulate}: it must divide batch_size = {self.batch_size}"

@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -35,6 +35,7 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
 from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.settings import checked
 from fednotes.core.store import restoring, write_text
 from fednotes.core.tensors import below, load_into, nbytes, prefixed, require_like, snapshot
 from fednotes.core.types import Document, SiteData, Span, TagSet
@@ -43,7 +44,18 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.methods import presets
 from fednotes.methods.optimizers import Adam
-from fednotes.methods.sites import Best, MentionSite, all_tags, finite, judged_mentions, save_global
+from fednotes.methods.sites import (
+    Best,
+    Count,
+    MentionSite,
+    Number,
+    Part,
+    Rate,
+    all_tags,
+    finite,
+    judged_mentions,
+    save_global,
+)
 from fednotes.taggers.corpora import Corpus
 from fednotes.taggers.model import Losses, ModelConfig
 from fednotes.taggers.prompt_bart import PromptBartConfig
@@ -55,7 +67,7 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Config:
     """The settings of one run.
 
@@ -83,35 +95,24 @@ class Config:
 
     model: ModelConfig = field(default_factory=TaggerConfig)
     unannotated: Unannotated = "pseudo"
-    warmup: int = 0
+    warmup: Number = 0
     weighting: bool = True
-    momentum: float = 0.9
+    momentum: Part = 0.9
     clip_weights: bool = False
     normalise_weights: bool = False
     target_gradient: Literal["mean", "sum"] = "mean"
     aggregation: Literal["uniform", "size"] = "uniform"
-    rounds: int = 25
-    local_epochs: float = 1
-    batch_size: int = 8
-    learning_rate: float = 3e-5
-    evaluate_every: int = 1
+    rounds: Count = 25
+    local_epochs: Rate = 1
+    batch_size: Count = 8
+    learning_rate: Rate = 3e-5
+    evaluate_every: Count = 1
     trace: bool = False
     select: Literal["last", "best"] = "last"
     seed: int = 0
     tags: TagSet = field(default_factory=lambda: TagSet(()))
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batch_size", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
-        if not 0 < self.local_epochs < math.inf:
-            raise ConfigError(f"local_epochs = {self.local_epochs}: a number above 0 is needed")
-        if self.warmup < 0:
-            raise ConfigError(f"warmup = {self.warmup}: at least 0 is needed")
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigError(f"learning_rate = {self.learning_rate}: a number above 0 is needed")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum = {self.momentum}: expected 0 up to, not including, 1")
         if self.unannotated in ("soft", "marginal") and isinstance(self.model, PromptBartConfig):
             raise ConfigError(
                 f'unannotated = "{self.unannotated}" needs a model with a CRF; '

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -34,6 +34,7 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
 from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.settings import checked
 from fednotes.core.store import restoring
 from fednotes.core.tensors import below, load_into, nbytes, prefixed, snapshot
 from fednotes.core.types import SiteData, TagSet
@@ -45,7 +46,10 @@ from fednotes.methods import presets, word_rows
 from fednotes.methods.optimizers import Adam
 from fednotes.methods.sites import (
     Best,
+    Count,
     MentionSite,
+    Number,
+    Rate,
     all_tags,
     finite,
     judged_mentions,
@@ -65,7 +69,7 @@ from fednotes.taggers.tagger import (
 GRADIENTS = "gradients"  # the task of a round of mini-batches
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Config:
     """The settings of one FedNER run.
 
@@ -93,34 +97,21 @@ class Config:
     model: TaggerConfig = field(default_factory=TaggerConfig)
     private: tuple[str, ...] = ("lstm", "crf")
     exchange: Literal["gradients", "weights"] = "gradients"
-    local_epochs: int = 1
-    batch_size: int = 64
-    least_share: int = 0
-    learning_rate: float = 1e-3
-    epochs: int = 30
-    rounds: int = 0
-    evaluate_every: int = 1
+    local_epochs: Count = 1
+    batch_size: Count = 64
+    least_share: Number = 0
+    learning_rate: Rate = 1e-3
+    epochs: Count = 30
+    rounds: Number = 0
+    evaluate_every: Count = 1
     select: Literal["last", "best"] = "best"
-    patience: int = 5
-    personal_epochs: int = 0
+    patience: Count = 5
+    personal_epochs: Number = 0
     seed: int = 0
     tags: TagSet = field(default_factory=lambda: TagSet(()))
     sites: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("local_epochs", "batch_size", "epochs", "evaluate_every", "patience"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigError(f"learning_rate = {self.learning_rate}: a number above 0 is needed")
-        for name in ("rounds", "personal_epochs", "least_share"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
-        if self.exchange not in ("gradients", "weights"):
-            raise ConfigError(
-                f'exchange = {self.exchange!r}: expected "gradients" (a mini-batch a round) '
-                'or "weights" (local epochs a round)'
-            )
         for name in self.private:  # a known layer that this tagger lacks may be named
             if name not in LAYERS:
                 raise ConfigError(

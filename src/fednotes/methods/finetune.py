@@ -25,6 +25,7 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, Method, State
 from fednotes.core.seeds import rng_of
+from fednotes.core.settings import checked
 from fednotes.core.tensors import nbytes
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
@@ -33,7 +34,9 @@ from fednotes.data.split import pool
 from fednotes.methods import presets
 from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
 from fednotes.methods.sites import (
+    Count,
     MentionSite,
+    Rate,
     all_tags,
     judged_mentions,
     layer,
@@ -49,7 +52,7 @@ from fednotes.taggers.token_classifier import TokenClassifierConfig
 KINDS = ("token-classifier", "encoder-tagger")
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Config(Averaging):
     """The settings of one fine-tuning run; see also `Averaging`.
 
@@ -59,8 +62,8 @@ class Config(Averaging):
     """
 
     model: ModelConfig = field(default_factory=TokenClassifierConfig)
-    cycles: int = 6
-    learning_rate: float = 2e-5
+    cycles: Count = 6
+    learning_rate: Rate = 2e-5
     private: tuple[str, ...] = ()
     tags: TagSet = field(default_factory=lambda: TagSet(()))
 

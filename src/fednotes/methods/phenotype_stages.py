@@ -20,10 +20,12 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of
+from fednotes.core.settings import checked
 from fednotes.core.tensors import taken
 from fednotes.core.update import Tensors, Update
 from fednotes.methods.averaging import Averaging, AveragingSite, Step
 from fednotes.methods.optimizers import Optimizer, RMSprop
+from fednotes.methods.sites import Count, Number, Part, Rate, Size
 from fednotes.metrics.classification import ClassCounts, rankings
 from fednotes.patients.classifiers import LinearSVMs, fit, fit_best, platt_sums
 from fednotes.patients.codes import categories_of_job, output_matrix, public_categories
@@ -41,7 +43,7 @@ from fednotes.patients.dan import KNOWN, Dan, DanConfig, Mixtures, RowAdam
 from fednotes.patients.phenotyper import PhenotypeConfig, Phenotyper, Representation
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Config(Averaging):
     """Settings of both stages; those of `Averaging` are stage 1's.
 
@@ -62,25 +64,25 @@ class Config(Averaging):
         whether they have public ones of concepts, where stage 1 starts.
     """
 
-    cycles: int = 10
-    batch_size: int = 50
-    learning_rate: float = 1e-3
-    warmup: float = 0.0
-    decay: Any = "constant"
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    classifier_cycles: int = 20
-    classifier_epochs: int = 1
+    cycles: Count = 10
+    batch_size: Count = 50
+    learning_rate: Rate = 1e-3
+    warmup: Part = 0.0
+    decay: Literal["linear", "constant"] = "constant"
+    weight_decay: Size = 0.0
+    clip: Size = 0.0
+    classifier_cycles: Count = 20
+    classifier_epochs: Count = 1
     systems: tuple[str, ...] = ("icd9", "icd9proc", "cpt")
     outputs: tuple[str, ...] = ()
-    minimum: int = 1001
+    minimum: Count = 1001
     whole_causes: bool = False
-    least_questionable: int = 20
+    least_questionable: Number = 20
     calibrate: bool = False
-    least_occurrences: int = 0
+    least_occurrences: Number = 0
     require_output: bool = False
     optimizer: Literal["adam", "rmsprop"] = "adam"
-    min_patients: int = 50
+    min_patients: Number = 50
     model: PhenotypeConfig = field(default_factory=PhenotypeConfig)
     space: FeatureSpace = field(default_factory=lambda: FeatureSpace(0))
     phenotypes: tuple[str, ...] = ()
@@ -90,14 +92,6 @@ class Config(Averaging):
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
         super().__post_init__()
-        for name in ("classifier_cycles", "classifier_epochs", "minimum"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1 is needed")
-        for name in ("least_questionable", "min_patients", "least_occurrences"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
-        if self.decay not in ("linear", "constant"):
-            raise ConfigError(f"decay = {self.decay!r}: 'linear' or 'constant'")
         if self.model.network.updates == "rows" and (self.proximal or self.weight_decay):
             raise ConfigError(
                 "proximal and weight_decay pull on every concept in each step: set "

@@ -17,14 +17,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.seeds import rng_of
+from fednotes.core.settings import checked
 from fednotes.core.tensors import load_into, nbytes, snapshot
 from fednotes.core.update import Tensors, Update
 from fednotes.data.notes.sites import NoteSource, SiteNotes, pooled_notes
@@ -40,12 +42,12 @@ from fednotes.encoders.packing import Plan, Sequences, gather, plan_full, plan_p
 from fednotes.encoders.token_cache import Tokens, cached_tokens
 from fednotes.methods import presets
 from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
-from fednotes.methods.sites import ended
+from fednotes.methods.sites import Number, Rate, Share, ended
 
 EVALUATED = 64  # sequences judged at once
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Config(Averaging):
     """The settings of one pre-training run; see also `Averaging`.
 
@@ -59,32 +61,20 @@ class Config(Averaging):
     """
 
     model: LanguageModelConfig = field(default_factory=LanguageModelConfig)
-    length: int = 128
-    long_length: int = 512
-    long_cycles: int = 0
-    masked: float = 0.15
+    length: Annotated[int, Ge(8)] = 128
+    long_length: Annotated[int, Ge(8)] = 512
+    long_cycles: Number = 0
+    masked: Share = 0.15
     whole_words: bool = False
-    infilled: float = 0.3
-    head_cycles: int = 1
-    head_learning_rate: float = 3e-3
+    infilled: Share = 0.3
+    head_cycles: Number = 1
+    head_learning_rate: Rate = 3e-3
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
         super().__post_init__()
-        for name in ("length", "long_length"):
-            if getattr(self, name) < 8:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 8 tokens")
-        for name in ("masked", "infilled"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: above 0 and at most 1")
-        if self.head_cycles < 0:
-            raise ConfigError(f"head_cycles = {self.head_cycles}: at least 0 is needed")
-        if not 0 <= self.long_cycles <= self.cycles:
+        if self.long_cycles > self.cycles:
             raise ConfigError(f"long_cycles = {self.long_cycles}: 0 to cycles = {self.cycles}")
-        if not 0 < self.head_learning_rate < math.inf:
-            raise ConfigError(
-                f"head_learning_rate = {self.head_learning_rate}: a number above 0 is needed"
-            )
 
     def warm_up_cycles(self, new_head: bool) -> int:
         """Cycles before the first one."""

@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge, Gt, Interval
+from pydantic import AllowInfNan
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, LossError
@@ -19,6 +21,13 @@ from fednotes.core.update import Tensors, Update
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.taggers.model import Corpus, Model
 from fednotes.taggers.saving import ModelConfig, build_model, save_model
+
+Count = Annotated[int, Ge(1)]
+Number = Annotated[int, Ge(0)]
+Size = Annotated[float, Ge(0), AllowInfNan(False)]
+Rate = Annotated[float, Gt(0), AllowInfNan(False)]
+Share = Annotated[float, Interval(gt=0, le=1)]
+Part = Annotated[float, Interval(ge=0, lt=1)]
 
 
 class Best:
