@@ -24,8 +24,7 @@ from fednotes.encoders.language_model import (
     LanguageModelConfig,
     build_language_model,
 )
-from fednotes.encoders.masking import Masked, mask
-from fednotes.encoders.packing import Sequences
+from fednotes.encoders.packing import Masked, Sequences, mask
 
 
 def batch(model: LanguageModel, rows: int, tokens: int) -> tuple[Sequences, Masked]:

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError
-from fednotes.encoders.masking import IGNORED, denoise, mask
-from fednotes.encoders.packing import Specials
+from fednotes.encoders.packing import IGNORED, Specials, denoise, mask
 
 SPECIALS = Specials(cls=1, sep=2, mask=3, pad=0, others=(4,))
 VOCABULARY = 1000

@@ -19,7 +19,7 @@ from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace
 
-from fednotes.core.errors import DataError, ModelError
+from fednotes.core.errors import DataError, FednotesError, ModelError
 from fednotes.core.store import holding
 from fednotes.data.notes import Note, read_notes
 from fednotes.encoders.packing import plan_full
@@ -180,7 +180,7 @@ def test_failures_leave_nothing(tmp_path: Path) -> None:
         cached_tokens(lambda: next(passes), _characters(), "f", 1 << 16, tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot write the cache"):
+    with pytest.raises(FednotesError, match="cannot be written"):
         _cached(tmp_path / "file" / "cache")
 
 

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_tokens import tokens_of
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import SiteNotes
 from fednotes.encoders.language_model import LanguageModelConfig, build_language_model
-from fednotes.encoders.masking import mask
-from fednotes.encoders.packing import gather, plan_full
-from fednotes.encoders.token_cache import tokens_of
+from fednotes.encoders.packing import gather, mask, plan_full
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import pretrain
 from fednotes.methods.pretrain import Config, Site, shared_model

@@ -19,8 +19,7 @@ from fednotes.encoders.language_model import (
     build_language_model,
     language_model_config,
 )
-from fednotes.encoders.masking import Masked, denoise, mask
-from fednotes.encoders.packing import Sequences, Specials
+from fednotes.encoders.packing import Masked, Sequences, Specials, denoise, mask
 
 transformers = pytest.importorskip("transformers")
 

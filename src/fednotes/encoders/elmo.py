@@ -23,9 +23,7 @@ forget, output, and the forget gate has 1 added to its bias at run time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +43,7 @@ BUDGET = 2048  # words (with padding) of one LSTM batch: 128 MB of gates at the 
 ROWS = 128
 WORDS = 256  # words of one CNN batch
 
-Activation = {"relu": torch.relu, "tanh": torch.tanh}
+ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
 def find_files(directory: Path) -> tuple[Path, Path] | None:
@@ -75,52 +73,35 @@ def character_ids(word: str | int, length: int = 50) -> np.ndarray:
     return np.array(ids + [PADDING] * (length - len(ids)), dtype=np.int64) + 1
 
 
-@dataclass(frozen=True)
 class _Config:
     """What the options file says."""
 
-    filters: tuple[tuple[int, int], ...]
-    activation: str
-    embedding: int
-    characters: int
-    highways: int
-    cell: int
-    state: int
-    layers: int
-    cell_clip: float | None
-    state_clip: float | None
-    skip: bool
-
-    @classmethod
-    def read(cls, path: Path) -> _Config:
+    def __init__(self, path: Path) -> None:
         try:
             options = read_json(path, strict=False)
             cnn, lstm = options["char_cnn"], options["lstm"]
-            config = cls(
-                filters=tuple((int(width), int(n)) for width, n in cnn["filters"]),
-                activation=str(cnn["activation"]),
-                embedding=int(cnn["embedding"]["dim"]),
-                characters=int(cnn["max_characters_per_token"]),
-                highways=int(cnn.get("n_highway") or 0),
-                cell=int(lstm["dim"]),
-                state=int(lstm["projection_dim"]),
-                layers=int(lstm.get("n_layers", 1)),
-                cell_clip=lstm.get("cell_clip") or None,
-                state_clip=lstm.get("proj_clip") or None,
-                skip=bool(lstm["use_skip_connections"]),
-            )
+            self.filters = [(int(width), int(n)) for width, n in cnn["filters"]]
+            activation = str(cnn["activation"])
+            self.embedding = int(cnn["embedding"]["dim"])
+            self.characters = int(cnn["max_characters_per_token"])
+            self.highways = int(cnn.get("n_highway") or 0)
+            self.cell, self.state = int(lstm["dim"]), int(lstm["projection_dim"])
+            self.layers = int(lstm.get("n_layers", 1))
+            self.cell_clip: float | None = lstm.get("cell_clip") or None
+            self.state_clip: float | None = lstm.get("proj_clip") or None
+            self.skip = bool(lstm["use_skip_connections"])
         except OSError as error:
             raise ModelError(f"{path}: {error.strerror}") from error
         except KeyError as error:
             raise ModelError(f"{path}: not ELMo options, {error} is missing") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise ModelError(f"{path}: not ELMo options: {error}") from error
-        if config.activation not in Activation:
-            raise ModelError(f"{path}: activation {config.activation!r} is not relu or tanh")
-        widest = max((width for width, _ in config.filters), default=0)
-        if not 1 <= widest <= config.characters or config.layers < 1 or config.characters < 3:
+        if activation not in ACTIVATIONS:
+            raise ModelError(f"{path}: activation {activation!r} is not relu or tanh")
+        self.activation = ACTIVATIONS[activation]
+        widest = max((width for width, _ in self.filters), default=0)
+        if not 1 <= widest <= self.characters or self.layers < 1 or self.characters < 3:
             raise ModelError(f"{path}: impossible sizes of filters, layers or words")
-        return config
 
 
 class _Weights:
@@ -162,16 +143,19 @@ class _Weights:
         return torch.from_numpy(array).to(self._device, self._dtype)
 
 
-@dataclass(frozen=True)
 class _Cell:
-    """One LSTM of one direction; `project` is None where cell and state have one size."""
+    """One LSTM of one direction; every layer's input has the size of the state."""
 
-    inputs: Tensor  # (input, 4 * cell)
-    recurrent: Tensor  # (state, 4 * cell)
-    bias: Tensor  # (4 * cell,), forget bias + 1 included
-    project: Tensor | None  # (cell, state)
-    cell_clip: float | None
-    state_clip: float | None
+    def __init__(self, read: _Weights, config: _Config, way: int, layer: int) -> None:
+        name = f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
+        state, cell = config.state, config.cell
+        weights = read(f"{name}/W_0", 2 * state, 4 * cell)
+        self.inputs = weights[:state].contiguous()
+        self.recurrent = weights[state:].contiguous()
+        self.bias = read(f"{name}/B", 4 * cell).clone()
+        self.bias[2 * cell : 3 * cell] += 1  # forget gate
+        self.project = read(f"{name}/W_P_0", cell, state) if state < cell else None
+        self.cell_clip, self.state_clip = config.cell_clip, config.state_clip
 
     def run(self, words: Tensor) -> Tensor:
         """(batch, length, input) → (batch, length, state), from a zero state."""
@@ -212,7 +196,7 @@ class Elmo:
     ) -> None:
         self._source = weights
         self._device = device
-        self.config = config = _Config.read(options)
+        self.config = config = _Config(options)
         self.layers = config.layers + 1
         self.dim = 2 * config.state
         with _Weights(weights, dtype, device) as read:
@@ -222,11 +206,29 @@ class Elmo:
                     f"{weights}: 'char_embed' has {len(table)} characters of {CHARACTERS}"
                 )
             self._table = torch.cat([table.new_zeros(1, config.embedding), table])
-            self._filters = _read_filters(read, config)
-            self._highways = _read_highways(read, config)
-            self._project = _read_projection(read, config)
+            n = sum(count for _, count in config.filters)
+            self._filters = [  # weights (filters, embedding, width) and bias of each width
+                (
+                    read(f"CNN/W_cnn_{i}", 1, width, config.embedding, count)[0]
+                    .permute(2, 1, 0)
+                    .contiguous(),
+                    read(f"CNN/b_cnn_{i}", count),
+                )
+                for i, (width, count) in enumerate(config.filters)
+            ]
+            self._highways = [
+                [
+                    read(f"CNN_high_{k}/{part}", *((n, n) if part[0] == "W" else (n,)))
+                    for part in ("W_carry", "b_carry", "W_transform", "b_transform")
+                ]
+                for k in range(config.highways)
+            ]
+            self._project = None  # the files have none where filters and state are of one size
+            if n != config.state:
+                weight = read("CNN_proj/W_proj", n, config.state)
+                self._project = weight, read("CNN_proj/b_proj", config.state)
             self._cells = [
-                [_read_cell(read, config, way, layer) for layer in range(config.layers)]
+                [_Cell(read, config, way, layer) for layer in range(config.layers)]
                 for way in range(2)
             ]
         # Now, not when it is asked for: the files may have changed by then.
@@ -272,7 +274,7 @@ class Elmo:
 
     def _words(self, characters: Tensor) -> Tensor:
         """(words, embedding, characters) → (words, state)."""
-        activation = Activation[self.config.activation]
+        activation = self.config.activation
         word = torch.cat(
             [activation(functional.conv1d(characters, w, b).amax(2)) for w, b in self._filters], 1
         )  # (words, filters)
@@ -304,53 +306,3 @@ class Elmo:
             states = torch.stack(layers, 2)  # (batch, length, layers, state)
             ways.append(states[batch.to(self._device), order.to(self._device)])
         return torch.cat(ways, 3)
-
-
-def _read_filters(read: _Weights, config: _Config) -> list[tuple[Tensor, Tensor]]:
-    """Weights (filters, embedding, width) and bias of each width."""
-    return [
-        (
-            read(f"CNN/W_cnn_{i}", 1, width, config.embedding, n)[0].permute(2, 1, 0).contiguous(),
-            read(f"CNN/b_cnn_{i}", n),
-        )
-        for i, (width, n) in enumerate(config.filters)
-    ]
-
-
-def _read_highways(read: _Weights, config: _Config) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Carry weights and bias, transform weights and bias of each highway layer."""
-    n = sum(count for _, count in config.filters)
-    return [
-        (
-            read(f"CNN_high_{k}/W_carry", n, n),
-            read(f"CNN_high_{k}/b_carry", n),
-            read(f"CNN_high_{k}/W_transform", n, n),
-            read(f"CNN_high_{k}/b_transform", n),
-        )
-        for k in range(config.highways)
-    ]
-
-
-def _read_projection(read: _Weights, config: _Config) -> tuple[Tensor, Tensor] | None:
-    """Filters → state; the files have none where the two are of one size."""
-    n = sum(count for _, count in config.filters)
-    if n == config.state:
-        return None
-    return read("CNN_proj/W_proj", n, config.state), read("CNN_proj/b_proj", config.state)
-
-
-def _read_cell(read: _Weights, config: _Config, way: int, layer: int) -> _Cell:
-    """One LSTM; every layer's input has the size of the state."""
-    name = f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-    weights = read(f"{name}/W_0", 2 * config.state, 4 * config.cell)
-    bias: Any = read(f"{name}/B", 4 * config.cell).clone()
-    bias[2 * config.cell : 3 * config.cell] += 1  # forget gate
-    projected = config.state < config.cell
-    return _Cell(
-        inputs=weights[: config.state].contiguous(),
-        recurrent=weights[config.state :].contiguous(),
-        bias=bias,
-        project=read(f"{name}/W_P_0", config.cell, config.state) if projected else None,
-        cell_clip=config.cell_clip,
-        state_clip=config.state_clip,
-    )

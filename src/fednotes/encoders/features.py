@@ -69,6 +69,12 @@ class FrozenEncoder(Protocol):
         """Words of each sentence → (sum of words, layers, dim) float16."""
 
 
+class _Options(NamedTuple):
+    pooling: str = "mean"
+    layers: int = 1
+    layer: int | None = None
+
+
 def load_encoder(spec: str, device: str = "cpu") -> FrozenEncoder:
     """The frozen encoder of this name; loaded once a process, so simulated sites share it.
 
@@ -76,14 +82,28 @@ def load_encoder(spec: str, device: str = "cpu") -> FrozenEncoder:
     layout (config.json, *.safetensors, tokenizer files), or one with ELMo's published
     …options.json and …weights.hdf5. Behind a "#" stand options of a Hugging Face encoder:
     "#mean" (default) or "#first": which sub-words make a word; "#layers=4": the last four
-    layers instead of the last one; "#layer=5": the output of the fifth layer alone.
-
-    The last layer of a model that was tuned for whole sentences, as MiniLM was, says less of
-    its words than the layers below: `minilm#layer=5` is as small as `minilm` and better.
+    layers instead of the last one; "#layer=5": the output of the fifth layer alone. (The last
+    layer of a model that was tuned for whole sentences, as MiniLM was, says less of its words
+    than those below.)
 
     Raises ConfigError (unknown option), ModelError (nothing usable there), MissingExtra.
     """
-    path, options = _parse(spec)
+    # A directory may contain a "#".
+    name, *words = [spec] if Path(spec).expanduser().is_dir() else spec.split("#")
+    options = _Options()
+    for word in words:
+        if word in ("mean", "first"):
+            options = options._replace(pooling=word)
+        elif found := re.fullmatch(r"layers=([1-9][0-9]{0,3})", word):
+            options = options._replace(layers=int(found[1]))
+        elif found := re.fullmatch(r"layer=([0-9]{1,3})", word):
+            options = options._replace(layer=int(found[1]))
+        else:
+            hint = nearest(word, ("mean", "first", "layer=5", "layers=4"))
+            raise ConfigError(f"encoder {spec!r}: unknown option {word!r}; {hint}")
+    if options.layer is not None and options.layers > 1:
+        raise ConfigError(f"encoder {spec!r}: layer= and layers= exclude each other")
+    path = encoder_directory(name, spec)
     return _load(path, options, device, stamp_of(path))
 
 
@@ -104,32 +124,7 @@ def _load(path: Path, options: _Options, device: str, stamp: Stamp) -> FrozenEnc
     return Elmo(*files, device=device)
 
 
-class _Options(NamedTuple):
-    pooling: str = "mean"
-    layers: int = 1
-    layer: int | None = None
-
-
-def _parse(spec: str) -> tuple[Path, _Options]:
-    """`minilm#first#layers=2` → its directory and options; a directory may contain a "#"."""
-    name, *words = [spec] if Path(spec).expanduser().is_dir() else spec.split("#")
-    pooling, layers, layer = "mean", 1, None
-    for word in words:
-        if word in ("mean", "first"):
-            pooling = word
-        elif re.fullmatch(r"layers=[1-9][0-9]{0,3}", word):
-            layers = int(word.removeprefix("layers="))
-        elif re.fullmatch(r"layer=[0-9]{1,3}", word):
-            layer = int(word.removeprefix("layer="))
-        else:
-            hint = nearest(word, ("mean", "first", "layer=5", "layers=4"))
-            raise ConfigError(f"encoder {spec!r}: unknown option {word!r}; {hint}")
-    if layer is not None and layers > 1:
-        raise ConfigError(f"encoder {spec!r}: layer= and layers= exclude each other")
-    return encoder_directory(name, spec), _Options(pooling, layers, layer)
-
-
-# ---- their vectors of a corpus, kept ----
+# ---- their vectors of a corpus, kept -------------------------------------------------------------
 
 
 def cached_features(
@@ -152,20 +147,20 @@ def cached_features(
 
     Raises FednotesError where the cache cannot be written; the partial file is then removed.
     """
-    sentences = _Sentences.of(form, bounds)
+    work = _Work(encoder, forms, form, bounds, progress)
     shape = (len(form), encoder.layers, encoder.dim)
     if cache is None or not shape[0]:
         features = np.zeros(shape, np.float16)
-        for first, vectors in _chunks(encoder, forms, sentences, 0, progress):
-            for token, part in _places(sentences, first, vectors):
+        for _, places in work.chunks(0):
+            for token, part in places:
                 features[token : token + len(part)] = part
         features.flags.writeable = False
         return features
-    store = _Store.open(Path(cache), _key(encoder, forms, form, bounds), shape)
+    store = _Store.open(Path(cache), work.key(), shape)
     while (ready := store.ready()) is None:
         with store.locked() as file:
             if file is not None:
-                _fill(store, file, encoder, forms, sentences, progress)
+                store.fill(file, work)
     return ready
 
 
@@ -184,16 +179,15 @@ def clear_cache(cache: Path) -> int:
     ours = [f for f in files if re.fullmatch(r"[0-9a-f]{64}\.(npy|part|json|json\.tmp)", f.name)]
     busy = {file.stem for file in ours if file.suffix == ".part" and _is_locked(file)}
     for file in ours:
-        if file.name[:64] in busy:
-            continue
-        try:
-            size = file.stat().st_size
-            file.unlink()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise FednotesError(f"cannot remove {file}: {error.strerror}") from error
-        freed += size
+        if file.name[:64] not in busy:
+            try:
+                size = file.stat().st_size
+                file.unlink()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise FednotesError(f"cannot remove {file}: {error.strerror}") from error
+            freed += size
     return freed
 
 
@@ -210,95 +204,52 @@ def _is_locked(file: Path) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class _Sentences:
-    """The unique sentences of a corpus, in order of first appearance."""
+class _Work:
+    """The unique sentences of a corpus, in order of first appearance, and their encoder."""
 
-    words: tuple[np.ndarray, ...]  # form ids of each
-    starts: tuple[tuple[int, ...], ...]  # first token of every copy of each
-
-    @classmethod
-    def of(cls, form: np.ndarray, bounds: np.ndarray) -> _Sentences:
-        copies: dict[bytes, list[int]] = {}
-        words: list[np.ndarray] = []
+    def __init__(
+        self,
+        encoder: FrozenEncoder,
+        forms: Sequence[str],
+        form: np.ndarray,
+        bounds: np.ndarray,
+        progress: Progress | None,
+    ) -> None:
+        self._encoder, self._forms, self._corpus = encoder, forms, (form, bounds)
+        self._progress = progress
+        copies: dict[bytes, list[int]] = {}  # first tokens of every copy of each
         for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            if start == end:
-                continue
-            sentence = form[start:end]
-            known = copies.setdefault(sentence.tobytes(), [])
-            if not known:
-                words.append(sentence)
-            known.append(start)
-        return cls(tuple(words), tuple(map(tuple, copies.values())))
+            if start < end:
+                copies.setdefault(form[start:end].tobytes(), []).append(start)
+        self._sentences = [(np.frombuffer(raw, form.dtype), at) for raw, at in copies.items()]
 
+    def key(self) -> str:
+        """SHA-256 over the encoder, the layout and the corpus."""
+        whole = hashlib.sha256(f"{VERSION} {CHUNK}\0{self._encoder.fingerprint}\0".encode())
+        for word in self._forms:
+            data = word.encode("utf-8", "surrogatepass")
+            whole.update(len(data).to_bytes(4, "little") + data)
+        for array in self._corpus:
+            whole.update(b"\0" + np.ascontiguousarray(array, dtype="<i8").tobytes())
+        return whole.hexdigest()
 
-def _chunks(
-    encoder: FrozenEncoder,
-    forms: Sequence[str],
-    sentences: _Sentences,
-    done: int,
-    progress: Progress | None,
-) -> Iterator[tuple[int, np.ndarray]]:
-    """(number of the first sentence, vectors) for each chunk from `done` on.
+    def chunks(self, done: int) -> Iterator[tuple[int, list[tuple[int, np.ndarray]]]]:
+        """(sentences done then, [(token, vectors) of every copy]) for each chunk from `done` on.
 
-    Progress is told at the start, and then when the consumer comes back for the next chunk,
-    because the last one is then kept.
-    """
-    total = len(sentences.words)
-    if progress is not None:
-        progress(min(done, total), total)
-    for first in range(done, total, CHUNK):
-        ids = sentences.words[first : first + CHUNK]
-        yield first, encoder.encode([[forms[i] for i in words] for words in ids])
-        if progress is not None:
-            progress(min(first + CHUNK, total), total)
-
-
-def _places(
-    sentences: _Sentences, first: int, vectors: np.ndarray
-) -> Iterator[tuple[int, np.ndarray]]:
-    """(token, vectors) for every copy of every sentence of a chunk."""
-    at, number = 0, first
-    while at < len(vectors):
-        length = len(sentences.words[number])
-        for token in sentences.starts[number]:
-            yield token, vectors[at : at + length]
-        at, number = at + length, number + 1
-
-
-def _fill(
-    store: _Store,
-    file: IO[bytes],
-    encoder: FrozenEncoder,
-    forms: Sequence[str],
-    sentences: _Sentences,
-    progress: Progress | None,
-) -> None:
-    """Compute what is missing, mark each chunk once it is on disk, then name the file."""
-    with store.writing():
-        done = store.resume(file)
-    row = store.size // store.shape[0]  # bytes of one token
-    for first, vectors in _chunks(encoder, forms, sentences, done, progress):
-        with store.writing():
-            for token, part in _places(sentences, first, vectors):
-                file.seek(len(store.header) + token * row)
-                file.write(np.ascontiguousarray(part, dtype="<f2").data)
-            file.flush()
-            os.fsync(file.fileno())
-            store.mark(first + CHUNK)
-    with store.writing():
-        os.replace(store.part, store.data)
-
-
-def _key(encoder: FrozenEncoder, forms: Sequence[str], form: np.ndarray, bounds: np.ndarray) -> str:
-    """SHA-256 over the encoder, the layout and the corpus."""
-    whole = hashlib.sha256(f"{VERSION} {CHUNK}\0{encoder.fingerprint}\0".encode())
-    for word in forms:
-        data = word.encode("utf-8", "surrogatepass")
-        whole.update(len(data).to_bytes(4, "little") + data)
-    for array in (form, bounds):
-        whole.update(b"\0" + np.ascontiguousarray(array, dtype="<i8").tobytes())
-    return whole.hexdigest()
+        Progress is told at the start, and then when the consumer comes back for the next chunk,
+        because the last one is then kept.
+        """
+        total = len(self._sentences)
+        if self._progress is not None:
+            self._progress(min(done, total), total)
+        for first in range(done, total, CHUNK):
+            some = self._sentences[first : first + CHUNK]
+            vectors = self._encoder.encode([[self._forms[i] for i in ids] for ids, _ in some])
+            parts = np.split(vectors, np.cumsum([len(ids) for ids, _ in some])[:-1])
+            copies = zip(some, parts, strict=True)
+            yield first + CHUNK, [(token, part) for (_, at), part in copies for token in at]
+            if self._progress is not None:
+                self._progress(min(first + CHUNK, total), total)
 
 
 @dataclass(frozen=True)
@@ -327,17 +278,9 @@ class _Store:
         np.lib.format.write_array_header_1_0(header, layout)
         return cls(folder, key, shape, header.getvalue())
 
-    @property
-    def data(self) -> Path:
-        return self.folder / f"{self.key}.npy"
-
-    @property
-    def part(self) -> Path:
-        return self.folder / f"{self.key}.part"
-
-    @property
-    def meta(self) -> Path:
-        return self.folder / f"{self.key}.json"
+    def file(self, ending: str) -> Path:
+        """One of the key's files."""
+        return self.folder / f"{self.key}.{ending}"
 
     @property
     def size(self) -> int:
@@ -346,17 +289,18 @@ class _Store:
 
     def ready(self) -> np.ndarray | None:
         """The complete file, mapped; None where it is absent or damaged (then removed)."""
+        data = self.file("npy")
         try:
-            with self.data.open("rb") as file:
+            with data.open("rb") as file:
                 whole = self._whole(file)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise FednotesError(f"cannot read {self.data}: {error.strerror}") from error
+            raise FednotesError(f"cannot read {data}: {error.strerror}") from error
         if not whole:
             self.discard()
             return None
-        return np.memmap(self.data, np.dtype("<f2"), "r", len(self.header), self.shape)
+        return np.memmap(data, np.dtype("<f2"), "r", len(self.header), self.shape)
 
     def _whole(self, file: IO[bytes]) -> bool:
         file.seek(0)
@@ -366,18 +310,19 @@ class _Store:
     @contextmanager
     def locked(self) -> Iterator[IO[bytes] | None]:
         """The part file, ours alone; None where another process finished it meanwhile."""
+        part = self.file("part")
         with self.writing():
-            descriptor = os.open(self.part, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX)
             try:
-                same = os.path.samestat(os.fstat(file.fileno()), self.part.stat())
+                same = os.path.samestat(os.fstat(file.fileno()), part.stat())
             except FileNotFoundError:
                 same = False
             # A process that waited here may have opened a new part beside the finished file.
-            if same and self.data.exists():
-                self.part.unlink()
+            if same and self.file("npy").exists():
+                part.unlink()
                 same = False
             yield file if same else None
 
@@ -394,11 +339,27 @@ class _Store:
                 "another folder"
             ) from error
 
+    def fill(self, file: IO[bytes], work: _Work) -> None:
+        """Compute what is missing, mark each chunk once it is on disk, then name the file."""
+        with self.writing():
+            done = self.resume(file)
+        row = self.size // self.shape[0]  # bytes of one token
+        for after, places in work.chunks(done):
+            with self.writing():
+                for token, part in places:
+                    file.seek(len(self.header) + token * row)
+                    file.write(np.ascontiguousarray(part, dtype="<f2").data)
+                file.flush()
+                os.fsync(file.fileno())
+                self.mark(after)
+        with self.writing():
+            os.replace(self.file("part"), self.file("npy"))
+
     def resume(self, file: IO[bytes]) -> int:
         """Sentences done already; 0 after laying out a new file of full size."""
         if self._whole(file):
             with suppress(OSError, ValueError, KeyError, TypeError):
-                return int(read_json(self.meta)["done"])
+                return int(read_json(self.file("json"))["done"])
         self.mark(0)
         file.truncate(0)
         file.seek(0)
@@ -417,13 +378,13 @@ class _Store:
     def mark(self, done: int) -> None:
         """Write down, at once or not at all, how many sentences are safe on disk."""
         meta = {"version": VERSION, "shape": self.shape, "dtype": "float16", "done": done}
-        temporary = self.meta.with_suffix(".json.tmp")
+        temporary = self.file("json.tmp")
         temporary.touch(mode=0o600)
         temporary.write_text(json.dumps(meta))
-        os.replace(temporary, self.meta)
+        os.replace(temporary, self.file("json"))
 
     def discard(self) -> None:
         """Remove what there is of this key."""
-        for file in (self.data, self.part, self.meta, self.meta.with_suffix(".json.tmp")):
+        for ending in ("npy", "part", "json", "json.tmp"):
             with suppress(OSError):
-                file.unlink(missing_ok=True)
+                self.file(ending).unlink(missing_ok=True)

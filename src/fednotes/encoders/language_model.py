@@ -5,11 +5,6 @@ every masked token, and only the rows of a batch's words have a gradient in the 
 both are frozen unless everything is asked for (`train = "all"`, as Liu and Miller 2020 did).
 
 Logits are made at the positions to guess alone: a seventh of the largest product of a step.
-
-What a language model needs to know of the library's many architectures.
-
-Where the prediction head is, so that it can be run on chosen states alone; which parameters
-say most of a site's words; where the layers are; what a head without weights starts from.
 """
 
 from __future__ import annotations
@@ -36,9 +31,9 @@ from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
 from fednotes.encoders.bart import set_layer_norm_eps
 from fednotes.encoders.lora import LoRA, targets
-from fednotes.encoders.masking import IGNORED, Masked
-from fednotes.encoders.packing import Sequences, Specials
+from fednotes.encoders.packing import IGNORED, Masked, Sequences, Specials
 from fednotes.encoders.pretrained import (
+    NO_ENCODER,
     encoder_directory,
     open_config,
     open_pretrained,
@@ -58,10 +53,8 @@ SIZES: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layers", "encoder_layers", "decoder_layers"),
     "width": ("hidden_size", "dim", "d_model", "embedding_size"),
     "heads": (
-        "num_attention_heads",
-        "n_heads",
-        "encoder_attention_heads",
-        "decoder_attention_heads",
+        *("num_attention_heads", "n_heads"),
+        *("encoder_attention_heads", "decoder_attention_heads"),
     ),
     "feed_forward": ("intermediate_size", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim"),
 }
@@ -70,12 +63,12 @@ NEW_DENSE, NEW_NORM = 0.3, 0.85  # of a head without weights; see `initialise_he
 _LAYER = re.compile(r"(.*\blayers?)\.(\d+)\.")
 
 
+@torch.no_grad()
 def head_of(model: Any) -> Logits | None:
     """The masked-language-model head as a function of states; None for an unknown layout.
 
-    Known: BERT's `cls.predictions` (also ERNIE's, BigBird's …), RoBERTa's `lm_head` (XLM-R's,
-    CamemBERT's …), DistilBERT's three parts and ModernBERT's two. What is found is tried on a
-    few states of the model: a head that gives other logits than the model is not used.
+    Known: BERT's `cls.predictions`, RoBERTa's `lm_head`, DistilBERT's three parts and
+    ModernBERT's two. A head that gives other logits than the model is not used.
     """
     found: Logits | None = None
     if isinstance(getattr(getattr(model, "cls", None), "predictions", None), nn.Module):
@@ -83,43 +76,28 @@ def head_of(model: Any) -> Logits | None:
     elif isinstance(getattr(model, "lm_head", None), nn.Module):
         found = model.lm_head
     elif all(hasattr(model, f"vocab_{part}") for part in ("transform", "layer_norm", "projector")):
-        found = _distilbert(model)
+        found = lambda states: model.vocab_projector(  # noqa: E731
+            model.vocab_layer_norm(model.activation(model.vocab_transform(states)))
+        )
     elif all(isinstance(getattr(model, part, None), nn.Module) for part in ("head", "decoder")):
         found = lambda states: model.decoder(model.head(states))  # noqa: E731
-    return found if found is not None and _agrees(model, found) else None
-
-
-def _distilbert(model: Any) -> Logits:
-    def logits(states: Tensor) -> Tensor:
-        states = model.activation(model.vocab_transform(states))
-        return model.vocab_projector(model.vocab_layer_norm(states))
-
-    return logits
-
-
-@torch.no_grad()
-def _agrees(model: Any, head: Logits) -> bool:
+    if found is None:
+        return None
     # The ids in the middle of the vocabulary are words, whatever the architecture's padding is.
     middle = len(model.get_input_embeddings().weight) // 2
     ids = torch.arange(middle - 2, middle + 2, device=model.device).clamp(min=0)[None]
     try:
         states = model.base_model(input_ids=ids)[0]  # (1, 4, width)
         whole = whole_logits(model(input_ids=ids))
-        return torch.allclose(head(states[0]), whole[0], rtol=1e-4, atol=1e-4)
-    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError):
-        return False
+        return found if torch.allclose(found(states[0]), whole[0], rtol=1e-4, atol=1e-4) else None
+    except NO_ENCODER:
+        return None
 
 
 def whole_logits(output: Any) -> Tensor:
     """Token logits in what a model gives, whichever they are called; (batch, tokens, words)."""
     logits: Tensor = output.prediction_logits if "prediction_logits" in output else output.logits
     return logits
-
-
-def takes_segments(model: Any) -> bool:
-    """Whether the model tells a first from a second text."""
-    accepted = inspect.signature(model.base_model.forward).parameters
-    return "token_type_ids" in accepted and getattr(model.config, "type_vocab_size", 0) > 1
 
 
 def revealing(model: Any) -> set[int]:
@@ -164,11 +142,9 @@ def initialise_head(model: Any, missing: Iterable[str], seed: int) -> None:
     The transform's square maps start as 0.3 times the identity and LayerNorm's weight as 0.85;
     biases as zero; all else (pooler, pair classifier) as the library has it, normal with the
     configuration's deviation (0.02). The output rows are the word embeddings, which a state
-    of the same model is already near, so a random map would only hide what it says; and
-    random logits from rows as long as MiniLM's cost more than a uniform guess. Measured there
-    (CodiEsp's background texts, 32 x 64 tokens a step, the encoder frozen, AdamW 1e-3; a
-    uniform guess costs 10.33 nats): the library's start 10.97, held out after 50 steps 7.26;
-    this start 10.32 and 7.06. LayerNorm's weight of 0.1 alone: 10.34, but 9.35 after 50.
+    of the same model is already near, so a random map would only hide what it says. Measured on
+    MiniLM (CodiEsp's background texts; a uniform guess costs 10.33 nats): the library's start
+    10.97, held out after 50 steps 7.26; this start 10.32 and 7.06.
     """
     deviation = float(getattr(model.config, "initializer_range", 0.02))
     words, output = model.get_input_embeddings().weight, model.get_output_embeddings()
@@ -292,8 +268,8 @@ class Guesses:
     """What a batch cost and how much of it was right.
 
     masked, next_sentence: scalars with gradient, the mean over the predicted tokens and over
-    the pairs of next-sentence prediction (zero without). The numbers below them are read when
-    they are asked for, so that an accelerator need not wait for them before the backward pass.
+    the pairs of next-sentence prediction (zero without). The others are read when they are asked
+    for: an accelerator need not wait for them before the backward pass.
     """
 
     masked: Tensor
@@ -327,9 +303,9 @@ class LanguageModel(nn.Module):
     """A pre-trained or fresh transformer with its prediction head; see `build_language_model`.
 
     vocabulary: ids are below it. positions: tokens of a sequence at most, special ones
-    included. tokenizer, specials: for the data layer. new_head: the directory held no weights
-    of the head, so it should be trained for some steps with the encoder frozen (`head()`)
-    before the encoder is. revealing: word embeddings or output bias are trained.
+    included. new_head: the directory held no weights of the head, so it should be trained for
+    some steps (`head()`) before the encoder is. revealing: word embeddings or output bias are
+    trained.
     """
 
     def __init__(
@@ -344,29 +320,31 @@ class LanguageModel(nn.Module):
         self.vocabulary = self.tokenizer.vocabulary
         self.positions = positions_of(tokenizer, model)
         self._pairs = config.objective == "mlm+nsp"
-        self._segments = config.objective != "denoise" and takes_segments(model)
+        accepted = inspect.signature(model.base_model.forward).parameters
+        self._segments = (  # whether it tells a first from a second text
+            "token_type_ids" in accepted and getattr(model.config, "type_vocab_size", 0) > 1
+        )
         self._head = None if config.objective == "denoise" else head_of(model)
         self.lora: LoRA | None = None
         self._maps: list[nn.Linear] = []
         if config.train == "lora":
-            self._maps = _lora_maps(model)
+            try:
+                self._maps = targets(model)
+            except ConfigError as error:  # which speaks of a tagger's setting
+                reason = str(error).partition(": ")[2]
+                raise ConfigError(f'train = "lora": {reason}') from None
             self.lora = LoRA(model, config.rank, config.alpha, seed)
         secret = revealing(model)
         self._head_names = head_names(model, self._pairs)
+        chosen = {name for name, _ in model.named_parameters()}
+        if config.train in ("lora", "top"):
+            upper = top_names(model, config.top) if config.train == "top" else set()
+            chosen = self._head_names | upper
         for name, parameter in model.named_parameters():
             open_to_all = config.train == "all" or id(parameter) not in secret
-            parameter.requires_grad_(open_to_all and name in self._chosen())
+            parameter.requires_grad_(open_to_all and name in chosen)
         self.revealing = any(id(p) in secret for p in self.trainable().values())
         self.eval()
-
-    def _chosen(self) -> set[str]:
-        """Names of what this way of training changes, frozen embeddings not taken out."""
-        everything = {name for name, _ in self.model.named_parameters()}
-        if self.config.train == "lora":
-            return self._head_names
-        if self.config.train == "top":
-            return self._head_names | top_names(self.model, self.config.top)
-        return everything
 
     @property
     def device(self) -> torch.device:
@@ -395,8 +373,8 @@ class LanguageModel(nn.Module):
         adapted = nullcontext() if self.lora is None else self.lora.applied(self._maps)
         with adapted:
             if self.config.objective == "denoise":
-                states, pooled = self._denoised(masked), None
-                head: Logits = self._bart_logits
+                states, pooled, model = self._denoised(masked), None, self.model
+                head: Logits = lambda s: model.lm_head(s) + model.final_logits_bias  # noqa: E731
             else:
                 states, head, pooled = self._encoded(sequences, masked)
         picked = states.flatten(0, 1).index_select(0, at)  # (predictions, width)
@@ -421,7 +399,7 @@ class LanguageModel(nn.Module):
             given["token_type_ids"] = self._tensor(sequences.segments)
         if self._head is None:
             output = self.model(**given)
-            return whole_logits(output), _unchanged, None
+            return whole_logits(output), lambda logits: logits, None
         output = self.model.base_model(**given)
         return output[0], self._head, output.pooler_output if self._pairs else None
 
@@ -438,10 +416,6 @@ class LanguageModel(nn.Module):
             use_cache=False,
         )[0]
         return states
-
-    def _bart_logits(self, states: Tensor) -> Tensor:
-        logits: Tensor = self.model.lm_head(states) + self.model.final_logits_bias
-        return logits
 
     def _next_sentence(self, pooled: Any, sequences: Sequences) -> tuple[Tensor, Tensor, int]:
         """Mean loss, how many are right, and of how many. Label 1: B is no continuation."""
@@ -468,15 +442,13 @@ class LanguageModel(nn.Module):
         for name, parameter in self.trainable().items():
             if not torch.isfinite(parameter).all():
                 raise ModelError(f"{directory}: {name!r} is not finite: training diverged")
-        model = self.model if self.lora is None else self._merged(self.lora)
+        model = self.model
+        if self.lora is not None:
+            model, lora = copy.deepcopy(model), self.lora
+            with torch.no_grad():
+                for linear, down, up in zip(targets(model), lora.down, lora.up, strict=True):
+                    linear.weight += lora.scale * up @ down
         write_folder(directory, lambda f: write_pretrained(f, model, self._hf_tokenizer))
-
-    @torch.no_grad()
-    def _merged(self, lora: LoRA) -> Any:
-        model = copy.deepcopy(self.model)
-        for linear, down, up in zip(targets(model), lora.down, lora.up, strict=True):
-            linear.weight += lora.scale * up @ down
-        return model
 
 
 def build_language_model(
@@ -512,10 +484,6 @@ def build_language_model(
         raise ModelError(f"{directory}: {_NO_PAIRS}")
     there = device_of(device)
     return LanguageModel(config, tokenizer, model.to(there), bool(missing), seed).to(there)
-
-
-def _unchanged(logits: Tensor) -> Tensor:
-    return logits
 
 
 _NO_PAIRS = 'has no next-sentence head: give a BERT, or set objective = "mlm"'
@@ -571,10 +539,3 @@ def specials_of(tokenizer: Any, where: str) -> Specials:
         raise ModelError(f"encoder {where!r}: its tokenizer uses one special token as two")
     others = set(tokenizer.all_special_ids) - {*ids.values(), tokenizer.unk_token_id}
     return Specials(**ids, others=tuple(sorted(others)))
-
-
-def _lora_maps(model: Any) -> list[nn.Linear]:
-    try:
-        return targets(model)
-    except ConfigError as error:  # which speaks of a tagger's setting
-        raise ConfigError(f'train = "lora": {str(error).partition(": ")[2]}') from None

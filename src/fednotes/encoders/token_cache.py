@@ -6,9 +6,8 @@
                    facts.json      counts, types and the key's parts
 
 The key is a hash of the notes' texts, the tokenizer, and how notes are cut into sentences, so
-a cache is used again exactly as long as all three are the same. It is written beside its place
-and renamed into it: a killed writer leaves nothing that could be taken for a cache. Ids are as
-sensitive as the notes; folder and files can be read by their owner only.
+a cache is used again exactly as long as all three are the same. Ids are as sensitive as the
+notes; folder and files can be read by their owner only.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from fednotes.core.errors import DataError, ModelError
 from fednotes.core.parsing import read_json
-from fednotes.core.store import beside, holding, new_folder
+from fednotes.core.store import holding, write_folder
 from fednotes.data.clinical import RECIPE, sentences
 from fednotes.data.notes import Key, Note, patient_of
 
@@ -57,24 +56,6 @@ class Tokens:
     dropped: int = 0
 
 
-def tokens_of(documents: Iterable[Sequence[Sequence[int]]]) -> Tokens:
-    """A corpus in memory, from the ids of each document's sentences. Empty ones are left out."""
-    kept = [[s for s in document if len(s)] for document in documents]
-    kept = [document for document in kept if document]
-    flat = [s for document in kept for s in document]
-    if not flat:
-        raise DataError("the corpus holds no token: give notes with text")
-    return Tokens(
-        np.array([i for s in flat for i in s], dtype=np.uint32),
-        _bounds([len(s) for s in flat]),
-        _bounds([len(d) for d in kept]),
-    )
-
-
-def _bounds(lengths: Sequence[int]) -> np.ndarray:
-    return np.concatenate(([0], np.cumsum(np.asarray(lengths, dtype=np.int64))))
-
-
 def cached_tokens(
     notes: Callable[[], Iterable[Note]],
     tokenize: Tokenize,
@@ -94,7 +75,7 @@ def cached_tokens(
     split: a note's text → sentences. recipe: its name and version.
 
     Raises DataError where there is no token, or the notes change between the two passes;
-    ModelError for an id outside the vocabulary.
+    ModelError for an id outside the vocabulary, FednotesError where it cannot be written.
     """
     content, patients = _digest(notes())
     if not patients:
@@ -105,26 +86,29 @@ def cached_tokens(
     found = _load(path)
     if found is not None:
         return found
-    with _NewFolder(path) as temporary:
+    for left in folder.glob(f".{key}.*.tmp") if folder.is_dir() else []:
+        with holding(left) as ours:
+            if ours:  # a killed process's
+                shutil.rmtree(left, ignore_errors=True)
+
+    def fill(made: Path) -> None:
         seen = hashlib.sha256()
-        facts = _write(temporary.path, _watched(notes(), seen), tokenize, vocabulary, split)
+        facts = _write(made, _watched(notes(), seen), tokenize, vocabulary, split)
         if seen.hexdigest() != content:
             raise DataError("the notes changed while they were tokenised: start again")
         facts |= {"patients": patients, "content": content, "recipe": recipe}
-        (temporary.path / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-        temporary.finish()
-    made = _load(path)
-    if made is None:
+        (made / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+
+    write_folder(path, fill)
+    written = _load(path)
+    if written is None:
         raise DataError(f"{path}: the cache was written and cannot be read: is the disk sound?")
-    return made
+    return written
 
 
 def clear_tokens(folder: Path) -> int:
-    """Remove the corpora of a token cache, and nothing else: bytes freed.
-
-    Also for the cache of concepts (`concept_cache`), whose folders are named alike. What another
-    process is writing is left to it. Raises DataError where that is not allowed.
-    """
+    """Remove the corpora of a token cache, or of concepts, whose folders are named alike: bytes
+    freed. What another process is writing is left to it. Raises DataError where it may not."""
     freed = 0
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         name = re.fullmatch(r"\.?[0-9a-f]{32}(\.[0-9a-f]+\.(tmp|old))?", path.name)
@@ -168,9 +152,9 @@ def _write(
 ) -> dict[str, Any]:
     """Tokenise batch by batch into the three files; the facts of the corpus."""
     dtype = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
-    files = {name: _private(folder / f"{name}.bin") for name in _NAMES}
     tokens = kept = documents = dropped = 0
-    try:
+    with ExitStack() as stack:
+        files = {n: stack.enter_context((folder / f"{n}.bin").open("wb")) for n in _NAMES}
         for name in ("sentences", "documents"):
             files[name].write(np.zeros(1, np.int64).tobytes())
         for batch in _batches(notes, split):
@@ -183,9 +167,6 @@ def _write(
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())
-    finally:
-        for file in files.values():
-            file.close()
     if not tokens:
         raise DataError("the corpus is empty: the tokenizer found no token in any note")
     sizes = {"ids": tokens, "sentences": kept + 1, "documents": documents + 1}
@@ -228,50 +209,6 @@ def _encode(
             "the tokenizer does not fit the model; use the one of the model's own directory"
         )
     return lengths, counts, ids
-
-
-def _private(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-
-
-class _NewFolder:
-    """A folder only its owner can enter, that appears whole under its name, or not at all."""
-
-    def __init__(self, path: Path) -> None:
-        self._target = path
-        self.path = beside(path)
-        self._held = ExitStack()
-
-    def __enter__(self) -> _NewFolder:
-        parent = self._target.parent
-        try:
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for left in parent.glob(f".{self._target.name}.*.tmp"):
-                with holding(left) as ours:
-                    if ours:  # a killed process's
-                        shutil.rmtree(left, ignore_errors=True)
-            self._held.enter_context(new_folder(self.path, mode=0o700))
-        except OSError as error:
-            raise DataError(f"{parent}: cannot write the cache ({error.strerror})") from None
-        return self
-
-    def finish(self) -> None:
-        """Put the folder in its place; one that another process put there meanwhile stays."""
-        os.chmod(self.path / "facts.json", 0o600)
-        if _load(self._target) is None:
-            shutil.rmtree(self._target, ignore_errors=True)  # damaged
-            try:
-                os.replace(self.path, self._target)
-            except OSError:
-                if _load(self._target) is None:  # else another process was first
-                    raise
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._held.close()
-        if isinstance(error, OSError):
-            reason = error.strerror or str(error)
-            raise DataError(f"{self._target}: cannot write the cache ({reason})") from error
 
 
 def _load(path: Path) -> Tokens | None:

@@ -37,8 +37,16 @@ from fednotes.encoders.language_model import (
     build_language_model,
     language_model_config,
 )
-from fednotes.encoders.masking import Masked, denoise, mask
-from fednotes.encoders.packing import Plan, Sequences, gather, plan_full, plan_pairs
+from fednotes.encoders.packing import (
+    Masked,
+    Plan,
+    Sequences,
+    denoise,
+    gather,
+    mask,
+    plan_full,
+    plan_pairs,
+)
 from fednotes.encoders.token_cache import Tokens, cached_tokens
 from fednotes.methods import presets
 from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
