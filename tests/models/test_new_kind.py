@@ -13,7 +13,7 @@ from tiny_jobs import SITES, corpus
 from fednotes import taggers
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.jobs.job import load_job
+from fednotes.jobs.job_file import load_job
 from fednotes.jobs.simulate import simulate
 from fednotes.taggers.saving import build_model, kinds, load_model, model_config, save_model
 

@@ -17,8 +17,7 @@ from fednotes.jobs.job import FederationConfig, SilosConfig, TagsConfig
 from fednotes.jobs.job_file import FILLED_IN, KINDS, TopConfig
 from fednotes.jobs.patient_tables import ConceptsConfig, HoldOutConfig, TextConfig
 from fednotes.patients.phenotyper import PhenotypeConfig
-from fednotes.taggers.saving import model_class
-from fednotes.taggers.tagger import TaggerConfig
+from fednotes.taggers.saving import kinds, model_class
 
 _PHENOTYPES = "[phenotypes] of patients"
 _CODES = '  NAME = []  (codes such as "icd10:I10", any of which makes it present)'
@@ -39,8 +38,7 @@ def _models(method: str) -> dict[str, type[Any]]:
     own = own_model.get(methods.find(method).holds)
     if own is not None:
         return {"": own}
-    kinds = ("encoder-tagger", "prompt-bart", "token-classifier")
-    return {"tagger": TaggerConfig, **{kind: model_class(kind) for kind in kinds}}
+    return {kind: model_class(kind) for kind in kinds()}
 
 
 def tables() -> Iterator[tuple[str, type[Any]]]:
