@@ -33,11 +33,12 @@ def forms() -> Callable[[Document], list[tuple[str, str]]]:
 
 @pytest.fixture
 def complains() -> Callable[..., None]:
-    """complains(path, message, format): reading it is refused, in one line."""
+    """complains(path, message, format): reading it is refused, in one line, without its text."""
 
     def check(path: Path, message: str, format: str | None = None) -> None:
         with pytest.raises(DataError, match=message) as caught:
             read(path, format)
         assert "\n" not in str(caught.value)
+        assert "Zyxwolan" not in str(caught.value)
 
     return check

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import brat, jsonl, read
@@ -43,8 +45,7 @@ def _moved(ann: str, by: int) -> str:
 
 def test_brat_mentions(file: File, tmp_path: Path, forms: Forms) -> None:
     """Overlapping and discontinuous mentions; the other lines survive a round trip."""
-    ann = _moved(ANN, 0).replace("12 22", "12 22")
-    path = _pair(file, NOTE, ann)
+    path = _pair(file, NOTE, ANN)
     for source in (path, path.with_suffix(".txt"), path.parent):
         (document,) = read(source)
         assert document.id == "n1"
@@ -56,7 +57,7 @@ def test_brat_mentions(file: File, tmp_path: Path, forms: Forms) -> None:
         ]
     brat.write([document], tmp_path / "out")
     assert (tmp_path / "out/n1.txt").read_bytes() == NOTE.encode()
-    assert (tmp_path / "out/n1.ann").read_bytes() == ann.encode()
+    assert (tmp_path / "out/n1.ann").read_bytes() == ANN.encode()
 
 
 def test_brat_changed_mentions(file: File, tmp_path: Path) -> None:
@@ -113,9 +114,58 @@ def test_brat_errors(file: File, ann: str, message: str, complains: Complains) -
     complains(_pair(file, NOTE, ann), message)
 
 
-def test_brat_missing_partner(file: File, complains: Complains) -> None:
-    """Annotations without a text."""
+@pytest.mark.parametrize("blank", ["", " \n\t\n"])
+def test_brat_keeps_empty_notes(tmp_path: Path, blank: str) -> None:
+    """One empty note among others, or alone: what was written is what is read."""
+    documents = (Document("a", blank), Document("b", "has rash", (Span(4, 8, "ADE"),)))
+    for name, some in (("both", documents), ("alone", documents[:1])):
+        brat.write(some, tmp_path / name)
+        found = [(d.id, d.text, d.spans) for d in read(tmp_path / name)]
+        assert found == [(d.id, d.text, d.spans) for d in some]
+    (lone,) = read(tmp_path / "both/a.txt")
+    assert (lone.id, lone.text) == ("a", blank)
+
+
+def test_brat_texts_and_annotations_alone(file: File, complains: Complains) -> None:
+    """An empty text alone is no corpus, a mark alone no text; nothing is annotated in none."""
+    folder = file("", "p/a.txt").parent
+    complains(folder, "no file in this folder looks like brat", "brat")
+    file("T1\tADE 0 4\tZyxwolan\n", "p/a.ann")
+    complains(folder, r"a.ann:1: T1 at 0:4 lies outside the text \(0 characters\)")
+    file("\ufeff", "p/a.txt")
+    file("", "p/a.ann")
+    assert read(folder) == (Document("a", ""),)
     complains(file("T1\tX 0 1\ta\n", "x.ann"), "x.txt: no such file")
+
+
+ID = st.text(st.sampled_from(list('ab/.:%*?"<>|\\\n\x7f~ é2356AECF')), max_size=10)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=ID)
+@example(name="odd:1")
+@example(name="odd%3A1")
+@example(name="%")
+@example(name="..")
+@example(name="/a//.b/")
+@example(name="100%/%253A%2")
+def test_brat_keeps_ids(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever characters, hidden or relative names; in one file below the folder."""
+    folder = tmp_path_factory.mktemp("b") / "in"
+    brat.write([Document(name, "x")], folder)
+    assert [p.name for p in folder.parent.iterdir()] == ["in"]
+    assert [d.id for d in read(folder)] == [name]
+
+
+def test_brat_ids_of_other_tools(file: File, tmp_path: Path) -> None:
+    """A name that only looks escaped is left; names that mean one id are told apart."""
+    for name in ("50%41", "a%3A1", "a:1", "100%"):
+        file("x", f"p/{name}.txt")
+        file("", f"p/{name}.ann")
+    documents = read(tmp_path / "p")
+    assert [d.id for d in documents] == ["100%", "50%41", "a:1", "a:1~2"]
+    brat.write(documents[:2], tmp_path / "out")
+    assert {p.stem for p in (tmp_path / "out").iterdir()} == {"100%", "50%41"}
 
 
 def test_brat_folders_below(file: File, tmp_path: Path) -> None:

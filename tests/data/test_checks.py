@@ -141,6 +141,23 @@ def test_tag_sets_without_overlap_and_empty_sites() -> None:
     assert counts(report, "overlapping_forms") == {"forms": 1}
 
 
+@pytest.mark.parametrize("bare", ["valid", "test", None])
+def test_held_out_parts_without_mentions(bare: str | None) -> None:
+    """A warning for that part only; a part without documents is `empty_part`."""
+    parts = {
+        part: (Document(part, f"{part} {SECRET}", () if part == bare else (Span(0, 4, "X"),)),)
+        for part in ("train", "valid", "test")
+    }
+    report = check_sites([SiteData("s", TagSet(("X",)), **parts)])
+    for part in ("valid", "test"):
+        found = [(f.level, f.where) for f in of(report, f"no_{part}_mentions")]
+        assert found == ([("warning", f"s/{part}")] if part == bare else [])
+    assert not any(SECRET in str(f) for f in report.findings)
+    without = check_sites([SiteData("s", TagSet(("X",)), parts["train"], (), ())])
+    assert len(of(without, "empty_part")) == 2
+    assert not of(without, "no_valid_mentions") + of(without, "no_test_mentions")
+
+
 @pytest.mark.corpora
 def test_maccrobat_has_its_44_discontinuous_mentions(corpora: Path) -> None:
     report = check_documents(read(corpora / "maccrobat", "brat"))

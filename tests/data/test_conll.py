@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import conll, read
-from fednotes.data.tags import Alignment
 
 File = Callable[..., Path]
 Forms = Callable[[Document], list[tuple[str, str]]]
@@ -105,12 +104,10 @@ def test_conll_errors(file: File, text: str, message: str, complains: Complains)
 
 
 def test_conll_from_other_sources(tmp_path: Path) -> None:
-    """Documents without tokens are cut by the project's rule; what is changed is counted."""
+    """Documents without tokens are cut by the project's rule."""
     spans = (Span(3, 9, "X"), Span(3, 6, "Y"), Span(12, 15, "X"))
     document = Document("n 1", "He has 60mg. Newly up.", spans)
-    alignment, flat = conll.write([document], tmp_path / "o.conll")
-    assert alignment == Alignment(snapped=2)
-    assert (flat.spans, flat.kept, flat.nested) == (3, 2, 1)
+    conll.write([document], tmp_path / "o.conll")
     lines = "He\tO|has\tB-X|60mg\tI-X|.\tO||Newly\tB-X|up\tO|.\tO||"
     expected = "# newdoc id = n 1\n" + lines.replace("|", "\n")
     assert (tmp_path / "o.conll").read_text() == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.types import Document, Span
+from fednotes.data import formats
 from fednotes.data.formats import FORMATS, brat, jsonl, read
 
 File = Callable[..., Path]
@@ -130,5 +132,48 @@ def test_every_format_reads() -> None:
     assert set(FORMATS) == {
         *("ade", "brat", "conll", "i2b2", "i2b2-2012", "jsonl", "ontonotes", "pubtator")
     }
-    assert all(callable(m.read) and callable(m.accepts) for m in FORMATS.values())
     assert all(callable(FORMATS[name].write) for name in ("brat", "conll", "jsonl"))
+
+
+SHOUTED = '''
+"""A note a line, mentions in capitals."""
+
+import re
+
+from fednotes.core.types import Document, Span
+from fednotes.data.formats.files import Found, first_line, gather, listing, numbered
+
+
+def accepts(path):
+    return first_line(path) == "SHOUTED"
+
+
+def read(path, problems):
+    return gather(listing(path, accepts, "shouted notes"), _read_file, problems)
+
+
+def _read_file(path, problems):
+    for number, line in list(numbered(path))[1:]:
+        found = re.finditer("[A-Z]{2,}", line)
+        spans = tuple(Span(*match.span(), "Loud") for match in found)
+        yield Found(Document(f"{path.stem}:{number}", line, spans), path, number)
+'''
+
+
+def test_a_format_is_one_file(
+    file: File, forms: Callable[[Document], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that is laid into the folder is found, guessed, read, and named in messages."""
+    folder = file(SHOUTED, "more/loud_notes.py").parent
+    file("no_format = True", "more/other.py")
+    monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(folder)])
+    monkeypatch.setattr(formats, "FORMATS", formats.discover())
+    assert set(formats.FORMATS) == {*FORMATS, "loud-notes"}
+    path = file("SHOUTED\nHe took ASPIRIN.\n\nNo RASH at all.\n")
+    one, two = read(path)
+    assert (one.id, forms(one), forms(two)) == ("f:2", [("ASPIRIN", "Loud")], [("RASH", "Loud")])
+    with pytest.raises(ConfigError, match="did you mean 'loud-notes'"):
+        read(path, "loud_note")
+    for name in ("loud_notes", "other"):
+        sys.modules.pop(f"fednotes.data.formats.{name}")
+        monkeypatch.delattr(formats, name)

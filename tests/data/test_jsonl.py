@@ -64,3 +64,55 @@ def test_jsonl_errors(file: File, line: str, message: str, complains: Complains)
 def test_jsonl_all_rejected(file: File, complains: Complains) -> None:
     """Nothing would be left."""
     complains(file('{"text": "a", "answer": "ignore"}'), "every record is marked")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"spans": {"a": 1}}, 'the key "spans" is no list of spans'),
+        ({"spans": {}}, 'the key "spans" is no list'),
+        ({"entities": "Zyxwolan"}, 'the key "entities" is no list'),
+        ({"labels": 3}, 'the key "labels" is no list'),
+        ({"label": "Zyxwolan"}, 'the key "label" is no list'),
+        ({"label": False}, 'the key "label" is no list'),
+        ({"spans": None, "label": "Zyxwolan"}, 'the key "label" is no list'),
+        ({"spans": [], "entities": {"a": 1}}, 'the key "entities" is no list'),
+        ({"spans": ["Zyxwolan"]}, "no start and end"),
+        ({"spans": [None]}, "no start and end"),
+        ({"label": ["Zyxwolan"]}, "no start and end"),
+        ({"spans": [{"start": "0", "end": 2, "label": "X"}]}, "no start and end"),
+        ({"spans": [{"start": 0.0, "end": 2, "label": "X"}]}, "no start and end"),
+        ({"label": [[False, True, "X"]]}, "no start and end"),
+        ({"label": [[0, 99, "X"]]}, "0:99 is no stretch"),
+        ({"label": [[-1, 2, "X"]]}, "-1:2 is no stretch"),
+        ({"label": [[2, 2, "X"]]}, "2:2 is no stretch"),
+        ({"spans": [], "entities": [[0, 99, "X"]]}, "0:99 is no stretch"),
+    ],
+)
+def test_jsonl_wrong_spans(
+    file: File, complains: Complains, more: dict[str, object], message: str
+) -> None:
+    """An annotation that cannot be read is never a record without annotations."""
+    lines = '{"text": "ok"}\n' + json.dumps({"text": "Zyxwolan", **more}) + "\n"
+    complains(file(lines, "a.jsonl"), f"a.jsonl:2: .*{message}")
+
+
+@pytest.mark.parametrize(
+    ("more", "spans"),
+    [
+        ({"label": None}, 0),
+        ({"label": []}, 0),
+        ({"spans": None, "entities": None, "labels": None}, 0),
+        ({"spans": None, "label": [[0, 2, "X"]]}, 1),
+        ({"spans": [], "entities": [[0, 2, "X"]]}, 1),
+        ({"label": [], "labels": [[0, 2, "X"]]}, 1),
+        ({"spans": [], "label": "positive"}, 0),
+        ({"spans": [{"start": 0, "end": 2, "label": "X"}], "label": ["positive"]}, 1),
+    ],
+)
+def test_jsonl_keys_that_are_fine(file: File, more: dict[str, object], spans: int) -> None:
+    """Nothing annotated, or a document's class beside its spans (kept in meta)."""
+    (document,) = read(file(json.dumps({"text": "abc", **more})))
+    assert document.spans == (Span(0, 2, "X"),) * spans
+    if more.get("label") in ("positive", ["positive"]):
+        assert document.meta["label"] in ("positive", ("positive",))

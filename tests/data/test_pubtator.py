@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.core.types import Document
+from fednotes.core.types import Document, Span
 from fednotes.data.formats import read
 
 File = Callable[..., Path]
@@ -75,3 +75,42 @@ def test_pubtator_of_bc5cdr(corpora: Path) -> None:
     assert sum(len(d.spans) for d in documents) == mentions == 28_785
     relations = len(re.findall(r"^\d+\tCID\t", lines, re.MULTILINE))
     assert sum(len(d.meta.get("relations", ())) for d in documents) == relations == 3116
+
+
+ARTICLE = "1|t|Zyxwolan toxicity of rs12.\n1|a|A case.\n1\t0\t8\tZyxwolan\tChemical\tD1\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1\tx\t8\tZyxwolan\tChemical\tD1",
+        "1\tx\ty\tZyxwolan\tChemical\tD1",
+        "1\tx\ty\tZyxwolan\tChemical",
+        "1\tx\t8\tZyxwolan",
+        "1\t0\tx\tZyxwolan\tChemical\tD1",
+        "1\t-1\t8\tZyxwolan\tChemical\tD1",
+        "1\t0.0\t8\tZyxwolan\tChemical",
+        "1\t\t8\tZyxwolan\tChemical\tD1",
+        "1\t²\t8\tZyxwolan\tChemical\tD1",
+        "1\tO\t8\tZyxwolan\tChemical\tD1\tx|y",
+    ],
+)
+def test_pubtator_offsets_that_are_no_numbers(file: File, complains: Complains, line: str) -> None:
+    """A mention that cannot be placed is no relation."""
+    told = r"f.txt:4: \d columns, expected PMID, start, end \(numbers\)"
+    complains(file(f"{ARTICLE}{line}\n"), told)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1\tCID\tD1\tD2",
+        "1\tAssociation\t3175\tD1\tNovel",  # BioRED: a gene's number, and novelty
+        "1\tPositive_Correlation\t3175\trs12\tNo",
+        "1\tCID\t8\tD2",
+    ],
+)
+def test_pubtator_relations(file: File, line: str) -> None:
+    (document,) = read(file(f"{ARTICLE}{line}\n"))
+    assert document.meta["relations"] == (tuple(line.split("\t")[1:]),)
+    assert document.spans == (Span(0, 8, "Chemical"),)

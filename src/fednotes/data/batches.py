@@ -146,11 +146,7 @@ def with_spans(encoded: Encoded, ids: np.ndarray) -> tuple[Document, ...]:
 
 
 def buckets(
-    lengths: np.ndarray,
-    batch_size: int,
-    rng: np.random.Generator,
-    window: int = 50,
-    least: int = 1,
+    lengths: np.ndarray, batch_size: int, rng: np.random.Generator, window: int = 50, least: int = 1
 ) -> list[np.ndarray]:
     """One epoch of mini-batches: every sentence exactly once, all batches full but at most one.
 

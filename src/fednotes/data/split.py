@@ -136,11 +136,7 @@ def unit_of(documents: Iterable[Document]) -> str:
 
 
 def _groups(
-    items: Sequence[Document],
-    keys: Sequence[Sequence[str]],
-    by: str,
-    min_words: int,
-    lenient: bool,
+    items: Sequence[Document], keys: Sequence[Sequence[str]], by: str, min_words: int, lenient: bool
 ) -> list[list[int]]:
     """Documents, by index, that stay together. lenient: one may lack the unit."""
     parent = list(range(len(items)))

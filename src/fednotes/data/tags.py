@@ -222,9 +222,7 @@ def _longest(spans: Sequence[Span]) -> list[Span]:
 
 
 def relabel(
-    documents: Iterable[Document],
-    label_map: Mapping[str, str],
-    keep: Collection[str] | None = None,
+    documents: Iterable[Document], label_map: Mapping[str, str], keep: Collection[str] | None = None
 ) -> tuple[Document, ...]:
     """Documents with other labels: mapped first ("" drops), then only those in `keep`."""
     made = []

@@ -177,11 +177,7 @@ def paired_macro_f1(
 
 
 def paired_auroc(
-    labels: NDArray[Any],
-    a: NDArray[Any],
-    b: NDArray[Any],
-    samples: int = 10_000,
-    seed: int = 0,
+    labels: NDArray[Any], a: NDArray[Any], b: NDArray[Any], samples: int = 10_000, seed: int = 0
 ) -> Bootstrap:
     """Does the macro AUROC of scores `a` differ from that of `b`? As `paired_macro_f1`.
 

@@ -12,8 +12,9 @@ import os
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from sys import intern
 from typing import Any
@@ -33,7 +34,7 @@ from fednotes.data.formats.files import (
     listing,
     read_text,
 )
-from fednotes.data.tags import Alignment, FlattenCounts, decode, encode, flatten
+from fednotes.data.tags import decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
 LOOSE = 2  # a tag is guessed
@@ -41,6 +42,7 @@ _TAG = re.compile(r"O|[BIESLUM]-\S.*")
 _NEWDOC = re.compile(r"#\s*newdoc\b(?:\s+id\s*=\s*(.*\S))?")
 _START = "-DOCSTART-"
 _SUFFIXES = {".conll", ".bio", ".iob", ".iob2", ".bioes"}
+_BASES: dict[str, Scheme] = {"IO": "IO", "BIO": "BIO", "IOB1": "BIO"}
 _CANONICAL = {"L": "E", "U": "S", "M": "I"}
 _LETTERS = {"BILOU": {"E": "L", "S": "U"}, "BMES": {"I": "M"}}
 
@@ -92,7 +94,7 @@ def _read_file(path: Path, problems: Problems) -> list[Found]:
         raise DataError("the file holds no tokens")
     scheme = _scheme_of(tags)
     types = sorted({tag[2:] for own in tags for tag in own if tag != "O"})
-    tagset = TagSet(tuple(map(intern, types)), _base(scheme))
+    tagset = TagSet(tuple(map(intern, types)), _BASES.get(scheme, "BIOES"))
     shared = {"conll": {"scheme": scheme, "separator": separator}}
     documents = []
     for number, part in enumerate(parts, 1):
@@ -121,7 +123,12 @@ def _parse(path: Path, problems: Problems) -> tuple[list[_Part], str]:
         elif line.startswith("#") and not sentence.rows:
             sentence.comments.append(line)
         else:
-            problems.note("line", path, number, _complaint(row, width))
+            told = "the last column is no tag: expected O or a tag such as B-Drug"
+            if len(row) != width:
+                told = f"{len(row)} columns, expected {width} (token first, tag last)"
+            elif not row[0].strip(" "):
+                told = "the token is empty"
+            problems.note("line", path, number, told)
             sentence.damaged = True
     _close(parts[-1], sentence)
     if marked:
@@ -161,42 +168,17 @@ def _close(part: _Part, sentence: _Sentence) -> _Sentence:
     return _Sentence()
 
 
-def _complaint(row: Sequence[str], width: int) -> str:
-    if len(row) != width:
-        return f"{len(row)} columns, expected {width} (token first, tag last)"
-    if not row[0].strip(" "):
-        return "the token is empty"
-    return "the last column is no tag: expected O or a tag such as B-Drug"
-
-
 def _scheme_of(sentences: Iterable[Sequence[str]]) -> str:
     """The tag scheme of a file, from all its tags."""
-    prefixes: set[str] = set()
-    loose_i = plain_b = False
-    for tags in sentences:
-        before = "O"
-        for tag in tags:
-            if tag != "O":
-                prefixes.add(tag[0])
-                fresh = before[1:] != tag[1:]
-                loose_i |= tag[0] == "I" and fresh
-                plain_b |= tag[0] == "B" and fresh
-            before = tag
-    if prefixes & {"L", "U"}:
-        return "BILOU"
-    if "M" in prefixes:
-        return "BMES"
-    if prefixes & {"E", "S"}:
-        return "BIOES"
+    pairs = [pair for tags in sentences for pair in pairwise(["O", *tags]) if pair[1] != "O"]
+    prefixes = {tag[0] for _, tag in pairs}
+    fresh = {tag[0] for before, tag in pairs if before[1:] != tag[1:]}
+    for scheme, letters in (("BILOU", "LU"), ("BMES", "M"), ("BIOES", "ES")):
+        if prefixes & set(letters):
+            return scheme
     if prefixes == {"I"}:
         return "IO"
-    return "IOB1" if loose_i and not plain_b else "BIO"
-
-
-def _base(scheme: str) -> Scheme:
-    if scheme == "IO":
-        return "IO"
-    return "BIO" if scheme in ("BIO", "IOB1") else "BIOES"
+    return "IOB1" if "I" in fresh and "B" not in fresh else "BIO"
 
 
 def _document(name: str, part: _Part, tagset: TagSet, shared: dict[str, Any]) -> Document:
@@ -208,7 +190,8 @@ def _document(name: str, part: _Part, tagset: TagSet, shared: dict[str, Any]) ->
     for sentence in part.sentences:
         last = first + len(sentence.rows)
         offsets = np.array(tokens[first:last])  # (tokens, 2)
-        given = np.array([ids[_canonical(row[-1])] for row in sentence.rows])
+        tags = (row[-1] for row in sentence.rows)
+        given = np.array([ids[_CANONICAL.get(t[0], t[0]) + t[1:]] for t in tags])
         found = decode(given, offsets, tagset)
         if shared["conll"]["scheme"] != "IOB1":
             repaired += int((encode(found, offsets, tagset)[0] != given).sum())
@@ -216,10 +199,6 @@ def _document(name: str, part: _Part, tagset: TagSet, shared: dict[str, Any]) ->
         first = last
     meta = _meta(part, shared, repaired)
     return Document(name, text, tuple(spans), meta=meta, sentences=bounds, tokens=tokens)
-
-
-def _canonical(tag: str) -> str:
-    return tag if tag == "O" else _CANONICAL.get(tag[0], tag[0]) + tag[1:]
 
 
 def _meta(part: _Part, shared: dict[str, Any], repaired: int) -> dict[str, Any]:
@@ -235,34 +214,26 @@ def _meta(part: _Part, shared: dict[str, Any], repaired: int) -> dict[str, Any]:
     return {**meta, "repaired": repaired} if repaired else meta
 
 
-def write(
-    documents: Iterable[Document], path: str | os.PathLike[str]
-) -> tuple[Alignment, FlattenCounts]:
+def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes token, any further columns, and tag, in the scheme the documents were read in.
 
     A document without tokens is cut by `data/text.py` and written as BIO. CoNLL cannot say
     everything: overlapping and discontinuous mentions are flattened (outermost) and spans are
-    snapped to tokens. Returns the counts of both.
+    snapped to tokens.
     """
     documents = list(documents)
     types = tuple(sorted({s.label for d in documents for s in d.spans}))
-    plain = all("scheme" in d.meta.get("conll", {}) for d in documents)
-    marked = not plain or any("marker" in d.meta["conll"] for d in documents)
-    alignment, flat = Alignment(), FlattenCounts()
+    kept = [d.meta.get("conll", {}) for d in documents]
+    marked = any("marker" in own or "scheme" not in own for own in kept)
     blocks: list[list[str] | str] = []  # a row of columns, or a line as it is
     for document in documents:
-        spans, counts = flatten(document.spans, "outermost")
-        flat += counts
         blocks += _marker(document) if marked else []
-        rows, fell = _rows(document, spans, types)
-        alignment += fell
-        blocks += rows
-    single = all(d.meta.get("conll", {}).get("separator") == " " for d in documents)
+        blocks += _rows(document, types)
+    single = all(own.get("separator") == " " for own in kept)
     single &= not any(" " in column for row in blocks if isinstance(row, list) for column in row)
     separator = " " if single else "\t"
     lines = [row if isinstance(row, str) else separator.join(row) for row in blocks]
     write_out(Path(path), "".join(f"{line}\n" for line in lines))
-    return alignment, flat
 
 
 def _marker(document: Document) -> list[str]:
@@ -275,52 +246,44 @@ def _marker(document: Document) -> list[str]:
     return [f"# newdoc id = {' '.join(document.id.split())}"]
 
 
-def _rows(
-    document: Document, spans: Sequence[Span], types: tuple[str, ...]
-) -> tuple[list[list[str] | str], Alignment]:
-    """The lines of one document, and how its spans fell on tokens."""
+def _rows(document: Document, types: tuple[str, ...]) -> Iterator[list[str] | str]:
+    """The lines of one document."""
+    spans, _ = flatten(document.spans, "outermost")
     kept = document.meta.get("conll", {})
     scheme = kept.get("scheme", "BIO")
-    tagset = TagSet(types, _base(scheme))
+    tagset = TagSet(types, _BASES.get(scheme, "BIOES"))
     names = tagset.tags
     tokens = document.tokens or tokenize(document.text).tolist()
     own = np.array(tokens).reshape(-1, 2)  # (tokens, 2)
     columns = kept.get("columns", ())
     if len(columns) != len(own):
         columns = ((),) * len(own)
-    comments: dict[int, list[str]] = {}
-    for index, comment in kept.get("comments", ()):
-        comments.setdefault(index, []).append(comment)
-    rows: list[list[str] | str] = []
-    alignment, done, first = Alignment(), 0, 0
+    done = first = 0
     starts = [start for start, _ in split_sentences(document)]
     # Each sentence reaches to the next, so that no token is left out.
     for number, end in enumerate([*starts[1:], len(document.text)]):
         last = int(np.searchsorted(own[:, 0], end, side="left"))
         # By their ends: a span may begin with the space before its sentence.
         stop = bisect_right(spans, end, key=lambda span: span.end)
-        ids, fell = encode(spans[first:stop], own[done:last], tagset)
-        alignment += fell
-        rows += comments.get(number, [])
+        ids, _ = encode(spans[first:stop], own[done:last], tagset)
+        yield from (comment for index, comment in kept.get("comments", ()) if index == number)
         tags = _letters([names[i] for i in ids.tolist()], scheme)
         for i, tag in enumerate(tags, done):
             form = document.text[slice(*tokens[i])]
             # A token that its column can hold; only other tools' tokens need it.
             form = form if form.isalnum() else re.sub(r"[\t\n\r]+", " ", form)
-            rows.append([form, *columns[i], tag])
+            yield [form, *columns[i], tag]
         if last > done:
-            rows.append("")
+            yield ""
         done, first = last, stop
-    return rows, alignment
 
 
 def _letters(tags: list[str], scheme: str) -> list[str]:
     """Tags of one sentence in the letters of the file's own scheme."""
     if scheme == "IOB1":
-        before = ["O", *tags[:-1]]
+        pairs = pairwise(["O", *tags])
         return [
-            "I" + tag[1:] if tag[0] == "B" and tag[1:] != old[1:] else tag
-            for old, tag in zip(before, tags, strict=True)
+            "I" + tag[1:] if tag[0] == "B" and tag[1:] != old[1:] else tag for old, tag in pairs
         ]
     letters = _LETTERS.get(scheme, {})
     return [tag if tag == "O" else letters.get(tag[0], tag[0]) + tag[1:] for tag in tags]

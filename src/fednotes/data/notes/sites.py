@@ -366,11 +366,7 @@ def _site(name: str, scans: Sequence[_Scan], train: int) -> SiteNotes:
         }
         digests.append([scan.digest(i) for scan, at in notes for i in at.tolist()])
     return SiteNotes(
-        name,
-        _source(scans, train),
-        _source(scans, train + 1),
-        **counts,
-        content=_content(*digests),
+        name, _source(scans, train), _source(scans, train + 1), **counts, content=_content(*digests)
     )
 
 
