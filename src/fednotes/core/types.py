@@ -16,7 +16,7 @@ class Counts:
     __slots__ = ()
 
     def __add__(self, other: Self) -> Self:
-        names = type(self).__slots__
+        names: tuple[str, ...] = type(self).__slots__
         return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
 
 

@@ -367,8 +367,10 @@ def generate(
         }
         own = [relabel(parts[part], {}, types) for part in PARTS]
         own[0] = _noisy(own[0], types, noise, rng_of(seed, "noise", index))
-        complete = SiteData(name, TagSet(TYPES), *parts.values())
-        made.append(SyntheticSite(SiteData(name, TagSet(types), *own), complete))
+        train, valid, test = parts.values()
+        complete = SiteData(name, TagSet(TYPES), train, valid, test)
+        train, valid, test = own
+        made.append(SyntheticSite(SiteData(name, TagSet(types), train, valid, test), complete))
     return tuple(made)
 
 
