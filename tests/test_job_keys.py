@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from fednotes import __version__
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
 from fednotes.jobs import job_file as job
-from fednotes.jobs.keys import reference, tables
+from fednotes.jobs.keys import markdown, reference, tables
 
 
 def listed(name: str = "") -> set[str]:
@@ -72,3 +74,47 @@ def test_the_command(give: Any) -> None:
     assert code == 0
     assert "min_mentions = 0" in out
     assert give("--version")[1] == f"fednotes {__version__}\n"
+
+
+def of_method(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """What the schema says of the tables of a method's jobs."""
+    cases = {c["if"]["properties"]["method"]["const"]: c["then"] for c in schema["allOf"]}
+    found: dict[str, Any] = cases[name]["properties"]
+    return found
+
+
+def test_the_page_is_of_these_tables() -> None:
+    page = Path(__file__).parents[1] / "docs" / "job.md"
+    assert page.read_text("utf-8") == markdown(), "fednotes job keys --markdown > docs/job.md"
+
+
+@pytest.mark.parametrize("name", sorted(job.built_in_jobs()))
+def test_the_schema_knows_the_jobs_that_there_are(name: str, schema: dict[str, Any]) -> None:
+    """Every key of a job is one of the schema, for its method, and a value of its type."""
+    table = read_toml(job.built_in_jobs()[name])
+    assert set(table) <= set(schema["properties"])
+    known = of_method(schema, table["method"])
+    for site in table.get("sites", {}).values():
+        assert set(site) <= set(known["sites"]["additionalProperties"]["properties"])
+    for key in ("training", "synthetic"):
+        assert set(table.get(key, {})) <= set(known[key]["properties"])
+    models = [set(model["properties"]) for model in known["model"]["anyOf"]]
+    assert any(set(table.get("model", {})) <= keys for keys in models)
+
+
+def test_the_schema_has_bounds_and_choices(schema: dict[str, Any]) -> None:
+    known = of_method(schema, "fedner")
+    site = known["sites"]["additionalProperties"]
+    assert site["properties"]["mask_overlap"]["minimum"] == 0
+    assert site["additionalProperties"] is False
+    assert site["properties"]["on_error"]["enum"] == ["refuse", "skip"]
+    assert schema["required"] == ["method"]
+    assert "seed" not in known["training"]["properties"]
+
+
+@pytest.fixture
+def schema(give: Any) -> dict[str, Any]:
+    code, out, _ = give("job", "schema")
+    assert code == 0
+    found: dict[str, Any] = json.loads(out)
+    return found

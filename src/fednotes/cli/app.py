@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shlex
 import sys
@@ -11,7 +12,8 @@ from fednotes.core.stopping import Stopped, goes_on, stops, until_it_begins
 if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
     until_it_begins(sys.argv)  # before what takes a second to import
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Optional
@@ -161,6 +163,15 @@ def check_device(device: str) -> None:
         raise FednotesError(f"--device {device}: not available on this machine") from error
 
 
+@contextmanager
+def _read_in() -> Iterator[None]:
+    """Imports without the garbage collector, which takes a fifth of their time for nothing."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
+
+
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
@@ -176,11 +187,14 @@ def predict(
     dictionary: Dictionary = None,
 ) -> None:
     """Find the mentions in new text, or the phenotypes of the patients whose notes it is."""
-    from fednotes.jobs.predict import predict_patients, predict_text
-    from fednotes.patients.phenotyper import is_phenotyper
+    with _read_in():
+        from fednotes.jobs.predict import predict_text
+        from fednotes.patients.phenotyper import is_phenotyper
 
     check_device(device)
     if is_phenotyper(model):
+        from fednotes.jobs.predict_patients import predict_patients
+
         place = dictionary or backbone
         predict_patients(model, path, format.value, out, device, place, text=text)
         return
@@ -213,7 +227,7 @@ def evaluate(
 ) -> None:
     """Score a saved model on annotated text, or on labelled patients."""
     from fednotes.cli.display import patient_score_table, score_table
-    from fednotes.jobs.predict import Evaluation, evaluate_path, evaluate_patients
+    from fednotes.jobs.predict import Evaluation, evaluate_path
     from fednotes.patients.phenotyper import is_phenotyper
 
     check_device(device)
@@ -231,6 +245,8 @@ def evaluate(
         if format or asked or on_error is OnError.skip:
             option = "--format" if format else "--types" if asked else "--on-error"
             raise FednotesError(f"{option} is for annotated text, not for labelled patients")
+        from fednotes.jobs.predict_patients import evaluate_patients
+
         place = dictionary or backbone
         scores, unknown = evaluate_patients(model, path, device, renamed, place, labels)
         found = Evaluation(scores, unknown)

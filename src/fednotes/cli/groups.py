@@ -186,12 +186,21 @@ def _group() -> None:
 @jobs.command("keys")
 def job_keys(
     table: Annotated[str, typer.Argument(help="Of one table, such as sites, training, top.")] = "",
+    as_page: Annotated[bool, typer.Option("--markdown", help="All of them, as a page.")] = False,
 ) -> None:
     """Every key of a job file: its default, and what it means."""
-    from fednotes.jobs.keys import reference
+    from fednotes.jobs.keys import markdown, reference
 
-    for line in reference(table).splitlines():
+    for line in (markdown() if as_page else reference(table)).splitlines():
         say(line)
+
+
+@jobs.command("schema")
+def job_schema() -> None:
+    """The JSON schema of a job file, by which editors complete and check it."""
+    from fednotes.jobs.keys import schema
+
+    console.print_json(data=schema())
 
 
 @cache.command("clear")

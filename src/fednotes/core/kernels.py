@@ -30,22 +30,41 @@ part = numba.njit(fastmath={"contract"}, **_OPTIONS)
 reduction = numba.njit(fastmath={"contract", "reassoc"}, **_OPTIONS)
 
 
-def kernel(*signatures: str, fused: bool = True) -> Callable[[Callable[..., Any]], Any]:
-    """Compile now for these signatures, or load what an earlier process compiled.
+class Kernel:
+    """A function that is compiled, or loaded, when it is first called: a command that does not
+    call it does not wait for it."""
+
+    def __init__(self, function: Callable[..., Any], signatures: Sequence[str], **options: Any):
+        self._function, self._signatures, self._options = function, signatures, options
+        self._made: Callable[..., Any] | None = None
+
+    def compiled(self) -> Callable[..., Any]:
+        """numba caches beside the source file, or in the user's cache directory where that is
+        read-only; where neither can be written (or the disk is full) nothing is cached."""
+        if self._made is None:
+            names = self._function.__globals__
+            for name in self._function.__code__.co_names:  # a kernel that this one calls
+                if isinstance(names.get(name), Kernel):
+                    names[name] = names[name].compiled()
+            try:
+                make = numba.njit([*self._signatures], cache=True, **self._options)
+                self._made = make(self._function)
+            except (RuntimeError, OSError):
+                self._made = numba.njit([*self._signatures], **self._options)(self._function)
+        made: Callable[..., Any] = self._made
+        return made
+
+    def __call__(self, *given: Any) -> Any:
+        return self.compiled()(*given)
+
+
+def kernel(*signatures: str, fused: bool = True) -> Callable[[Callable[..., Any]], Kernel]:
+    """Compile for these signatures, at the first call, or load what an earlier process compiled.
 
     fused: a product and the sum after it may round once; False keeps NumPy's bits.
-    numba caches beside the source file, or in the user's cache directory where that is
-    read-only; where neither can be written (or the disk is full) nothing is cached.
     """
-
-    def compiled(function: Callable[..., Any]) -> Any:
-        options = _OPTIONS | ({"fastmath": {"contract"}} if fused else {})
-        try:
-            return numba.njit([*signatures], cache=True, **options)(function)
-        except (RuntimeError, OSError):
-            return numba.njit([*signatures], **options)(function)
-
-    return compiled
+    options = _OPTIONS | ({"fastmath": {"contract"}} if fused else {})
+    return lambda function: Kernel(function, signatures, **options)
 
 
 BLOCK = 2**15  # numbers of a sum that stay in the cache while every summand is added
