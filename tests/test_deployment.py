@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from hospitals import (
     DISTILL,
-    FEDERATION,
     FEDNER,
+    FINETUNE,
+    NAMES,
     OPEN,
-    SITES,
+    PHENOTYPE,
     Hospitals,
     corpus,
     patients,
@@ -56,18 +57,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_fine_tuned_bert_is_that_of_a_simulation(bert: Path, tmp_path: Path) -> None:
     """The sites' models are one, and the server has it too; here sites keep BERT elsewhere."""
-    job = f"""
-method = "finetune"
-seed = 3
-{FEDERATION}
-[training]
-cycles = 2
-batch_size = 8
-learning_rate = 1e-3
-[model]
-encoder = "{bert}"
-{SITES}
-"""
+    job = FINETUNE.replace("BERT", str(bert))
     data = corpus(tmp_path / "notes")
     simulated_one(job, data, tmp_path / "sim")
     expected = weights(tmp_path / "sim" / "federated" / "model")
@@ -83,31 +73,13 @@ encoder = "{bert}"
 def test_a_phenotyping_model_is_that_of_a_simulation(tmp_path: Path) -> None:
     """Two stages, codes held out, calibration; the test part by the job's fractions. The sites
     allow as many rounds as it takes and no more."""
-    job = f"""
-method = "phenotype"
-seed = 3
-{FEDERATION}
-[concepts]
-dictionary = "synthetic"
-[training]
-cycles = 2
-classifier_cycles = 2
-minimum = 10
-min_patients = 10
-[model]
-network = {{ embedding = 6, hidden = 8 }}
-[phenotypes]
-pneumonia = ["icd9:485"]
-back = ["icd9:722"]
-{"".join(f"[sites.s{n}]{chr(10)}valid_fraction = 0.2{chr(10)}" for n in range(3))}
-"""
-    data = {f"s{n}": patients(tmp_path / f"s{n}", n) for n in range(3)}
-    simulated_one(job, data, tmp_path / "sim")
+    data = {name: patients(tmp_path / name, n) for n, name in enumerate(NAMES)}
+    simulated_one(PHENOTYPE, data, tmp_path / "sim")
     expected = weights(tmp_path / "sim" / "federated" / "model")
-    hospitals = Hospitals(tmp_path, job, data, policy=f"{OPEN}max_rounds = 4\n")
+    hospitals = Hospitals(tmp_path, PHENOTYPE, data, policy=f"{OPEN}max_rounds = 4\n")
     hospitals.run()
     for name in data:
         assert weights(hospitals.results(name) / "model") == expected
-    scores = json.loads((hospitals.results("s1") / "scores.json").read_text())
+    scores = json.loads((hospitals.results("posts") / "scores.json").read_text())
     summary = json.loads((tmp_path / "sim" / "summary.json").read_text())
-    assert scores == summary["sites"]["s1"]["federated"]
+    assert scores == summary["sites"]["posts"]["federated"]

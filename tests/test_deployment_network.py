@@ -1,29 +1,46 @@
-"""Three hospitals and a server as processes on loopback, from nothing to a prediction.
+"""Three hospitals and a server as processes on loopback, from nothing to a prediction; then every
+method.
 
-Every step is a command, as `docs/deploy.md` gives it. Expected weights are those of `simulate`.
+Every step is a command, as `docs/deploy.md` gives it. Expected weights are those of `simulate` on
+the same job and notes, to the last bit.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("nvflare")
 
-from hospitals import SITES, simulated, weights
+from hospitals import (
+    DISTILL,
+    FEDERATION,
+    FINETUNE,
+    NAMES,
+    PHENOTYPE,
+    SITES,
+    corpus,
+    lines,
+    patients,
+    simulated,
+    simulated_one,
+    weights,
+)
 from places import Place, opened, project, stopped, until
 from proxy import Proxy, proxy
+from tiny_models import save_bert
 
-from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines.nvflare import processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
-NAMES = ("discharge", "reports", "posts")
 JOB = f"""
 method = "fedner"
 seed = 1
@@ -49,7 +66,6 @@ lstm_units = 16
 
 {SITES}
 """
-PARTS = ("train", "valid", "test")
 
 
 @pytest.fixture
@@ -67,16 +83,11 @@ def hospital() -> Iterator[Proxy]:
 def test_the_walk_through(place: Place, hospital: Proxy) -> None:
     """Provision, check, start, approve, run, kill a site, resume, predict, abort, stop."""
     base = place.folder
-    write_sites(generate(num_sites=3, sentences_per_site=60, seed=1), base / "notes", "conll")
-    data = {
-        name: {part: str(base / "notes" / name / f"{part}.conll") for part in PARTS}
-        for name in NAMES
-    }
+    data = corpus(base / "notes", 60)
     project(base, NAMES)
     (base / "job.toml").write_text(JOB)
     for name in NAMES:
-        lines = "".join(f'{part} = "notes/{name}/{part}.conll"\n' for part in PARTS)
-        (base / f"{name}.toml").write_text(f"[data]\n{lines}")
+        (base / f"{name}.toml").write_text(f"[data]\n{lines(data[name])}")
     assert "next:" in place.give("provision", "project.toml", "--out", "kits")
     assert "does not answer" in place.give("preflight", "kits/sites/posts", code=2)
     assert "next: fednotes server start" in place.give("preflight", "kits/server")
@@ -132,3 +143,90 @@ def test_the_walk_through(place: Place, hospital: Proxy) -> None:
         ["ps", "-A", "-ww", "-o", "stat=,command="], capture_output=True, text=True, check=True
     )
     assert not [x for x in listing.stdout.splitlines() if str(base) in x and x[0] != "Z"]
+
+
+# every method, a job after the other in one project
+
+SECURE = "[federation]\npause = 1\nsecure_sum = true\n"
+TAGS = DISTILL.replace("rounds = 3", "rounds = 2")
+ALIGNED = re.sub(r"unannotated.*\nweighting.*", 'variant = "ganin"', TAGS)
+JOBS = {
+    "distill": TAGS,
+    "adversarial": ALIGNED.replace('"distill"', '"adversarial"'),
+    "finetune": FINETUNE,
+    "pretrain": FINETUNE.replace('"finetune"', '"pretrain"')
+    .replace("cycles = 2", "cycles = 1")
+    .replace("learning_rate = 1e-3\n", ""),
+    "phenotype": PHENOTYPE,
+}
+POLICY = "[policy]\nfreeze_embeddings = false\n"
+
+
+@dataclass(frozen=True)
+class Ward:
+    place: Place
+    bert: Path
+    data: Mapping[str, Mapping[str, Any]]  # kind → site → its [data] table
+
+
+@pytest.fixture(scope="module")
+def ward(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ward]:
+    pytest.importorskip("transformers")
+    base = tmp_path_factory.mktemp("ward")
+    bert = save_bert(base / "bert", max_position_embeddings=512)
+    tables = {name: patients(base / f"patients-{name}", i) for i, name in enumerate(NAMES)}
+    data = {
+        "documents": corpus(base / "notes"),
+        "notes": {name: {"path": table["notes"]} for name, table in tables.items()},
+        "patients": tables,
+    }
+    place = Place(base)
+    project(base, NAMES)
+    place.give("provision", "project.toml", "--out", "kits")
+    place.give("server", "start", "kits/server")
+    for name in NAMES:
+        own = [f"[data.{kind}]\n{lines(sites[name])}" for kind, sites in data.items()]
+        files = f"[files]\nencoder = '{bert}'\n"
+        (base / f"{name}.toml").write_text(files + "".join(own) + POLICY)
+        place.give("site", "start", f"kits/sites/{name}", "--site", f"{name}.toml")
+    until(lambda: "answers" in place.give("preflight", "kits/sites/posts"))
+    yield Ward(place, bert, data)
+    stopped(place)
+
+
+@pytest.mark.parametrize("method", list(JOBS))
+def test_a_deployed_job_ends_with_the_weights_of_a_simulation(method: str, ward: Ward) -> None:
+    job = JOBS[method].replace("BERT", str(ward.bert)).replace(FEDERATION, SECURE)
+    base, place = ward.place.folder, ward.place
+    (base / f"{method}.toml").write_text(job)
+    kits = {name: base / "kits" / "sites" / name for name in NAMES}
+    before = {name: set(os.listdir(_results(kit))) for name, kit in kits.items()}
+    run = place.begin("run", f"{method}.toml", "--on", "kits/admin", "--out", f"run-{method}")
+    try:
+        for name, kit in kits.items():
+            asked = kit / "rules" / "pending.json"
+            until(lambda asked=asked: asked.exists() or run.poll() is not None)
+            told = run.stdout.read() if run.poll() is not None else ""
+            assert not told
+            told = place.give("site", "approve", f"kits/sites/{name}", "--yes")
+            assert f"approved: {method}" in told
+        told, _ = run.communicate(timeout=240)
+        assert run.returncode == 0, told
+    finally:
+        run.kill()
+        run.communicate()
+    kind = {"pretrain": "notes", "phenotype": "patients"}.get(method, "documents")
+    simulated_one(job, ward.data[kind], base / f"sim-{method}")
+    made = base / f"sim-{method}" / "federated"
+    for name, kit in kits.items():
+        one = made / "model"  # of all sites, or each site's own
+        expected = weights(one if one.exists() else made / "sites" / name / "model")
+        (new,) = set(os.listdir(_results(kit))) - before[name]
+        assert weights(kit / "results" / new / "model") == expected
+        assert "unbroken" in place.give("ledger", "verify", f"kits/sites/{name}")
+
+
+def _results(kit: Path) -> Path:
+    found = kit / "results"
+    found.mkdir(exist_ok=True)
+    return found

@@ -38,7 +38,8 @@ char_filters = 6
 cnn_filters = 8
 lstm_units = 6
 """
-SITES = "".join(f"[sites.{name}]\n" for name in ("discharge", "reports", "posts"))
+NAMES = ("discharge", "reports", "posts")
+SITES = "".join(f"[sites.{name}]\n" for name in NAMES)
 FEDERATION = "[federation]\npause = 0.01\nknock_every = 0\ntimeout = 20\n"
 FEDNER = f"""
 method = "fedner"
@@ -61,6 +62,37 @@ unannotated = "pseudo"
 weighting = true
 {SMALL}
 {SITES}
+"""
+
+FINETUNE = f"""
+method = "finetune"
+seed = 3
+{FEDERATION}
+[training]
+cycles = 2
+batch_size = 8
+learning_rate = 1e-3
+[model]
+encoder = "BERT"
+{SITES}
+"""
+PHENOTYPE = f"""
+method = "phenotype"
+seed = 3
+{FEDERATION}
+[concepts]
+dictionary = "synthetic"
+[training]
+cycles = 2
+classifier_cycles = 2
+minimum = 10
+min_patients = 10
+[model]
+network = {{ embedding = 6, hidden = 8 }}
+[phenotypes]
+pneumonia = ["icd9:485"]
+back = ["icd9:722"]
+{"".join(f"[sites.{name}]{chr(10)}valid_fraction = 0.2{chr(10)}" for name in NAMES)}
 """
 
 
@@ -145,9 +177,8 @@ class Hospitals:
         self.least = least or len(data)
         self.setups = {name: self._setup(name, run) for name in ("", *data)}
         for name, table in data.items():
-            text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
             source = folder / f"{name}.toml"
-            source.write_text(f"{files}[data]\n{text}[policy]\n{policy}")
+            source.write_text(f"{files}[data]\n{lines(table)}[policy]\n{policy}")
             install(source, self.setups[name].kit)
             if approve:
                 self.approve(name)
@@ -183,6 +214,11 @@ class Hospitals:
     @property
     def server(self) -> Path:
         return self.setups[""].folder
+
+
+def lines(table: Mapping[str, Any]) -> str:
+    """A table as TOML."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
 
 
 def corpus(folder: Path, sentences: int = 30) -> dict[str, dict[str, Any]]:
