@@ -46,9 +46,9 @@ from typing import Any, ClassVar
 import torch
 
 from fednotes.core.federation import Federation, State
+from fednotes.core.messages import Frame
 from fednotes.core.update import Tensors, Update
 from fednotes.engines import pipe
-from fednotes.engines.asking import Policy
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import SiteHost
 from fednotes.engines.inprocess import InProcess
@@ -57,7 +57,7 @@ from fednotes.engines.nvflare import processes
 from fednotes.engines.nvflare.authority import ProjectConfig, provision
 from fednotes.engines.nvflare.processes import UNWATCHED
 from fednotes.engines.pipe import Setup
-from fednotes.engines.wire import Frame
+from fednotes.engines.requests import Patience
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from scratch import scratch
@@ -123,8 +123,8 @@ def forget_peak(pid: int | str = "self") -> None:
 
 def server_main(setup: Setup, transport: Any) -> None:
     """One case at the server."""
-    case, policy = setup.job, Policy(min_sites=len(SITES), timeout=300, give_up=300)
-    engine = Deployed(transport, SITES, setup.state / "server", job=setup.run, policy=policy)
+    case, patience = setup.job, Patience(min_sites=len(SITES), timeout=300, give_up=300)
+    engine = Deployed(transport, SITES, setup.state / "server", job=setup.run, patience=patience)
     before, _ = memory()
     forget_peak()
     seconds = method(engine, case["nbytes"], case["rounds"], case["steps"])

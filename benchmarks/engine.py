@@ -43,7 +43,8 @@ from fednotes.data.formats import read
 from fednotes.data.split import sentence_documents
 from fednotes.data.synthetic import generate
 from fednotes.data.tags import types_of
-from fednotes.engines.inprocess import InProcess, RoundResult
+from fednotes.engines.inprocess import InProcess
+from fednotes.engines.rounds import RoundResult
 from fednotes.methods import fedner
 from fednotes.taggers import tagger as tagger_module
 from fednotes.taggers.tagger import TaggerConfig, tagger_config

@@ -19,10 +19,14 @@ from typing import TypeVar
 
 import torch
 
+from fednotes.core.messages import plain
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Total, Update
-from fednotes.privacy.secure_sum.messages import Message
-from fednotes.privacy.secure_sum.sums import Limits, MaskedMessage, ServerChain, SiteChain, to_wire
+from fednotes.privacy.secure_sum import Parties
+from fednotes.privacy.secure_sum.fixed_point import limits_after
+from fednotes.privacy.secure_sum.messages import MaskedMessage
+from fednotes.privacy.secure_sum.server import ServerChain
+from fednotes.privacy.secure_sum.site import SiteChain
 
 T = TypeVar("T")
 
@@ -40,11 +44,10 @@ class Clock:
         return result
 
 
-def size(message: Message) -> int:
+def size(message: object) -> int:
     """Bytes on a wire whose headers are JSON."""
-    if isinstance(message, MaskedMessage):  # without a copy of the words
-        return len(json.dumps(to_wire(message)[0])) + message.words.nbytes
-    return len(json.dumps(to_wire(message)[0]))
+    words = message.words.nbytes if isinstance(message, MaskedMessage) else 0
+    return len(json.dumps(plain(message, "words"))) + words
 
 
 def start(server: ServerChain, sites: dict[str, SiteChain]) -> None:
@@ -54,12 +57,15 @@ def start(server: ServerChain, sites: dict[str, SiteChain]) -> None:
         now.add_keys(site.keys(number))
     keys = now.keys()
     for site in sites.values():
-        now.add_shares(site.shares(number, keys))
+        now.add_shares(site.at(number).shares(keys))
     now.boxes()
 
 
 def exchange(
-    server: ServerChain, sites: dict[str, SiteChain], updates: dict[str, Update], limits: Limits
+    server: ServerChain,
+    sites: dict[str, SiteChain],
+    updates: dict[str, Update],
+    limits: dict[str, int],
 ) -> tuple[Total, dict[str, float], float, int]:
     """Total, seconds of each site, seconds of the server, bytes that one site sent."""
     clocks, own = {name: Clock() for name in updates}, Clock()
@@ -116,11 +122,12 @@ def main() -> None:
     seconds = time.perf_counter() - begin
     before = nbytes(updates[names[0]].tensors) + 8 * 2
     print(f"plain sum: {seconds:.2f} s at the server, {before / 1e6:.1f} MB up a site")
-    sites = {name: SiteChain(name, names, b"benchmark") for name in names}
-    server = ServerChain(names, b"benchmark")
+    parties = Parties(names, confirmed=False)
+    sites = {name: SiteChain(name, parties, b"benchmark") for name in names}
+    server = ServerChain(parties, b"benchmark")
     start(server, sites)
-    limits = Limits.after(plain)
-    for label, given in [("first", Limits()), ("fault-free", limits), ("fault-free", limits)]:
+    limits = limits_after(plain)
+    for label, given in [("first", {}), ("fault-free", limits), ("fault-free", limits)]:
         total, each, own, sent = exchange(server, sites, updates, given)
         worst = check(total, plain, list(updates.values()))
         print(

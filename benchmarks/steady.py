@@ -25,15 +25,14 @@ from typing import Any
 
 import torch
 
+from fednotes.core.messages import Frame, decode_request
 from fednotes.core.types import SiteData, TagSet
 from fednotes.data.split import sentence_documents
 from fednotes.data.synthetic import generate
 from fednotes.engines.deployed import Deployed
+from fednotes.engines.history import OPENED
 from fednotes.engines.host import SiteHost
-from fednotes.engines.pace import Pace
-from fednotes.engines.question import OPENED
-from fednotes.engines.secure_server import SecureSeal, SecureSum
-from fednotes.engines.wire import Frame, decode_request
+from fednotes.engines.secure import AnswerTimes, SecureSeal, SecureSum
 from fednotes.methods import fedner
 from fednotes.taggers.tagger import tagger_config
 
@@ -82,7 +81,7 @@ def run(rounds: int, seed: int, steady: bool, folder: Path) -> dict[str, list[fl
             job=JOB,
             name=site.id,
             sealer=SecureSeal(site.id, names, job=JOB, threshold=3, kept=folder / site.id / OPENED),
-            pace=Pace() if steady else None,
+            pace=AnswerTimes() if steady else None,
         )
         for site in data
     }

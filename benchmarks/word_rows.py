@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from fednotes.data.text import tokenize
-from fednotes.engines.inprocess import InProcess, RoundResult
+from fednotes.engines.inprocess import InProcess
+from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.job_file import load_job
 from fednotes.methods import fedner, word_rows

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fednotes.cli import display as module
 from fednotes.cli.display import Pace, RichDisplay
-from fednotes.engines.inprocess import RoundResult
+from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import LARGE, Traffic, simulate
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError, RefusedError
-from fednotes.engines.journal import Journal
+from fednotes.engines.history import Journal
 from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.jobs.deployed.server import PROBLEM, server_main
 from fednotes.jobs.deployed.site import discreet, outward

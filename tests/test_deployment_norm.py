@@ -19,11 +19,11 @@ from hospitals import DISTILL, Hospitals
 from secure_net import Giver
 
 from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.messages import decode_reply
 from fednotes.core.update import Update
-from fednotes.engines.asking import Event
 from fednotes.engines.host import SiteHost
+from fednotes.engines.requests import Event
 from fednotes.engines.summing import limits_of
-from fednotes.engines.wire import decode_reply
 from fednotes.jobs.job import FederationConfig
 
 SITES = ("a", "b", "c")
@@ -40,7 +40,7 @@ def net_of(folder: Path, max_norm: float, secure: bool = False) -> Net:
     for site in SITES:
         seal = None
         if secure:
-            from fednotes.engines.secure_server import SecureSeal
+            from fednotes.engines.secure import SecureSeal
 
             seal = SecureSeal(site, SITES, job=JOB)
         net.hosts[site] = SiteHost(
@@ -60,8 +60,8 @@ def test_the_others_are_added_without_it(at: str, tmp_path: Path) -> None:
     """The mean of a and c, by NumPy; where the site does not check, the server does."""
     bound = float(np.linalg.norm(np.full((5, 4), BIG))) * 0.999
     net, events = net_of(tmp_path, bound if at == "site" else 0.0), list[Event]()
-    policy = replace(STRICT, min_sites=2)
-    engine = net.engine(SITES, policy, notify=events.append, limits=limits_of(bound))
+    patience = replace(STRICT, min_sites=2)
+    engine = net.engine(SITES, patience, notify=events.append, limits=limits_of(bound))
     total = engine.sum("give")
     assert total.included == ("a", "c")
     assert total.mean()["w"].tolist() == np.full((5, 4), (0.5 - 1.0) / 2).tolist()
@@ -76,7 +76,7 @@ def test_the_others_are_added_without_it(at: str, tmp_path: Path) -> None:
 def test_under_the_secure_sum_the_site_alone_checks(tmp_path: Path) -> None:
     """Nothing of the update leaves, masked or not, and no value of it is said."""
     pytest.importorskip("cryptography")
-    from fednotes.engines.secure_server import SecureSum
+    from fednotes.engines.secure import SecureSum
 
     net, events = net_of(tmp_path, 10.0, secure=True), list[Event]()
     engine = net.engine(
@@ -93,7 +93,7 @@ def test_under_the_secure_sum_the_site_alone_checks(tmp_path: Path) -> None:
     assert refusals == ["site 'b': its update is refused: its norm is above 10"]
     for site, frame in net.came:
         if site == "b":
-            assert "words" not in decode_reply(frame).attached
+            assert "words" not in decode_reply(frame).attached.tensors
 
 
 @pytest.mark.usefixtures("one_process")

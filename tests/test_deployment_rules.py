@@ -17,7 +17,7 @@ import pytest
 from hospitals import DISTILL, FEDERATION, FEDNER, OPEN, SITES, SMALL, Hospitals, patients, weights
 
 from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.engines.wire import decode_reply
+from fednotes.core.messages import decode_reply
 from fednotes.jobs.deployed.agreement import agreement_of, as_text
 from fednotes.jobs.deployed.site_file import load_deployed
 from fednotes.rules.guard import pending

@@ -13,9 +13,9 @@ import pytest
 
 from fednotes.cli import app, groups
 from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.messages import Reply, WireError, decode_reply, encode
 from fednotes.engines.host import explained
 from fednotes.engines.nvflare.processes import Seldom
-from fednotes.engines.wire import Reply, WireError, decode_reply, encode
 from fednotes.jobs.deployed.agreement import Description, agreed_config
 from fednotes.jobs.deployed.status import last_problem
 from fednotes.report.html import write_report

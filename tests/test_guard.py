@@ -13,10 +13,9 @@ import torch
 from guarded import SITES, TABLE, Exchange, Guarded
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.messages import BEGIN, CHECKPOINT, END, Attached, Request, encode
 from fednotes.core.update import Update
-from fednotes.engines.host import BEGIN, CHECKPOINT, END
-from fednotes.engines.secure_server import SecureSum
-from fednotes.engines.wire import Request, encode
+from fednotes.engines.secure import SecureSum
 from fednotes.rules import guard as module
 from fednotes.rules.ledger import head_path, ledger_of, verify
 from fednotes.rules.policy import Policy, PolicyRefusal
@@ -196,14 +195,14 @@ def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(tmp_path: 
         (line,) = by_words
         assert (line["task"], line["round"], line["receiver"]) == ("train", 4, "server")
         assert (line["steps"], line["tokens"], line["patients"]) == (9, 5_000, 60)
-        update, note, words = line["tensors"]
+        update, words = line["tensors"]
         value = np.arange(4, dtype=np.float32) + 1 + n
         assert (update["name"], update["shape"]) == ("lstm.w", [4])
         assert update["norm"] == pytest.approx(np.linalg.norm(value))
         assert update["sha256"] == hashlib.sha256(value.tobytes()).hexdigest()
-        assert (note["name"], note["norm"], words["norm"]) == ("note", None, None)
+        assert (words["name"], words["norm"]) == ("words", None)
         again = [x for x in lines if x["task"] == "train" and not x["masked"]]
-        assert [t["name"] for x in again for t in x["tensors"]] == ["note"] * len(again)
+        assert not [t for x in again for t in x["tensors"]]
         assert again
         assert [(x["update"], x["tokens"]) for x in again] == [("", None)] * len(again)
         stages = {x["task"] for x in lines if x["task"].startswith("@")}
@@ -239,13 +238,11 @@ def test_a_masked_update_is_judged_when_it_leaves(
 
 def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> None:
     class Words:
-        def stage(self, request: Request) -> dict[str, torch.Tensor]:
-            return {"words": torch.ones(3, dtype=torch.int64)}
+        def stage(self, request: Request) -> Attached:
+            return Attached(tensors={"words": torch.ones(3, dtype=torch.int64)})
 
-        def seal(
-            self, request: Request, update: Update, question: bytes
-        ) -> dict[str, torch.Tensor]:
-            return {}
+        def seal(self, request: Request, update: Update, question: bytes) -> Attached:
+            return Attached()
 
         strict = True
 
@@ -258,7 +255,7 @@ def test_words_of_an_update_that_was_not_judged_do_not_leave(tmp_path: Path) -> 
     assert site.ask("train", 2).update is not None
     assert "not known what is behind" in site.ask("@masked", 3, counted=0).refusal
     assert site.ask("train", 4).update is not None
-    assert site.ask("@masked", 5, counted=4).attached["words"].shape == (3,)
+    assert site.ask("@masked", 5, counted=4).attached.tensors["words"].shape == (3,)
 
 
 def test_every_reply_is_weighed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from fednotes.cli.display import RichDisplay
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.checks import check_documents
-from fednotes.engines.inprocess import RoundResult
+from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.documents import never_right
 from fednotes.jobs.simulate import Part, pooled_below_alone
 

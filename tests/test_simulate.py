@@ -252,9 +252,9 @@ def test_no_line_of_the_log_is_lost_or_written_twice(tmp_path: Path, monkeypatch
     """Killed at the worst moments: before a checkpoint is saved, and right after."""
     made = job(tmp_path, **LONG | {"conditions": ["federated"]})
     simulate(made, tmp_path / "whole")
-    from fednotes.engines import inprocess
+    from fednotes.engines import rounds
 
-    real, left = inprocess.save_state, [3, 1, 2, 1]
+    real, left = rounds.save_state, [3, 1, 2, 1]
 
     def save(path: Path, *values: Any) -> None:
         left[0] -= 1
@@ -265,11 +265,11 @@ def test_no_line_of_the_log_is_lost_or_written_twice(tmp_path: Path, monkeypatch
             raise Stop
 
     for _ in range(4):
-        monkeypatch.setattr(inprocess, "save_state", save)
+        monkeypatch.setattr(rounds, "save_state", save)
         with pytest.raises(Stop):
             simulate(made, tmp_path / "run", resume=True)
         left.pop(0)
-    monkeypatch.setattr(inprocess, "save_state", real)
+    monkeypatch.setattr(rounds, "save_state", real)
     simulate(made, tmp_path / "run", resume=True)
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")
 

@@ -102,14 +102,16 @@ def deployed(folder: Path) -> Deployed:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("embedded")
-    toy_job(embedded(folder), {})
-    return folder
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of a run of either engine, with two checkpoints each."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ("embedded", "deployed")}
+    toy_job(embedded(folders["embedded"]), {})
+    toy_job(deployed(folders["deployed"]), {})
+    return folders
 
 
 LONG = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -122,44 +124,28 @@ def outcome(resume: Callable[[], State | None]) -> tuple[int, str]:
     return (state.round if state else 0), ""
 
 
+@pytest.mark.parametrize("engine", ["embedded", "deployed"])
 @LONG
 @given(damages())
-def test_the_embedded_engine_falls_back_or_says_so(
-    whole: Path, tmp_path: Path, damage: Callable[[Path], str]
+def test_an_engine_falls_back_or_says_so(
+    engine: str, whole: dict[str, Path], tmp_path: Path, damage: Callable[[Path], str]
 ) -> None:
-    shutil.rmtree(tmp_path / "c", ignore_errors=True)
-    shutil.copytree(whole, tmp_path / "c")
-    surely = damage(tmp_path / "c" / "round-00000004")
-    round, why = outcome(lambda: embedded(tmp_path / "c", resume=True).resume())
+    folder = tmp_path / "c"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(whole[engine], folder)
+    surely = damage(max(folder.rglob("round-*")))
+    resumed = {
+        "embedded": lambda: embedded(folder, resume=True).resume(),
+        "deployed": lambda: deployed(folder).resume(),
+    }
+    round, why = outcome(resumed[engine])
     if surely:
         assert (round, why) == (2, "")
-    assert round in (2, 4) or "is of sites" in why
+    assert round in (2, 4) or "is of sites" in why or "start a new run" in why
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("deployed")
-    toy_job(deployed(folder), {})
-    return folder
-
-
-@settings(LONG, max_examples=60)
-@given(damages())
-def test_the_deployed_engine_falls_back_or_says_so(
-    served: Path, tmp_path: Path, damage: Callable[[Path], str]
-) -> None:
-    shutil.rmtree(tmp_path / "c", ignore_errors=True)
-    shutil.copytree(served, tmp_path / "c")
-    newest = max((tmp_path / "c" / "server").glob("round-*"))
-    surely = damage(newest)
-    round, why = outcome(lambda: deployed(tmp_path / "c").resume())
-    if surely:
-        assert (round, why) == (2, "")
-    assert round >= 0 or "is of sites" in why or "start a new run" in why
-
-
-def test_all_damaged_names_the_reason(whole: Path, tmp_path: Path) -> None:
-    shutil.copytree(whole, tmp_path / "c")
+def test_all_damaged_names_the_reason(whole: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(whole["embedded"], tmp_path / "c")
     for folder in (tmp_path / "c").glob("round-*"):
         (folder / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(

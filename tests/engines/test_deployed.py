@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ from fault_net import STRICT, Net
 from fault_toy import JOB, SITES, SIZES, Toy, by_hand, toy_job
 
 from fednotes.core import store
-from fednotes.core.errors import ConfigError, FednotesError, ModelError, RefusedError, TrainingError
+from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
 from fednotes.core.federation import State
-from fednotes.core.update import Tensors, Total, Update
-from fednotes.engines.asking import Asker, Event, Grouped, Policy
-from fednotes.engines.host import BEGIN, SiteHost
-from fednotes.engines.inprocess import RoundResult
-from fednotes.engines.summing import Exchange, Limits, PlainSum
-from fednotes.engines.wire import Frame, Reply, Request, encode
+from fednotes.core.messages import BEGIN, Attached, Frame, Reply, Request, encode
+from fednotes.core.update import Total, Update
+from fednotes.engines.host import SiteHost
+from fednotes.engines.requests import Asker, Event, Patience
+from fednotes.engines.rounds import RoundResult
+from fednotes.engines.summing import Exchange, PlainSum, UpdateLimits
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
@@ -123,18 +123,18 @@ def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("update", "limits", "reason"),
     [
-        (Update({"least": torch.ones(5)}, 1.0), Limits(), "shape (5,), expected (4,)"),
-        (Update({"other": torch.ones(4)}, 1.0), Limits(), "tensor 'least' is missing"),
-        (Update({"least": torch.ones(4).double()}, 1.0), Limits(), "type torch.float64"),
+        (Update({"least": torch.ones(5)}, 1.0), UpdateLimits(), "shape (5,), expected (4,)"),
+        (Update({"other": torch.ones(4)}, 1.0), UpdateLimits(), "tensor 'least' is missing"),
+        (Update({"least": torch.ones(4).double()}, 1.0), UpdateLimits(), "type torch.float64"),
         (
             Update({"least": torch.full((4,), 99.0)}, 1.0),
-            Limits(norm=50),
+            UpdateLimits(norm=50),
             "its norm is above 50 (it is 198)",
         ),
     ],
 )
 def test_a_bad_update_is_left_out_and_undone_at_its_site(
-    update: Update, limits: Limits, reason: str, tmp_path: Path
+    update: Update, limits: UpdateLimits, reason: str, tmp_path: Path
 ) -> None:
     net, events = toys(tmp_path)
     engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append, limits=limits)
@@ -174,7 +174,7 @@ class Scripted:
 def test_a_reply_to_another_request_is_dropped(other: dict[str, Any]) -> None:
     right = Reply(JOB, 3, 9, "a", Update({"x": torch.ones(1)}))
     transport, events = Scripted(replace(right, **other), right), list[Event]()
-    asker = Asker(transport, STRICT, Limits(), events.append, sleep=lambda seconds: None)
+    asker = Asker(transport, STRICT, UpdateLimits(), events.append, sleep=lambda seconds: None)
     answers = asker.ask({"a": Request(JOB, 3, 9, "t", counted={"a": 0})}, least=1)
     assert [event.kind for event in events] == ["late"]
     assert {name: getattr(answers.replies["a"], name) for name in other} == {
@@ -184,17 +184,18 @@ def test_a_reply_to_another_request_is_dropped(other: dict[str, Any]) -> None:
 
 def test_what_is_attached_has_a_size_limit_too() -> None:
     """40 bytes of numbers, as a secure sum sends instead of an update."""
-    reply = Reply(JOB, 3, 9, "a", Update(), attached={"words": torch.zeros(5, dtype=torch.int64)})
+    words = {"words": torch.zeros(5, dtype=torch.int64)}
+    reply = Reply(JOB, 3, 9, "a", Update(), attached=Attached(tensors=words))
     request = {"a": Request(JOB, 3, 9, "t", counted={"a": 4})}
     for most, taken in ((40, True), (39, False)):
         events: list[Event] = []
-        answers = Asker(Scripted(reply), STRICT, Limits(nbytes=most), events.append).ask(
+        answers = Asker(Scripted(reply), STRICT, UpdateLimits(nbytes=most), events.append).ask(
             request, least=1
         )
         assert ("a" in answers.replies) == taken
         if not taken:
             assert [e.text for e in events] == ["site 'a' attached 40 bytes, 39 are accepted"]
-            assert (answers.refused["a"].has, answers.refused["a"].attached) == (4, {})
+            assert (answers.refused["a"].has, answers.refused["a"].attached) == (4, Attached())
 
 
 # what is kept
@@ -271,9 +272,9 @@ def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="damaged; write the number of this job's starts"):
         net.engine(SITES)
     with pytest.raises(TrainingError, match="4 or more with different names are needed"):
-        net.engine(SITES, Policy(min_sites=4))
+        net.engine(SITES, Patience(min_sites=4))
     with pytest.raises(ConfigError, match="timeout = 0: a number above 0"):
-        Policy(timeout=0)
+        Patience(timeout=0)
 
 
 # the place of a secure sum
@@ -286,12 +287,12 @@ class Masked(PlainSum):
     secure = True
 
     def total(self, exchange: Exchange) -> Total:
-        keys = exchange.stage("@keys", {site: {} for site in exchange.sites})
-        numbers = {site: int(reply.attached["key"]) for site, reply in keys.items()}
+        keys = exchange.stage("@keys", dict.fromkeys(exchange.sites, Attached()))
+        numbers = {site: int(reply.attached.tensors["key"]) for site, reply in keys.items()}
         all_keys = {"keys": torch.tensor([numbers[site] for site in exchange.sites])}
-        replies = exchange.task(all_keys, retry=False)
-        words = sum(reply.attached["words"] for reply in replies.values())
-        opened = exchange.stage("@open", {site: {} for site in replies})
+        replies = exchange.task(Attached(tensors=all_keys), retry=False)
+        words = sum(reply.attached.tensors["words"] for reply in replies.values())
+        opened = exchange.stage("@open", dict.fromkeys(replies, Attached()))
         assert opened.keys() == replies.keys()
         count = float(words[0])
         return Total({}, 1.0, {"size": count}, len(replies), tuple(sorted(replies)))
@@ -301,18 +302,19 @@ class Masker:
     def __init__(self, key: int) -> None:
         self.key = key
 
-    def stage(self, request: Request) -> Tensors:
-        return {"key": torch.tensor(self.key)} if request.task == "@keys" else {}
+    def stage(self, request: Request) -> Attached:
+        key = {"key": torch.tensor(self.key)} if request.task == "@keys" else {}
+        return Attached(tensors=key)
 
     strict = True
 
     def adopted(self, request: Request, asked: Any) -> None:
         return None
 
-    def seal(self, request: Request, update: Update, question: bytes) -> Tensors:
-        keys = request.attached["keys"]
+    def seal(self, request: Request, update: Update, question: bytes) -> Attached:
+        keys = request.attached.tensors["keys"]
         mask = 2 * self.key - int(keys.sum()) + self.key * (len(keys) - 2)
-        return {"words": torch.tensor([int(update.metrics["size"]) + mask])}
+        return Attached(tensors={"words": torch.tensor([int(update.metrics["size"]) + mask])})
 
 
 def test_a_secure_sum_has_its_own_messages_and_nothing_else_leaves(tmp_path: Path) -> None:
@@ -326,35 +328,6 @@ def test_a_secure_sum_has_its_own_messages_and_nothing_else_leaves(tmp_path: Pat
     total = engine.sum("count")
     assert total.metrics["size"] == sum(SIZES.values())
     assert [request.task for _, request, _ in net.sent[::3]] == [BEGIN, "@keys", "count", "@open"]
-    with pytest.raises(RefusedError, match="'count' asks for each site's own reply"):
-        engine.each("count")
-
-
-def test_each_gives_every_sites_own(tmp_path: Path) -> None:
-    net, _ = toys(tmp_path)
-    own = net.engine(SITES).each("count")
-    assert {site: update.metrics["size"] for site, update in own.items()} == SIZES
-
-
-def test_a_transport_of_one_frame_for_several_sites_will_do(tmp_path: Path) -> None:
-    """Two groups of sites: the frames, sites and numbers asked for are listed by hand."""
-    calls: list[tuple[bytes, tuple[str, ...], int]] = []
-
-    class Broadcast:
-        def exchange(
-            self, frame: bytes, sites: Sequence[str], *, timeout: float, enough: int, grace: float
-        ) -> dict[str, bytes]:
-            assert 0 < timeout <= 9
-            assert grace == 2
-            calls.append((frame, tuple(sites), enough))
-            return {site: site.encode() for site in sites}
-
-    one, two = encode(Request("j", 1, 1, "t")), encode(Request("j", 1, 2, "t"))
-    grouped = Grouped(Broadcast())
-    frames = {"a": one, "b": two, "c": one}
-    found = list(grouped.exchange(frames, timeout=9, grace=2, enough=3))
-    assert found == [("a", b"a"), ("c", b"c"), ("b", b"b")]
-    assert calls == [(one, ("a", "c"), 2), (two, ("b",), 1)]
 
 
 def test_the_state_of_the_method_is_kept_as_it_is(tmp_path: Path) -> None:

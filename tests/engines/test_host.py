@@ -1,10 +1,10 @@
-"""A site behind its host: what is done once, kept, undone, refused, and said."""
+"""A site behind its host: what is done once, kept, undone, refused, said, and let go."""
 
 from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,19 @@ from fault_toy import JOB, Toy
 
 from fednotes.core import store
 from fednotes.core.errors import RefusedError
+from fednotes.core.messages import (
+    BEGIN,
+    CHECKPOINT,
+    END,
+    Attached,
+    Frame,
+    Reply,
+    Request,
+    decode_reply,
+    encode,
+)
 from fednotes.core.update import Tensors, Update
-from fednotes.engines.host import BEGIN, CHECKPOINT, END, Keeping, SiteHost
-from fednotes.engines.wire import Frame, Reply, Request, decode_reply, encode
+from fednotes.engines.host import Keeping, SiteHost, placeless
 
 X = {"x": torch.ones(4)}
 
@@ -340,23 +350,99 @@ def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
 class Mask:
     """A stand-in for the secure sum: adds 1 to all, and counts its own messages."""
 
-    def stage(self, request: Request) -> Mapping[str, torch.Tensor]:
-        return {"key": request.attached["key"] + 1}
+    def stage(self, request: Request) -> Attached:
+        return Attached(tensors={"key": request.attached.tensors["key"] + 1})
 
     strict = True
 
     def adopted(self, request: Request, asked: Any) -> None:
         return None
 
-    def seal(self, request: Request, update: Update, question: bytes) -> Mapping[str, torch.Tensor]:
-        return {name: value + 1 for name, value in update.tensors.items()}
+    def seal(self, request: Request, update: Update, question: bytes) -> Attached:
+        more = {name: value + 1 for name, value in update.tensors.items()}
+        return Attached(tensors=more)
 
 
 def test_under_a_secure_sum_only_what_is_sealed_leaves(tmp_path: Path) -> None:
     server = Server(host(tmp_path, sealer=Mask()))
-    stage = server.ask("@keys", attached={"key": torch.tensor([4])})
-    assert stage.attached["key"].tolist() == [5]
+    stage = server.ask("@keys", attached=Attached(tensors={"key": torch.tensor([4])}))
+    assert stage.attached.tensors["key"].tolist() == [5]
     reply = server.train(0)
     assert reply.update == Update()
     plain = Toy("b").train(X, round=0).tensors["least"]
-    assert torch.equal(reply.attached["least"], plain + 1)
+    assert torch.equal(reply.attached.tensors["least"], plain + 1)
+
+
+ASKED = Request(
+    JOB,
+    1,
+    1,
+    "train",
+    first=True,
+    counted={"b": 0},
+    tensors={"x": torch.ones(4)},
+    options={"round": 0},
+)
+
+
+class Mute(Watch):
+    """A guard whose ledger cannot be written."""
+
+    def leaving(
+        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
+    ) -> None:
+        raise RefusedError("no ledger")
+
+
+def send(site: SiteHost, request: Request = ASKED) -> Reply:
+    return decode_reply(site.handle(encode(request)))
+
+
+def test_an_update_that_may_not_leave_is_not_kept_for_later(tmp_path: Path) -> None:
+    """A repeated request gets the refusal again, also after a restart, and not the update."""
+    guard = Watch(leaving="train")
+    for _ in range(2):
+        site = host(tmp_path, guard=guard)
+        for _ in range(2):
+            reply = send(site)
+            assert reply.refusal == "too few tokens are behind this update"
+            assert reply.update is None
+    assert not list((tmp_path / "journal").iterdir())
+    guard.no_leaving = ""
+    assert send(site).update is not None
+
+
+def test_a_refusal_that_may_not_leave_is_an_error(tmp_path: Path) -> None:
+    """Nothing leaves without the guard's leave, not even a bare no."""
+    lines: list[str] = []
+    site = host(tmp_path, guard=Mute(), tell=lines.append)
+    nothing = Request(JOB, 1, 1, "nothing", counted={"b": 0})
+    for frame in (encode(nothing), encode(ASKED), b"?"):
+        with pytest.raises(RefusedError, match="no ledger"):
+            site.handle(frame)
+    assert "has no task 'nothing'" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("/srv/ward 7/x.toml: gone", "ward 7/x.toml: gone"),
+        ("[policy] of /srv/ward7/site.toml", "[policy] of site.toml"),
+        ("cannot read '/a/b/c.txt' (line 3)", "cannot read 'c.txt' (line 3)"),
+        ("the metric 'relaxed/ADE/gold'", "the metric 'relaxed/ADE/gold'"),
+        ("3 / 4 of h1/h2", "3 / 4 of h1/h2"),
+    ],
+)
+def test_folders_do_not_leave(text: str, told: str) -> None:
+    assert placeless(text) == told
+
+
+class Hushed(RefusedError):
+    public = "the rule\nalone"
+
+
+def test_the_server_is_told_what_an_error_says_in_public(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with mock.patch.object(Toy, "train", side_effect=Hushed("41 patients, in /srv/ward7/x")):
+        assert send(host(tmp_path, tell=lines.append)).refusal == "the rule alone"
+    assert "41 patients, in /srv/ward7/x" in lines[-1]

@@ -124,6 +124,13 @@ def test_a_server_that_hands_out_keys_of_its_own_opens_nothing(
     assert any("the keys of site 'b' are not signed by it" in event.text for event in events)
 
 
+def test_a_kit_without_its_key_is_named(tmp_path: Path, kits: dict[str, Path]) -> None:
+    kit = intruders.copied(kits["a"], tmp_path / "a")
+    (kit / "startup/client.key").write_text("no key")
+    with pytest.raises(ConfigError, match="ask for a new kit"):
+        CertificateIdentity.of_kit(kit)
+
+
 def test_a_sites_process_on_the_network_has_its_kits_identity(
     tmp_path: Path, kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

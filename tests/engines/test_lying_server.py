@@ -22,14 +22,13 @@ from fault_toy import JOB, SITES, Toy
 
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.federation import State
+from fednotes.core.messages import Attached, Frame, Request, decode_reply, decode_request, encode
 from fednotes.core.update import Update
-from fednotes.engines import secure_wire
-from fednotes.engines.asking import Policy
+from fednotes.engines.history import OPENED, Asked
 from fednotes.engines.host import SiteHost
-from fednotes.engines.question import OPENED, Asked
-from fednotes.engines.secure_server import SecureSeal, SecureSum
-from fednotes.engines.wire import Frame, Request, decode_reply, decode_request, encode
-from fednotes.privacy.secure_sum.messages import MaskedMessage, UnmaskRequest
+from fednotes.engines.requests import Patience
+from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.privacy.secure_sum.messages import MaskedMessage, UnmaskRequest, packed_requests
 from fednotes.privacy.secure_sum.server import SecureServer
 from fednotes.rules.guard import SiteGuard, settle
 from fednotes.rules.ledger import ledger_of, show
@@ -102,9 +101,9 @@ class Case:
 
     def served(self, **options: Any) -> Any:
         summing = SecureSum(SITES, job=JOB, threshold=self.threshold)
-        policy = options.pop("policy", STRICT)
-        engine = self.net.engine(SITES, policy, summing=summing, **options)
-        engine._asker._transport = self.liar
+        patience = options.pop("patience", STRICT)
+        engine = self.net.engine(SITES, patience, summing=summing, **options)
+        engine._members._transport = self.liar
         return engine
 
     def prepared(self) -> None:
@@ -302,7 +301,7 @@ def test_what_came_before_the_first_round_stays_part_of_every_question(tmp_path:
     for site, sizes in zip(SITES, (15, 2**50, 2**50), strict=True):
         request = members.request("share", preparing=True, options={"sizes": sizes})
         reply = decode_reply(case.net.hosts[site].handle(encode(request)))
-        assert (reply.update, reply.attached, reply.refusal) == (Update(), {}, "")
+        assert (reply.update, reply.attached, reply.refusal) == (Update(), Attached(), "")
         members.counted[site] = request.number
     case.liar.lies = {}
     next(case.engine.rounds(0, 9))
@@ -390,7 +389,7 @@ def test_options_that_the_job_does_not_have_are_refused(tmp_path: Path) -> None:
         case.engine.sum("count", batch_size=1)
 
 
-LOOSE = Policy(min_sites=2, timeout=10, knock=1, knock_every=0, pause=1, give_up=30)
+LOOSE = Patience(min_sites=2, timeout=10, knock=1, knock_every=0, pause=1, give_up=30)
 
 
 def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
@@ -400,33 +399,33 @@ def test_a_task_done_twice_is_opened_for_the_same_sites(tmp_path: Path) -> None:
     assert case.engine.sum("count").included == SITES
     case.net.down = {"c"}
     with pytest.raises(TrainingError, match="was opened with c before the fault"):
-        case.served(policy=LOOSE, resume=False).sum("count")
+        case.served(patience=LOOSE, resume=False).sum("count")
 
     def nothing_before(self: SecureSeal, question: bytes) -> tuple[str, ...]:
         return ()
 
     before = case.opened()
     with (  # a server that does not listen to it, and asks all the same
-        mock.patch("fednotes.engines.question.Opened.survivors", nothing_before),
+        mock.patch("fednotes.engines.history.Opened.survivors", nothing_before),
         pytest.raises(TrainingError, match="a sum of this very task was opened before, over"),
     ):
-        case.served(policy=LOOSE, resume=False).sum("count")
+        case.served(patience=LOOSE, resume=False).sum("count")
     assert case.opened() == before
     for site in ("a", "b"):  # nor after these sites were started again
         case.begin(site)
     with pytest.raises(TrainingError, match="was opened with c before the fault"):
-        case.served(policy=LOOSE, resume=False).sum("count")
+        case.served(patience=LOOSE, resume=False).sum("count")
     case.net.down = set()
-    assert case.served(policy=LOOSE, resume=False).sum("count").metrics == {"size": 15.0}
+    assert case.served(patience=LOOSE, resume=False).sum("count").metrics == {"size": 15.0}
 
 
 def test_after_a_fault_a_sum_is_made_again_without_who_was_not_in_it(tmp_path: Path) -> None:
     """c was away, and is back when the server was restarted: it waits for the next sum."""
     case = Case(tmp_path, threshold=2)
     case.net.down = {"c"}
-    assert case.served(policy=LOOSE).sum("count").included == ("a", "b")
+    assert case.served(patience=LOOSE).sum("count").included == ("a", "b")
     case.net.down = set()
-    again = case.served(policy=LOOSE, resume=False)
+    again = case.served(patience=LOOSE, resume=False)
     assert again.sum("count").included == ("a", "b")
     assert again.sum("count").included in (("a", "b"), SITES)
 
@@ -443,9 +442,8 @@ def test_an_older_exchange_is_not_opened_in_a_newer_tasks_name(tmp_path: Path) -
     questions = len(seal._opened._survivors)
     seal._masked_in = (seal._masked_in[0] + 5, b"another")
     number = case.engine._members.request("@unmask").number
-    note = {"number": seal._masked_in[0] - 5, "exchange": "", "survivors": [], "dropped": []}
     blank = UnmaskRequest(bytes(32), SITES, (), {})
-    attached = secure_wire.packed_requests({**note, "keys": {}}, dict.fromkeys(SITES, blank))
+    attached = packed_requests(seal._masked_in[0] - 5, {}, dict.fromkeys(SITES, blank))
     request = replace(case.engine._members.request("@unmask", attached=attached), number=number + 1)
     reply = decode_reply(case.net.hosts["a"].handle(encode(request)))
     assert "masked nothing in it" in reply.refusal

@@ -165,6 +165,24 @@ def test_the_authority_keeps_no_key_but_its_own(tmp_path: Path) -> None:
         provision(PROJECT, out, again=["h9"])
 
 
+def test_an_authority_of_an_earlier_version_gives_its_keys_up(tmp_path: Path) -> None:
+    """It kept every participant's beside its own, and wrote down the project's name alone."""
+    kits = provision(PROJECT, tmp_path)
+    record = tmp_path / "authority" / "project.json"
+    record.write_text('{"name": "ward", "server": "localhost"}')
+    state = tmp_path / "authority" / "ward" / "state" / "cert.json"
+    kept = json.loads(state.read_text())
+    for name in ("localhost", "h1", "h2", "h3", "admin@fednotes.org", "watch@fednotes.org"):
+        kept[name] = {"cert": "-", "pri_key": kept["root_pri_key"]}
+    state.write_text(json.dumps(kept))
+    shutil.rmtree(kits["h2"])
+    more = ProjectConfig("ward", "localhost", ("h1", "h2", "h3", "h4"), port=18002)
+    added = provision(more, tmp_path)
+    assert not added["h2"].exists()
+    assert check_kit(added["h4"]) == []
+    assert keys_in(tmp_path / "authority") == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -29,13 +29,13 @@ from intruders import Network, answered, log_of, until, ward_job
 from nvflare.lighter.utils import verify_folder_signature
 
 from fednotes.core.errors import ConfigError
-from fednotes.engines.asking import Asker, Event, Policy
+from fednotes.core.messages import Frame, Reply, Request, decode_reply, decode_request, encode
 from fednotes.engines.nvflare import processes
 from fednotes.engines.nvflare.authority import provision
 from fednotes.engines.nvflare.presence import SECOND_FILE
 from fednotes.engines.nvflare.processes import Known, contact_of
+from fednotes.engines.requests import Asker, Event, Patience
 from fednotes.engines.summing import LIMITS
-from fednotes.engines.wire import Frame, Reply, Request, decode_reply, decode_request, encode
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]  # some two minutes: real processes
 
@@ -343,7 +343,7 @@ def test_the_server_takes_no_reply_that_it_was_given_before(ward: Ward, which: s
     true = h1[1]
     given = Given(("h1", choose(h1, h2)), ("h1", true), ("h1", true), ("h3", true))
     events: list[Event] = []
-    asker = Asker(given, Policy(timeout=1), LIMITS, events.append)
+    asker = Asker(given, Patience(timeout=1), LIMITS, events.append)
     found = asker.ask({"h1": request}, least=1)
     assert [event.kind for event in events] == [kind, "duplicate", "refused"]
     assert list(found.replies) == ["h1"]

@@ -13,11 +13,19 @@ from fault_net import Net
 from fault_toy import JOB
 from secure_net import Giver
 
+from fednotes.core.messages import Request, decode_reply, encode
 from fednotes.core.update import Update
 from fednotes.engines.host import SiteHost
-from fednotes.engines.pace import CLASSES, NAME, Pace, class_of, seconds_of, slowest
-from fednotes.engines.secure_server import SecureSeal, SecureSum
-from fednotes.engines.wire import Request, decode_reply, encode
+from fednotes.engines.secure import (
+    CLASSES,
+    PACE,
+    AnswerTimes,
+    SecureSeal,
+    SecureSum,
+    class_of,
+    seconds_of,
+    slowest,
+)
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
@@ -62,7 +70,7 @@ def seen_by_the_server(
             job=JOB,
             name=site,
             sealer=SecureSeal(site, SITES, job=JOB, threshold=3),
-            pace=Pace(lambda clock=clock: clock.now, clock.sleep) if steady else None,
+            pace=AnswerTimes(lambda clock=clock: clock.now, clock.sleep) if steady else None,
         )
     engine = net.engine(SITES, summing=SecureSum(SITES, job=JOB, threshold=3))
     found = {site: np.zeros(ROUNDS) for site in SITES}
@@ -131,7 +139,7 @@ def test_a_refusal_and_a_state_made_anew_take_a_power_of_four_too(
             job=JOB,
             name=site,
             sealer=SecureSeal(site, SITES, job=JOB, threshold=3),
-            pace=Pace(lambda clock=clock: clock.now, clock.sleep),
+            pace=AnswerTimes(lambda clock=clock: clock.now, clock.sleep),
         )
         asked = Request(JOB, 1, number, task, first=True, counted={site: 0})
         reply = decode_reply(host.handle(encode(asked)))
@@ -151,7 +159,7 @@ def test_classes_are_powers_of_the_square_root_of_two() -> None:
 
 def test_a_server_that_tells_too_low_a_class_sees_a_power_of_four_alone() -> None:
     clock = Clock()
-    pace = Pace(lambda: clock.now, clock.sleep)
+    pace = AnswerTimes(lambda: clock.now, clock.sleep)
     for took, answered in ((0.30, 1.0), (0.30, 1.0), (0.9, 1.0), (1.1, 4.0), (0.1, 4.0)):
         begun = clock.now
         clock.now += took
@@ -165,7 +173,7 @@ def test_a_server_that_tells_too_low_a_class_sees_a_power_of_four_alone() -> Non
 def test_a_server_that_tries_one_class_after_the_other_finds_a_power_of_four() -> None:
     """The site takes 0.3 seconds, its own class ends at 0.5: from below, no answer ends there."""
     clock = Clock()
-    pace, answered = Pace(lambda: clock.now, clock.sleep), []
+    pace, answered = AnswerTimes(lambda: clock.now, clock.sleep), []
     for told in (*([6] * 3), *range(12)):
         begun = clock.now
         clock.now += 0.3
@@ -178,7 +186,7 @@ def test_a_server_that_tries_one_class_after_the_other_finds_a_power_of_four() -
 
 def test_a_long_pause_is_forgotten_after_eight_answers() -> None:
     clock = Clock()
-    pace, levels = Pace(lambda: clock.now, clock.sleep), []
+    pace, levels = AnswerTimes(lambda: clock.now, clock.sleep), []
     for took in (9.0, *[0.1] * 9):
         begun = clock.now
         clock.now += took
@@ -188,8 +196,8 @@ def test_a_long_pause_is_forgotten_after_eight_answers() -> None:
 
 
 def test_what_a_site_tells_is_one_under_its_class() -> None:
-    counts = Pace().counts("train", 0.2)
-    assert sum(counts.values()) == counts[f"{NAME}04"] == 1.0
+    counts = AnswerTimes().counts("train", 0.2)
+    assert sum(counts.values()) == counts[f"{PACE}04"] == 1.0
     assert len(counts) == CLASSES
     assert slowest(counts | {"n": 3.0}) == 4
     assert slowest({"n": 3.0}) is None

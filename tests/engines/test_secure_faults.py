@@ -18,11 +18,10 @@ from fault_toy import JOB, ROUNDS, SITES, Toy, by_hand, toy_job
 from faults import FAULTS, PHASES
 
 from fednotes.core.errors import TrainingError
-from fednotes.engines import secure_wire
+from fednotes.core.messages import decode_reply
+from fednotes.engines.history import OPENED
 from fednotes.engines.inprocess import InProcess
-from fednotes.engines.question import OPENED
-from fednotes.engines.secure_server import SecureSeal, SecureSum
-from fednotes.engines.wire import decode_reply
+from fednotes.engines.secure import SecureSeal, SecureSum
 
 LOST = ("corrupt", "after the round")  # the site's own disk: what was on it is gone
 LAST = (ROUNDS, "finish")
@@ -110,16 +109,18 @@ def test_random_faults_leave_the_bits_alone(
 @pytest.mark.parametrize("seed", range(5, 10))
 def test_random_faults_with_two_of_three(seed: int, tmp_path: Path) -> None:
     """The toy job in NumPy, told who was in which sum."""
-    policy = fault_net.Policy(min_sites=2, timeout=10, knock=1, knock_every=0, pause=1)
-    found, took = until_done(net_of(tmp_path, random.Random(seed), left=1), policy=policy)
+    patience = fault_net.Patience(min_sites=2, timeout=10, knock=1, knock_every=0, pause=1)
+    found, took = until_done(net_of(tmp_path, random.Random(seed), left=1), patience=patience)
     np.testing.assert_allclose(found, by_hand(took), rtol=1e-6)
 
 
 def test_below_the_threshold_it_waits_and_asks_nobody_to_open(tmp_path: Path) -> None:
     """A policy of one site is lifted to two of three; the third's update alone stays masked."""
     net = net_of(tmp_path)
-    policy = fault_net.Policy(min_sites=1, timeout=10, knock=1, knock_every=0, pause=1, give_up=90)
-    engine = net.engine(SITES, policy, summing=SecureSum(SITES, job=JOB))
+    patience = fault_net.Patience(
+        min_sites=1, timeout=10, knock=1, knock_every=0, pause=1, give_up=90
+    )
+    engine = net.engine(SITES, patience, summing=SecureSum(SITES, job=JOB))
     assert engine.sum("count").included == SITES
     net.down, before = {"b", "c"}, len(net.sent)
     with pytest.raises(TrainingError, match=r"no answer from b, c to 'count' in 9. seconds"):
@@ -174,7 +175,7 @@ def test_sites_lost_while_a_sum_is_opened_begin_afresh(
         if lost == "disk":
             shutil.rmtree(tmp_path / "a")
 
-    engine._asker._transport = Hooked(net, task, kill)
+    engine._members._transport = Hooked(net, task, kill)
     if (task, lost) == ("send", "disk"):
         with pytest.raises(TrainingError, match="'send': 2 sites can be added"):
             private(engine)
@@ -190,7 +191,7 @@ def test_a_site_that_is_gone_when_the_sum_is_opened_is_in_it(tmp_path: Path) -> 
     """The other two open it, though three are needed in a sum; nobody waits for its return."""
     net = net_of(tmp_path)
     engine = net.engine(SITES, STRICT, summing=SecureSum(SITES, job=JOB))
-    engine._asker._transport = Hooked(net, "count", lambda: net.down.add("b"))
+    engine._members._transport = Hooked(net, "count", lambda: net.down.add("b"))
     total = engine.sum("count")
     assert total.included == SITES
     assert total.metrics == {"size": 15.0}
@@ -226,9 +227,9 @@ def test_a_restarted_server_has_new_keys_and_never_uses_an_exchange_again(tmp_pa
     keys, exchanges = [], []
     for _, frame in net.came:
         attached = decode_reply(frame).attached
-        if not attached:
+        if not attached.facts:
             continue
-        message = secure_wire.noted(attached)["message"]
+        message = attached.facts.get("message") or attached.facts
         for own in (message, message.get("next_keys") or {}):
             if "sharing" in own:
                 keys += [own["sharing"], own["masking"], own["commitment"]]

@@ -14,20 +14,14 @@ from fault_toy import JOB
 from secure_net import network, random_updates
 
 from fednotes.core.errors import FednotesError, RefusedError
-from fednotes.core.update import Tensors, Update
-from fednotes.engines import secure_wire as wire
-from fednotes.engines.secure_server import SecureSeal
-from fednotes.engines.secure_site import MOST_LIMITS, context_of
-from fednotes.engines.wire import Request
+from fednotes.core.messages import Attached, Request
+from fednotes.core.update import Update
+from fednotes.engines.secure import MOST_LIMITS, SecureSeal, context_of
 from fednotes.jobs.deployed import server, site
-from fednotes.privacy.secure_sum.sums import (
-    KeysMessage,
-    ServerChain,
-    SharesMessage,
-    from_wire,
-    least_in_sum,
-    needs_confirmation,
-)
+from fednotes.privacy.secure_sum import Parties
+from fednotes.privacy.secure_sum import messages as wire
+from fednotes.privacy.secure_sum.messages import KeysMessage, SharesMessage, Stage, Terms
+from fednotes.privacy.secure_sum.server import ServerChain
 
 SITES = ("a", "b", "c")
 LARGEST = 37.0 * 0.02  # weight times value, in 2^-1 … 2^0
@@ -39,43 +33,40 @@ class Prober:
     def __init__(self) -> None:
         self.seals = {s: SecureSeal(s, SITES, job=JOB, threshold=3) for s in SITES}
         self.run, self.number = 1, 0
-        self.chain = ServerChain(SITES, context_of(JOB, 1), 3)
+        self.chain = ServerChain(Parties(SITES, 3), context_of(JOB, 1))
         self.told: list[str] = []  # all that site a said of its values
 
-    def request(self, task: str, attached: Tensors, **fields: Any) -> Request:
+    def request(self, task: str, attached: Attached, **fields: Any) -> Request:
         self.number += 1
         counted = {"a": fields.pop("counted", 0)}
         return Request(JOB, self.run, self.number, task, counted=counted, attached=attached)
 
     def restart(self) -> None:
         self.run += 1
-        self.chain = ServerChain(SITES, context_of(JOB, self.run), 3)
+        self.chain = ServerChain(Parties(SITES, 3), context_of(JOB, self.run))
 
     def ask(self, limits: dict[str, int], scale: float = 1.0, **fields: Any) -> str:
         """ "fits", "beyond", or "over" (the last word), for one fresh exchange."""
         now = self.chain.start()
-        note: dict[str, Any] = {"number": self.chain.number}
+        number = self.chain.number
         for seal in self.seals.values():
-            reply = seal.stage(self.request("@keys", wire.packed(note)))
-            now.add_keys(from_wire(KeysMessage, wire.noted(reply)["message"]))
-        note["keys"] = wire.keys_note(now.keys())
+            reply = seal.stage(self.request("@keys", wire.packed(Stage(number))))
+            now.add_keys(wire.read(KeysMessage, reply.facts))
+        asked = wire.packed(Stage(number, now.keys()))
         for seal in self.seals.values():
-            reply = seal.stage(self.request("@shares", wire.packed(note)))
-            now.add_shares(from_wire(SharesMessage, wire.noted(reply)["message"]))
-        terms = {"number": self.chain.number, "roster": list(SITES), "metrics": ["n"]}
-        attached = wire.packed(
-            {**terms, "limits": limits}, boxes=wire.packed_boxes(now.boxes(), SITES)
-        )
+            reply = seal.stage(self.request("@shares", asked))
+            now.add_shares(wire.read(SharesMessage, reply.facts))
+        attached = wire.packed_boxes(Terms(number, SITES, ("n",), limits), now.boxes())
         values = torch.tensor([0.001, 0.02]) * scale
         update = Update({"secret.w": values}, 37.0, {"n": 1.0})
         try:
             request = replace(self.request("give", attached), **fields)
-            answer = wire.noted(self.seals["a"].seal(request, update, b"q"))
+            answer = self.seals["a"].seal(request, update, b"q").facts
         except FednotesError as error:
             self.told.append(str(error))
             return "over"
-        self.told.append(str(answer.get("again", "")))
-        return "beyond" if answer.get("wide") else "fits"
+        self.told.append(answer["again"])
+        return "beyond" if answer["wide"] else "fits"
 
 
 def test_a_search_for_the_largest_value_ends_at_once() -> None:
@@ -128,16 +119,16 @@ def test_the_bound_holds_for_updates_that_are_masked_again() -> None:
     assert prober.ask({"secret.w": -9}) == "beyond"
     seal = prober.seals["a"]
     number = prober.number
-    terms = {"number": 99, "roster": list(SITES), "metrics": ["n"], "limits": {"secret.w": -8}}
+    terms = Terms(99, SITES, ("n",), {"secret.w": -8})
     with pytest.raises(RefusedError, match="has no update"):
         seal.stage(prober.request("@masked", wire.packed(terms), counted=number - 1))
     told = []
     for exponent in (-8, -7):
-        note = wire.packed({**terms, "limits": {"secret.w": exponent}})
-        told.append(wire.noted(seal.stage(prober.request("@masked", note, counted=number))))
+        note = wire.packed(replace(terms, limits={"secret.w": exponent}))
+        told.append(seal.stage(prober.request("@masked", note, counted=number)).facts)
     assert [note["wide"] for note in told] == [False, False]  # no keys: nothing said of the size
-    note = wire.packed({**terms, "limits": {"secret.w": -6}})
-    last = wire.noted(seal.stage(prober.request("@masked", note, counted=number)))
+    note = wire.packed(replace(terms, limits={"secret.w": -6}))
+    last = seal.stage(prober.request("@masked", note, counted=number)).facts
     assert last["wide"] is True
     assert "too many limits were tried" in last["again"]
     with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
@@ -149,8 +140,8 @@ def test_the_bound_holds_for_updates_that_are_masked_again() -> None:
 
 @pytest.mark.parametrize("sites", range(3, 11))
 def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> None:
-    """`least_in_sum` (brute force tells that it is right) for what a deployed job has at both
-    ends, at every `min_sites`."""
+    """At both ends of a deployed job, at every `min_sites`: lists are confirmed wherever a lying
+    server could open a sum of fewer (`test_least_sum_of_a_lying_server`)."""
     names = tuple(f"s{i}" for i in range(sites))
     for least in range(sites + 1):
         job: Any = SimpleNamespace(federation=SimpleNamespace(secure_sum=True, min_sites=least))
@@ -162,12 +153,8 @@ def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> Non
             site._sealer(job, setup, JOB),
         ]
         threshold = max(least or sites, sites // 2 + 1)
-        assert ends[0].least == ends[1]._threshold == threshold
-        for end in ends:
-            confirmed = end._confirmed
-            assert least_in_sum(sites, threshold, confirmed=confirmed) == threshold
-            assert confirmed == needs_confirmation(sites, threshold) == (threshold < sites)
-    assert least_in_sum(5, 3, confirmed=False) == 2
+        assert ends[0].least == ends[1]._parties.threshold == threshold
+        assert [end._parties.confirmed for end in ends] == [threshold < sites] * 2
 
 
 def test_attachments_that_no_site_has_reason_to_send(
@@ -177,13 +164,15 @@ def test_attachments_that_no_site_has_reason_to_send(
     updates = random_updates(1)
     seal, stage = SecureSeal.seal, SecureSeal.stage
 
-    def more(self: SecureSeal, request: Request, update: Update, question: bytes) -> Tensors:
-        more = {"more": torch.zeros(9)} if self._site == "d" else {}
-        return {**seal(self, request, update, question), **more}
+    def with_more(name: str, self: SecureSeal, reply: Attached) -> Attached:
+        more = {name: torch.zeros(9)} if self._site == "d" else {}
+        return replace(reply, tensors={**reply.tensors, **more})
 
-    def words(self: SecureSeal, request: Request) -> Tensors:
-        more = {"words": torch.zeros(9)} if self._site == "d" else {}
-        return {**stage(self, request), **more}
+    def more(self: SecureSeal, *arguments: Any) -> Attached:
+        return with_more("more", self, seal(self, *arguments))
+
+    def words(self: SecureSeal, request: Request) -> Attached:
+        return with_more("words", self, stage(self, request))
 
     for name, change in (("seal", more), ("stage", words)):
         _, engine, events, _ = network(tmp_path / name, updates)

@@ -43,8 +43,8 @@ class Compared(InProcess):
         self.own: list[Update] = []
         self.pairs: list[tuple[str, Total, Total]] = []
 
-    def _run(self, *arguments: Any) -> Update:
-        update = super()._run(*arguments)
+    def run(self, *arguments: Any) -> Update:
+        update = super().run(*arguments)
         tensors = {name: value.detach().clone() for name, value in update.tensors.items()}
         self.own.append(replace(update, tensors=tensors))
         return update

@@ -10,70 +10,71 @@ import torch
 from fault_toy import JOB
 
 from fednotes.core.errors import RefusedError
+from fednotes.core.messages import Attached, Request, plain
 from fednotes.core.update import Update
-from fednotes.engines import secure_wire as wire
-from fednotes.engines.secure_server import SecureSeal
-from fednotes.engines.secure_site import context_of
-from fednotes.engines.wire import Request
-from fednotes.privacy.secure_sum.sums import KeysMessage, ServerChain, SharesMessage, from_wire
+from fednotes.engines.secure import SecureSeal, context_of
+from fednotes.privacy.secure_sum import Parties
+from fednotes.privacy.secure_sum import messages as wire
+from fednotes.privacy.secure_sum.messages import KeysMessage, Masking, SharesMessage, Stage, Terms
+from fednotes.privacy.secure_sum.server import ServerChain
 
 SITES = ("a", "b", "c", "d")
 QUESTION = b"q"
 
 
 def request(task: str, number: int, note: Any = None, **changes: Any) -> Request:
-    attached = changes.pop("attached", None) or ({} if note is None else wire.packed(note))
+    attached = changes.pop("attached", None) or Attached(note or {})
     counted = dict.fromkeys(SITES, 9)
     return Request(JOB, 1, number, task, counted=counted, attached=attached, **changes)
+
+
+def stage(number: int, keys: Any = None) -> Any:
+    return plain(Stage(number, keys or {}))
 
 
 def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
     """Three sites that have masked an update, and what would open the sum."""
     names = SITES[:3]
     seals = {s: SecureSeal(s, names, job=JOB, threshold=3) for s in names}
-    chain = ServerChain(names, context_of(JOB, 1), 3)
+    chain = ServerChain(Parties(names, 3), context_of(JOB, 1))
     now = chain.start()
-    number = {"number": chain.number}
     for seal in seals.values():
-        reply = seal.stage(request("@keys", 1, number))
-        now.add_keys(from_wire(KeysMessage, wire.noted(reply)["message"]))
-    keys = request("@shares", 2, {**number, "keys": wire.keys_note(now.keys())})
+        reply = seal.stage(request("@keys", 1, stage(chain.number)))
+        now.add_keys(wire.read(KeysMessage, reply.facts))
+    keys = request("@shares", 2, stage(chain.number, now.keys()))
     for seal in seals.values():
-        now.add_shares(from_wire(SharesMessage, wire.noted(seal.stage(keys))["message"]))
-    terms = {**number, "roster": list(names), "metrics": None, "limits": {}}
-    attached = wire.packed(terms, boxes=wire.packed_boxes(now.boxes(), names))
+        now.add_shares(wire.read(SharesMessage, seal.stage(keys).facts))
+    attached = wire.packed_boxes(Terms(chain.number, names, None), now.boxes())
     for seal in seals.values():
         reply = seal.seal(request("give", 9, attached=attached), update, QUESTION)
-        chain.add_masked(wire.masked_in(wire.noted(reply), reply))
+        chain.add_masked(wire.masked_in(wire.read(Masking, reply.facts), reply))
     requests, following = chain.requests()
-    opening = wire.packed_requests({**number, "keys": wire.keys_note(following)}, requests)
+    opening = wire.packed_requests(chain.number, following, requests)
     return seals, attached, opening
 
 
 def test_a_repeated_message_gets_the_same_answer_and_an_update_is_opened_once() -> None:
     seals, attached, opening = exchanged(Update({"w": torch.ones(3)}))
     seal = seals["a"]
-    assert "again" in wire.noted(
-        seal.seal(request("give", 9, attached=attached), Update(), QUESTION)
-    )
+    assert seal.seal(request("give", 9, attached=attached), Update(), QUESTION).facts["again"]
     one = seal.stage(request("@unmask", 10, attached=opening))
     assert seal.stage(request("@unmask", 10, attached=opening)) is one
-    assert wire.noted(one)["message"]["next_shares"] is not None
-    two = wire.noted(seal.stage(request("@unmask", 11, attached=opening)))["message"]
+    assert one.facts["next_shares"] is not None
+    two = seal.stage(request("@unmask", 11, attached=opening)).facts
     assert two["next_shares"] is None
-    assert two["masks"] == wire.noted(one)["message"]["masks"]
+    assert two["masks"] == one.facts["masks"]
     with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
         seal.stage(request("@masked", 12, attached=attached))
 
 
 def test_after_a_fresh_start_the_older_exchange_is_never_opened() -> None:
     seals, attached, opening = exchanged(Update({"w": torch.ones(3)}))
-    seals["a"].stage(request("@keys", 10, {"number": 7}))
+    seals["a"].stage(request("@keys", 10, stage(7)))
     with pytest.raises(RefusedError, match="no keys for exchange"):
         seals["a"].stage(request("@unmask", 11, attached=opening))
     with pytest.raises(RefusedError, match="was used before"):
-        seals["b"].stage(request("@keys", 10, {"number": 1}))
-    later = replace(request("@keys", 10, {"number": 1}), run=2)
+        seals["b"].stage(request("@keys", 10, stage(1)))
+    later = replace(request("@keys", 10, stage(1)), run=2)
     seals["b"].stage(later)  # a new run counts anew, with new keys
     with pytest.raises(RefusedError, match="run 1 of the secure sum is over"):
         seals["b"].stage(request("@unmask", 11, attached=opening))
@@ -87,19 +88,22 @@ def test_what_is_no_message_of_the_secure_sum_is_refused() -> None:
     seal = seals["c"]
     with pytest.raises(RefusedError, match="has no task '@open'"):
         seal.stage(request("@open", 20, attached=opening))
-    for wrong in (None, {"number": "1"}, {"number": 1, "keys": {"a": {}}}, {"number": True}):
+    good = stage(1)
+    for wrong in (None, {"number": "1"}, {"keys": {"a": {}}}, {"number": True}, {"more": 1}):
+        wrong = wrong and {**good, **wrong}
         with pytest.raises(RefusedError, match=r"secure sum|KeysMessage"):
             seal.stage(request("@shares", 20, wrong))
-    terms = wire.noted(attached)
+    terms = attached.facts
     for change in ({"limits": {"w": 999}}, {"limits": {"w": 1.5}}, {"limits": []}):
-        broken = attached | wire.packed({**terms, **change})
+        broken = replace(attached, facts={**terms, **change})
         with pytest.raises(RefusedError, match="secure sum"):
             seal.seal(request("give", 21, attached=broken), Update(), QUESTION)
-    for change in ({"roster": ["a", "b"]}, {"roster": [1, 2, 3]}, {"roster": list(SITES)}):
-        broken = attached | wire.packed({**terms, **change})
-        assert "again" in wire.noted(
-            seal.seal(request("give", 21, attached=broken), Update(), QUESTION)
-        )
+    broken = replace(attached, facts={**terms, "roster": [1, 2, 3]})
+    with pytest.raises(RefusedError, match="secure sum"):
+        seal.seal(request("give", 21, attached=broken), Update(), QUESTION)
+    for change in ({"roster": ["a", "b"]}, {"roster": list(SITES)}):
+        broken = replace(attached, facts={**terms, **change})
+        assert seal.seal(request("give", 21, attached=broken), Update(), QUESTION).facts["again"]
 
 
 def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
@@ -111,18 +115,18 @@ def test_a_new_run_and_a_task_without_terms_give_up_the_older_update() -> None:
     with pytest.raises(RefusedError, match="'give' is asked for outside the secure sum"):
         seals["b"].seal(request("give", 9), Update({"w": torch.ones(3)}), QUESTION)
     late, (others, _, _) = request("give", 9, preparing=True), exchanged(Update())
-    assert others["c"].seal(late, Update({"w": torch.ones(3)}), QUESTION) == {}
+    assert others["c"].seal(late, Update({"w": torch.ones(3)}), QUESTION) == Attached()
     with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
         others["c"].stage(request("@masked", 20, attached=attached))
     with pytest.raises(RefusedError, match="has no update for the secure sum any more"):
         seals["b"].stage(request("@masked", 20, attached=attached))
-    again = wire.noted(seals["c"].stage(request("@masked", 20, attached=attached)))
+    again = seals["c"].stage(request("@masked", 20, attached=attached)).facts
     assert "stands at 'masked'" in again["again"]  # only this exchange cannot take it twice
 
 
 def test_a_number_of_the_run_before_is_no_repeated_message() -> None:
     seals, _, _ = exchanged(Update())
-    one = seals["a"].stage(request("@keys", 30, {"number": 9}))
-    assert seals["a"].stage(request("@keys", 30, {"number": 9})) is one
-    two = seals["a"].stage(replace(request("@keys", 30, {"number": 9}), run=2))
-    assert wire.noted(one)["message"]["sharing"] != wire.noted(two)["message"]["sharing"]
+    one = seals["a"].stage(request("@keys", 30, stage(9)))
+    assert seals["a"].stage(request("@keys", 30, stage(9))) is one
+    two = seals["a"].stage(replace(request("@keys", 30, stage(9)), run=2))
+    assert one.facts["sharing"] != two.facts["sharing"]

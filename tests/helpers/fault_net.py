@@ -10,12 +10,12 @@ from typing import Any
 
 from fault_toy import JOB
 
-from fednotes.engines.asking import Policy
+from fednotes.core.messages import Frame, Request, decode_request
 from fednotes.engines.deployed import Deployed
-from fednotes.engines.host import Keeping, Sealer, SiteHost
-from fednotes.engines.wire import Frame, Request, decode_request
+from fednotes.engines.host import Keeping, SiteHost
+from fednotes.engines.requests import Patience
 
-STRICT = Policy(timeout=10, knock=1, knock_every=0, pause=1, give_up=300)
+STRICT = Patience(timeout=10, knock=1, knock_every=0, pause=1, give_up=300)
 
 
 class ServerKilled(BaseException):
@@ -38,7 +38,7 @@ class Net:
     down: set[str] = field(default_factory=set)
     hosts: dict[str, SiteHost] = field(default_factory=dict)
     sent: list[tuple[str, Request, Frame]] = field(default_factory=list)
-    seal: Callable[[str], Sealer] | None = None
+    seal: Callable[[str], Any] | None = None
     came: list[tuple[str, Frame]] = field(default_factory=list)
 
     def clock(self) -> float:
@@ -85,6 +85,6 @@ class Net:
                 yield site, self.host(site).handle(frame)
         self.now += timeout if came < len(frames) else 0.0
 
-    def engine(self, sites: Sequence[str], policy: Policy = STRICT, **options: Any) -> Deployed:
+    def engine(self, sites: Sequence[str], patience: Patience = STRICT, **options: Any) -> Deployed:
         options = {"clock": self.clock, "sleep": self.sleep, "job": JOB} | options
-        return Deployed(self, sites, self.folder / "server", policy=policy, **options)
+        return Deployed(self, sites, self.folder / "server", patience=patience, **options)

@@ -22,12 +22,12 @@ import numpy as np
 from fault_toy import JOB, SITES, Toy, toy_job
 
 from fednotes.core import store
-from fednotes.engines.asking import Policy
+from fednotes.core.messages import Frame, decode_request
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import Keeping, SiteHost
-from fednotes.engines.wire import Frame, decode_request
+from fednotes.engines.requests import Patience
 
-POLICY = Policy(timeout=20, knock=1, knock_every=0, pause=0.02, give_up=60)
+PATIENCE = Patience(timeout=20, knock=1, knock_every=0, pause=0.02, give_up=60)
 
 
 def die_if_asked(folder: Path, place: str) -> None:
@@ -124,7 +124,7 @@ def server(folder: Path) -> None:
     own.mkdir(exist_ok=True)
     os.chdir(folder)
     with mock.patch.object(store.os, "replace", _replacing(own)):
-        engine = Deployed(Sockets(folder), SITES, own, job=JOB, policy=POLICY)
+        engine = Deployed(Sockets(folder), SITES, own, job=JOB, patience=PATIENCE)
         found = toy_job(engine, {})
     store.write_json(folder / "result.json", [float(x) for x in found])
 

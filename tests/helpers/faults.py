@@ -22,13 +22,13 @@ from fault_toy import JOB, SITES, Took, Toy, by_hand, toy_job
 
 from fednotes.core import store
 from fednotes.core.errors import FednotesError
+from fednotes.core.messages import BEGIN, CHECKPOINT, Frame, decode_reply, decode_request
 from fednotes.core.update import Update
-from fednotes.engines.asking import Event, Policy
 from fednotes.engines.deployed import Deployed
-from fednotes.engines.host import BEGIN, CHECKPOINT, Keeping, SiteHost
-from fednotes.engines.question import OPENED
-from fednotes.engines.secure_server import SecureSeal, SecureSum
-from fednotes.engines.wire import Frame, decode_reply, decode_request
+from fednotes.engines.history import OPENED
+from fednotes.engines.host import Keeping, SiteHost
+from fednotes.engines.requests import Event, Patience
+from fednotes.engines.secure import SecureSeal, SecureSum
 
 FAULTS = ("crash", "slow", "duplicate", "stale", "corrupt", "partition", "disk full", "server kill")
 PHASES = ("joining", "receiving", "training", "sending", "after the round")
@@ -296,7 +296,7 @@ def run(
     """
     line, events = Line(folder, fault, phase, threshold=min_sites, **options), list[Event]()
     took = {} if took is None else took
-    policy = Policy(min_sites, timeout=10, knock=1, knock_every=0, pause=1, give_up=1000)
+    patience = Patience(min_sites, timeout=10, knock=1, knock_every=0, pause=1, give_up=1000)
     for starts in itertools.count(1):
         try:
             engine = Deployed(
@@ -304,7 +304,7 @@ def run(
                 SITES,
                 folder / "server",
                 job=JOB,
-                policy=policy,
+                patience=patience,
                 summing=SecureSum(SITES, job=JOB, threshold=min_sites) if line.secure else None,
                 notify=events.append,
                 clock=line.clock,

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fednotes.core.federation import State
+from fednotes.core.messages import Attached, Reply, Request, decode_reply, encode
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.host import SiteHost
-from fednotes.engines.secure_server import SecureSeal
-from fednotes.engines.wire import Reply, Request, decode_reply, encode
+from fednotes.engines.secure import SecureSeal
 from fednotes.rules.guard import SiteGuard, settle
 from fednotes.rules.ledger import ledger_of, show
 from fednotes.rules.policy import Policy
@@ -121,7 +121,7 @@ class Exchange:
         self.refusals: list[str] = []
         self.before: Any = lambda task: None
 
-    def _ask(self, task: str, attached: Mapping[str, Tensors], round: int) -> dict[str, Reply]:
+    def _ask(self, task: str, attached: Mapping[str, Attached], round: int) -> dict[str, Reply]:
         self.before(task)
         self._number += 1
         replies = {
@@ -138,10 +138,10 @@ class Exchange:
         return {site: reply for site, reply in replies.items() if reply.update is not None}
 
     def task(
-        self, attached: Tensors | None = None, *, retry: bool = True, sites: Any = None
+        self, attached: Attached | None = None, *, retry: bool = True, sites: Any = None
     ) -> Any:
         asked = [site for site in self.sites if sites is None or site in sites]
-        found = self._ask("train", dict.fromkeys(asked, attached or {}), 4)
+        found = self._ask("train", dict.fromkeys(asked, attached or Attached()), 4)
         self._done = dict.fromkeys(found, self._number)
         return found
 

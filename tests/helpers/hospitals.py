@@ -13,10 +13,10 @@ from typing import Any
 from safetensors.torch import load_file
 
 from fednotes.core.errors import FednotesError
+from fednotes.core.messages import Frame
 from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines.host import explained, placeless
 from fednotes.engines.pipe import Setup
-from fednotes.engines.wire import Frame
 from fednotes.jobs.deployed.server import server_main
 from fednotes.jobs.deployed.site import Member, site_main
 from fednotes.jobs.deployed.site_file import install, whole_table

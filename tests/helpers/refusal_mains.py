@@ -16,12 +16,12 @@ import torch
 from dishonest import ask_as_others
 
 from fednotes.core.federation import State
+from fednotes.core.messages import Frame
 from fednotes.core.update import Tensors, Update
-from fednotes.engines.asking import Policy
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import SiteHost
 from fednotes.engines.pipe import Setup
-from fednotes.engines.wire import Frame
+from fednotes.engines.requests import Patience
 
 JOB = "refusals"
 SIZES = {"h1": 1.0, "h2": 2.0, "h3": 4.0, "h4": 8.0}
@@ -87,8 +87,10 @@ class Recorder:
 def server_main(setup: Setup, transport: Any) -> None:
     """Some rounds with the sites that are there; what each was made of is the result."""
     recorder = Recorder(transport, setup.state / "frames")
-    policy = Policy(min_sites=setup.min_sites, timeout=9, grace=2, pause=0.1, give_up=9, knock=2)
-    engine = Deployed(recorder, setup.sites, setup.state / "server", job=JOB, policy=policy)
+    patience = Patience(
+        min_sites=setup.min_sites, timeout=9, grace=2, pause=0.1, give_up=9, knock=2
+    )
+    engine = Deployed(recorder, setup.sites, setup.state / "server", job=JOB, patience=patience)
     x, rows = torch.ones(4), []
     for turn in engine.rounds(0, setup.job["rounds"]):
         added = engine.sum("add", {"x": x}, round=turn.number)

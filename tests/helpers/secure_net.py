@@ -14,9 +14,9 @@ from fault_toy import JOB
 
 from fednotes.core.federation import State
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.engines.asking import Event
-from fednotes.engines.question import OPENED
-from fednotes.engines.secure_server import SecureSeal, SecureSum
+from fednotes.engines.history import OPENED
+from fednotes.engines.requests import Event
+from fednotes.engines.secure import SecureSeal, SecureSum
 
 SITES = ("a", "b", "c", "d")
 

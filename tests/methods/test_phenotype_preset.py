@@ -20,7 +20,7 @@ from phenotype_patients import SPACE, VOCABULARY, code_labels, config_of, sites_
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of
-from fednotes.engines.inprocess import RoundResult
+from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.methods import phenotype
 from fednotes.methods.optimizers import RMSprop

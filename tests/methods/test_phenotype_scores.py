@@ -25,7 +25,7 @@ from phenotype_patients import (
 from sklearn.metrics import brier_score_loss, f1_score, log_loss, roc_auc_score
 
 from fednotes.core.federation import State
-from fednotes.engines.inprocess import RoundResult
+from fednotes.engines.rounds import RoundResult
 from fednotes.methods import phenotype
 from fednotes.methods.phenotype import Config
 from fednotes.patients.classifiers import SvmConfig

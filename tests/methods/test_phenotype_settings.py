@@ -35,7 +35,7 @@ from sklearn.linear_model import SGDClassifier
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import State
 from fednotes.core.seeds import rng_of
-from fednotes.engines.inprocess import RoundResult
+from fednotes.engines.rounds import RoundResult
 from fednotes.methods import phenotype
 from fednotes.methods.phenotype import Config, Site
 from fednotes.patients.classifiers import SvmConfig

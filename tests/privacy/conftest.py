@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 
 from fednotes.core.update import Total, Update
-from fednotes.privacy.secure_sum.sums import (
-    MaskedMessage,
-    SecureServer,
-    SecureSite,
-    UnmaskMessage,
-    UnmaskRequest,
-)
+from fednotes.privacy.secure_sum import Parties
+from fednotes.privacy.secure_sum.messages import MaskedMessage, UnmaskMessage, UnmaskRequest
+from fednotes.privacy.secure_sum.server import SecureServer
+from fednotes.privacy.secure_sum.site import SecureSite
 
 
 def repeatable(seed: str) -> Callable[[int], bytes]:
@@ -45,19 +42,16 @@ class Exchange:
     requests: dict[str, UnmaskRequest] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        parties = Parties(self.names, self.threshold, self.confirmed)
         for name in self.names:
             source = {"random": repeatable(f"{self.seed}/{name}")} if self.seed else {}
             self.sites[name] = SecureSite(
                 name,
-                self.names,
+                parties,
                 self.context,
-                self.threshold,
-                confirmed=self.confirmed,
                 **source,
             )
-        self.server = SecureServer(
-            self.names, self.context, self.threshold, confirmed=self.confirmed
-        )
+        self.server = SecureServer(parties, self.context)
 
     def set_up(self, without: Collection[str] = ()) -> dict[str, dict[str, bytes]]:
         """Keys of all, shares of all but `without`; what each site of the roster gets."""

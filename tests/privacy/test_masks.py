@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import random
 import sys
-from itertools import combinations
+from collections import Counter
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 
-from fednotes.core.errors import ConfigError, MissingExtra, RefusedError
-from fednotes.privacy.secure_sum import masks
-from fednotes.privacy.secure_sum.site import SecureSite
+from fednotes.core.errors import MissingExtra, RefusedError, TrainingError
+from fednotes.privacy.secure_sum import Parties, masks
 
 # RFC 8439, appendix A.1: keystream of test vectors 1 and 2 (key 0, nonce 0, counters 0 and 1).
 ZERO_KEY_STREAM = bytes.fromhex(
@@ -122,25 +123,78 @@ def test_a_box_opens_only_as_it_was_sealed() -> None:
         assert masks.opened(key, changed, b"session") is None
 
 
-def test_signatures() -> None:
-    """RFC 8032, section 7.1, test 2: its key, its message, its signature."""
-    private = bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb")
-    public = bytes.fromhex("3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c")
-    signer = masks.Ed25519Identity(private, {"h1": public})
-    assert signer.public == public
-    signature = signer.sign(b"\x72")
-    assert signature.hex().startswith("92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223")
-    assert signer.verify("h1", b"\x72", signature)
-    assert not signer.verify("h1", b"\x73", signature)
-    assert not signer.verify("h1", b"\x72", b"")
-    assert not signer.verify("h2", b"\x72", signature)
-    assert private.hex() not in repr(signer)
-    assert repr(private) not in repr(signer)
-    with pytest.raises(ConfigError, match="32 bytes"):
-        masks.Ed25519Identity(b"short", {})
-
-
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(MissingExtra, match=r"fednotes\[secure\]"):
-        SecureSite("a", ("a", "b", "c"), b"")
+        Parties(("a", "b", "c"))
+
+
+def test_published_shares() -> None:
+    """The worked example of Wikipedia's article (f(x) = 1234 + 166x + 94x², modulo 1613)."""
+    published = {1: 1494, 2: 329, 3: 965, 4: 176, 5: 1188, 6: 775}
+    coefficients = iter([166, 94])
+    made = masks.split(1234, 3, range(1, 7), prime=1613, below=lambda _: next(coefficients))
+    assert made == published
+    for three in combinations(published, 3):
+        assert masks.combine({x: published[x] for x in three}, prime=1613) == 1234
+
+
+def test_the_prime_is_the_least_above_2_to_the_256() -> None:
+    """Miller and Rabin's test to twelve bases; even numbers need none."""
+
+    def probably_prime(number: int) -> bool:
+        odd, twos = number - 1, 0
+        while odd % 2 == 0:
+            odd, twos = odd // 2, twos + 1
+        for base in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37):
+            powers = [pow(base, odd << i, number) for i in range(twos)]
+            if powers[0] != 1 and number - 1 not in powers:
+                return False
+        return True
+
+    assert probably_prime(masks.PRIME)
+    assert not any(probably_prime(2**256 + add) for add in range(1, 297, 2))
+
+
+def test_fewer_shares_than_the_threshold_fit_every_secret_alike() -> None:
+    """Brute force over all polynomials modulo 7: for t - 1 given shares, each secret is left
+    with equally many polynomials."""
+    prime, threshold, points = 7, 3, (1, 2, 4, 6)
+    for seen in combinations(points, threshold - 1):
+        left: Counter[tuple[tuple[int, ...], int]] = Counter()
+        for polynomial in product(range(prime), repeat=threshold):
+            coefficients = iter(polynomial[1:])
+            shares = masks.split(
+                polynomial[0],
+                threshold,
+                points,
+                prime=prime,
+                below=lambda _, c=coefficients: next(c),
+            )
+            left[tuple(shares[x] for x in seen), polynomial[0]] += 1
+        assert len(left) == prime**threshold  # every pair of shares with every secret
+        assert set(left.values()) == {1}
+
+
+@pytest.mark.parametrize("n", [3, 5, 10, 50])
+def test_any_threshold_of_shares_gives_the_secret(n: int) -> None:
+    draw = random.Random(n)
+    for secret in (bytes(32), b"\xff" * 32, draw.randbytes(32)):
+        threshold = n // 2 + 1
+        shares = masks.share_bytes(secret, threshold, range(1, n + 1))
+        assert {len(share) for share in shares.values()} == {masks.SHARE_BYTES}
+        for size in (threshold, n):
+            chosen = draw.sample(range(1, n + 1), size)
+            assert masks.combine_bytes({x: shares[x] for x in chosen}) == secret
+        few = draw.sample(range(1, n + 1), threshold - 1)
+        assert masks.combine({x: int.from_bytes(shares[x], "big") for x in few}) != (
+            int.from_bytes(secret, "big")
+        )
+
+
+def test_impossible_input_is_refused() -> None:
+    with pytest.raises(TrainingError, match="not in the field"):
+        masks.combine_bytes({1: b"\xff" * 33, 2: bytes(33)})
+    above = (2**256 + 5).to_bytes(33, "big")  # in the field, but no 32 bytes
+    with pytest.raises(TrainingError, match="do not fit together"):
+        masks.combine_bytes({1: above, 2: above})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,22 @@ import pytest
 import torch
 
 from fednotes.core.errors import RefusedError
+from fednotes.core.messages import plain
 from fednotes.core.update import Update
-from fednotes.privacy.secure_sum.chain import SiteChain
-from fednotes.privacy.secure_sum.sums import (
+from fednotes.privacy.secure_sum import Parties
+from fednotes.privacy.secure_sum.messages import (
     ConfirmMessage,
     KeysMessage,
     MaskedMessage,
+    Masking,
     SharesMessage,
     UnmaskMessage,
     UnmaskRequest,
-    from_wire,
-    to_wire,
+    masked_in,
+    packed_masked,
+    read,
 )
+from fednotes.privacy.secure_sum.site import SiteChain
 
 SITES = ("a", "b", "c")
 
@@ -39,43 +44,46 @@ def every_kind(exchange: type) -> list[Any]:
     for message in confirms.values():
         run.server.add_confirm(message)
     request = run.server.requests()["a"]
-    following = SiteChain("a", SITES, b"")
-    keys = {s: SiteChain(s, SITES, b"").keys(1) for s in SITES} | {"a": following.keys(1)}
-    more = following.shares(1, keys)
-    ahead = MaskedMessage(
-        **{
-            n: getattr(masked["a"], n) for n in masked["a"].__dataclass_fields__ if n != "next_keys"
-        },
-        next_keys=keys["a"],
-    )
+    following = SiteChain("a", Parties(SITES), b"")
+    keys = {s: SiteChain(s, Parties(SITES), b"").keys(1) for s in SITES} | {"a": following.keys(1)}
+    more = following.at(1).shares(keys)
+    ahead = replace(masked["a"], next_keys=keys["a"])
     answer = run.sites["a"].unmask(request)
-    last = UnmaskMessage(answer.exchange, answer.site, answer.masks, answer.keys, more)
+    last = replace(answer, next_shares=more)
     return [run.sites["a"].keys(), more, ahead, masked["b"], confirms["a"], request, answer, last]
+
+
+def header(message: Any) -> tuple[Any, dict[str, Any]]:
+    """As JSON text has it, and what lies beside it."""
+    apart = {"words": message.words} if isinstance(message, MaskedMessage) else {}
+    return json.loads(json.dumps(plain(message, *apart))), apart
 
 
 def test_there_and_back(exchange: type) -> None:
     """Through JSON text; fields compared one by one."""
     kinds = set()
     for message in every_kind(exchange):
-        header, body = to_wire(message)
-        again = from_wire(type(message), json.loads(json.dumps(header)), body)
+        facts, apart = header(message)
+        again = read(type(message), facts, **apart)
         kinds.add(type(message))
         for name in message.__dataclass_fields__:
             one, other = getattr(message, name), getattr(again, name)
-            if name == "words":
-                assert one.tobytes() == other.tobytes() == body
-            else:
-                assert one == other
+            assert one is other if name == "words" else one == other
     assert kinds == {
         KeysMessage, SharesMessage, MaskedMessage, ConfirmMessage, UnmaskRequest, UnmaskMessage
     }  # fmt: skip
 
 
-def test_words_are_little_endian(exchange: type) -> None:
+def test_words_travel_as_they_are(exchange: type) -> None:
     message = next(m for m in every_kind(exchange) if isinstance(m, MaskedMessage))
-    header, body = to_wire(message)
-    assert body == b"".join(int(word).to_bytes(8, "little") for word in message.words)
-    assert from_wire(MaskedMessage, header, body).words.dtype == np.uint64
+    sent = packed_masked(Masking(None, b"h"), message)
+    words = masked_in(read(Masking, sent.facts), sent).words
+    assert words.dtype == np.uint64
+    assert words.tobytes() == message.words.tobytes()
+    assert words.ctypes.data == message.words.ctypes.data  # no copy
+    for wrong in ({}, {"words": torch.zeros(9)}, {"words": torch.zeros((3, 3), dtype=torch.int64)}):
+        with pytest.raises(RefusedError, match="has no words"):
+            masked_in(read(Masking, sent.facts), replace(sent, tensors=wrong))
 
 
 def places(table: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -97,42 +105,46 @@ def test_malformed_messages_are_refused_or_harmless(exchange: type) -> None:
     wrong = [None, 1, -1, 2**70, 1.5, True, "x", "zz", "", [], {}, [1], {"a": 1}, {"a": "zz"}]
     refused = 0
     for message in every_kind(exchange):
-        header, body = to_wire(message)
-        spots = places(header)
+        facts, apart = header(message)
+        spots = places(facts)
         for spot in draw.sample(spots, min(40, len(spots))):
             for value in wrong:
-                changed = copy.deepcopy(header)
+                changed = copy.deepcopy(facts)
                 target = changed
                 for key in spot[:-1]:
                     target = target[key]
                 target[spot[-1]] = value
                 try:
-                    again = from_wire(type(message), changed, body)
+                    again = read(type(message), changed, **apart)
                 except RefusedError:
                     refused += 1
                 else:
                     assert isinstance(again, type(message))
-        for bad in (None, [], "x", {}, {**header, "extra": 1}):
+        for bad in (None, [], "x", {}, {**facts, "extra": 1}):
             with pytest.raises(RefusedError):
-                from_wire(type(message), bad, body)
-        with pytest.raises(RefusedError, match=r"bytes, not|has no body"):
-            from_wire(type(message), header, body + b"x")
+                read(type(message), bad, **apart)
     assert refused > 1000
 
 
-def test_sizes_are_bounded_before_anything_is_made(exchange: type) -> None:
-    message = next(m for m in every_kind(exchange) if isinstance(m, MaskedMessage))
-    header, body = to_wire(message)
-    for field, why in [
-        (["tensor", "w", [2**40, 2**40], 28, 0], "impossible shape"),
-        (["tensor", "w", [1] * 17, 28, 0], "impossible shape"),
-        (["tensor", "w", [2**50], 28, 0], r"beyond 2\^48"),
-        (["tensor", "w" * 2000, [6], 28, 0], "1000 characters"),
-        (["tensor", "w", [7], 28, 0], "bytes, not"),
-        (["tensor", "w", [-1], 28, 0], "is not a layout"),
-        (["tensor", "w", [6]], "5 entries"),
+def test_a_layout_that_no_site_could_have_made_is_not_added(exchange: type) -> None:
+    run = exchange(SITES)
+    update = Update({"w": torch.ones(2, 3)}, 2.0, {"n": 1.0})
+    message = run.sites["a"].masked(run.set_up()["a"], update)
+    facts, apart = header(message)
+    for changes, why in [
+        ({"shape": [2**40, 2**40]}, "is not a layout"),
+        ({"shape": [1] * 17}, "is not a layout"),
+        ({"shape": [2**50]}, "is not a layout"),
+        ({"shape": [0, 2**50]}, "wrong size"),
+        ({"shape": [-1]}, "is not a layout"),
+        ({"shape": [7]}, "wrong size"),
+        ({"kind": "weight"}, "is not a layout"),
+        ({"name": "w\n"}, "'name' of a Field is wrong"),
+        ({"exponent": 2**60}, "'exponent' of a Field is wrong"),
+        ({"fine": None}, "'fine' of a Field is wrong"),
     ]:
-        changed = copy.deepcopy(header)
-        changed["layout"]["fields"][0] = field
+        changed = copy.deepcopy(facts)
+        changed["layout"]["fields"][0] |= changes
         with pytest.raises(RefusedError, match=why):
-            from_wire(MaskedMessage, changed, body)
+            run.server.add_masked(read(MaskedMessage, changed, **apart))
+    run.server.add_masked(read(MaskedMessage, facts, **apart))

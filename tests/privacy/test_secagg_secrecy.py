@@ -9,14 +9,14 @@ import pytest
 import torch
 from scipy import stats
 
+from fednotes.core.messages import plain
 from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import masks, server
 from fednotes.privacy.secure_sum import site as secagg_site
-from fednotes.privacy.secure_sum.fixed_point import Layout, encode
-from fednotes.privacy.secure_sum.masks import add_streams
-from fednotes.privacy.secure_sum.shamir import SHARE_BYTES, combine_bytes
+from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
+from fednotes.privacy.secure_sum.masks import SHARE_BYTES, add_streams, combine_bytes
+from fednotes.privacy.secure_sum.messages import UnmaskMessage
 from fednotes.privacy.secure_sum.site import pair_stream, self_stream
-from fednotes.privacy.secure_sum.sums import UnmaskMessage, to_wire
 
 A, B, C, D = "abcd"
 SIZE = 40_000
@@ -49,7 +49,10 @@ class Oracle:
 
 
 def tables(sent: list[Any]) -> list[Any]:
-    return [to_wire(message) for message in sent]
+    return [
+        (plain(message, "words"), getattr(message, "words", np.empty(0)).tobytes())
+        for message in sent
+    ]
 
 
 @pytest.mark.parametrize("gone", [(), (D,)])
@@ -76,7 +79,7 @@ def test_the_transcript_does_not_determine_a_summand(
             for i in range(4)]  # fmt: skip
     other[C] = Update({"w": torch.tensor(rest)}, 1.0, {"n": 0.0})
     other |= {site: first[site] for site in gone}
-    layout = Layout.of(first[A], len(sites))
+    layout = SumLayout.of(first[A], len(sites))
     d = {s: encode(other[s], layout) - encode(first[s], layout) for s in (A, B, C)}
     assert not (d[A] + d[B] + d[C]).any()
     assert all(part.any() for part in d.values())

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from signing import Ed25519Identity
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Update
-from fednotes.privacy.secure_sum.masks import Ed25519Identity
-from fednotes.privacy.secure_sum.shamir import SHARE_BYTES, share_bytes
-from fednotes.privacy.secure_sum.sums import SecureSite, UnmaskMessage
+from fednotes.privacy.secure_sum import Parties
+from fednotes.privacy.secure_sum.masks import SHARE_BYTES, share_bytes
+from fednotes.privacy.secure_sum.messages import UnmaskMessage
+from fednotes.privacy.secure_sum.site import SecureSite
 
 A, B, C, D, E, F = "abcdef"
 SIX = (A, B, C, D, E, F)
@@ -56,9 +58,8 @@ def test_a_commitment_is_signed_and_the_same_for_all(exchange: type) -> None:
     sites = (A, B, C)
     private = {s: bytes([i]) * 32 for i, s in enumerate(sites, start=1)}
     known = {s: Ed25519Identity(private[s], {}).public for s in sites}
-    made = {
-        s: SecureSite(s, sites, b"x", identity=Ed25519Identity(private[s], known)) for s in sites
-    }
+    parties = Parties(sites)
+    made = {s: SecureSite(s, parties, b"x", Ed25519Identity(private[s], known)) for s in sites}
     keys = {s: site.keys() for s, site in made.items()}
     with pytest.raises(RefusedError, match="site 'b' are not signed by it"):
         made[A].shares({**keys, B: replace(keys[B], commitment=bytes(32))})
@@ -142,4 +143,4 @@ def test_a_site_that_dealt_a_wrong_share_is_named_with_who_opened_it(exchange: t
         dealt = {**answer.masks, D: other[2]} if site == B else answer.masks
         run.server.add_unmask(replace(answer, masks=dealt))
     assert run.server.total().tensors["w"].tolist() == [63.0] * 4
-    assert run.server.doubtful == ((B, D),)
+    assert run.server.doubtful == [(B, D)]

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from fednotes.engines.inprocess import RoundResult
+from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.results import CONDITIONS, RunResult, duration, number, size
 from fednotes.jobs.simulate import LARGE, LONG, Display, Part, Traffic, site_metrics
 

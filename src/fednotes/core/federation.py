@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from fednotes.core.errors import ModelError
-from fednotes.core.update import Tensors, Total, Update
+from fednotes.core.update import Tensors, Total
 
 Option = str | int | float | bool
 T = TypeVar("T")
@@ -70,14 +70,6 @@ class Federation(Protocol):
         """Send `tensors` to every site, run `task` there, and add what the sites return.
 
         Raises TrainingError if too few sites answer or their replies do not fit together.
-        """
-
-    def each(
-        self, task: str, tensors: Tensors | None = None, /, **options: Option
-    ) -> Mapping[str, Update]:
-        """Every site's own reply, by site. For methods that truly need it.
-
-        Raises RefusedError where a policy or the secure sum forbids it.
         """
 
     def rounds(self, start: int, stop: int) -> Iterator[Round]:

@@ -14,71 +14,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
-from typing import Protocol
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.federation import SiteTasks
+from fednotes.core.messages import (
+    BEGIN,
+    CHECKPOINT,
+    END,
+    OURS,
+    Attached,
+    Frame,
+    Reply,
+    Request,
+    WireError,
+    decode_request,
+    encode,
+)
 from fednotes.core.store import restoring
 from fednotes.core.update import Tensors, Update
-from fednotes.engines.journal import Journal
-from fednotes.engines.pace import Pace
+from fednotes.engines.history import Asked, Journal
 from fednotes.engines.pipe import place_of
-from fednotes.engines.question import Asked
-from fednotes.engines.summing import LIMITS, Limits, check_update
-from fednotes.engines.wire import Frame, Reply, Request, WireError, decode_request, encode
+from fednotes.engines.secure import AnswerTimes, SecureSeal
+from fednotes.engines.summing import LIMITS, UpdateLimits, check_update
+from fednotes.rules.guard import SiteGuard
 
 ROUND_LINE_SECONDS = 60.0  # between two lines of a site's log that say how far it is
-OURS = "@"  # begins the names of tasks that are the engine's own
 _FOLDERS = re.compile(r"""(?<![^\s'"(=:,\[])/(?:[^/\s:'"]+/)+(?=[^/\s:'"])""")
-BEGIN, CHECKPOINT, END = "@begin", "@checkpoint", "@end"
-
-
-class Guard(Protocol):
-    """A site's rules and its ledger. Its methods may raise RefusedError.
-
-    The error's attribute `later`, if true, tells the server that it may ask again; `public`,
-    if it has any, is all that the server is told of it.
-    """
-
-    def request(self, request: Request) -> None:
-        """Before anything is done."""
-
-    def leaving(
-        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
-    ) -> None:
-        """Before these bytes leave; what cannot be noted does not.
-
-        update: the task's own, before a secure sum seals it; None where the reply holds none
-        or is sent again. reason: a plain name for why it refuses, "" for any other.
-        """
-
-
-class Sealer(Protocol):
-    """The site's part of a secure sum."""
-
-    @property
-    def strict(self) -> bool:
-        """Whether every sum is over all sites."""
-
-    def stage(self, request: Request) -> Tensors:
-        """Answer one of the protocol's own messages, whose task begins with "@"."""
-
-    def seal(self, request: Request, update: Update, question: bytes) -> Tensors:
-        """The checked update as it may leave; nothing else of it does.
-
-        question: a digest of what the site was asked; only those that were asked the same are
-        added.
-        """
-
-    def adopted(self, request: Request, asked: Asked) -> bytes | None:
-        """The history that a site which has lost its own goes on with, where it may."""
-
-    def lost(self) -> None:
-        """What this site kept of the job on its disk was damaged."""
-
-    def pace(self, request: Request) -> int | None:
-        """The class of times that all sites answer this request in, where it is told."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +59,8 @@ class SiteHost:
 
     make: builds the site anew, as it is before its first task. directory: the site's own, for
     this job alone. job: the fingerprint of the job that was approved here. name: the site's.
+    guard: its rules and ledger; what it cannot note does not leave. sealer: its part in a secure
+    sum.
     public: further tasks "@…" that tell facts which are nobody's secret; no sum hides them.
     tell: is given one line for each thing that a person at the site may want to know.
     pace: when tasks are answered under a secure sum; None is at once.
@@ -113,12 +77,12 @@ class SiteHost:
         *,
         job: str,
         name: str,
-        guard: Guard | None = None,
-        sealer: Sealer | None = None,
+        guard: SiteGuard | None = None,
+        sealer: SecureSeal | None = None,
         public: Mapping[str, Callable[[SiteTasks], Tensors]] | None = None,
-        limits: Limits = LIMITS,
+        limits: UpdateLimits = LIMITS,
         keeping: Keeping | None = None,
-        pace: Pace | None = None,
+        pace: AnswerTimes | None = None,
         tell: Callable[[str], None] = lambda line: None,
         outward: Callable[[Exception, str], str] | None = None,
     ) -> None:
@@ -212,7 +176,7 @@ class SiteHost:
 
     def _own(self, request: Request) -> bytes:
         """The engine's tasks: answered anew each time, for they change nothing twice."""
-        attached: Tensors = {}
+        attached = Attached()
         if request.task == BEGIN:
             self._ready()
         elif request.task == CHECKPOINT:
@@ -220,7 +184,7 @@ class SiteHost:
         elif request.task == END:
             self.ended = True
         elif request.task in self._public:
-            attached = self._public[request.task](self._ready())
+            attached = Attached(tensors=self._public[request.task](self._ready()))
         else:
             if self._sealer is None:
                 raise RefusedError(f"site {self._name!r} takes part in no secure sum")
@@ -234,9 +198,14 @@ class SiteHost:
         site = self._ready()
         if request.task not in site.tasks:
             raise RefusedError(f"site {self._name!r} has no task {request.task!r}")
-        if request.first and not request.preparing:
-            self._adopt(site, request)
-        if request.first and self._due():
+        if request.first and not request.preparing and self._sealer is not None:
+            adopted = self._sealer.adopted(request, self._asked)
+            if adopted is not None:  # the others' history in place of one that this site has lost
+                asked = replace(self._asked, history=adopted)
+                self._journal.save(self._journal.last, site.state(), self._told, asked.kept())
+                self._asked = asked  # once it is on disk: a state made anew has it too
+        due = self._spent > self._keeping.seconds or self._journal.nbytes() > self._keeping.nbytes
+        if request.first and due:
             self._save(site, request)
         try:
             started = time.monotonic()
@@ -254,25 +223,13 @@ class SiteHost:
             self._leaving(request, reply, update)
             self._journal.add(request.number, frame, reply)
             self._spent += time.monotonic() - started
-            self._tell_round(request)
+            if time.monotonic() - self._line_at >= ROUND_LINE_SECONDS:
+                self._line_at = time.monotonic()
+                self._tell(f"round {request.round + 1}: {request.task} is done")
         except BaseException:
             self._site = None  # it may have changed; build it from what is kept
             raise
         return reply
-
-    def _adopt(self, site: SiteTasks, request: Request) -> None:
-        """Go on with the others' history in place of one that this site has lost."""
-        adopted = self._sealer.adopted(request, self._asked) if self._sealer else None
-        if adopted is not None:
-            asked = replace(self._asked, history=adopted)
-            self._journal.save(self._journal.last, site.state(), self._told, asked.kept())
-            self._asked = asked  # once it is on disk: a state made anew has it too
-
-    def _tell_round(self, request: Request) -> None:
-        """Once a minute, for people."""
-        if time.monotonic() - self._line_at >= ROUND_LINE_SECONDS:
-            self._line_at = time.monotonic()
-            self._tell(f"round {request.round + 1}: {request.task} is done")
 
     def _run_task(self, site: SiteTasks, request: Request) -> Update:
         tensors: Tensors = request.tensors
@@ -342,10 +299,6 @@ class SiteHost:
             self._run_task(site, self._journal.request(number))
         self._spent = time.monotonic() - began
         return site
-
-    def _due(self) -> bool:
-        keeping = self._keeping
-        return self._spent > keeping.seconds or self._journal.nbytes() > keeping.nbytes
 
     def _save(self, site: SiteTasks, request: Request) -> None:
         """Keep the state before this request, which the server counts."""

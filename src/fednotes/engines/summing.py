@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import RefusedError
+from fednotes.core.messages import Attached, Reply, Request
 from fednotes.core.tensors import nbytes
-from fednotes.core.update import Tensors, Total, Update
-from fednotes.engines.wire import Reply, Request
+from fednotes.core.update import Total, Update
 
 Expected = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name → shape, type
 
 
 @dataclass(frozen=True)
-class Limits:
+class UpdateLimits:
     """The most that an update may be.
 
     norm: of all its floating-point tensors together (L2); infinite for no bound. nbytes: of
@@ -41,13 +41,8 @@ class Limits:
     metrics: int = 10_000
 
 
-LIMITS = Limits()
+LIMITS = UpdateLimits()
 logger = logging.getLogger("fednotes.validation")
-
-
-def expected(tensors: Tensors) -> Expected:
-    """Names, shapes and types of these tensors."""
-    return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
 def agreed(updates: Iterable[Update], known: Expected | None = None) -> Expected:
@@ -56,37 +51,31 @@ def agreed(updates: Iterable[Update], known: Expected | None = None) -> Expected
     That is what `known` says where any update still looks so, else what most look like; of
     equally many, what the first does.
     """
-    seen = [expected(update.tensors) for update in updates]
+    seen = [
+        {name: (tuple(value.shape), value.dtype) for name, value in update.tensors.items()}
+        for update in updates
+    ]
     if known is not None and known in seen:
         return known
     counts = Counter(tuple(sorted(each.items(), key=lambda item: item[0])) for each in seen)
     return dict(counts.most_common(1)[0][0]) if counts else {}
 
 
-def limits_of(max_norm: float) -> Limits:
+def limits_of(max_norm: float) -> UpdateLimits:
     """The limits of a job with this `[federation] max_norm`, where 0 is none."""
-    return Limits(norm=max_norm or math.inf)
+    return UpdateLimits(norm=max_norm or math.inf)
 
 
 def check_update(
-    update: Update,
-    site: str,
-    like: Expected | None = None,
-    limits: Limits = LIMITS,
-    *,
-    quoting: bool = False,
+    update: Update, site: str, limits: UpdateLimits = LIMITS, *, quoting: bool = False
 ) -> None:
     """Pass an update that may be added to a sum.
 
-    like: what its tensors must be; None leaves that open. quoting: say the value that is wrong,
-    as a server may of what it was sent. A site's own refusal, which leaves it, names the tensor
-    and the rule alone; the value is in its log.
+    quoting: say the value that is wrong, as a server may of what it was sent. A site's own
+    refusal, which leaves it, names the tensor and the rule alone; the value is in its log.
     Raises RefusedError with the site and the reason.
     """
-    rule, value = _numbers(update, limits)
-    rule = rule or (_unlike(update.tensors, like) if like is not None else "")
-    if not rule:
-        rule, value = _values(update.tensors, limits)
+    rule, value = _broken(update, limits)
     if not rule:
         return
     whole = f"{rule} ({value})" if value else rule
@@ -100,15 +89,27 @@ def check_like(update: Update, site: str, like: Expected) -> None:
 
     Raises RefusedError.
     """
-    if rule := _unlike(update.tensors, like):
-        raise _refusal(site, rule)
+    tensors = update.tensors
+    if tensors.keys() != like.keys():
+        odd = sorted(tensors.keys() ^ like.keys())[0]
+        what = "unknown here" if odd in tensors else "missing"
+        raise _refusal(site, f"tensor {odd!r} is {what}")
+    for name, (shape, dtype) in like.items():
+        value = tensors[name]
+        if tuple(value.shape) != shape:
+            has = f"shape {tuple(value.shape)}, expected {shape}"
+        elif value.dtype != dtype:
+            has = f"type {value.dtype}, expected {dtype}"
+        else:
+            continue
+        raise _refusal(site, f"tensor {name!r} has {has}")
 
 
 def _refusal(site: str, reason: str) -> RefusedError:
     return RefusedError(f"site {site!r}: its update is refused: {reason}")
 
 
-def _numbers(update: Update, limits: Limits) -> tuple[str, str]:
+def _broken(update: Update, limits: UpdateLimits) -> tuple[str, str]:
     """The rule that is broken, and by what; both empty for none."""
     weight = float(update.weight)
     if not 0 <= weight <= limits.weight:
@@ -120,25 +121,8 @@ def _numbers(update: Update, limits: Limits) -> tuple[str, str]:
             return f"the metric {name!r} is not finite", f"it is {float(number)}"
     if (size := nbytes(update.tensors)) > limits.nbytes:
         return f"it has more than {limits.nbytes:,} bytes", f"{size:,}"
-    return "", ""
-
-
-def _unlike(tensors: Tensors, like: Expected) -> str:
-    if tensors.keys() != like.keys():
-        odd = sorted(tensors.keys() ^ like.keys())[0]
-        return f"tensor {odd!r} is " + ("unknown here" if odd in tensors else "missing")
-    for name, (shape, dtype) in like.items():
-        value = tensors[name]
-        if tuple(value.shape) != shape:
-            return f"tensor {name!r} has shape {tuple(value.shape)}, expected {shape}"
-        if value.dtype != dtype:
-            return f"tensor {name!r} has type {value.dtype}, expected {dtype}"
-    return ""
-
-
-def _values(tensors: Tensors, limits: Limits) -> tuple[str, str]:
     square = 0.0
-    for name, value in tensors.items():
+    for name, value in update.tensors.items():
         if not value.is_floating_point() or not value.numel():
             continue
         if not _finite(value):
@@ -179,7 +163,7 @@ class Exchange(Protocol):
         """Why sites are left out, in one line."""
 
     def task(
-        self, attached: Tensors | None = None, *, retry: bool = True, sites: Sites = None
+        self, attached: Attached | None = None, *, retry: bool = True, sites: Sites = None
     ) -> Replies:
         """Run the method's task; the replies of those that answered in time.
 
@@ -188,7 +172,7 @@ class Exchange(Protocol):
         """
 
     def stage(
-        self, name: str, attached: Mapping[str, Tensors], *, least: int | None = None
+        self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
     ) -> Replies:
         """One message of the protocol's own, `name` beginning with "@", to the sites named.
 
@@ -203,12 +187,8 @@ class Exchange(Protocol):
 
 
 class Summing(Protocol):
-    """How the sites' updates become a sum.
+    """How the sites' updates become a sum. least: the fewest sites that it can add."""
 
-    secure: nobody sees a summand. least: the fewest sites that it can add.
-    """
-
-    secure: bool
     least: int
 
     def total(self, exchange: Exchange) -> Total:
@@ -224,16 +204,24 @@ class Summing(Protocol):
 class PlainSum:
     """Updates added as they are, in the fixed order."""
 
-    secure = False
     least = 1
 
     def __init__(self) -> None:
         self._known: dict[str, Expected] = {}
 
     def total(self, exchange: Exchange) -> Total:
-        """Σ over the sites that answered."""
-        fitting = self.updates(exchange)
-        return replace(Total.of(fitting.values()), included=tuple(fitting))
+        """Σ over the sites that answered and fit together; each alone was checked as it came."""
+        replies, task = exchange.task(), exchange.request.task
+        given = {s: replies[s].update for s in exchange.sites if s in replies}
+        updates = {site: update for site, update in given.items() if update is not None}
+        like = self._known[task] = agreed(updates.values(), self._known.get(task))
+        for site in list(updates):
+            try:
+                check_like(updates[site], site, like)
+            except RefusedError as error:
+                del updates[site]
+                exchange.refuse(site, str(error))
+        return replace(Total.of(updates.values()), included=tuple(updates))
 
     def state(self) -> dict[str, Any]:
         """Nothing."""
@@ -241,18 +229,3 @@ class PlainSum:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Nothing to go back to."""
-
-    def updates(self, exchange: Exchange) -> dict[str, Update]:
-        """The updates that fit together; each alone was checked when it came."""
-        replies, task = exchange.task(), exchange.request.task
-        given = {s: replies[s].update for s in exchange.sites if s in replies}
-        updates = {site: update for site, update in given.items() if update is not None}
-        like = agreed(updates.values(), self._known.get(task))
-        self._known[task] = like
-        for site in list(updates):
-            try:
-                check_like(updates[site], site, like)
-            except RefusedError as error:
-                del updates[site]
-                exchange.refuse(site, str(error))
-        return updates

@@ -26,7 +26,8 @@ from fednotes.core.parsing import parse_json
 from fednotes.core.stopping import goes_on
 from fednotes.core.store import held, write_json, write_text
 from fednotes.encoders.features import default_cache
-from fednotes.engines.inprocess import InProcess, RoundResult
+from fednotes.engines.inprocess import InProcess
+from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job import POOLED, Job, Sites, load_sites
 from fednotes.jobs.results import METRICS, VERSION, Outcome, RunResult, Scores, number, size
 from fednotes.jobs.run_folder import claim, finished, refuse, require_place, set_aside, versions

@@ -16,11 +16,10 @@ from typing import Any
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.federation import TRAIN
+from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
 from fednotes.core.parsing import read_json
 from fednotes.core.store import write_json
 from fednotes.core.update import Update
-from fednotes.engines.host import BEGIN, OURS
-from fednotes.engines.wire import Frame, Reply, Request, decode_reply
 from fednotes.rules.approval import Approvals, Decision, Quorum, Signer, fingerprint
 from fednotes.rules.ledger import (
     Entry,
@@ -235,7 +234,7 @@ class SiteGuard:
         sent, sha256 = decode_reply(reply, checked=True), hashlib.sha256(reply).hexdigest()
         nothing = _Behind(request.number, request.task, request.round, (), {})
         known = self._behind(request, sent, sha256, update)
-        about, masked = known or nothing, WORDS in sent.attached
+        about, masked = known or nothing, WORDS in sent.attached.tensors
         if sent.update is not None:
             policy = self._rules()
             check_update(
@@ -257,7 +256,7 @@ class SiteGuard:
             round=about.round,
             task=plain(about.task),
             receiver=SERVER,
-            tensors=about.tensors + describe(sent.attached, norms=False),
+            tensors=about.tensors + describe(sent.attached.tensors, norms=False),
             bytes=len(reply),
             sha256=sha256,
             masked=masked,
@@ -282,9 +281,10 @@ class SiteGuard:
             covered, facts = dict(self.covered(request.task)), describe(update.tensors)
             self._newest = _Behind(request.number, request.task, request.round, facts, covered)
             return self._newest
-        if sent.update is None or (request.task.startswith(OURS) and WORDS not in sent.attached):
+        ours = request.task.startswith(OURS)
+        if sent.update is None or (ours and WORDS not in sent.attached.tensors):
             return None
-        if not request.task.startswith(OURS):
+        if not ours:
             return self._written(request, sent, sha256)
         newest = self._newest
         if newest is None or newest.number != request.counted.get(self._site):
@@ -300,7 +300,7 @@ class SiteGuard:
                 f"site {self._site!r}: its ledger does not have the reply that is asked for again"
             )
         tensors = tensors_of(line)
-        tensors = tensors[: len(tensors) - len(sent.attached)]
+        tensors = tensors[: len(tensors) - len(sent.attached.tensors)]
         known = {key: line[key] for key in COVERED if line[key] is not None}
         return _Behind(request.number, request.task, request.round, tensors, known)
 

@@ -150,7 +150,7 @@ class Authority:
             own.said = Trust.parsed(kept.trust.encode()) if kept.trust else own.said
         except (OSError, ValueError, TypeError, RefusedError) as error:
             raise ConfigError(f"{own._path}: no authority can be read from it") from error
-        if own.said.listed is None:  # as the first versions kept it
+        if own.said.listed is None:  # as earlier versions kept it
             own._say(())
         return own
 
@@ -537,6 +537,12 @@ def _record(project: ProjectConfig, authority: Path) -> dict[str, Any]:
                     f"{json.dumps(before[key])}, the project says {json.dumps(now[key])}: set it "
                     "back, or choose another folder and hand all kits out anew"
                 )
+    state = authority / project.name / "state" / STATE
+    if not there.get("kits") and state.exists():  # as earlier versions kept it
+        kept = read_json(state)
+        signed = {name for name, value in kept.items() if isinstance(value, dict)} - {"serials"}
+        names = {name for name in signed if "@" not in name and name != project.server}
+        there["kits"] = sorted(names | ({SERVER, ADMIN} if signed else set()))
     organisations = {**there["organisations"], **ours["organisations"]}
     return {**ours, "organisations": organisations, "kits": there.get("kits", [])}
 

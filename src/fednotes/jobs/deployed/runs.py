@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
 from fednotes.core.parsing import read_json
 from fednotes.core.store import make_private, owned, private_folder, write_json
-from fednotes.engines.inprocess import RoundResult
 from fednotes.engines.nvflare.kit import ADMIN, job_folder, read_kit
+from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.deployed.server import PROBLEM
 from fednotes.jobs.deployed.site_file import LEAST, whole_table
 from fednotes.jobs.job import Job

@@ -28,16 +28,17 @@ import torch
 
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, ModelError, TrainingError
 from fednotes.core.federation import Option, State
+from fednotes.core.messages import Frame
 from fednotes.core.parsing import parse_json, read_json
 from fednotes.core.store import write_json, write_text
 from fednotes.core.update import Tensors, Total
 from fednotes.encoders.pretrained import encoder_directory
-from fednotes.engines.asking import Event, Policy, Transport
 from fednotes.engines.deployed import Deployed, Paused
-from fednotes.engines.inprocess import RoundResult
 from fednotes.engines.pipe import Setup
+from fednotes.engines.requests import Event, Patience, Transport
+from fednotes.engines.rounds import RoundResult
+from fednotes.engines.secure import SecureSum
 from fednotes.engines.summing import Summing, limits_of
-from fednotes.engines.wire import Frame
 from fednotes.jobs.deployed.agreement import (
     AGREE,
     DESCRIBE,
@@ -171,7 +172,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
         setup.sites,
         setup.state / "server",
         job=key,
-        policy=Policy(
+        patience=Patience(
             min_sites=setup.min_sites,
             timeout=asked.timeout,
             knock=min(5.0, asked.timeout),
@@ -220,8 +221,6 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
 def _summing(job: Job, setup: Setup, key: str) -> Summing | None:
     if not job.federation.secure_sum:
         return None
-    from fednotes.engines.secure_server import SecureSum
-
     return SecureSum(setup.sites, job=key, threshold=threshold(job, setup))
 
 

@@ -31,10 +31,10 @@ from fednotes.core.federation import MethodSite, Option, State
 from fednotes.core.store import write_json
 from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import default_cache
-from fednotes.engines.host import Sealer, SiteHost, explained
-from fednotes.engines.pace import Pace
+from fednotes.engines.history import OPENED
+from fednotes.engines.host import SiteHost, explained
 from fednotes.engines.pipe import Setup
-from fednotes.engines.question import OPENED
+from fednotes.engines.secure import AnswerTimes, SecureSeal
 from fednotes.engines.summing import limits_of
 from fednotes.jobs.deployed.agreement import (
     AGREE,
@@ -125,17 +125,15 @@ def _host(setup: Setup) -> SiteHost:
         sealer=_sealer(job, setup, key),
         public={DESCRIBE: lambda made: {"description": told}, SCORES: partial(_scores, kit)},
         limits=limits_of(job.federation.max_norm),
-        pace=Pace() if file.policy.steady_replies else None,
+        pace=AnswerTimes() if file.policy.steady_replies else None,
         tell=lambda line: logger.info("%s", line),
         outward=outward,
     )
 
 
-def _sealer(job: Job, setup: Setup, key: str) -> Sealer | None:
+def _sealer(job: Job, setup: Setup, key: str) -> SecureSeal | None:
     if not job.federation.secure_sum:
         return None
-    from fednotes.engines.secure_server import SecureSeal
-
     least, own = threshold(job, setup), setup.identity
     kept = setup.state / "site" / OPENED
     return SecureSeal(setup.site, setup.sites, job=key, threshold=least, identity=own, kept=kept)

@@ -1,0 +1,107 @@
+"""The secure sum: the server learns Σ over sites, and no site's own numbers.
+
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning",
+CCS 2017, for a known list of 3 to 50 sites. Pure protocol: nothing here sends anything.
+
+    site                                server
+    keys()                      →       add_keys        public keys of this exchange
+    shares(keys)                →       add_shares      sealed shares for each other site
+    masked(boxes, update)       →       add_masked      x + self mask + Σ ± pair masks
+    confirm(request)            →       add_confirm     only with confirmed=True
+    unmask(request)             →       add_unmask      shares: self masks or keys, never both
+                                        total()         Σ x of the survivors
+
+In `SiteChain` and `ServerChain`, keys and shares of the next exchange ride on the last two
+replies, so that an exchange without faults has two messages a site.
+
+What the paper calls      here
+  s_sk, s_pk, c_sk, c_pk    masking and sharing key, fresh for each exchange
+  b                         the self mask's seed
+  U1, U2, U3, U4            who sent keys, shares (the roster), an update (survivors), shares back
+  t                         threshold
+
+**What holds.** Against a server that follows the protocol and is curious, alone or with up to
+t - 1 sites: it learns the sum over the survivors (and what the colluding sites know), and
+every message before that is uniform noise to it. A drop-out reveals nothing: the server
+rebuilds the pair masks of who dropped out, and self masks stay on. With fewer than t
+survivors no site answers, and nothing is revealed. What a recovery opens is one exchange's.
+
+**A server that lies.** Let c sites collude with it. `threshold` must be over n / 2, and
+should be over (n + c) / 2. Then no site's self mask *and* masking key can both be rebuilt,
+because a site gives one of the two for each other site, for one list, once. A site shows each
+other site by a receipt (HMAC under their X25519 secret) which roster and layout it masked for,
+and gives nothing for a survivor whose receipt is not its own: without that, a server could
+show one site a short roster and strip all its masks. Different lists of survivors to
+different sites can open a sum of fewer than t sites (of at least n(2t - n) / t, if c = 0);
+`confirmed=True` costs one small message more and rules that out: sites first tell each other
+the list, and open nothing unless t of them saw the same. `engines.secure_site` has it wherever
+t < n; with t = n sites take one list, that of all of them, so there is nothing to compare.
+
+All this stands on authentic keys: who can put its own key in a site's place reads what that
+site's peers send. So give each site an `Identity`, whose key the server does not hold
+(deployed sites have `CertificateIdentity`): keys are then signed, and a site
+refuses others. Sites that collude with the server see the sum minus their own part: with
+n - 2 others in it nothing can hide two sites' sum, with n - 1 not even the last one's.
+
+**What does not hold.** The sum itself is no secret, and may say much (see docs/privacy.md). A
+site that sends wrong numbers within the range is not stopped. A site that sends wrong shares,
+receipts or masks can spoil an exchange (it is noticed), but not read it. Wrong shares of one
+or two sites are passed over where enough others answer; with t = n none can be spared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fednotes.core.errors import ConfigError
+from fednotes.privacy.secure_sum import masks
+
+FEWEST_SITES, MOST_SITES = 3, 250
+
+
+class Parties:
+    """Who may be in a secure sum and how many must be: equal at the server and all sites.
+
+    sites: their names, in the fixed order. threshold: how many survivors a sum must have, over
+    half of the sites; None: just over half. confirmed: sites open nothing before `threshold` of
+    them confirmed the same list of survivors; None: wherever a sum may leave sites out.
+
+    Raises ConfigError for a list of sites or a threshold that protect nobody, MissingExtra
+    without `cryptography`.
+    """
+
+    def __init__(
+        self, sites: Sequence[str], threshold: int | None = None, confirmed: bool | None = None
+    ) -> None:
+        masks.need_cryptography()
+        least = len(sites) // 2 + 1  # that a lying server cannot get around
+        threshold = least if threshold is None else threshold
+        if len(set(sites)) != len(sites):
+            raise ConfigError("secure sum: a site is listed twice")
+        if not FEWEST_SITES <= len(sites) <= MOST_SITES:
+            raise ConfigError(
+                f"secure sum: {len(sites)} sites; it takes {FEWEST_SITES} to {MOST_SITES} "
+                "(of two sites, each could take its own part out of the sum)"
+            )
+        if not least <= threshold <= len(sites):
+            raise ConfigError(
+                f"secure sum: a threshold of {threshold} of {len(sites)} sites; it must be from "
+                f"{least} (over half, or a lying server learns single sites' numbers) to "
+                f"{len(sites)}"
+            )
+        self.sites, self.threshold = tuple(sites), threshold
+        self.confirmed = threshold < len(sites) if confirmed is None else confirmed
+
+    def exchange(self, context: bytes) -> bytes:
+        """What all messages of an exchange carry; who differs in any of it does not meet."""
+        terms = (self.threshold, int(self.confirmed), len(self.sites))
+        return masks.digest(context, *terms, *self.sites)
+
+    def in_order(self, sites: Iterable[str]) -> tuple[str, ...]:
+        """Some of the sites."""
+        wanted = set(sites)
+        return tuple(site for site in self.sites if site in wanted)
+
+    def point(self, site: str) -> int:
+        """Where the polynomials of secrets are evaluated for a site's share."""
+        return self.sites.index(site) + 1

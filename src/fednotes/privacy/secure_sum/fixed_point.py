@@ -5,7 +5,7 @@ round(v · 2^e), ties to even. With n sites, |v| · 2^e is held to 2^62 / 2^ceil
 of n of them stays below 2^63 and is read back without doubt. A value beyond it is refused
 before anything is masked.
 
-What is lost, a tensor of S summands (`Layout.error`):
+What is lost, a tensor of S summands:
 
 - values of 4 bytes or fewer take one word: at most S · 2^-(e+1). With the default limit 2^31
   on weight · value and 5 sites e is 28; with limits taken from an earlier total e is about 47
@@ -19,8 +19,8 @@ The sum of the integers is exact: in any order, for any drop-outs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
@@ -35,46 +35,27 @@ from fednotes.privacy.secure_sum.masks import Words, digest
 
 BLOCK = 2**15  # numbers that stay in the cache from float to integer
 ROOM = 62  # bits of a sum's magnitude
-WIDE = 2.0**52  # limit of what takes two words, and of integers: float64 counts that far
+LIMIT, SPARE = 31, 12  # exponents of two: of |weight · value| by default, above the last total
+WIDE = 52  # limit of what takes two words, and of integers: float64 counts that far
 MOST_SITES = 2**10
 BITS = 300  # a limit lies between 2^-BITS and 2^BITS
 
 Kind = Literal["tensor", "weight", "metric"]
+Signed = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The public bounds of |weight · value| of values of 4 bytes or fewer.
+def limits_after(total: Total) -> dict[str, int]:
+    """Limits for the next sum of the same task: the last, public total, 2^12 times over.
 
-    weighted: of any tensor. tensors: of single ones, by name.
-    Two-word numbers and integers may always go to 2^52.
-    Raises ConfigError for a limit that is not a positive number in 2^±300.
+    A site beyond them refuses, and everybody learns that it does: then ask again with
+    wider limits (the same exchange goes on).
     """
-
-    weighted: float = 2.0**31
-    tensors: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, limit in {"": self.weighted, **self.tensors}.items():
-            if not 2.0**-BITS <= limit <= 2.0**BITS:
-                of = f" of tensor {name!r}" if name else ""
-                raise ConfigError(
-                    f"secure sum: the limit{of} must be between 2^-{BITS} and 2^{BITS}"
-                )
-
-    @classmethod
-    def after(cls, total: Total, *, spare: int = 12) -> Limits:
-        """Limits for the next sum of the same task: the last, public total, 2^spare times over.
-
-        A site beyond them refuses, and everybody learns that it does: then ask again with
-        wider limits (the same exchange goes on).
-        """
-        limits = {}
-        for name, value in total.tensors.items():
-            largest = float(value.abs().max()) if value.numel() else 0.0
-            if 2.0 ** (-BITS // 2) < largest < 2.0 ** (BITS // 2):
-                limits[name] = 2.0 ** (_ceil_log2(largest) + spare)
-        return cls(tensors=limits)
+    limits = {}
+    for name, value in total.tensors.items():
+        largest = float(value.abs().max()) if value.numel() else 0.0
+        if 2.0 ** (-BITS // 2) < largest < 2.0 ** (BITS // 2):
+            limits[name] = _ceil_log2(largest) + SPARE
+    return limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +82,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SumLayout:
     """Everything but the numbers: what two sites must agree on for their words to add up.
 
     purpose: what the sum is for (round, task). sites: how many may be in the sum.
@@ -118,16 +99,16 @@ class Layout:
         update: Update,
         sites: int,
         *,
-        limits: Limits | None = None,
+        limits: Mapping[str, int] | None = None,
         metrics: Sequence[str] | None = None,
         purpose: str = "",
-    ) -> Layout:
+    ) -> SumLayout:
         """The layout of an update.
 
-        metrics: the names that every site sends (those missing here count 0); None: the
-        update's own.
+        limits: by tensor, the exponent of the public bound of |weight · value|. metrics: the
+        names that every site sends (those missing here count 0); None: the update's own.
         Raises TrainingError for a metric that is not among `metrics`, ConfigError for a tensor
-        of complex numbers.
+        of complex numbers or a limit beyond 2^±300.
         """
         if not 1 <= sites <= MOST_SITES:
             raise ConfigError(f"a secure sum has 1 to {MOST_SITES} sites, not {sites}")
@@ -137,9 +118,15 @@ class Layout:
                 f"metric {extra[0]!r} is not among those that the sites agreed to sum: "
                 "agree on the names of all sites first"
             )
-        limits = limits or Limits()
+        limits = limits or {}
+        for name, limit in limits.items():
+            if abs(limit) > BITS:
+                raise ConfigError(
+                    f"secure sum: the limit of tensor {name!r} must be between 2^-{BITS} and "
+                    f"2^{BITS}"
+                )
         fields = [
-            _field(name, value, sites, limits.tensors.get(name, limits.weighted))
+            _field(name, value, sites, limits.get(name, LIMIT))
             for name, value in update.tensors.items()
         ]
         fields.append(_wide("weight", "", (), sites))
@@ -163,65 +150,45 @@ class Layout:
             parts += [item.kind, item.name, len(item.shape), *item.shape, item.exponent, item.fine]
         return digest(*parts)
 
-    def error(self, sites: int) -> dict[str, float]:
-        """By tensor: how far a sum of `sites` may be from the exact Σ weight · value."""
-        return {
-            item.name: sites * 2.0 ** -(item.exponent + item.fine + 1)
-            for item in self.fields
-            if item.kind == "tensor"
-        }
 
-
-def encode(update: Update, layout: Layout) -> Words:
+def encode(update: Update, layout: SumLayout) -> Words:
     """The update as words of `layout`.
 
     Raises TrainingError naming the tensor that has a value that is not finite or out of range,
     or that is not in the layout.
     """
     words = np.empty(layout.words, np.uint64)
-    signed, start = words.view(np.int64), 0
     expected = [(item.name, item.shape) for item in layout.fields if item.kind == "tensor"]
     given = [(name, tuple(value.shape)) for name, value in update.tensors.items()]
     if given != expected:
         raise TrainingError("the tensors of this site are not those that the sum was laid out for")
     if not math.isfinite(update.weight):
         raise TrainingError("the site's weight is not finite: nothing was sent")
-    for item in layout.fields:
-        first = signed[start : start + item.numbers]
-        second = signed[start + item.numbers : start + item.words]
-        start += item.words
+    weight = torch.tensor(float(update.weight), dtype=torch.float64)
+    for item, first, second in _places(words, layout):
         if item.kind == "tensor":
-            _encode(update.tensors[item.name], update.weight, item, layout.largest, first, second)
+            value, factor = update.tensors[item.name], update.weight
+        elif item.kind == "weight":
+            value, factor = weight, 1.0
         else:
-            metric = item.kind == "metric"
-            number = update.metrics.get(item.name, 0.0) if metric else update.weight
-            _encode(
-                torch.tensor(float(number), dtype=torch.float64),
-                1.0,
-                item,
-                layout.largest,
-                first,
-                second,
-            )
+            number = float(update.metrics.get(item.name, 0.0))
+            value, factor = torch.tensor(number, dtype=torch.float64), 1.0
+        _encode(value, factor, item, layout.largest, first, second)
     words[-1] = 1
     return words
 
 
-def decode(words: Words, layout: Layout, included: Sequence[str]) -> Total:
+def decode(words: Words, layout: SumLayout, included: Sequence[str]) -> Total:
     """The total that the sum of the words of the `included` sites stands for.
 
     Raises TrainingError if the words are not such a sum: some mask was not taken off.
     """
-    signed, start = words.view(np.int64), 0
-    if signed.size != layout.words or int(signed[-1]) != len(included):
+    if words.size != layout.words or int(words[-1]) != len(included):
         raise TrainingError("the masks of the secure sum did not cancel: no total was made")
     tensors: dict[str, Tensor] = {}
     metrics: dict[str, float] = {}
     weight = 0.0
-    for item in layout.fields:
-        first = signed[start : start + item.numbers]
-        second = signed[start + item.numbers : start + item.words]
-        start += item.words
+    for item, first, second in _places(words, layout):
         _check_sum(first, len(included) * layout.largest)
         _check_sum(second, len(included) << max(item.fine - 1, 0))
         if item.kind == "tensor":
@@ -236,25 +203,34 @@ def decode(words: Words, layout: Layout, included: Sequence[str]) -> Total:
     return Total(tensors, weight, metrics, len(included), tuple(included))
 
 
+def _places(words: Words, layout: SumLayout) -> Iterator[tuple[Field, Signed, Signed]]:
+    """Each field, its first words and its second ones."""
+    signed, start = words.view(np.int64), 0
+    for item in layout.fields:
+        middle, end = start + item.numbers, start + item.words
+        yield item, signed[start:middle], signed[middle:end]
+        start = end
+
+
 def _ceil_log2(number: float) -> int:
     fraction, exponent = math.frexp(number)
     return exponent - 1 if fraction == 0.5 else exponent
 
 
-def _field(name: str, value: Tensor, sites: int, limit: float) -> Field:
+def _field(name: str, value: Tensor, sites: int, limit: int) -> Field:
     if value.is_complex() or value.is_quantized:
         raise ConfigError(f"tensor {name!r}: a secure sum takes real numbers, not {value.dtype}")
     shape = tuple(value.shape)
     if value.element_size() > 4:
         return _wide("tensor", name, shape, sites, max(limit, WIDE))
     limit = limit if value.is_floating_point() else max(limit, WIDE)
-    return Field("tensor", name, shape, ROOM - _ceil_log2(sites) - _ceil_log2(limit), 0)
+    return Field("tensor", name, shape, ROOM - _ceil_log2(sites) - limit, 0)
 
 
-def _wide(kind: Kind, name: str, shape: tuple[int, ...], sites: int, limit: float = WIDE) -> Field:
+def _wide(kind: Kind, name: str, shape: tuple[int, ...], sites: int, limit: int = WIDE) -> Field:
     """A field of two words: what the first rounds away is at most half of its unit."""
     room = ROOM - _ceil_log2(sites)
-    return Field(kind, name, shape, room - _ceil_log2(limit), room)
+    return Field(kind, name, shape, room - limit, room)
 
 
 def _encode(
@@ -262,8 +238,8 @@ def _encode(
     weight: float,
     item: Field,
     largest: int,
-    first: NDArray[np.int64],
-    second: NDArray[np.int64],
+    first: Signed,
+    second: Signed,
 ) -> None:
     """Fill the words of one field, a block at a time."""
     value = value.detach().cpu().contiguous()
@@ -300,14 +276,12 @@ def _refuse(numbers: NDArray[np.generic], item: Field, largest: int) -> None:
     )
 
 
-def _check_sum(sums: NDArray[np.int64], largest: int) -> None:
+def _check_sum(sums: Signed, largest: int) -> None:
     if sums.size and (int(sums.max()) > largest or int(sums.min()) < -largest):
         raise TrainingError("a secure sum is out of range: no total was made")
 
 
-def _decode(
-    first: NDArray[np.int64], second: NDArray[np.int64], item: Field
-) -> NDArray[np.float64]:
+def _decode(first: Signed, second: Signed, item: Field) -> NDArray[np.float64]:
     """Integers → float64. One word: correctly rounded. Two: within one unit in the last place."""
     if not item.fine:
         return first.astype(np.float64) * 2.0**-item.exponent
@@ -318,7 +292,7 @@ def _decode(
     return high + (low + fine)
 
 
-def check_layout(layout: Layout) -> None:
+def check_layout(layout: SumLayout) -> None:
     """Raises RefusedError for a layout from outside that no site could have made."""
     kinds = [item.kind for item in layout.fields]
     names = [(item.kind, item.name) for item in layout.fields]
@@ -326,8 +300,9 @@ def check_layout(layout: Layout) -> None:
         1 <= layout.sites <= MOST_SITES
         and kinds.count("weight") == 1
         and len(set(names)) == len(names)
-        and all(item.kind in ("tensor", "weight", "metric") for item in layout.fields)
+        and all(kind in ("tensor", "weight", "metric") for kind in kinds)
         and all(size >= 0 for item in layout.fields for size in item.shape)
+        and all(len(item.shape) <= 16 and item.numbers < 2**48 for item in layout.fields)
         and all(-BITS <= item.exponent <= 2 * BITS for item in layout.fields)
         and all(item.fine in (0, ROOM - _ceil_log2(layout.sites)) for item in layout.fields)
         and all(item.fine and item.numbers == 1 for item in layout.fields if item.kind != "tensor")

@@ -2,23 +2,26 @@
 
 X25519 (RFC 7748) agrees on secrets, HKDF-SHA256 (RFC 5869) makes a key for each use of one,
 ChaCha20 (RFC 8439) stretches a key of 256 bits into masks, ChaCha20-Poly1305 seals shares,
-HMAC-SHA256 makes receipts, Ed25519 (RFC 8032) signs public keys. All from `cryptography`,
-the extra "secure", which is imported where it is used.
+HMAC-SHA256 makes receipts. All from `cryptography`, the extra "secure", which is imported where
+it is used.
+
+Shares of a secret of 256 bits, of which any t of n give it and t - 1 say nothing, are Shamir's
+("How to share a secret", CACM 22(11), 1979). The field is the integers modulo 2^256 + 297, the
+least prime above 2^256, so every string of 32 bytes is a secret as it is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fednotes.core.errors import ConfigError, MissingExtra, RefusedError
+from fednotes.core.errors import MissingExtra, RefusedError, TrainingError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -26,7 +29,11 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 BLOCK = 2**15  # words masked at a time: they stay in the cache while every stream is added
 
+PRIME = 2**256 + 297
+SHARE_BYTES = 33
+
 Words = NDArray[np.uint64]
+Below = Callable[[int], int]  # a uniform integer in 0 … argument - 1
 
 
 def need_cryptography() -> None:
@@ -126,8 +133,8 @@ def same(left: bytes, right: bytes) -> bool:
 def add_streams(words: Words, streams: Sequence[tuple[bytes, int]]) -> None:
     """Add to `words`, modulo 2^64, the ChaCha20 stream of each (key, +1) and take off (key, -1).
 
-    A stream starts at counter 0 with a nonce of zeros and is read as little-endian words: a
-    key must have no other use. In place, a block at a time.
+    A stream starts at counter 0 with a nonce of zeros and is read as little-endian words (no
+    other machine can send them): a key must have no other use. In place, a block at a time.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -142,8 +149,7 @@ def add_streams(words: Words, streams: Sequence[tuple[bytes, int]]) -> None:
         stream = buffer[: part.size]
         for cipher, sign in ciphers:
             cipher.update_into(zeros[: 8 * part.size], stream.data.cast("B"))
-            mask = stream if sys.byteorder == "little" else stream.byteswap()
-            (np.add if sign > 0 else np.subtract)(part, mask, out=part)
+            (np.add if sign > 0 else np.subtract)(part, stream, out=part)
 
 
 class Identity(Protocol):
@@ -156,43 +162,63 @@ class Identity(Protocol):
         """Whether `site` signed `text`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ed25519Identity:
-    """A signing key and the public keys of the sites, exchanged without the server.
+# shares of a secret
 
-    private: 32 bytes. known: site → 32 bytes.
+
+def split(
+    secret: int,
+    threshold: int,
+    points: Sequence[int],
+    *,
+    prime: int = PRIME,
+    below: Below = secrets.randbelow,
+) -> dict[int, int]:
+    """Point → value there of a random polynomial of degree threshold - 1 with f(0) = secret.
+
+    points: distinct, in 1 … prime - 1.
     """
+    polynomial, values = [secret, *(below(prime) for _ in range(threshold - 1))], {}
+    for point in points:
+        value = 0
+        for factor in reversed(polynomial):  # Horner's rule
+            value = (value * point + factor) % prime
+        values[point] = value
+    return values
 
-    private: bytes = field(repr=False)
-    known: Mapping[str, bytes]
 
-    def __post_init__(self) -> None:
-        lengths = {len(self.private), *map(len, self.known.values())}
-        if lengths != {KEY_BYTES}:
-            raise ConfigError(f"an Ed25519 key has {KEY_BYTES} bytes")
+def combine(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
+    """f(0) of the polynomial through the shares, by Lagrange's formula.
 
-    @property
-    def public(self) -> bytes:
-        """What other sites need in `known`."""
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    The caller gives as many shares as the threshold, or more; with fewer the result is
+    unrelated to the secret.
+    """
+    if not all(0 < point < prime and 0 <= value < prime for point, value in shares.items()):
+        raise TrainingError("a share of a secret is not in the field")
+    secret = 0
+    for point, value in shares.items():
+        above = below = 1
+        for other in shares:
+            if other != point:
+                above = above * other % prime
+                below = below * (other - point) % prime
+        secret = (secret + value * above * pow(below, -1, prime)) % prime
+    return secret
 
-        return Ed25519PrivateKey.from_private_bytes(self.private).public_key().public_bytes_raw()
 
-    def sign(self, text: bytes) -> bytes:
-        """64 bytes."""
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+def share_bytes(
+    secret: bytes, threshold: int, points: Sequence[int], below: Below = secrets.randbelow
+) -> dict[int, bytes]:
+    """`split` for 32 bytes; a share has 33."""
+    shares = split(int.from_bytes(secret, "big"), threshold, points, below=below)
+    return {point: value.to_bytes(SHARE_BYTES, "big") for point, value in shares.items()}
 
-        return Ed25519PrivateKey.from_private_bytes(self.private).sign(text)
 
-    def verify(self, site: str, text: bytes, signature: bytes) -> bool:
-        """False for an unknown site too."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+def combine_bytes(shares: Mapping[int, bytes]) -> bytes:
+    """The 32 bytes that were shared.
 
-        if site not in self.known:
-            return False
-        try:
-            Ed25519PublicKey.from_public_bytes(self.known[site]).verify(signature, text)
-        except InvalidSignature:
-            return False
-        return True
+    Raises TrainingError if what the shares give is no such secret (one of them is wrong).
+    """
+    secret = combine({point: int.from_bytes(share, "big") for point, share in shares.items()})
+    if secret >> (8 * KEY_BYTES):
+        raise TrainingError("the shares of a secret do not fit together: one of them is wrong")
+    return secret.to_bytes(KEY_BYTES, "big")

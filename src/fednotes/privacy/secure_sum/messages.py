@@ -1,25 +1,43 @@
-"""The messages of the secure sum, as plain data, and their form on a wire: JSON and bytes.
+"""The messages of the secure sum: typed values for a header, and tables of bytes beside them.
 
-A header is a JSON table; only a masked update has a body, its words (little-endian). What
-comes from outside is checked for its form here and for its meaning by the one who takes it.
+    what the server asks                 what a site answers
+    @keys     Stage: number              KeysMessage
+    @shares   Stage: number, keys        SharesMessage
+    a task    Terms, boxes               Masking, words
+    @masked   Terms, boxes               Masking, words
+    @confirm  Stage: lists, receipts     ConfirmMessage
+    @unmask   Stage: all of these        UnmaskMessage
+
+    boxes           uint8  (roster, roster, bytes of a box): from whom, for whom
+    receipts        uint8  (survivors, survivors, bytes of a receipt), likewise
+    confirmations   uint8  likewise; zeros where there is none
+    words           int64  a masked update
+
+What grows with the square of the sites is no JSON. One frame goes to all sites, so what is for
+one of them lies beside what is for the others; none of it is a secret (a box is sealed for its
+receiver). What comes from outside is checked for its form here and for its meaning by the one
+who takes it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fednotes.core.errors import RefusedError
-from fednotes.privacy.secure_sum.fixed_point import Field, Layout, check_layout
-from fednotes.privacy.secure_sum.masks import Words
+from fednotes.core.messages import Attached, Count, Name, WireError, plain, typed
+from fednotes.privacy.secure_sum.fixed_point import SumLayout
+from fednotes.privacy.secure_sum.masks import SHARE_BYTES, Words
 
-NAME_LENGTH = 1000  # characters of a name in a message
-MOST_FIELDS = 1_000_000
-Wire = tuple[dict[str, Any], bytes]
+KEYS, SHARES, MASKED, CONFIRM, UNMASK = "@keys", "@shares", "@masked", "@confirm", "@unmask"
+BOX_BYTES = 2 * SHARE_BYTES + 16  # two shares and a tag
+RECEIPT_BYTES = 32
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +80,7 @@ class MaskedMessage:
 
     exchange: bytes
     site: str
-    layout: Layout
+    layout: SumLayout
     receipts: Mapping[str, bytes]
     words: Words
     next_keys: KeysMessage | None = None
@@ -105,136 +123,135 @@ class UnmaskMessage:
     next_shares: SharesMessage | None = None
 
 
-Message = (
-    KeysMessage | SharesMessage | MaskedMessage | UnmaskRequest | ConfirmMessage | UnmaskMessage
-)
-M = TypeVar("M", bound=Message)
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What all sites are asked at a stage of exchange `number`. keys: of all sites, for this
+    exchange or the next one. exchange, survivors, dropped: as in `UnmaskRequest`."""
+
+    number: Count
+    keys: Mapping[str, KeysMessage] = field(default_factory=dict)
+    exchange: bytes = b""
+    survivors: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
-def to_wire(message: Message) -> Wire:
-    """Header (strings, numbers, lists and tables only) and body."""
-    header: dict[str, Any] = {}
-    body = b""
-    for name in type(message).__dataclass_fields__:
-        value = getattr(message, name)
-        if name == "words":
-            body = value.astype("<u8", copy=False).tobytes()
-        elif isinstance(value, KeysMessage | SharesMessage):
-            header[name] = to_wire(value)[0]
-        elif isinstance(value, Layout):
-            rows = [[f.kind, f.name, list(f.shape), f.exponent, f.fine] for f in value.fields]
-            header[name] = {"purpose": value.purpose, "sites": value.sites, "fields": rows}
-        elif isinstance(value, bytes):
-            header[name] = value.hex()
-        elif isinstance(value, Mapping):
-            header[name] = {site: raw.hex() for site, raw in value.items()}
-        elif isinstance(value, tuple):
-            header[name] = list(value)
-        else:
-            header[name] = value
-    return header, body
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How all sites lay their updates out, and when they answer.
 
-
-def from_wire(kind: type[M], header: Any, body: bytes = b"") -> M:
-    """The message back.
-
-    Raises RefusedError for a header or a body that is no such message.
+    roster: who is in the exchange. metrics: the names of the counts; None: each site's own.
+    limits: by tensor, the exponent of two. pace: the class of the slowest site (`engines.pace`);
+    None if it is not known. history: that all sites have, where all are in each sum.
     """
-    names = kind.__dataclass_fields__
-    table = _of(dict, header)
-    expected = {name for name in names if name != "words"}
-    if table.keys() != expected:
-        raise RefusedError(f"a {kind.__name__} has other fields than {', '.join(sorted(expected))}")
-    if body and "words" not in names:
-        raise RefusedError(f"a {kind.__name__} has no body")
-    values = {name: _READERS[name](table[name]) for name in expected}
-    if "words" in names:
-        layout: Layout = values["layout"]
-        if len(body) != 8 * layout.words:
-            raise RefusedError(f"a masked update of {len(body)} bytes, not {8 * layout.words}")
-        values["words"] = np.frombuffer(body, "<u8").astype(np.uint64, copy=False)
-    return kind(**values)
+
+    number: Count
+    roster: tuple[str, ...]
+    metrics: tuple[Name, ...] | None
+    limits: Mapping[Name, int] = field(default_factory=dict)
+    pace: int | None = None
+    history: bytes = b""
 
 
-def _of(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise RefusedError(f"a message of the secure sum has {type(value).__name__} for {kind}")
-    return value
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """What a site says of its masked update, or of why there is none.
+
+    names: of its counts; None: those of the terms. history: what the update leads to. before:
+    the sites over which a sum of this very task was opened: it can be opened for these alone.
+    again: why it cannot be masked in this exchange; wide: for a limit is too narrow. message:
+    the update without its words.
+    """
+
+    names: tuple[Name, ...] | None
+    history: bytes
+    before: tuple[str, ...] = ()
+    again: str = ""
+    wide: bool = False
+    message: Mapping[str, Any] | None = None
 
 
-def _name(value: Any) -> str:
-    if len(_of(str, value)) > NAME_LENGTH:
-        raise RefusedError(f"a message of the secure sum has a name over {NAME_LENGTH} characters")
-    return str(value)
+def packed(message: Any, **tensors: Tensor) -> Attached:
+    """A message for a header, and tensors beside it."""
+    return Attached(plain(message), tensors)
 
 
-def _raw(value: Any) -> bytes:
+def read(kind: type[M], facts: Any, **apart: Any) -> M:
+    """A message of a kind. apart: its fields that are no part of a header.
+
+    Raises RefusedError for anything else.
+    """
     try:
-        return bytes.fromhex(_of(str, value))
-    except ValueError as error:
-        raise RefusedError("a message of the secure sum has bytes that are not hex") from error
+        return typed(kind, facts, **apart)
+    except WireError as error:
+        raise RefusedError(f"a message of the secure sum is refused: {error}") from error
 
 
-def _raws(value: Any) -> dict[str, bytes]:
-    return {_name(site): _raw(raw) for site, raw in _of(dict, value).items()}
+def packed_masked(told: Masking, message: MaskedMessage) -> Attached:
+    """A masked update; its words are not copied."""
+    words = torch.from_numpy(message.words.view(np.int64))
+    return packed(replace(told, message=plain(message, "words")), words=words)
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    return tuple(map(_name, _of(list, value)))
+def masked_in(told: Masking, attached: Attached) -> MaskedMessage:
+    """A masked update back, its words those of the frame. Raises RefusedError."""
+    words = attached.tensors.get("words")
+    if words is None or words.dtype is not torch.int64 or words.dim() != 1:
+        raise RefusedError("a masked update has no words")
+    return read(MaskedMessage, told.message, words=words.numpy().view(np.uint64))
 
 
-def _keys(value: Any) -> KeysMessage | None:
-    return None if value is None else from_wire(KeysMessage, value)
+def packed_boxes(terms: Terms, boxes: Mapping[str, Mapping[str, bytes]]) -> Attached:
+    """The terms, and boxes by receiver and sender."""
+    return packed(terms, boxes=_table(boxes, terms.roster, BOX_BYTES))
 
 
-def _shares(value: Any) -> SharesMessage | None:
-    return None if value is None else from_wire(SharesMessage, value)
+def boxes_in(attached: Attached, roster: Sequence[str], site: str) -> dict[str, bytes]:
+    """Sender → its box for this site. Raises RefusedError."""
+    return _column(site, attached, "boxes", roster, BOX_BYTES)
 
 
-def _integer(value: Any) -> int:
-    number: int = _of(int, value)
-    if abs(number) >= 2**48:
-        raise RefusedError("a message of the secure sum has a number beyond 2^48")
-    return number
+def packed_requests(
+    number: int, keys: Mapping[str, KeysMessage], requests: Mapping[str, UnmaskRequest]
+) -> Attached:
+    """What all survivors are asked: the same lists, and receipts for each of them."""
+    same = next(iter(requests.values()))
+    receipts = {to: each.receipts for to, each in requests.items()}
+    confirmations = {to: each.confirmations for to, each in requests.items()}
+    return packed(
+        Stage(number, keys, same.exchange, same.survivors, same.dropped),
+        receipts=_table(receipts, same.survivors, RECEIPT_BYTES),
+        confirmations=_table(confirmations, same.survivors, RECEIPT_BYTES),
+    )
 
 
-def _layout(value: Any) -> Layout:
-    table = _of(dict, value)
-    if table.keys() != {"purpose", "sites", "fields"}:
-        raise RefusedError("the layout of a masked update has other fields than it should")
-    rows = _of(list, table["fields"])
-    if len(rows) > MOST_FIELDS:
-        raise RefusedError(f"a masked update of more than {MOST_FIELDS} fields")
-    fields = []
-    for row in rows:
-        if len(_of(list, row)) != 5:
-            raise RefusedError("a field of a masked update has 5 entries")
-        kind, name, shape, exponent, fine = row
-        sizes = tuple(map(_integer, _of(list, shape)))
-        if len(sizes) > 16 or math.prod(sizes) >= 2**48:
-            raise RefusedError("a tensor of a masked update has an impossible shape")
-        fields.append(Field(_of(str, kind), _name(name), sizes, _integer(exponent), _integer(fine)))
-    layout = Layout(_name(table["purpose"]), _integer(table["sites"]), tuple(fields))
-    check_layout(layout)
-    return layout
+def request_in(stage: Stage, attached: Attached, site: str) -> UnmaskRequest:
+    """What one survivor is asked. Raises RefusedError."""
+    receipts, confirmations = (
+        _column(site, attached, name, stage.survivors, RECEIPT_BYTES)
+        for name in ("receipts", "confirmations")
+    )
+    given = {sender: raw for sender, raw in confirmations.items() if any(raw)}
+    return UnmaskRequest(stage.exchange, stage.survivors, stage.dropped, receipts, given)
 
 
-_READERS: Mapping[str, Any] = {
-    "exchange": _raw,
-    "site": _name,
-    "sharing": _raw,
-    "masking": _raw,
-    "commitment": _raw,
-    "signature": _raw,
-    "session": _raw,
-    "boxes": _raws,
-    "layout": _layout,
-    "receipts": _raws,
-    "next_keys": _keys,
-    "survivors": _names,
-    "dropped": _names,
-    "confirmations": _raws,
-    "masks": _raws,
-    "keys": _raws,
-    "next_shares": _shares,
-}
+def _table(own: Mapping[str, Mapping[str, bytes]], sites: Sequence[str], size: int) -> Tensor:
+    """What sites have for each other, by receiver and sender, as (sender, receiver, byte)."""
+    table = np.zeros((len(sites), len(sites), size), np.uint8)
+    at = {site: place for place, site in enumerate(sites)}
+    for to, sent in own.items():
+        for sender, raw in sent.items():
+            table[at[sender], at[to]] = np.frombuffer(raw, np.uint8)
+    return torch.from_numpy(table)
+
+
+def _column(
+    site: str, attached: Attached, name: str, sites: Sequence[str], size: int
+) -> dict[str, bytes]:
+    """Sender → what it has for this site. Raises RefusedError."""
+    table, shape = attached.tensors.get(name), (len(sites), len(sites), size)
+    if table is None or table.dtype is not torch.uint8 or tuple(table.shape) != shape:
+        raise RefusedError(f"a request of the secure sum has no {name} for its sites")
+    if site not in sites:
+        raise RefusedError(f"site {site!r} has no {name} in this exchange of the secure sum")
+    rows = zip(sites, table.numpy()[:, sites.index(site)], strict=True)
+    return {sender: row.tobytes() for sender, row in rows if sender != site}

@@ -1,8 +1,9 @@
-"""The server's side of one exchange of the secure sum. Threats and names: `secagg`."""
+"""The server's side of the secure sum: one exchange, and one after the other (see `site`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -10,9 +11,12 @@ import numpy as np
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Total
-from fednotes.privacy.secure_sum import masks
-from fednotes.privacy.secure_sum.fixed_point import Layout, check_layout, decode
+from fednotes.privacy.secure_sum import Parties, masks
+from fednotes.privacy.secure_sum.fixed_point import SumLayout, check_layout, decode
+from fednotes.privacy.secure_sum.masks import SHARE_BYTES, combine_bytes
 from fednotes.privacy.secure_sum.messages import (
+    BOX_BYTES,
+    RECEIPT_BYTES,
     ConfirmMessage,
     KeysMessage,
     MaskedMessage,
@@ -20,9 +24,7 @@ from fednotes.privacy.secure_sum.messages import (
     UnmaskMessage,
     UnmaskRequest,
 )
-from fednotes.privacy.secure_sum.shamir import SHARE_BYTES, combine_bytes
 from fednotes.privacy.secure_sum.site import (
-    Party,
     check_keys,
     commitment,
     pair_stream,
@@ -30,8 +32,6 @@ from fednotes.privacy.secure_sum.site import (
     session_id,
 )
 
-BOX_BYTES = 2 * SHARE_BYTES + 16  # two shares and a tag
-RECEIPT_BYTES = 32
 SPARED = 2  # answers left out at once, where shares do not fit
 
 
@@ -39,12 +39,12 @@ SPARED = 2  # answers left out at once, where shares do not fit
 class _Sum:
     """Words added so far, of updates of one layout."""
 
-    layout: Layout
+    layout: SumLayout
     words: masks.Words
     sites: set[str] = field(default_factory=set)
 
 
-class SecureServer(Party):
+class SecureServer:
     """Collects one exchange's messages phase by phase, and makes the total.
 
     Each phase is closed by asking for what goes out next (`keys`, `boxes`, `requests`);
@@ -53,18 +53,16 @@ class SecureServer(Party):
     `add_…` raise RefusedError for a message that is wrong, late or doubled: the exchange goes
     on without it. What closes a phase raises TrainingError below the threshold; nothing can be
     opened then.
+
+    phase: what is taken now: keys, shares, masked, unmask, or closed. survivors: the sites in the
+    sum, once the updates are closed. doubtful: (who opened it, whose secret) of shares that were
+    wrong, though the sum was made: one of the two did not do as the protocol says, and a site
+    that is in most pairs did it.
     """
 
-    def __init__(
-        self,
-        sites: Sequence[str],
-        context: bytes,
-        threshold: int | None = None,
-        *,
-        confirmed: bool = False,
-    ) -> None:
-        super().__init__(sites, context, threshold, confirmed)
-        self._phase = "keys"
+    def __init__(self, parties: Parties, context: bytes) -> None:
+        self._parties, self.exchange = parties, parties.exchange(context)
+        self.phase = "keys"
         self._keys: dict[str, KeysMessage] = {}
         self._session = b""
         self._boxes: dict[str, SharesMessage] = {}
@@ -72,57 +70,32 @@ class SecureServer(Party):
         self._receipts: dict[str, dict[str, bytes]] = {}  # sender → receiver → receipt
         self._confirmations: dict[str, dict[str, bytes]] = {}
         self._answers: dict[str, UnmaskMessage] = {}
-        self._survivors: tuple[str, ...] = ()
-        self._doubtful: list[tuple[str, str]] = []
-
-    @property
-    def phase(self) -> str:
-        """What the server takes now: keys, shares, masked, unmask, or closed."""
-        return self._phase
+        self.survivors: tuple[str, ...] = ()
+        self.doubtful: list[tuple[str, str]] = []
 
     @property
     def heard(self) -> tuple[str, ...]:
-        """Sites whose message of the present phase is here."""
-        if self._phase == "masked":
-            return self._in_order({site for part in self._sums.values() for site in part.sites})
-        at: dict[str, Collection[str]] = {
-            "keys": self._keys,
-            "shares": self._boxes,
-            "unmask": self._answers,
-        }
-        return self._in_order(at.get(self._phase, ()))
+        """Sites whose masked update is here."""
+        return self._parties.in_order({site for part in self._sums.values() for site in part.sites})
 
     @property
     def roster(self) -> tuple[str, ...]:
         """Sites that this exchange began with: they sent keys and shares."""
-        return self._in_order(self._boxes)
-
-    @property
-    def survivors(self) -> tuple[str, ...]:
-        """Sites in the sum, once the updates are closed."""
-        return self._survivors
-
-    @property
-    def doubtful(self) -> tuple[tuple[str, str], ...]:
-        """(who opened it, whose secret) of shares that were wrong, though the sum was made.
-
-        One of the two sites did not do as the protocol says; a site that is in most pairs did it.
-        """
-        return tuple(self._doubtful)
+        return self._parties.in_order(self._boxes)
 
     def add_keys(self, message: KeysMessage) -> None:
         """A site's public keys."""
-        self._expect("keys", message.site, message.exchange, set(self._sites), self._keys)
+        self._expect("keys", message.site, message.exchange, set(self._parties.sites), self._keys)
         check_keys(message, self.exchange)
         self._keys[message.site] = message
 
     def keys(self) -> dict[str, KeysMessage]:
         """All keys, the same for every site that sent its own."""
-        if self._phase == "keys":
+        if self.phase == "keys":
             self._enough(len(self._keys), "keys")
-            self._keys = {site: self._keys[site] for site in self._in_order(self._keys)}
+            self._keys = {site: self._keys[site] for site in self._parties.in_order(self._keys)}
             self._session = session_id(self.exchange, list(self._keys.values()))
-            self._phase = "shares"
+            self.phase = "shares"
         return dict(self._keys)
 
     def add_shares(self, message: SharesMessage) -> None:
@@ -138,9 +111,9 @@ class SecureServer(Party):
 
     def boxes(self) -> dict[str, dict[str, bytes]]:
         """For each site of the roster: sender → box."""
-        if self._phase == "shares":
+        if self.phase == "shares":
             self._enough(len(self._boxes), "shares")
-            self._phase = "masked"
+            self.phase = "masked"
         return {
             to: {sender: self._boxes[sender].boxes[to] for sender in self.roster if sender != to}
             for to in self.roster
@@ -151,7 +124,7 @@ class SecureServer(Party):
         site = message.site
         self._expect("masked", site, message.exchange, set(self._boxes), set(self.heard))
         check_layout(message.layout)
-        if message.layout.sites != len(self._sites):
+        if message.layout.sites != len(self._parties.sites):
             raise RefusedError(f"site {site!r} laid its update out for another number of sites")
         words = message.words
         if words.dtype != np.uint64 or words.shape != (message.layout.words,):
@@ -170,31 +143,31 @@ class SecureServer(Party):
 
     def requests(self) -> dict[str, UnmaskRequest]:
         """What each survivor is asked, with the confirmations that are here by now."""
-        if self._phase == "masked":
+        if self.phase == "masked":
             if not self._sums:
                 self._enough(0, "updates")
             layouts = sorted(self._sums.values(), key=lambda part: -len(part.sites))
-            if len(layouts[0].sites) < self.threshold and len(layouts) > 1:
+            if len(layouts[0].sites) < self._parties.threshold and len(layouts) > 1:
                 raise TrainingError(_difference(layouts[0], layouts[1]))
             self._enough(len(layouts[0].sites), "updates")
-            self._survivors = self._in_order(layouts[0].sites)
+            self.survivors = self._parties.in_order(layouts[0].sites)
             self._sums = {b"": layouts[0]}
-            self._phase = "unmask"
-        dropped = tuple(site for site in self.roster if site not in self._survivors)
+            self.phase = "unmask"
+        dropped = tuple(site for site in self.roster if site not in self.survivors)
         return {
             to: UnmaskRequest(
                 self.exchange,
-                self._survivors,
+                self.survivors,
                 dropped,
-                {s: self._receipts[s][to] for s in self._survivors if s != to},
+                {s: self._receipts[s][to] for s in self.survivors if s != to},
                 {s: given[to] for s, given in self._confirmations.items() if s != to},
             )
-            for to in self._survivors
+            for to in self.survivors
         }
 
     def add_confirm(self, message: ConfirmMessage) -> None:
         """A survivor's receipts of the list of survivors; then ask for `requests` again."""
-        survivors = set(self._survivors)
+        survivors = set(self.survivors)
         self._expect("unmask", message.site, message.exchange, survivors, self._confirmations)
         if message.confirmations.keys() != survivors - {message.site} or any(
             len(receipt) != RECEIPT_BYTES for receipt in message.confirmations.values()
@@ -204,7 +177,7 @@ class SecureServer(Party):
 
     def add_unmask(self, message: UnmaskMessage) -> None:
         """A survivor's shares. `threshold` of these are enough."""
-        survivors = set(self._survivors)
+        survivors = set(self.survivors)
         self._expect("unmask", message.site, message.exchange, survivors, self._answers)
         shares = [*message.masks.values(), *message.keys.values()]
         if (
@@ -222,18 +195,18 @@ class SecureServer(Party):
         Raises TrainingError below the threshold, for shares that do not fit the keys, and for
         masks that do not cancel.
         """
-        if self._phase != "unmask":
+        if self.phase != "unmask":
             raise TrainingError("the secure sum has no updates to open yet")
         self._enough(len(self._answers), "opened shares")
         part = self._sums[b""]
         where = part.layout.digest()
-        streams = [(self_stream(self._seed(s), self._session, where), -1) for s in self._survivors]
+        streams = [(self_stream(self._seed(s), self._session, where), -1) for s in self.survivors]
         for site in self.roster:
-            if site not in self._survivors:
+            if site not in self.survivors:
                 streams += self._left_over(site, where)
-        self._phase = "closed"
+        self.phase = "closed"
         masks.add_streams(part.words, streams)
-        return decode(part.words, part.layout, self._survivors)
+        return decode(part.words, part.layout, self.survivors)
 
     def _seed(self, site: str) -> bytes:
         def fits(seed: bytes) -> bool:
@@ -251,7 +224,7 @@ class SecureServer(Party):
         shares = {s: answer.keys[dropped] for s, answer in self._answers.items()}
         key = masks.private_key(self._rebuilt(dropped, shares, fits, "key"))
         streams = []
-        for site in self._survivors:
+        for site in self.survivors:
             secret = masks.agreed(key, self._keys[site].masking, site)
             stream = pair_stream(secret, self._session, site, dropped, where)
             streams.append((stream, -1 if site < dropped else 1))
@@ -264,7 +237,7 @@ class SecureServer(Party):
 
         def secret(chosen: Collection[str]) -> bytes:
             try:
-                return combine_bytes({self._point(site): shares[site] for site in chosen})
+                return combine_bytes({self._parties.point(site): shares[site] for site in chosen})
             except TrainingError:
                 return b""
 
@@ -272,10 +245,10 @@ class SecureServer(Party):
             found = secret(chosen)
             if not found or not fits(found):
                 continue
-            if chosen != self._in_order(shares)[: self.threshold]:
+            if chosen != self._parties.in_order(shares)[: self._parties.threshold]:
                 for site in shares.keys() - set(chosen):  # in place of one that is right
                     if secret((*chosen[1:], site)) != found:
-                        self._doubtful.append((site, of))
+                        self.doubtful.append((site, of))
             return found
         raise TrainingError(
             f"the shares of the {what} of site {of!r} do not fit what it sent: "
@@ -284,12 +257,14 @@ class SecureServer(Party):
 
     def _choices(self, shares: Collection[str]) -> Iterator[tuple[str, ...]]:
         """`threshold` of the sites, those first whose shares were right so far; then others."""
-        known = {site for site, _ in self._doubtful}
-        order = sorted(self._in_order(shares), key=known.__contains__)
+        known = {site for site, _ in self.doubtful}
+        order = sorted(self._parties.in_order(shares), key=known.__contains__)
         seen = set()
-        for left in range(min(SPARED, len(order) - self.threshold) + 1):
+        for left in range(min(SPARED, len(order) - self._parties.threshold) + 1):
             for out in combinations(order, left):
-                chosen = self._in_order([s for s in order if s not in out][: self.threshold])
+                chosen = self._parties.in_order(
+                    [s for s in order if s not in out][: self._parties.threshold]
+                )
                 if chosen not in seen:
                     seen.add(chosen)
                     yield chosen
@@ -301,16 +276,16 @@ class SecureServer(Party):
             raise RefusedError(f"site {site!r} takes no part in this step of the secure sum")
         if exchange != self.exchange:
             raise RefusedError(f"site {site!r} answers for another exchange")
-        if self._phase != phase:
-            raise RefusedError(f"site {site!r} is late: the secure sum is at {self._phase!r}")
+        if self.phase != phase:
+            raise RefusedError(f"site {site!r} is late: the secure sum is at {self.phase!r}")
         if site in seen:
             raise RefusedError(f"site {site!r} answered twice")
 
     def _enough(self, count: int, what: str) -> None:
-        if count < self.threshold:
+        if count < self._parties.threshold:
             raise TrainingError(
-                f"secure sum: {what} of {count} of {len(self._sites)} sites, and the threshold is "
-                f"{self.threshold}: nothing was opened"
+                f"secure sum: {what} of {count} of {len(self._parties.sites)} sites, and the "
+                f"threshold is {self._parties.threshold}: nothing was opened"
             )
 
 
@@ -330,3 +305,75 @@ def _difference(one: _Sum, other: _Sum) -> str:
         f"sites {left!r} and {right!r} laid out different sums ({what}): "
         "they must run the same model and agree on the metrics' names"
     )
+
+
+class ServerChain:
+    """The server in a run of exchanges.
+
+    `now` is the exchange under way. While `prepared` says which sites are ready for the next
+    one, ask these for their updates at once; otherwise `start`, collect keys and shares first.
+    After an exchange that came to nothing, `start`: what sites sent for it is not used again.
+    """
+
+    def __init__(self, parties: Parties, context: bytes) -> None:
+        self._parties, self._context = parties, context
+        self.number = -1
+        self._now: SecureServer | None = None
+        self._next: SecureServer | None = None
+
+    @property
+    def now(self) -> SecureServer:
+        """The exchange under way. Raises TrainingError where there is none."""
+        if self._now is None:
+            raise TrainingError("the secure sum has no exchange under way: start one")
+        return self._now
+
+    @property
+    def prepared(self) -> tuple[str, ...]:
+        """Sites that can send their updates at once; empty if the server must `start`."""
+        ready = self._now is not None and self._now.phase == "masked"
+        return self.now.roster if ready else ()
+
+    def start(self) -> SecureServer:
+        """A fresh exchange, for which keys and shares must be collected."""
+        self.number += 2  # 1 more is used by the sites
+        self._now, self._next = self._server(self.number), None
+        return self._now
+
+    def add_masked(self, message: MaskedMessage) -> None:
+        """A masked update, and the keys on it."""
+        self.now.add_masked(message)
+        if self._next is None:
+            self._next = self._server(self.number + 1)
+        if message.next_keys is not None and message.next_keys.site == message.site:
+            with suppress(RefusedError):  # the update counts all the same
+                self._next.add_keys(message.next_keys)
+
+    def requests(self) -> tuple[dict[str, UnmaskRequest], dict[str, KeysMessage]]:
+        """What each survivor is asked, and the keys of the next exchange for all of them."""
+        requests = self.now.requests()
+        try:
+            return requests, self._next.keys() if self._next else {}
+        except TrainingError:  # too few for a next exchange without a fresh start
+            return requests, {}
+
+    def add_unmask(self, message: UnmaskMessage) -> None:
+        """A survivor's shares, and those for the next exchange on it."""
+        self.now.add_unmask(message)
+        shares = message.next_shares
+        if self._next is not None and shares is not None and shares.site == message.site:
+            with suppress(RefusedError):
+                self._next.add_shares(shares)
+
+    def total(self) -> Total:
+        """Σ over the survivors; the next exchange is then under way if it is prepared."""
+        total = self.now.total()
+        following, self._now, self._next = self._next, None, None
+        if following is not None and following.phase == "shares":
+            with suppress(TrainingError):
+                following.boxes()
+                self._now, self.number = following, self.number + 1
+        return total
+
+    def _server(self, number: int) -> SecureServer:
+        return SecureServer(self._parties, masks.joined(self._context, number))

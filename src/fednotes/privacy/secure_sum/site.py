@@ -1,16 +1,30 @@
-"""One site's side of one exchange of the secure sum. Threats and names: `secagg`."""
+"""A site's side of the secure sum: one exchange, and one after the other.
+
+Threats and names: the package's docstring. Exchange after exchange costs two messages each while
+nothing fails. Keys of exchange r + 1 ride on the masked update of r, its shares on the answer
+that opens r:
+
+    server → site   the task of r, boxes of r        site → server   masked r, own keys of r + 1
+    server → site   survivors of r, keys of r + 1    site → server   what opens r, boxes of r + 1
+
+Every exchange has fresh keys, seeds and shares: what opens r says nothing of r + 1. A site
+that dropped out of r is not prepared for r + 1; where it should take part again, the server
+starts afresh (`ServerChain.start`), which costs two small messages more.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Update
-from fednotes.privacy.secure_sum import masks
-from fednotes.privacy.secure_sum.fixed_point import Layout, Limits, encode
+from fednotes.privacy.secure_sum import Parties, masks
+from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
+from fednotes.privacy.secure_sum.masks import PRIME, SHARE_BYTES, share_bytes
 from fednotes.privacy.secure_sum.messages import (
     ConfirmMessage,
     KeysMessage,
@@ -19,12 +33,10 @@ from fednotes.privacy.secure_sum.messages import (
     UnmaskMessage,
     UnmaskRequest,
 )
-from fednotes.privacy.secure_sum.shamir import PRIME, SHARE_BYTES, share_bytes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-FEWEST_SITES, MOST_SITES = 3, 250
 REFUSALS = 2  # updates out of range: each tells the server something of their size
 KEYS_SIZES = ("sharing", "masking", "commitment")
 Random = Callable[[int], bytes]
@@ -35,39 +47,6 @@ class AskedOtherwise(RefusedError):
     reason: as a site's ledger has it."""
 
     reason = "asked-otherwise"
-
-
-def default_threshold(sites: int) -> int:
-    """The least that a lying server cannot get around: more than half."""
-    return sites // 2 + 1
-
-
-def checked_threshold(sites: Sequence[str], threshold: int | None) -> int:
-    """The threshold, the default one for None.
-
-    Raises ConfigError for a list of sites or a threshold that protect nobody.
-    """
-    if threshold is None:
-        threshold = default_threshold(len(sites))
-    if len(set(sites)) != len(sites):
-        raise ConfigError("secure sum: a site is listed twice")
-    if not FEWEST_SITES <= len(sites) <= MOST_SITES:
-        raise ConfigError(
-            f"secure sum: {len(sites)} sites; it takes {FEWEST_SITES} to {MOST_SITES} "
-            "(of two sites, each could take its own part out of the sum)"
-        )
-    if not default_threshold(len(sites)) <= threshold <= len(sites):
-        raise ConfigError(
-            f"secure sum: a threshold of {threshold} of {len(sites)} sites; it must be from "
-            f"{default_threshold(len(sites))} (over half, or a lying server learns single sites' "
-            f"numbers) to {len(sites)}"
-        )
-    return threshold
-
-
-def exchange_id(context: bytes, sites: Sequence[str], threshold: int, confirmed: bool) -> bytes:
-    """What all messages of an exchange carry; sites that differ in any of it do not meet."""
-    return masks.digest(context, threshold, int(confirmed), len(sites), *sites)
 
 
 def session_id(exchange: bytes, keys: Sequence[KeysMessage]) -> bytes:
@@ -102,35 +81,11 @@ def check_keys(message: KeysMessage, exchange: bytes) -> None:
 
 
 class LaidOut(TypedDict, total=False):
-    """How an update becomes words, equal at all sites: see `Layout.of`."""
+    """How an update becomes words, equal at all sites: see `SumLayout.of`."""
 
     purpose: str
-    limits: Limits | None
+    limits: Mapping[str, int] | None
     metrics: Sequence[str] | None
-
-
-class Party:
-    """What a site and the server of one exchange have in common: the terms of it.
-
-    Raises ConfigError for impossible parameters, MissingExtra without `cryptography`.
-    """
-
-    def __init__(
-        self, sites: Sequence[str], context: bytes, threshold: int | None, confirmed: bool
-    ) -> None:
-        masks.need_cryptography()
-        self._sites = tuple(sites)
-        self.threshold = checked_threshold(self._sites, threshold)
-        self.exchange = exchange_id(context, self._sites, self.threshold, confirmed)
-        self._confirmed = confirmed
-
-    def _in_order(self, sites: Iterable[str]) -> tuple[str, ...]:
-        wanted = set(sites)
-        return tuple(site for site in self._sites if site in wanted)
-
-    def _point(self, site: str) -> int:
-        """Where the polynomials of secrets are evaluated for a site's share."""
-        return self._sites.index(site) + 1
 
 
 def _signed(keys: KeysMessage) -> bytes:
@@ -138,43 +93,41 @@ def _signed(keys: KeysMessage) -> bytes:
     return masks.joined("fednotes secure sum keys", *parts)
 
 
-class SecureSite(Party):
+class SecureSite:
     """One site in one exchange: keys, shares, masked, unmask, each once and in this order.
 
-    site: its name, one of `sites` (the same list and order everywhere).
-    context: names this exchange, `joined(job, run, number)`; it need not be unpredictable.
-    threshold: how many survivors a sum must have; over half of the sites.
-    identity: signs this site's keys and checks the others'; None trusts the server to relay.
-    confirmed: open nothing before `threshold` sites confirmed the same list of survivors.
-    random: makes secret bytes; another source is for tests only.
+    site: its name. context: names this exchange, `joined(job, run, number)`; it need not be
+    unpredictable. identity: signs this site's keys and checks the others'; None trusts the
+    server to relay. random: makes secret bytes; another source is for tests only.
 
     Secrets live in this object only: a process that ends takes its part of the exchange with
     it, and is one more site that dropped out. They are forgotten after `unmask`.
 
-    Raises ConfigError for impossible parameters, MissingExtra without `cryptography`;
-    every method RefusedError for what the protocol forbids.
+    Raises ConfigError for a site that is none of the parties; every method RefusedError for
+    what the protocol forbids.
     """
 
     def __init__(
         self,
         site: str,
-        sites: Sequence[str],
+        parties: Parties,
         context: bytes,
-        threshold: int | None = None,
-        *,
         identity: masks.Identity | None = None,
-        confirmed: bool = False,
+        *,
         random: Random = secrets.token_bytes,
     ) -> None:
-        super().__init__(sites, context, threshold, confirmed)
-        if site not in self._sites:
+        if site not in parties.sites:
             raise ConfigError(f"secure sum: site {site!r} is not one of its sites")
+        self._parties, self.exchange = parties, parties.exchange(context)
         self.site = site
         self._identity, self._random = identity, random
         self._sharing: X25519PrivateKey = masks.private_key(random(masks.KEY_BYTES))
         self._masking_bytes, self._seed = random(masks.KEY_BYTES), random(masks.KEY_BYTES)
         self._masking: X25519PrivateKey = masks.private_key(self._masking_bytes)
-        self._own_keys = self._make_keys()
+        sharing, masking = map(masks.public_bytes, (self._sharing, self._masking))
+        bound = commitment(self._seed, self.exchange)
+        own = KeysMessage(self.exchange, site, sharing, masking, bound)
+        self._own_keys = replace(own, signature=identity.sign(_signed(own))) if identity else own
         self._stage = "keys"
         self._refusals = 0
         self._peers: dict[str, KeysMessage] = {}  # U1 without this site
@@ -205,15 +158,15 @@ class SecureSite(Party):
                 site, _signed(message), message.signature
             ):
                 raise RefusedError(f"the keys of site {site!r} are not signed by it")
-        order = self._in_order(keys)
+        order = self._parties.in_order(keys)
         public = [raw for site in order for raw in (keys[site].sharing, keys[site].masking)]
         if len(set(public)) != len(public):
             raise RefusedError("the list of keys has the same key twice")
         self._session = session_id(self.exchange, [keys[site] for site in order])
         self._peers = {site: keys[site] for site in order if site != self.site}
-        points = [self._point(site) for site in order]
+        points = [self._parties.point(site) for site in order]
         halves = [
-            share_bytes(secret, self.threshold, points, self._below)
+            share_bytes(secret, self._parties.threshold, points, self._below)
             for secret in (self._seed, self._masking_bytes)
         ]
         both = {s: halves[0][p] + halves[1][p] for s, p in zip(order, points, strict=True)}
@@ -231,7 +184,7 @@ class SecureSite(Party):
         """This site's update under its masks.
 
         boxes: sender → what it sealed for this site; with this site they are the roster.
-        how: equal at all sites, see `Layout.of`.
+        how: equal at all sites, see `SumLayout.of`.
         Raises TrainingError before anything is masked for values that are not finite or out of
         range; the exchange may then be asked again, once, with wider limits (a server that tries
         one limit after the other would find out how large the values are).
@@ -240,11 +193,17 @@ class SecureSite(Party):
         self._check_list({*boxes, self.site}, "shares")
         if unknown := sorted(boxes.keys() - self._peers.keys()):
             raise RefusedError(f"shares of site {unknown[0]!r}, which sent no keys")
-        layout = Layout.of(update, len(self._sites), **how)
-        words = self._encoded(update, layout)
+        layout = SumLayout.of(update, len(self._parties.sites), **how)
+        try:
+            words = encode(update, layout)
+        except TrainingError:
+            self._refusals += 1
+            if self._refusals == REFUSALS:
+                self.forget()
+            raise
         held = {site: self._opened(site, box) for site, box in boxes.items()}
         self._held |= held
-        roster = self._in_order(self._held)
+        roster = self._parties.in_order(self._held)
         where = layout.digest()
         self._agreement = masks.digest("agreement", self._session, where, *roster)
         streams = [(self_stream(self._seed, self._session, where), 1)]
@@ -273,11 +232,11 @@ class SecureSite(Party):
 
         The same request again gets the same answer; another one is refused.
         """
-        if self._answer is not None and self._in_order(request.survivors) == self._listed:
+        if self._answer is not None and self._parties.in_order(request.survivors) == self._listed:
             return self._answer
         self._at("masked", "unmask")
         self._check_request(request)
-        if self._confirmed:
+        if self._parties.confirmed:
             self._check_confirmations(request)
         self._answer = UnmaskMessage(
             self.exchange,
@@ -295,27 +254,6 @@ class SecureSite(Party):
         self._seed = self._masking_bytes = b""
         self._sharing = self._masking = masks.private_key(bytes(masks.KEY_BYTES))
 
-    def _make_keys(self) -> KeysMessage:
-        message = KeysMessage(
-            self.exchange,
-            self.site,
-            masks.public_bytes(self._sharing),
-            masks.public_bytes(self._masking),
-            commitment(self._seed, self.exchange),
-        )
-        if self._identity is None:
-            return message
-        return replace(message, signature=self._identity.sign(_signed(message)))
-
-    def _encoded(self, update: Update, layout: Layout) -> masks.Words:
-        try:
-            return encode(update, layout)
-        except TrainingError:
-            self._refusals += 1
-            if self._refusals == REFUSALS:
-                self.forget()
-            raise
-
     def _at(self, stage: str, action: str) -> None:
         if self._stage != stage:
             raise RefusedError(
@@ -326,11 +264,11 @@ class SecureSite(Party):
     def _check_list(self, listed: Collection[str], what: str) -> None:
         if self.site not in listed:
             raise RefusedError(f"the list of {what} leaves out this site, {self.site!r}")
-        if unknown := sorted(set(listed) - set(self._sites)):
+        if unknown := sorted(set(listed) - set(self._parties.sites)):
             raise RefusedError(f"site {unknown[0]!r} in the list of {what} is not in the job")
-        if len(listed) < self.threshold:
+        if len(listed) < self._parties.threshold:
             raise RefusedError(
-                f"{len(listed)} sites in the list of {what}: a sum takes {self.threshold}"
+                f"{len(listed)} sites in the list of {what}: a sum takes {self._parties.threshold}"
             )
 
     def _check_request(self, request: UnmaskRequest) -> None:
@@ -348,7 +286,7 @@ class SecureSite(Party):
             odd = sorted((survivors | dropped) ^ self._held.keys())
             raise RefusedError(f"site {odd[0]!r} is not in both the sum and the lists")
         self._check_list(request.survivors, "survivors")
-        listed = self._in_order(request.survivors)
+        listed = self._parties.in_order(request.survivors)
         if self._listed and listed != self._listed:
             raise AskedOtherwise("another list of survivors was asked for before: one is answered")
         for site in survivors - {self.site}:
@@ -369,8 +307,10 @@ class SecureSite(Party):
             if not masks.same(given, self._receipt(site, self.site, "survivors", *self._listed)):
                 raise AskedOtherwise(f"site {site!r} was shown another list of survivors")
             good += 1
-        if good < self.threshold:
-            raise RefusedError(f"{good} sites confirmed the survivors, {self.threshold} are needed")
+        if good < self._parties.threshold:
+            raise RefusedError(
+                f"{good} sites confirmed the survivors, {self._parties.threshold} are needed"
+            )
 
     def _key(self, use: str, sender: str, receiver: str) -> bytes:
         """A key that this site shares with one other, for one use in one direction."""
@@ -398,3 +338,71 @@ class SecureSite(Party):
             drawn = int.from_bytes(self._random(SHARE_BYTES), "big") >> (8 * SHARE_BYTES - size)
             if drawn < bound:
                 return drawn
+
+
+class SiteChain:
+    """One site in a run of exchanges. Numbers rise; a number is never used twice.
+
+    context: `masks.joined(job, run)`. Other parameters: see `SecureSite`.
+    """
+
+    def __init__(
+        self, site: str, parties: Parties, context: bytes, identity: masks.Identity | None = None
+    ) -> None:
+        self._site, self._parties = site, parties
+        self._context, self._identity = context, identity
+        self._open: dict[int, SecureSite] = {}
+        self._newest = -1
+
+    def keys(self, number: int) -> KeysMessage:
+        """Start afresh with exchange `number`; whatever was under way is given up."""
+        if number <= self._newest:
+            raise RefusedError(
+                f"exchange {number} of the secure sum was used before (the newest is "
+                f"{self._newest}): the server must start with a higher number"
+            )
+        for old in self._open.values():
+            old.forget()
+        self._open = {}
+        return self._begin(number).keys()
+
+    def masked(
+        self, number: int, boxes: Mapping[str, bytes], update: Update, **how: Unpack[LaidOut]
+    ) -> MaskedMessage:
+        """See `SecureSite.masked`; the keys of exchange `number` + 1 are in it."""
+        message = self.at(number).masked(boxes, update, **how)
+        for old in [at for at in self._open if at < number]:
+            self._open.pop(old).forget()
+        return replace(message, next_keys=self._begin(number + 1).keys())
+
+    def unmask(
+        self,
+        number: int,
+        request: UnmaskRequest,
+        next_keys: Mapping[str, KeysMessage] | None = None,
+    ) -> UnmaskMessage:
+        """See `SecureSite.unmask`; with `next_keys` the shares of exchange `number` + 1 are in it.
+
+        A wrong list of next keys costs the next exchange its head start, not this one its sum.
+        """
+        message = self.at(number).unmask(request)
+        if next_keys and number + 1 in self._open:
+            with suppress(RefusedError):
+                shares = self._open[number + 1].shares(next_keys)
+                message = replace(message, next_shares=shares)
+        return message
+
+    def _begin(self, number: int) -> SecureSite:
+        self._newest = number
+        context = masks.joined(self._context, number)
+        self._open[number] = SecureSite(self._site, self._parties, context, self._identity)
+        return self._open[number]
+
+    def at(self, number: int) -> SecureSite:
+        """This site in exchange `number`. Raises RefusedError where that is not under way."""
+        if number not in self._open:
+            raise RefusedError(
+                f"site {self._site!r} has no keys for exchange {number} of the secure sum: "
+                "start afresh"
+            )
+        return self._open[number]

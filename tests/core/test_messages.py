@@ -1,4 +1,4 @@
-"""Messages as bytes: round trips, size, one encoding each, and nothing but WireError."""
+"""Messages as bytes: round trips, size, cost, one encoding each, and nothing but WireError."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import struct
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fednotes.core.update import Update
-from fednotes.engines.wire import (
+from fednotes.core.messages import (
     DTYPES,
     HEAD,
+    Attached,
     Reply,
     Request,
     WireError,
@@ -28,6 +29,7 @@ from fednotes.engines.wire import (
     decode_request,
     encode,
 )
+from fednotes.core.update import Update
 
 
 def tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
@@ -54,10 +56,11 @@ REQUEST = Request(
     marks=(3, 9),
     tensors=EVERY | ODD,
     options={"round": 4, "rate": 0.1, "warm": False, "names": "a,b", "low": -3},
-    attached={"keys": torch.arange(5)},
+    attached=Attached({"names": ["a"], "keys": {"a": "00ff"}}, {"keys": torch.arange(5)}),
 )
 UPDATE = Update(EVERY | ODD, 12.0, {"loss": 1 / 3, "n": 7.0})
-REPLY = Reply("f" * 64, 3, 17, "mercy", UPDATE, has=17, attached={"x": torch.ones(2)})
+ATTACHED = Attached({"more": {"x": [1.5, None]}}, {"x": torch.ones(2)})
+REPLY = Reply("f" * 64, 3, 17, "mercy", UPDATE, has=17, attached=ATTACHED)
 REFUSAL = Reply("f" * 64, 3, 17, "mercy", refusal="site 'mercy' says no", later=True, has=12)
 
 
@@ -97,13 +100,13 @@ def test_the_layout_is_the_documented_one() -> None:
     reply = Reply("j", 1, 2, "s", Update({"w": torch.tensor([1.0, -2.0])}, 3.0, {"n": 4.0}), has=2)
     header = {
         **{"job": "j", "run": 1, "number": 2, "site": "s", "refusal": "", "later": False},
-        **{"has": 2, "update": {"weight": 3.0, "metrics": {"n": 4.0}}},
+        **{"has": 2, "weight": 3.0, "metrics": {"n": 4.0}, "facts": {}},
         **{"tensors": [["w", "float32", [2]]], "attached": []},
     }
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 64)
     body = struct.pack("<2f", 1.0, -2.0) + bytes(56)
-    head = struct.pack("<4sHBBIQ", b"fedn", 2, 2, 0, len(text), len(body))
+    head = struct.pack("<4sHBBIQ", b"fedn", 3, 2, 0, len(text), len(body))
     digest = hashlib.sha256(text + body).digest()
     assert encode(reply) == head + digest + bytes(12) + text + body
 
@@ -177,7 +180,7 @@ def forged(header: bytes | dict[str, Any], body: bytes = b"", kind: int = 2) -> 
     text += b" " * (-len(text) % 64)
     body += bytes(-len(body) % 64)
     digest = hashlib.sha256(text + body).digest()
-    return HEAD.pack(b"fedn", 2, kind, 0, len(text), len(body), digest) + text + body
+    return HEAD.pack(b"fedn", 3, kind, 0, len(text), len(body), digest) + text + body
 
 
 def canonical(header: Any) -> bytes:
@@ -186,7 +189,7 @@ def canonical(header: Any) -> bytes:
 
 GOOD: dict[str, Any] = {
     **{"job": "j", "run": 1, "number": 2, "site": "s", "refusal": "", "later": False, "has": 0},
-    **{"update": {"weight": 1.0, "metrics": {}}, "tensors": [], "attached": []},
+    **{"weight": 1.0, "metrics": {}, "facts": {}, "tensors": [], "attached": []},
 }
 
 
@@ -199,10 +202,10 @@ def listed(*entry: Any) -> dict[str, Any]:
     [
         (b"", "0 bytes are no message"),
         (b"GET / HTTP/1.1\r\n" + bytes(64), "not a message of fednotes"),
-        (HEAD.pack(b"fedn", 1, 1, 0, 0, 0, b""), "wire format 1, this version reads 2"),
-        (HEAD.pack(b"fedn", 2, 3, 0, 0, 0, b""), "unknown kind"),
-        (HEAD.pack(b"fedn", 2, 1, 0, 2**32 - 1, 0, b""), "header is too long"),
-        (HEAD.pack(b"fedn", 2, 1, 0, 0, 2**64 - 1, b""), "64 came"),
+        (HEAD.pack(b"fedn", 1, 1, 0, 0, 0, b""), "wire format 1, this version reads 3"),
+        (HEAD.pack(b"fedn", 3, 3, 0, 0, 0, b""), "unknown kind"),
+        (HEAD.pack(b"fedn", 3, 1, 0, 2**32 - 1, 0, b""), "header is too long"),
+        (HEAD.pack(b"fedn", 3, 1, 0, 0, 2**64 - 1, b""), "64 came"),
         (encode(REPLY)[:-1], "came"),
         (encode(REPLY) + b"\0", "came"),
         (forged(b"[" * 10_000), "nested too deep"),
@@ -219,7 +222,11 @@ def listed(*entry: Any) -> dict[str, Any]:
         (forged(GOOD | {"run": 2**60}), "'run'"),
         (forged(GOOD | {"site": "\ud800"}), "'site'"),
         (forged(GOOD | {"refusal": "no"}), "neither an update nor a refusal"),
-        (forged(GOOD | {"update": {"weight": 1, "metrics": {}}}), "'weight'"),
+        (forged(GOOD | {"weight": 1}), "'weight'"),
+        (forged(GOOD | {"weight": None, "refusal": "n", "metrics": {"n": 1.0}}), "a refusal with"),
+        (forged(GOOD | {"metrics": {"": 1.0}}), "'metrics'"),
+        (forged(GOOD | {"metrics": [1.0]}), "'metrics'"),
+        (forged(GOOD | {"facts": []}), "no table of facts"),
         (forged(listed("w", "float32", [2**40])), "longer than the message"),
         (forged(listed("w", "float32", [0, 2**50, 2**50])), "the shape of 'w'"),
         (forged(listed("w", "float32", [-1])), "the shape of 'w'"),
@@ -234,7 +241,7 @@ def listed(*entry: Any) -> dict[str, Any]:
             "tensor 'w' comes twice",
         ),
         (
-            forged(GOOD | {"update": None, "refusal": "n", "tensors": [["w", "int8", [1]]]}, b"a"),
+            forged(GOOD | {"weight": None, "refusal": "n", "tensors": [["w", "int8", [1]]]}, b"a"),
             "a refusal with tensors",
         ),
     ],
@@ -356,3 +363,69 @@ def test_a_million_malformed_frames_do_no_harm() -> None:
     refused, most = fuzz(1_000_000, 1)
     assert 750_000 < refused < 1_000_000
     assert most < 1_000_000
+
+
+def heavy(part: str, items: str, separators: int) -> bytes:
+    """A header of the greatest length, with as many things in one of its parts as it may name."""
+    count = 65_000 // separators
+    table = {"job": "j", "run": 1, "number": 1, "task": "", "round": 0, "first": False, "told": 0}
+    table |= {"options": {}, "counted": {}, "marks": [], "tensors": [], "attached": []}
+    table |= {"facts": {}, "preparing": False}
+    empty = json.dumps(table[part])
+    inside = ",".join(items.replace("N", f"{n:05d}") for n in range(count))
+    full = (
+        json.dumps(table, sort_keys=True, separators=(",", ":"))
+        .encode()
+        .replace(f'"{part}":{empty}'.encode(), f'"{part}":{empty[0]}{inside}{empty[1]}'.encode())
+    )
+    filler = b"t" * (2**21 - len(full) - 64)
+    return forged(full.replace(b'"task":""', b'"task":"' + filler + b'"'), kind=1)
+
+
+@pytest.mark.parametrize(
+    ("part", "items", "separators"),
+    [
+        ("marks", "[]", 2),
+        ("marks", "1N", 1),
+        ("marks", '{"a":0.5}', 2),
+        ("marks", "[[[[[]]]]]", 6),
+        ("options", '"N":0.5', 1),
+        ("facts", '"N":["metric",[],12345,6]', 7),
+        ("facts", '"N":[[[[[]]]]]', 6),
+        ("tensors", '["N","float32",[0]]', 5),
+        ("options", '"\\ud83d\\ude00______N":0.5', 1),
+    ],
+)
+def test_what_a_header_may_cost(part: str, items: str, separators: int) -> None:
+    """32 MB whatever it says, and four times the message where that has 8 MB or more; before
+    there was a bound, 350 MB and five seconds for 8 MB of brackets."""
+    frame = heavy(part, items, separators)
+    assert 2_090_000 < len(frame) < 2_100_000
+    tracemalloc.start()
+    with suppress(WireError):
+        decode(frame)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most + 6e6 < 32e6  # a body of 6 MB is copied once; that is four times the whole
+
+
+def test_a_header_that_may_cost_more_is_not_read() -> None:
+    for frame, reason in (
+        (heavy("marks", "[],[]", 2), "names too many things"),
+        (forged(b" " * (2**21 + 64), kind=1), "header is too long"),
+    ):
+        tracemalloc.start()
+        with pytest.raises(WireError, match=reason):
+            decode(frame)
+        assert tracemalloc.get_traced_memory()[1] < 2.1 * 2**20
+        tracemalloc.stop()
+    with pytest.raises(WireError, match="names too many things"):
+        encode(Request("j", 1, 1, "t", marks=tuple(range(2**16))))
+
+
+def test_large_models_and_many_counts_fit() -> None:
+    """Five times the tensors of the largest BERT, and as many metrics as are accepted."""
+    tensors = {f"encoder.layer.{i}.attention.self.query.weight": torch.ones(1) for i in range(2000)}
+    metrics = {f"relaxed/entity_type_{i}/predicted": 1.0 for i in range(10_000)}
+    frame = encode(Reply("j", 1, 1, "s", Update(tensors, 1.0, metrics)))
+    assert len(decode_reply(frame).update.metrics) == 10_000  # type: ignore[union-attr]

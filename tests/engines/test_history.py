@@ -1,7 +1,8 @@
-"""What a site keeps of a job: whose it is, which request a reply belongs to, when it is on disk."""
+"""What a site keeps of a job: its journal, and which sums it has helped to open."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,13 +18,21 @@ import torch
 from fault_toy import JOB, Toy
 
 from fednotes.core import store
-from fednotes.core.errors import ModelError, RefusedError
+from fednotes.core.errors import FednotesError, ModelError, RefusedError
 from fednotes.core.federation import State
+from fednotes.core.messages import (
+    CHECKPOINT,
+    VERSION,
+    Attached,
+    Reply,
+    Request,
+    decode_reply,
+    encode,
+)
 from fednotes.core.update import Update
-from fednotes.engines import journal
-from fednotes.engines.host import CHECKPOINT, SiteHost
-from fednotes.engines.journal import Journal
-from fednotes.engines.wire import Reply, Request, decode_reply, encode
+from fednotes.engines import history
+from fednotes.engines.history import OPENED, Journal, Opened
+from fednotes.engines.host import SiteHost
 
 X, Y = {"x": torch.ones(4)}, {"x": torch.full((4,), 2.0)}
 
@@ -85,15 +94,27 @@ def test_a_folder_that_does_not_say_whose_it_is_is_refused(
         host(tmp_path)
 
 
+def test_what_another_version_keeps_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    """Before a version was written there, requests had another form."""
+    send(host(tmp_path), train(1, 0))
+    run = tmp_path / "run.json"
+    for version in ({}, {"format": VERSION + 1}, {"format": None}):
+        run.write_text(json.dumps({"job": JOB, "run": 1, **version}))
+        with pytest.raises(ModelError, match=r"another version .* end it with that version"):
+            host(tmp_path)
+    assert (tmp_path / "journal" / "00000001.request").exists()
+
+
 def test_a_site_that_was_killed_before_its_first_state_begins(tmp_path: Path) -> None:
+    kept = {"job": JOB, "format": VERSION}
     with (
-        mock.patch.object(journal, "save_state", side_effect=KeyboardInterrupt),
+        mock.patch.object(history, "save_state", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         host(tmp_path)
-    assert json.loads((tmp_path / "run.json").read_text()) == {"job": JOB, "run": 0}
+    assert json.loads((tmp_path / "run.json").read_text()) == kept | {"run": 0}
     send(host(tmp_path), train(1, 0, run=4))
-    assert json.loads((tmp_path / "run.json").read_text()) == {"job": JOB, "run": 4}
+    assert json.loads((tmp_path / "run.json").read_text()) == kept | {"run": 4}
     assert Journal(tmp_path, "b", JOB).run == 4
 
 
@@ -108,7 +129,8 @@ def test_a_site_that_was_killed_before_its_first_state_begins(tmp_path: Path) ->
         {"task": "evaluate", "options": {}},
         {"round": 3},
         {"counted": {"b": 0, "a": 0}},
-        {"attached": {"note": torch.ones(1)}},
+        {"attached": Attached({"note": 1})},
+        {"attached": Attached(tensors={"words": torch.ones(1)})},
     ],
     ids=lambda other: next(iter(other)),
 )
@@ -173,7 +195,7 @@ def test_a_request_without_its_reply_is_never_on_disk(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
             store.replace_file(path, data)
 
-        with mock.patch.object(journal, "replace_file", dying):
+        with mock.patch.object(history, "replace_file", dying):
             if place < 3:
                 with pytest.raises(KeyboardInterrupt):
                     kept.add(1, frame(1), answer(1))
@@ -240,7 +262,7 @@ def test_what_is_undone_is_so_on_disk_before_anything_follows(tmp_path: Path) ->
 def test_a_server_that_begins_no_round_cannot_fill_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "MOST_BYTES", 3 * len(frame(1)) - 1)
+    monkeypatch.setattr(history, "MOST_BYTES", 3 * len(frame(1)) - 1)
     site = host(tmp_path)
     refused = [send(site, train(n, min(n - 1, 2), first=False)).refusal for n in range(1, 5)]
     assert refused[:2] == ["", ""]
@@ -269,3 +291,52 @@ def test_what_may_not_leave_is_not_kept_to_leave_later(tmp_path: Path) -> None:
         for _ in range(2):
             assert send(site, train(1, 0)).refusal == "not this one"
     assert not list((tmp_path / "journal").iterdir())
+
+
+FIRST, SECOND, THIRD = b"\x01" * 32, b"\x02" * 32, b"\x03" * 32
+
+
+def test_a_question_is_opened_over_the_same_sites_alone(tmp_path: Path) -> None:
+    opened = Opened("a", tmp_path / OPENED)
+    opened.add(FIRST, ["a", "b", "c"])
+    opened.add(FIRST, ["c", "b", "a"])
+    for now in (opened, Opened("a", tmp_path / OPENED)):
+        assert now.survivors(FIRST)
+        assert not now.survivors(SECOND)
+        assert now.survivors(FIRST) == ("a", "b", "c")
+        for sites in (["a", "b"], ["a", "b", "c", "d"], ["a", "b", "d"]):
+            for step in (now.require, now.add):
+                with pytest.raises(RefusedError, match="opened before, over the sites a, b, c;"):
+                    step(FIRST, sites)
+    assert (tmp_path / OPENED).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_line_that_was_cut_costs_no_other(tmp_path: Path) -> None:
+    """A kill cuts the last line, whose answer did not leave; then the site goes on."""
+    Opened("a", tmp_path / OPENED).add(FIRST, ["a", "b"])
+    whole = (tmp_path / OPENED).read_bytes()
+    for cut in range(1, len(whole)):
+        (tmp_path / OPENED).write_bytes(whole + whole[:-cut].replace(b"01", b"02"))
+        Opened("a", tmp_path / OPENED).add(THIRD, ["b", "c"])
+        again = Opened("a", tmp_path / OPENED)
+        assert again.survivors(FIRST) == ("a", "b")
+        assert again.survivors(THIRD) == ("b", "c")
+        assert again.survivors(SECOND) in ((), ("a", "b"))
+
+
+def test_a_disk_that_keeps_nothing_opens_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Opened("a", tmp_path / "missing" / OPENED)
+    with pytest.raises(FednotesError, match="cannot keep what it opened"):
+        opened.add(FIRST, ["a", "b"])
+    assert not opened.survivors(FIRST)
+
+    def broken(number: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    opened = Opened("a", tmp_path / OPENED)
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(FednotesError, match="cannot keep what it opened"):
+        opened.add(FIRST, ["a", "b"])
+    assert not opened.survivors(FIRST)
