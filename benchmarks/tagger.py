@@ -33,7 +33,7 @@ from fednotes.data.batches import buckets
 from fednotes.data.formats import read
 from fednotes.data.tags import types_of
 from fednotes.encoders.vectors import WordVectors
-from fednotes.taggers.corpora import Prepared
+from fednotes.taggers.corpora import TaggerCorpus
 from fednotes.taggers.layers import INVENTORY
 from fednotes.taggers.tagger import PRESETS, Tagger
 
@@ -111,7 +111,7 @@ class Plain(nn.Module):
         return -self.crf(self.project(self.dropout(x)), batch["tags"], mask, reduction="mean")
 
 
-def plain_batch(prepared: Prepared, indices: np.ndarray) -> dict[str, Tensor]:
+def plain_batch(prepared: TaggerCorpus, indices: np.ndarray) -> dict[str, Tensor]:
     """Padded tensors of some sentences."""
     encoded = prepared.encoded
     lengths = prepared.lengths[indices]
@@ -150,7 +150,7 @@ def corpus() -> tuple[str, tuple[Document, ...]]:
     return "random words", tuple(documents)
 
 
-def build(documents: tuple[Document, ...]) -> tuple[Tagger, Prepared]:
+def build(documents: tuple[Document, ...]) -> tuple[Tagger, TaggerCorpus]:
     """An ELMoNER tagger with random frozen tables, and the corpus as it reads it."""
     words = sorted({word.lower() for document in documents for word in document.text.split()})
     table = torch.randn(len(words) + 1, WORD_DIM, generator=torch.manual_seed(0)) * 0.4

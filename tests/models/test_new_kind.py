@@ -26,8 +26,8 @@ import torch
 
 from fednotes.core.tensors import seeded
 from fednotes.data.batches import encode_corpus
-from fednotes.taggers.corpora import Batch, Corpus
-from fednotes.taggers.layers import Output
+from fednotes.taggers.corpora import Batch, PreparedCorpus
+from fednotes.taggers.layers import CrfOutput
 from fednotes.taggers.model import CrfReading, Kind, Model, ModelConfig
 
 
@@ -41,19 +41,19 @@ class Capitals(Model):
     """A word is a row of two: whether it begins with a capital."""
 
     transfer = "crf.project.weight"
-    reads = Corpus
+    reads = PreparedCorpus
 
     def __init__(self, config, tagset, seed):
         super().__init__(config, tagset)
         with seeded(seed, "table"):
             self.table = torch.nn.Parameter(torch.randn(2, config.width))
         with seeded(seed, "crf"):
-            self.crf = Output(config.width, tagset)
+            self.crf = CrfOutput(config.width, tagset)
 
-    def _encode(self, documents, cache, progress, gold):
+    def _encode(self, documents, how):
         encoded = encode_corpus(documents, self.tagset)
         known = frozenset(self.tagset.types)
-        return Corpus(encoded=encoded, known=known, lengths=encoded.lengths)
+        return PreparedCorpus(encoded=encoded, known=known, lengths=encoded.lengths)
 
     def _read(self, corpus, chosen, every=False):
         batch = Batch.of(corpus, chosen, self.device)

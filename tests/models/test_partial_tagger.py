@@ -20,7 +20,7 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.types import Document, Scheme, Span, TagSet
 from fednotes.data.batches import encode_corpus
-from fednotes.taggers.corpora import Prepared
+from fednotes.taggers.corpora import TaggerCorpus
 from fednotes.taggers.model import Losses
 from fednotes.taggers.partial import Soft, allowed_tags, retag
 from fednotes.taggers.tagger import Tagger, tagger_config
@@ -84,7 +84,7 @@ def build(scheme: Scheme = "BIO", encoder: bool = True, **changes: Any) -> Tagge
     return tagger.eval()
 
 
-def partly(tagger: Tagger, known: Sequence[str] = ("Drug",)) -> Prepared:
+def partly(tagger: Tagger, known: Sequence[str] = ("Drug",)) -> TaggerCorpus:
     return tagger.annotate(tagger.prepare(documents()), documents(), known)
 
 

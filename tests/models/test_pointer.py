@@ -20,8 +20,8 @@ from fednotes.taggers.pointer import (
     FIRST_LABEL,
     PAD,
     Grammar,
-    Limits,
     PointerCorpus,
+    PointerLimits,
     encode_entities,
     encode_pointers,
     first_position,
@@ -34,7 +34,7 @@ TYPES = ("Drug", "ADE", "Disease")
 DRUG, ADE, DISEASE = range(FIRST_LABEL, FIRST_LABEL + 3)
 ZERO = first_position(3)  # id of sub-word 0
 TAGS = TagSet(TYPES)
-ROOM = Limits(subwords=1000, entities=300)
+ROOM = PointerLimits(subwords=1000, entities=300)
 
 Entities = st.sets(
     st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 2)).map(
@@ -199,7 +199,7 @@ def test_long_sentences_lose_nothing(given: Document, room: int, entities: int) 
     Against the same document without limits.
     """
     whole = encode_pointers([given], TAGS, letters, ROOM)
-    cut = encode_pointers([given], TAGS, letters, Limits(room, entities))
+    cut = encode_pointers([given], TAGS, letters, PointerLimits(room, entities))
     assert whole.sentences == 1 < cut.sentences
     assert cut.lengths.max() <= room
     assert np.diff(cut.entity_bounds).max(initial=0) <= entities
@@ -221,12 +221,12 @@ def found_in(corpus: PointerCorpus) -> list[Span]:
 def test_what_alone_is_too_long() -> None:
     """A word keeps its first sub-words; an entity its first piece; too many entities go."""
     text = "abcdefghijklmnopqrstuvwxyz one"
-    corpus = encode_pointers([document(text, [(text, "Drug")])], TAGS, letters, Limits(3, 9))
+    corpus = encode_pointers([document(text, [(text, "Drug")])], TAGS, letters, PointerLimits(3, 9))
     assert corpus.lengths.tolist() == [3, 1]
     assert found_in(corpus) == [Span(0, 26, "Drug")]
     assert (corpus.encoded.alignment.shortened, corpus.encoded.alignment.spans) == (1, 1)
     nest = document("one", [("one", "Drug"), ("one", "ADE"), ("one", "Disease")])
-    corpus = encode_pointers([nest], TAGS, letters, Limits(3, 2))
+    corpus = encode_pointers([nest], TAGS, letters, PointerLimits(3, 2))
     assert found_in(corpus) == [Span(0, 3, "ADE"), Span(0, 3, "Drug")]
     assert (corpus.encoded.alignment.exact, corpus.encoded.alignment.lost) == (2, 1)
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.taggers import tagger as tagger_module
-from fednotes.taggers.corpora import Prepared, hash_forms
+from fednotes.taggers.corpora import TaggerCorpus, hash_forms
 from fednotes.taggers.saving import load_model, save_model
 from fednotes.taggers.tagger import (
     LAYERS,
@@ -88,7 +88,7 @@ def _build(seed: int = 1, tagset: TagSet = TAGS, **settings: Any) -> Tagger:
     return build_tagger(tagger_config(small | settings), tagset, seed)
 
 
-def _gradients(tagger: Tagger, prepared: Prepared, indices: Sequence[int]) -> dict[str, Any]:
+def _gradients(tagger: Tagger, prepared: TaggerCorpus, indices: Sequence[int]) -> dict[str, Any]:
     tagger.zero_grad()
     loss = tagger.loss(prepared, indices, "sum")
     loss.backward()

@@ -9,8 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from fednotes.taggers.kernels import recurrence
-from fednotes.taggers.kernels.characters import char_max, char_scatter
 from fednotes.taggers.layers import (
     BEGIN,
     CHARACTERS,
@@ -20,8 +18,11 @@ from fednotes.taggers.layers import (
     UNKNOWN,
     BiLSTM,
     Characters,
-    Layout,
+    PackedLayout,
     WordCNN,
+    _plain,
+    char_max,
+    char_scatter,
     character_table,
     dropout,
     parts_linear,
@@ -31,9 +32,9 @@ LENGTHS = [[1], [5, 5, 5], [3, 9, 1, 4, 9, 2]]
 CPU = torch.device("cpu")
 
 
-def _batch(lengths: list[int], columns: int) -> tuple[list[Tensor], Layout, Tensor]:
+def _batch(lengths: list[int], columns: int) -> tuple[list[Tensor], PackedLayout, Tensor]:
     """Sentences in layout order, the layout, and the same as flat rows."""
-    layout = Layout.of(np.array(lengths), CPU)
+    layout = PackedLayout.of(np.array(lengths), CPU)
     torch.manual_seed(len(lengths))
     sentences = [torch.randn(lengths[s], columns) for s in layout.order]
     flat = torch.stack([sentences[r][t] for t, r in zip(layout.step, layout.row, strict=True)])
@@ -70,7 +71,7 @@ def test_lstm_is_torchs(
     if not compiled:
 
         def plain(a: Tensor, b: Tensor, w: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-            return recurrence._plain(a, w[0], sizes), recurrence._plain(b, w[1], sizes)
+            return _plain(a, w[0], sizes), _plain(b, w[1], sizes)
 
         monkeypatch.setattr("fednotes.taggers.layers.bilstm", plain)
     sentences, layout, flat = _batch(lengths, 7)

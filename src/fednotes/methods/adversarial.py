@@ -54,7 +54,7 @@ from fednotes.core.settings import checked
 from fednotes.core.tensors import nbytes
 from fednotes.core.types import SiteData
 from fednotes.methods import distill, presets
-from fednotes.taggers.corpora import Corpus
+from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses, Model
 from fednotes.taggers.saving import build_model
 
@@ -145,7 +145,7 @@ class Site(distill.Site):
         return f"{super().described()}, {numbers:,} of them in discriminators"
 
     def _objective(
-        self, corpus: Corpus, indices: np.ndarray, weights: np.ndarray, how: str, round: int
+        self, corpus: PreparedCorpus, indices: np.ndarray, weights: np.ndarray, how: str, round: int
     ) -> tuple[Tensor, float, float]:
         losses = self.model.losses(corpus, indices, states=bool(self.discriminators))
         total, source, target = distill.weighted_loss(losses, weights[indices], how)

@@ -56,7 +56,7 @@ from fednotes.methods.sites import (
     judged_mentions,
     save_global,
 )
-from fednotes.taggers.corpora import Corpus
+from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses, ModelConfig
 from fednotes.taggers.prompt_bart import PromptBartConfig
 from fednotes.taggers.saving import build_model, model_config
@@ -262,7 +262,7 @@ class Site(MentionSite):
         self.history: list[dict[str, Any]] = []  # of the weights, a line a round
         self.rounds = 0
         self.pseudo = 0  # mentions of other types in the current annotation
-        self._begun: tuple[int, Corpus] | None = None
+        self._begun: tuple[int, PreparedCorpus] | None = None
         self._source: Tensor | None = None  # (sentences, size) g_i^src, directions alone
         self._sent: Update | None = None
 
@@ -310,7 +310,7 @@ class Site(MentionSite):
         self._sent = Update({"target_gradient": gradient}, metrics=contributing)
         return self._sent
 
-    def _complete(self, round: int) -> Corpus:
+    def _complete(self, round: int) -> PreparedCorpus:
         """The training set with what this round takes the unannotated types to be."""
         how = self._unannotated(round)
         if how == "outside":
@@ -336,7 +336,7 @@ class Site(MentionSite):
             return "marginal" if self.model.softens else "outside"
         return self.config.unannotated
 
-    def _gradients(self, corpus: Corpus, distils: bool) -> Tensor:
+    def _gradients(self, corpus: PreparedCorpus, distils: bool) -> Tensor:
         """Keep the direction of every g_i^src; return the target loss's gradient.
 
         With respect to the transfer parameter alone, and without updating the model. Zeros
@@ -432,12 +432,12 @@ class Site(MentionSite):
         return Update(trained, weight, metrics)  # [tagsets eq 1]
 
     def _objective(
-        self, corpus: Corpus, indices: np.ndarray, weights: np.ndarray, how: str, round: int
+        self, corpus: PreparedCorpus, indices: np.ndarray, weights: np.ndarray, how: str, round: int
     ) -> tuple[Tensor, float, float]:
         """The mini-batch's loss, and its two parts as numbers."""
         return weighted_loss(self.model.losses(corpus, indices), weights[indices], how)
 
-    def _batches(self, corpus: Corpus, round: int) -> Iterator[np.ndarray]:
+    def _batches(self, corpus: PreparedCorpus, round: int) -> Iterator[np.ndarray]:
         left = self._steps()
         for epoch in range(math.ceil(self.config.local_epochs)):
             rng = rng_of(self.config.seed, "order", self.id, round, epoch)
@@ -445,7 +445,7 @@ class Site(MentionSite):
             yield from batches
             left -= len(batches)
 
-    def _begun_in(self, round: int) -> Corpus:
+    def _begun_in(self, round: int) -> PreparedCorpus:
         if self._begun is None or self._begun[0] != round:
             raise TrainingError(
                 f"site {self.id!r} has not begun round {round}: it was restarted in between"

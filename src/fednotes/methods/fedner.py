@@ -57,7 +57,7 @@ from fednotes.methods.sites import (
     shared_and_private,
 )
 from fednotes.metrics.spans import SpanCounts
-from fednotes.taggers.corpora import Corpus
+from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.tagger import (
     LAYERS,
     Tagger,
@@ -233,7 +233,7 @@ class Site(MentionSite):
         {"count", "take_share", "mark", GRADIENTS, TRAIN, EVALUATE, "finish"}
     )
     model: Tagger
-    train_set: Corpus
+    train_set: PreparedCorpus
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         """Options and errors are those of `MentionSite`."""

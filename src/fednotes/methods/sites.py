@@ -19,7 +19,7 @@ from fednotes.core.tensors import below, load_into, prefixed, require_like, snap
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.metrics.spans import SpanCounts, forms_of
-from fednotes.taggers.model import Corpus, Model
+from fednotes.taggers.model import Model, PreparedCorpus
 from fednotes.taggers.saving import ModelConfig, build_model, save_model
 
 Count = Annotated[int, Ge(1)]
@@ -134,7 +134,7 @@ class MentionSite(MethodSite):
     def _counts(
         self,
         documents: Sequence[Document],
-        corpus: Corpus | Sequence[Document],
+        corpus: PreparedCorpus | Sequence[Document],
         types: Collection[str],
         seen: Collection[str],
     ) -> SpanCounts:

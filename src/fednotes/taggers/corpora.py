@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Corpus:
+class PreparedCorpus:
     """A corpus as a model reads it. Belongs to its site, like the documents.
 
     encoded: the flat corpus. known: the types whose annotation is the site's own; a span of
@@ -66,7 +66,7 @@ class Corpus:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Prepared(Corpus):
+class TaggerCorpus(PreparedCorpus):
     """A corpus as a light tagger reads it.
 
     word, hashed: (forms,) rows of the word tables. characters, character_lengths: (forms, size)
@@ -82,7 +82,7 @@ class Prepared(Corpus):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EncoderCorpus(Corpus):
+class EncoderCorpus(PreparedCorpus):
     """A corpus as sub-words, whose words are the corpus's tokens."""
 
     pieces: SubWords
@@ -139,7 +139,7 @@ class Batch:
     (batch, steps), 0 at padding.
     """
 
-    corpus: Corpus
+    corpus: PreparedCorpus
     back: np.ndarray
     rows: np.ndarray
     tokens: np.ndarray
@@ -150,7 +150,7 @@ class Batch:
     @classmethod
     def of(
         cls,
-        corpus: Corpus,
+        corpus: PreparedCorpus,
         chosen: np.ndarray,
         device: torch.device,
         order: np.ndarray | None = None,

@@ -13,7 +13,7 @@ In place of gold there may be a set of sequences (its sum of exp(score) takes th
 exp(score(gold)), its posterior that of the counts) or a distribution over them, given by its
 expected counts, in which the score is linear.
 
-On CPU the recursions are compiled (`kernels/crf.py`, one thread), elsewhere `TorchOps`.
+On CPU the recursions are compiled (`crf_kernels.py`, one thread), elsewhere `TorchOps`.
 """
 
 from __future__ import annotations
@@ -197,9 +197,9 @@ class CRF(nn.Module):
             raise ModelError("the compiled CRF runs on CPU only: use backend 'auto' or 'torch'")
         if self.backend == "torch" or not on_cpu:
             return TorchOps
-        from fednotes.taggers.kernels import crf  # numba takes half a second to import
+        from fednotes.taggers import crf_kernels  # numba takes half a second to import
 
-        return crf
+        return crf_kernels
 
 
 class _Loss(torch.autograd.Function):
@@ -320,7 +320,7 @@ _PAIR_BUDGET = 1 << 24  # numbers in one block of pair posteriors (128 MiB in fl
 class TorchOps:
     """The recursions for every device: log-space, all sentences at once.
 
-    Same functions, arguments and results as `kernels/crf.py`. Forward and backward messages are
+    Same functions, arguments and results as `crf_kernels.py`. Forward and backward messages are
     one scan over two stacked batches (the backward one runs over the reversed sentences), so
     that a GPU is asked half as often.
     """

@@ -43,14 +43,14 @@ from fednotes.encoders.pretrained import (
     stamp_of,
 )
 from fednotes.encoders.prompts import Prompts, install, joined
-from fednotes.taggers.corpora import Batch, EncoderCorpus, Progress
-from fednotes.taggers.layers import Output
+from fednotes.taggers.corpora import Batch, EncoderCorpus
+from fednotes.taggers.layers import CrfOutput
 from fednotes.taggers.model import (
     CrfReading,
     Kind,
     Model,
     ModelConfig,
-    require_dropout,
+    Preparing,
     require_numbers,
 )
 
@@ -83,7 +83,6 @@ class EncoderTaggerConfig(ModelConfig):
         require_numbers(self, rank=1, prompts=0, prompt_hidden=1, max_tokens=1)
         if self.layer is not None and self.layer < 0:
             raise ConfigError(f"layer = {self.layer}: it must be at least 0 (0 = all layers)")
-        require_dropout(self.dropout)
         if not self.alpha > 0.0:
             raise ConfigError(f"alpha = {self.alpha}: it must be above 0")
         if self.tuning not in ("lora", "prompts", "none"):
@@ -247,7 +246,7 @@ class EncoderTagger(Model):
                 seed,
             )
         with seeded(seed, "crf"):
-            self.crf = Output(backbone.width, tagset)
+            self.crf = CrfOutput(backbone.width, tagset)
 
     @property
     def frozen(self) -> int:
@@ -264,17 +263,11 @@ class EncoderTagger(Model):
         """SHA-256 over the frozen encoder's weights and settings."""
         return self.backbone.fingerprint
 
-    def _encode(
-        self,
-        documents: tuple[Document, ...],
-        cache: Path | None,
-        progress: Progress | None,
-        gold: bool,
-    ) -> EncoderCorpus:
+    def _encode(self, documents: tuple[Document, ...], how: Preparing) -> EncoderCorpus:
         """cache is not used: tuning changes what the encoder says."""
         encoded = encode_corpus(documents, self.tagset, max_tokens=self.config.max_tokens)
         tokenizer, capacity = self.backbone.tokenizer, self.backbone.frame.capacity
-        return EncoderCorpus.of(encoded, tokenizer, capacity, progress=progress)
+        return EncoderCorpus.of(encoded, tokenizer, capacity, progress=how.progress)
 
     def _read(self, corpus: EncoderCorpus, chosen: np.ndarray, every: bool = False) -> CrfReading:
         batch = Batch.of(corpus, chosen, self.device)

@@ -10,6 +10,9 @@ d_2), …, and reads them as their concatenation. A part that is frozen (word ve
 contextual features) so costs no gradient.
 """
 
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# The kernels' types are those of their numba signatures.
+
 from __future__ import annotations
 
 import math
@@ -22,12 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fednotes.core.kernels import dropout
+from fednotes.core.kernels import dropout, kernel
 from fednotes.core.types import TagSet
 from fednotes.data.tags import allowed_transitions
 from fednotes.taggers.crf import CRF
-from fednotes.taggers.kernels.characters import char_max, char_scatter
-from fednotes.taggers.kernels.recurrence import bilstm
 
 # The fixed character inventory. Ids: 0 padding, 1 any other character, 2 word begin,
 # 3 word end, then these in order. Part of every saved model: never reorder.
@@ -63,7 +64,7 @@ def character_table(forms: Sequence[str], size: int) -> tuple[np.ndarray, np.nda
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class PackedLayout:
     """Where the tokens of one batch stand; made from the sentence lengths alone.
 
     order: (sentences,) the batch's sentences by falling length.
@@ -82,7 +83,7 @@ class Layout:
     device: torch.device
 
     @classmethod
-    def of(cls, lengths: np.ndarray, device: torch.device) -> Layout:
+    def of(cls, lengths: np.ndarray, device: torch.device) -> PackedLayout:
         """The layout of sentences with these lengths (each at least 1)."""
         order = np.argsort(-lengths, kind="stable")
         sorted_lengths = lengths[order]
@@ -227,7 +228,7 @@ class WordCNN(nn.Module):
         """Columns of the result."""
         return self.filters * len(self.widths)
 
-    def forward(self, parts: Sequence[Tensor], layout: Layout) -> Tensor:
+    def forward(self, parts: Sequence[Tensor], layout: PackedLayout) -> Tensor:
         """parts of (tokens, Σ d) → (tokens, widths · filters)."""
         weights = [getattr(self, f"weight_{w}") for w in self.widths]  # (width, filters, d)
         inputs = weights[0].shape[2]
@@ -269,7 +270,7 @@ class BiLSTM(nn.Module):
             self.register_parameter(f"weight_hh_l{layer}", nn.Parameter(across))
             self.register_parameter(f"bias_l{layer}", nn.Parameter(bias))
 
-    def forward(self, parts: Sequence[Tensor], layout: Layout, rate: float = 0.0) -> Tensor:
+    def forward(self, parts: Sequence[Tensor], layout: PackedLayout, rate: float = 0.0) -> Tensor:
         """parts of (tokens, Σ d) → (tokens, 2 · units); dropout between stacked layers."""
         out = parts[0]
         for layer in range(self.num_layers):
@@ -297,7 +298,7 @@ class Words(nn.Module):
             self.hashed = nn.Parameter(torch.randn(buckets, dim) / math.sqrt(dim))
 
 
-class Context(nn.Module):
+class ContextMix(nn.Module):
     """Scalar mix over the layers of contextual features (Peters et al. 2018, Eq. 1), then an
     optional projection. Without parameters where there is one layer and no projection."""
 
@@ -321,7 +322,7 @@ class Context(nn.Module):
         return F.linear(mixed, self.project, self.bias) if hasattr(self, "project") else mixed
 
 
-class Output(nn.Module):
+class CrfOutput(nn.Module):
     """Projection to the tags of a tag set, and their CRF."""
 
     def __init__(self, inputs: int, tagset: TagSet) -> None:
@@ -329,3 +330,244 @@ class Output(nn.Module):
         masks = (torch.from_numpy(mask) for mask in allowed_transitions(tagset))
         self.project = nn.Linear(inputs, len(tagset.tags))
         self.crf = CRF(len(tagset.tags), *masks)
+
+
+# ---- characters pooled over a word: compiled on the CPU in float32, torch operations elsewhere ---
+
+
+def char_max(table: Tensor, characters: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Any]:
+    """The pooled convolution (words, filters) and the position of each maximum (words, filters).
+
+    table: (inventory, width, filters). characters: (words, size) uint8. lengths: (words,).
+    """
+    if table.device.type == "cpu" and table.dtype == torch.float32:
+        pooled = torch.empty(len(characters), table.shape[2])
+        places = np.empty(pooled.shape, np.uint8)
+        values = table.detach().contiguous().numpy()
+        _char_max(values, characters, lengths, pooled.numpy(), places)
+        return pooled, places
+    neighbours = _neighbours(characters, lengths, table)  # (words, size, width)
+    summed = table.new_zeros(*characters.shape, table.shape[2])
+    padded = torch.cat([table, table.new_zeros(1, *table.shape[1:])])
+    for k in range(table.shape[1]):
+        summed += padded[neighbours[:, :, k], k]
+    size = torch.as_tensor(lengths, device=table.device).long()
+    outside = torch.arange(characters.shape[1], device=table.device) >= size[:, None]
+    pooled, best = summed.masked_fill(outside[:, :, None], -torch.inf).max(dim=1)
+    return pooled, best
+
+
+def char_scatter(
+    grad: Tensor, best: Any, characters: np.ndarray, lengths: np.ndarray, shape: torch.Size
+) -> Tensor:
+    """The gradient of `char_max` for its table; arguments as there."""
+    if isinstance(best, np.ndarray):
+        out = torch.zeros(shape)
+        _char_scatter(grad.contiguous().numpy(), best, characters, lengths, out.numpy())
+        return out
+    out = grad.new_zeros(shape[0] + 1, *shape[1:])
+    neighbours = _neighbours(characters, lengths, grad, shape[1])
+    columns = torch.arange(shape[2], device=grad.device).expand_as(best)
+    for k in range(shape[1]):
+        rows = neighbours[:, :, k].gather(1, best)  # (words, filters)
+        out[:, k].index_put_((rows, columns), grad, accumulate=True)
+    return out[:-1]
+
+
+def _neighbours(
+    characters: np.ndarray, lengths: np.ndarray, like: Tensor, width: int | None = None
+) -> Tensor:
+    """(words, size, width) the character at each offset; -1, the row of zeros, outside."""
+    width = like.shape[1] if width is None else width
+    size = characters.shape[1]
+    out = np.empty((*characters.shape, width), np.int64)
+    for k in range(width):
+        position = np.arange(size) + k - (width - 1) // 2
+        inside = (position >= 0) & (position[None, :] < lengths[:, None].astype(np.int64))
+        found = characters[:, np.clip(position, 0, size - 1)].astype(np.int64)
+        out[:, :, k] = np.where(inside, found, -1)
+    return torch.from_numpy(out).to(like.device)
+
+
+@kernel("void(f4[:,:,::1], u1[:,::1], u1[::1], f4[:,::1], u1[:,::1])")
+def _char_max(table, characters, lengths, pooled, best):
+    width, filters = table.shape[1], table.shape[2]
+    left = (width - 1) // 2
+    sums = np.empty(filters, np.float32)
+    for word in range(characters.shape[0]):
+        length = np.int64(lengths[word])
+        for f in range(filters):
+            pooled[word, f] = -np.inf
+            best[word, f] = 0
+        for p in range(length):
+            sums[:] = 0.0
+            for k in range(width):
+                q = p + k - left
+                if 0 <= q < length:
+                    c = characters[word, q]
+                    for f in range(filters):
+                        sums[f] += table[c, k, f]
+            for f in range(filters):
+                better = sums[f] > pooled[word, f]
+                pooled[word, f] = sums[f] if better else pooled[word, f]
+                best[word, f] = np.uint8(p) if better else best[word, f]
+
+
+@kernel("void(f4[:,::1], u1[:,::1], u1[:,::1], u1[::1], f4[:,:,::1])")
+def _char_scatter(grad, best, characters, lengths, out):
+    width, filters = out.shape[1], out.shape[2]
+    left = (width - 1) // 2
+    for word in range(characters.shape[0]):
+        length = np.int64(lengths[word])
+        for f in range(filters):
+            g = grad[word, f]
+            if g != 0.0:
+                for k in range(width):
+                    q = np.int64(best[word, f]) + k - left
+                    if 0 <= q < length:
+                        out[characters[word, q], k, f] += g
+
+
+# ---- the recurrence of a bidirectional LSTM, with its analytic gradient -------------------------
+#
+# The two directions run side by side on the same packed rows (the backward one on mirrored
+# sentences), so every step is dense. The gradient of the recurrent weights is one product over
+# all tokens at the end instead of one a step. Off the CPU, torch operations do the same.
+
+
+def bilstm(
+    ahead: Tensor, back: Tensor, across: Tensor, sizes: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Hidden states of both directions, each (tokens, units).
+
+    ahead, back: (tokens, 4 · units) the input's share of the gates i, f, g, o (with bias), in
+    packed order. across: (2, 4 · units, units). sizes: sentences running at each step.
+    """
+    if ahead.device.type == "cpu" and ahead.dtype == torch.float32:
+        outputs = _Recurrence.apply(ahead, back, across, tuple(sizes))
+        return cast(tuple[Tensor, Tensor], outputs)
+    return _plain(ahead, across[0], sizes), _plain(back, across[1], sizes)
+
+
+def _plain(gates: Tensor, across: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The recurrence by torch operations under autograd, any device and type."""
+    hidden = gates.new_zeros(sizes[0], across.shape[1])
+    cell = hidden
+    outs, start = [], 0
+    for size in sizes:
+        step = gates[start : start + size] + hidden[:size] @ across.T
+        i, f, g, o = step.chunk(4, dim=1)
+        cell = f.sigmoid() * cell[:size] + i.sigmoid() * g.tanh()
+        hidden = o.sigmoid() * cell.tanh()
+        outs.append(hidden)
+        start += size
+    return torch.cat(outs)
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, ahead: Tensor, back: Tensor, across: Tensor, sizes: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        units = across.shape[2]
+        tokens = ahead.shape[0]
+        acts = [torch.empty_like(ahead), torch.empty_like(back)]  # gates after activation
+        cells = torch.empty(2, tokens, units)
+        tanhs = torch.empty(2, tokens, units)
+        hidden = [torch.empty(tokens, units) for _ in range(2)]
+        views = [
+            (a.numpy(), c.numpy(), t.numpy(), h.numpy())
+            for a, c, t, h in zip(acts, cells, tanhs, hidden, strict=True)
+        ]
+        start, before = 0, 0
+        for step, size in enumerate(sizes):
+            end = start + size
+            for d, gates in enumerate((ahead, back)):
+                act, h = acts[d][start:end], hidden[d]
+                if step == 0:
+                    act.copy_(gates[:end])
+                else:
+                    torch.addmm(gates[start:end], h[before : before + size], across[d].T, out=act)
+                act[:, : 2 * units].sigmoid_()
+                act[:, 2 * units : 3 * units].tanh_()
+                act[:, 3 * units :].sigmoid_()
+                a, c, _, _ = views[d]
+                _cell(a, c, start, size, before if step else -1)
+                torch.tanh(cells[d, start:end], out=tanhs[d, start:end])
+                torch.mul(act[:, 3 * units :], tanhs[d, start:end], out=h[start:end])
+            before, start = start, end
+        ctx.save_for_backward(across, *acts, cells, tanhs, *hidden)
+        ctx.sizes = sizes
+        return hidden[0], hidden[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        across, act0, act1, cells, tanhs, hidden0, hidden1 = ctx.saved_tensors
+        sizes: tuple[int, ...] = ctx.sizes
+        tokens, units = hidden0.shape
+        outs = [torch.empty_like(act0), torch.empty_like(act1)]
+        for d, (act, grad) in enumerate(zip((act0, act1), grads, strict=True)):
+            out = outs[d]
+            weights = across[d].contiguous()
+            flowing = torch.zeros(sizes[0], units)  # ∂L/∂h from the step after
+            cell_grad = np.zeros((sizes[0], units), np.float32)
+            a, c, t, g = act.numpy(), cells[d].numpy(), tanhs[d].numpy(), grad.contiguous().numpy()
+            o, flow = out.numpy(), flowing.numpy()
+            start = tokens
+            for step in range(len(sizes) - 1, -1, -1):
+                size = sizes[step]
+                start -= size
+                before = start - sizes[step - 1] if step else -1
+                _cell_grad(a, c, t, g, o, flow, cell_grad, start, size, before)
+                if step:
+                    torch.mm(out[start : start + size], weights, out=flowing[:size])
+        previous = _previous_rows(sizes)
+        first = sizes[0]
+        weight_grad = torch.stack(
+            [
+                out[first:].T @ hidden.index_select(0, previous)
+                for out, hidden in zip(outs, (hidden0, hidden1), strict=True)
+            ]
+        )
+        return outs[0], outs[1], weight_grad, None
+
+
+def _previous_rows(sizes: Sequence[int]) -> Tensor:
+    """The row one step earlier of every token that is not a sentence's first."""
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    rows = [np.arange(size) + starts[t] for t, size in enumerate(sizes[1:])]
+    return torch.from_numpy(np.concatenate(rows) if rows else np.zeros(0, np.int64))
+
+
+@kernel("void(f4[:,::1], f4[:,::1], i8, i8, i8)")
+def _cell(act, cells, start, size, before):
+    units = cells.shape[1]
+    for row in range(size):
+        a, c = act[start + row], cells[start + row]
+        if before < 0:
+            for u in range(units):
+                c[u] = a[u] * a[2 * units + u]
+        else:
+            previous = cells[before + row]
+            for u in range(units):
+                c[u] = a[units + u] * previous[u] + a[u] * a[2 * units + u]
+
+
+@kernel("void(" + "f4[:,::1], " * 7 + "i8, i8, i8)")
+def _cell_grad(act, cells, tanhs, grad, out, flowing, cell_grad, start, size, before):
+    units = cells.shape[1]
+    one = np.float32(1.0)
+    for row in range(size):
+        at = start + row
+        for u in range(units):
+            i, f = act[at, u], act[at, units + u]
+            g, o = act[at, 2 * units + u], act[at, 3 * units + u]
+            t = tanhs[at, u]
+            dh = grad[at, u] + flowing[row, u]
+            dc = cell_grad[row, u] + dh * o * (one - t * t)
+            previous = cells[before + row, u] if before >= 0 else np.float32(0.0)
+            out[at, u] = dc * g * i * (one - i)
+            out[at, units + u] = dc * previous * f * (one - f)
+            out[at, 2 * units + u] = dc * i * (one - g * g)
+            out[at, 3 * units + u] = dh * t * o * (one - o)
+            cell_grad[row, u] = dc * f

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,8 +21,8 @@ from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import with_spans, without_gold
 from fednotes.encoders.encoder import length_batches
-from fednotes.taggers.corpora import Batch, Corpus, Progress, chosen_of
-from fednotes.taggers.layers import Output, with_zero
+from fednotes.taggers.corpora import Batch, PreparedCorpus, Progress, chosen_of
+from fednotes.taggers.layers import CrfOutput, with_zero
 from fednotes.taggers.partial import Soft, added_tags, split_loss, transfer_gradients
 
 WHOLE_BATCH = (8192, 256)  # most sub-words and sentences that are predicted together
@@ -70,6 +70,14 @@ class Losses:
     score: Callable[[Tensor], Tensor] | None = None
 
 
+class Preparing(NamedTuple):
+    """How `Model.prepare` was asked."""
+
+    cache: Path | None
+    progress: Progress | None
+    gold: bool
+
+
 class Reading(Protocol):
     """What a model that tags tokens makes of some sentences."""
 
@@ -105,7 +113,7 @@ class Model(nn.Module):
 
     transfer: ClassVar[str]
     softens: ClassVar[bool] = True
-    reads: ClassVar[type[Corpus]]
+    reads: ClassVar[type[PreparedCorpus]]
     place: ClassVar[str] = ""
     whole: ClassVar[bool] = False
 
@@ -115,10 +123,7 @@ class Model(nn.Module):
             raise ConfigError("the tag set has no entity types: a model needs at least one")
         self.config, self.tagset = config, tagset
 
-    def _encode(
-        self, documents: tuple[Document, ...], cache: Path | None, progress: Progress | None,
-        gold: bool,
-    ) -> Corpus:  # fmt: skip
+    def _encode(self, documents: tuple[Document, ...], how: Preparing) -> PreparedCorpus:
         raise NotImplementedError
 
     def _read(self, corpus: Any, chosen: np.ndarray, every: bool = False) -> Reading:
@@ -169,7 +174,7 @@ class Model(nn.Module):
         cache: Path | None = None,
         progress: Progress | None = None,
         gold: bool = True,
-    ) -> Corpus:
+    ) -> PreparedCorpus:
         """Encode a corpus and look up all that training does not change; every type known.
 
         cache: folder for what can be kept. progress(done, all) is called meanwhile. gold=False
@@ -177,9 +182,9 @@ class Model(nn.Module):
         label that the tag set does not have.
         """
         given = tuple(documents) if gold else without_gold(documents)
-        return self._encode(given, cache, progress, gold)
+        return self._encode(given, Preparing(cache, progress, gold))
 
-    def own(self, corpus: Corpus) -> Any:
+    def own(self, corpus: PreparedCorpus) -> Any:
         """The corpus, if such a model prepared it. Raises ModelError for another model's."""
         if not isinstance(corpus, self.reads):
             kind = self.config.kind
@@ -191,20 +196,20 @@ class Model(nn.Module):
         return corpus
 
     def annotate(
-        self, corpus: Corpus, documents: Sequence[Document], known: Collection[str]
-    ) -> Corpus:
-        """The same texts with the spans of `documents` as the annotation; `Corpus.annotated`."""
+        self, corpus: PreparedCorpus, documents: Sequence[Document], known: Collection[str]
+    ) -> PreparedCorpus:
+        """The same texts with the spans of `documents` as the annotation."""
         self.own(corpus)
         return corpus.annotated(documents, known)
 
     @torch.no_grad()
-    def soften(self, corpus: Corpus) -> Corpus:
+    def soften(self, corpus: PreparedCorpus) -> PreparedCorpus:
         """The same corpus whose target is this model's posterior, given the known types' spans.
 
         Without dropout. Unchanged where every type is known: nothing is left to guess. Raises
         ConfigError where `softens` is False.
         """
-        own: Corpus = self.own(corpus)
+        own: PreparedCorpus = self.own(corpus)
         if own.complete or not own.sentences:
             return replace(own, soft=None)
         unary = np.zeros((len(own.encoded.form), len(self.tagset.tags)), np.float32)
@@ -220,7 +225,7 @@ class Model(nn.Module):
         )
 
     def losses(
-        self, corpus: Corpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
+        self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
     ) -> Losses:
         """The losses of some sentences by the origin of their targets, in the order of `indices`.
 
@@ -232,7 +237,7 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def gradients(
-        self, corpus: Corpus, indices: Sequence[int] | np.ndarray
+        self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> tuple[Tensor, Tensor]:
         """Gradients with respect to the transfer parameter alone, without dropout.
 
@@ -251,7 +256,7 @@ class Model(nn.Module):
         return each, total
 
     @torch.no_grad()
-    def predict(self, documents: Sequence[Document] | Corpus) -> tuple[Document, ...]:
+    def predict(self, documents: Sequence[Document] | PreparedCorpus) -> tuple[Document, ...]:
         """The documents (or a corpus') with predicted spans in place of their own.
 
         Given documents, what is annotated in them is not looked at. Dropout is off.
@@ -280,7 +285,7 @@ class CrfReading:
     for each of `Losses.hidden`, zero at padding.
     """
 
-    output: Output
+    output: CrfOutput
     batch: Batch
     features: Tensor
     layers: Sequence[Tensor]
@@ -348,13 +353,12 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def require_numbers(config: Any, **least: float) -> None:
-    """Each of these fields is at least so much. Raises ConfigError for a specification's field."""
+    """Each of these fields is at least so much, and a dropout rate, if there is one, below 1.
+
+    Raises ConfigError for a specification's field that is not.
+    """
     for name, value in least.items():
         if getattr(config, name) < value:
             raise ConfigError(f"{name} = {getattr(config, name)}: it must be at least {value}")
-
-
-def require_dropout(rate: float | None) -> None:
-    """A dropout rate, if there is one. Raises ConfigError."""
-    if rate is not None and not 0.0 <= rate < 1.0:
-        raise ConfigError(f"dropout = {rate}: it must be at least 0 and below 1")
+    if config.dropout is not None and not 0.0 <= config.dropout < 1.0:
+        raise ConfigError(f"dropout = {config.dropout}: it must be at least 0 and below 1")

@@ -37,7 +37,7 @@ from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import encode_corpus
 from fednotes.data.tags import Alignment
-from fednotes.taggers.corpora import Corpus
+from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.partial import require_same_texts, require_types
 
 Subwords = Callable[[Sequence[str]], list[list[int]]]  # word forms → the sub-words of each
@@ -170,7 +170,7 @@ class Grammar:
 
 
 @dataclass(frozen=True)
-class Limits:
+class PointerLimits:
     """What a model can read and write: sub-words and entities of one sentence, at least 1."""
 
     subwords: int
@@ -178,7 +178,7 @@ class Limits:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PointerCorpus(Corpus):
+class PointerCorpus(PreparedCorpus):
     """A corpus as sub-words, words on them, and entities on those.
 
     encoded: sentences, or pieces of those that are too long for the model, cut between words and
@@ -190,7 +190,7 @@ class PointerCorpus(Corpus):
     all there; of a discontinuous one, the whole stretch.
     """
 
-    limits: Limits
+    limits: PointerLimits
     ids: np.ndarray
     bounds: np.ndarray
     first: np.ndarray
@@ -209,8 +209,7 @@ class PointerCorpus(Corpus):
         return [Span(int(a), int(b), encoded.tagset.types[t]) for a, b, t in rows]
 
     def annotated(self, documents: Sequence[Document], known: Collection[str]) -> PointerCorpus:
-        """As `Corpus.annotated`. Sentences stay cut where they were: a span that goes over such
-        a cut keeps its first part."""
+        """Sentences stay cut where they were: a span over such a cut keeps its first part."""
         given, old = tuple(documents), self.encoded
         require_same_texts(old, given)
         types = require_types(known, old.tagset)
@@ -222,7 +221,7 @@ class PointerCorpus(Corpus):
 
 
 def encode_pointers(
-    documents: Sequence[Document], tagset: TagSet, subwords: Subwords, limits: Limits
+    documents: Sequence[Document], tagset: TagSet, subwords: Subwords, limits: PointerLimits
 ) -> PointerCorpus:
     """Documents → sub-words and entities, every type known.
 
@@ -344,7 +343,9 @@ def _with_entities(corpus: PointerCorpus, found: _Found) -> PointerCorpus:
     )
 
 
-def _cut(bounds: np.ndarray, size: np.ndarray, spans: np.ndarray, limits: Limits) -> np.ndarray:
+def _cut(
+    bounds: np.ndarray, size: np.ndarray, spans: np.ndarray, limits: PointerLimits
+) -> np.ndarray:
     """(pieces + 1,) words at which pieces begin, no piece over the limits.
 
     bounds: (sentences + 1,) in words. size: (words,) sub-words. spans: entities on words.
@@ -364,7 +365,12 @@ def _cut(bounds: np.ndarray, size: np.ndarray, spans: np.ndarray, limits: Limits
 
 
 def _greedy(
-    start: int, end: int, total: np.ndarray, begun: np.ndarray, free: np.ndarray, limits: Limits
+    start: int,
+    end: int,
+    total: np.ndarray,
+    begun: np.ndarray,
+    free: np.ndarray,
+    limits: PointerLimits,
 ) -> Iterator[int]:
     """Ends of one sentence's pieces, each as far as the limits let it."""
     while start < end:

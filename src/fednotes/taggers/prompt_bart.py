@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -43,14 +42,14 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.encoders.bart import BartBackbone, fixed_rows, load_backbone, own_cross_attentions
 from fednotes.encoders.encoder import length_batches
 from fednotes.encoders.prompts import KeyValues, Prompts, joined, self_attentions
-from fednotes.taggers.corpora import Corpus, Progress, chosen_of
+from fednotes.taggers.corpora import PreparedCorpus, chosen_of
 from fednotes.taggers.model import (
     Kind,
     Losses,
     Model,
     ModelConfig,
+    Preparing,
     evaluating,
-    require_dropout,
     require_numbers,
 )
 from fednotes.taggers.pointer import (
@@ -59,8 +58,8 @@ from fednotes.taggers.pointer import (
     FIRST_LABEL,
     PAD,
     Grammar,
-    Limits,
     PointerCorpus,
+    PointerLimits,
     encode_pointers,
     first_position,
     repair,
@@ -98,7 +97,6 @@ class PromptBartConfig(ModelConfig):
         if self.kind != "prompt-bart":
             raise ConfigError(f'kind = {self.kind!r}: a prompt-tuned BART is "prompt-bart"')
         require_numbers(self, prompts=1, prompt_hidden=1, max_entities=0, max_subwords=0)
-        require_dropout(self.dropout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,11 +388,11 @@ class PromptBart(Model):
         return (int(shape.d_model),) * int(shape.encoder_layers)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> PointerLimits:
         """The most sub-words and entities of one sentence."""
         backbone, config = self._frozen[0], self.config
         room = (backbone.steps - 1) // 3
-        return Limits(
+        return PointerLimits(
             min(config.max_subwords or backbone.frame.capacity, backbone.frame.capacity),
             min(config.max_entities or room, room),
         )
@@ -410,20 +408,14 @@ class PromptBart(Model):
         """SHA-256 over the backbone's files."""
         return self._frozen[0].fingerprint
 
-    def _encode(
-        self,
-        documents: tuple[Document, ...],
-        cache: Path | None,
-        progress: Progress | None,
-        gold: bool,
-    ) -> PointerCorpus:
+    def _encode(self, documents: tuple[Document, ...], how: Preparing) -> PointerCorpus:
         """Nothing is kept in `cache`."""
         corpus = encode_pointers(documents, self.tagset, self._frozen[0].split, self.limits)
-        if progress is not None:
-            progress(len(documents), len(documents))
+        if how.progress is not None:
+            how.progress(len(documents), len(documents))
         return corpus
 
-    def soften(self, corpus: Corpus) -> NoReturn:
+    def soften(self, corpus: PreparedCorpus) -> NoReturn:
         """Raises ConfigError: a pointer model has no posterior that can be summed."""
         raise ConfigError(
             'soft distillation needs a model with a CRF: set kind = "tagger" or '
@@ -431,7 +423,7 @@ class PromptBart(Model):
         )
 
     def losses(
-        self, corpus: Corpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
+        self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray, *, states: bool = False
     ) -> Losses:
         """Sums of each sentence's cross-entropies, by origin; see `Losses`.
 
@@ -476,7 +468,7 @@ class PromptBart(Model):
 
     @torch.enable_grad()
     def gradients(
-        self, corpus: Corpus, indices: Sequence[int] | np.ndarray
+        self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray
     ) -> tuple[Tensor, Tensor]:
         """See `Model.gradients`; size = N_q · d.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,8 @@ from fednotes.encoders.features import FrozenEncoder, cached_features, load_enco
 from fednotes.encoders.vectors import WordVectors, load_vectors
 from fednotes.taggers.corpora import (
     Batch,
-    Corpus,
-    Prepared,
-    Progress,
+    PreparedCorpus,
+    TaggerCorpus,
     by_length,
     chosen_of,
     hash_forms,
@@ -40,9 +38,9 @@ from fednotes.taggers.corpora import (
 from fednotes.taggers.layers import (
     BiLSTM,
     Characters,
-    Context,
-    Layout,
-    Output,
+    ContextMix,
+    CrfOutput,
+    PackedLayout,
     WordCNN,
     Words,
     character_table,
@@ -52,7 +50,7 @@ from fednotes.taggers.model import (
     Kind,
     Model,
     ModelConfig,
-    require_dropout,
+    Preparing,
     require_numbers,
 )
 
@@ -108,7 +106,6 @@ class TaggerConfig(ModelConfig):
             raise ConfigError(f"char_max = {self.char_max}: it must be from 3 to 255")
         if self.lstm_layers > 100:
             raise ConfigError(f"lstm_layers = {self.lstm_layers}: it must be at most 100")
-        require_dropout(self.dropout)
         widths = self.cnn_widths
         if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
             raise ConfigError(f"cnn_widths = {list(widths)}: distinct widths of at least 1")
@@ -188,7 +185,7 @@ class Tagger(Model):
     """
 
     transfer = "crf.project.weight"
-    reads = Prepared
+    reads = TaggerCorpus
     place = "contextual"
 
     def __init__(
@@ -212,7 +209,7 @@ class Tagger(Model):
                 self.lstm = BiLSTM(size, config.lstm_units, config.lstm_layers)
             size = 2 * config.lstm_units
         with seeded(seed, "crf"):
-            self.crf = Output(size, tagset)
+            self.crf = CrfOutput(size, tagset)
 
     def _build_inputs(self, seed: int) -> int:
         """Make the layers that represent a word; return the columns of the representation."""
@@ -232,7 +229,7 @@ class Tagger(Model):
             size += config.char_filters
         if self.encoder is not None:
             with seeded(seed, "context"):
-                self.context = Context(self.encoder.layers, self.encoder.dim, config.project)
+                self.context = ContextMix(self.encoder.layers, self.encoder.dim, config.project)
             size += config.project or self.encoder.dim
         return size
 
@@ -260,13 +257,7 @@ class Tagger(Model):
         """Whether the contextual features go through a layer that learns."""
         return self.encoder is not None and (self.encoder.layers > 1 or self.config.project > 0)
 
-    def _encode(
-        self,
-        documents: tuple[Document, ...],
-        cache: Path | None,
-        progress: Progress | None,
-        gold: bool,
-    ) -> Prepared:
+    def _encode(self, documents: tuple[Document, ...], how: Preparing) -> TaggerCorpus:
         config = self.config
         encoded = encode_corpus(documents, self.tagset, max_tokens=config.max_tokens)
         forms = encoded.forms
@@ -279,9 +270,9 @@ class Tagger(Model):
             characters, lengths = character_table(forms, config.char_max)
         if self.encoder is not None and encoded.sentences:
             context = cached_features(
-                self.encoder, forms, encoded.form, encoded.bounds, cache, progress
+                self.encoder, forms, encoded.form, encoded.bounds, how.cache, how.progress
             )
-        return Prepared(
+        return TaggerCorpus(
             encoded=encoded,
             known=frozenset(self.tagset.types),
             lengths=encoded.lengths,
@@ -292,9 +283,9 @@ class Tagger(Model):
             context=context,
         )
 
-    def word_rows(self, corpus: Corpus, indices: np.ndarray) -> dict[str, np.ndarray]:
+    def word_rows(self, corpus: PreparedCorpus, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of each trainable table of words that these sentences read, repeats too."""
-        prepared: Prepared = self.own(corpus)
+        prepared: TaggerCorpus = self.own(corpus)
         form = prepared.encoded.form[self._laid_out(prepared, chosen_of(indices))[2]]
         found = {}
         if prepared.word is not None and self.config.train_words:
@@ -304,7 +295,7 @@ class Tagger(Model):
         return found
 
     def loss(
-        self, corpus: Corpus, indices: Sequence[int] | np.ndarray, reduction: str = "mean"
+        self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray, reduction: str = "mean"
     ) -> Tensor:
         """Negative log likelihood of some sentences' tags, a scalar.
 
@@ -317,13 +308,15 @@ class Tagger(Model):
     def _parts(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
         return by_length(lengths)
 
-    def _laid_out(self, prepared: Prepared, chosen: np.ndarray) -> tuple[Layout, Batch, np.ndarray]:
+    def _laid_out(
+        self, prepared: TaggerCorpus, chosen: np.ndarray
+    ) -> tuple[PackedLayout, Batch, np.ndarray]:
         """Some sentences in the order of a layout, and the tokens of the corpus (tokens,)."""
-        layout = Layout.of(prepared.lengths[chosen], self.device)
+        layout = PackedLayout.of(prepared.lengths[chosen], self.device)
         batch = Batch.of(prepared, chosen, self.device, layout.order)
         return layout, batch, batch.tokens[layout.row, layout.step]
 
-    def _read(self, corpus: Prepared, chosen: np.ndarray, every: bool = False) -> CrfReading:
+    def _read(self, corpus: TaggerCorpus, chosen: np.ndarray, every: bool = False) -> CrfReading:
         """The layers that `widths` counts are taken before dropout."""
         layout, batch, tokens = self._laid_out(corpus, chosen)
         rate, layers = self.config.dropout, list[Tensor]()
@@ -339,7 +332,7 @@ class Tagger(Model):
         features = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # (tokens, width)
         return CrfReading(self.crf, batch, features, layers, layout.padded())
 
-    def _represent(self, prepared: Prepared, tokens: np.ndarray) -> Iterator[Tensor]:
+    def _represent(self, prepared: TaggerCorpus, tokens: np.ndarray) -> Iterator[Tensor]:
         """The parts of each token's representation, (tokens, ·) each."""
         form = prepared.encoded.form[tokens]
         device = self.device

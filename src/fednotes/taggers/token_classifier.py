@@ -48,14 +48,14 @@ from fednotes.encoders.pretrained import (
     require_complete,
     stamp_of,
 )
-from fednotes.taggers.corpora import Corpus, EncoderCorpus, Progress
+from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import (
     Kind,
     Losses,
     Model,
     ModelConfig,
+    Preparing,
     evaluating,
-    require_dropout,
     require_numbers,
 )
 from fednotes.taggers.partial import (
@@ -93,7 +93,6 @@ class TokenClassifierConfig(ModelConfig):
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no model can have."""
         require_numbers(self, top=1, window=0, max_tokens=1)
-        require_dropout(self.dropout)
         if self.context not in ("sentence", "document"):
             raise ConfigError(f"context = {self.context!r}: 'sentence' or 'document'")
         if self.train not in ("encoder", "all", "top"):
@@ -236,26 +235,20 @@ class TokenClassifier(Model):
         self._whole[0].train(mode)
         return super().train(mode)
 
-    def _encode(
-        self,
-        documents: tuple[Document, ...],
-        cache: Path | None,
-        progress: Progress | None,
-        gold: bool,
-    ) -> EncoderCorpus:
+    def _encode(self, documents: tuple[Document, ...], how: Preparing) -> EncoderCorpus:
         """Long units are cut between entities, to be trained on; without gold nothing is cut.
         cache is not used: training changes what the encoder says."""
         config = self.config
         encoded = encode_corpus(
             documents,
             self.tagset,
-            max_tokens=config.max_tokens if gold else None,
+            max_tokens=config.max_tokens if how.gold else None,
             unit=config.context,
         )
         capacity = self._frame.capacity
-        return EncoderCorpus.of(encoded, self.tokenizer, capacity, "first", progress)
+        return EncoderCorpus.of(encoded, self.tokenizer, capacity, "first", how.progress)
 
-    def tokens(self, corpus: Corpus, indices: Sequence[int] | np.ndarray) -> int:
+    def tokens(self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray) -> int:
         """How many words of these units have a target: those that the loss is a sum over."""
         return int(self.own(corpus).words[np.asarray(indices, np.int64)].sum())
 
