@@ -4,7 +4,7 @@
     python benchmarks/phenotype.py --vocabulary 100000 --batch 128
     python benchmarks/phenotype.py --patients 4421     a tenth of it
 
-Invented patients (`patients/synthetic_cohort.py`). An epoch here is a whole global cycle of
+Invented patients (`synthetic_cohort.py`). An epoch here is a whole global cycle of
 `methods/phenotype.py` with one local epoch, the agreement on outputs included. "Padded" is
 what one would write first: concepts padded to the longest patient of a batch, embedded,
 averaged under a mask, Adam over the whole table; it trains `--steps` batches spread over the
@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from synthetic_cohort import generate
 from torch import Tensor, nn
 
 from fednotes.engines.inprocess import InProcess
@@ -35,7 +36,6 @@ from fednotes.methods import phenotype
 from fednotes.patients.cohort import Bags, Cohort, FeatureSpace, SitePatients
 from fednotes.patients.dan import Dan, DanConfig
 from fednotes.patients.phenotyper import PhenotypeConfig
-from fednotes.patients.synthetic_cohort import generate
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from scratch import scratch

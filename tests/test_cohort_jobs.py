@@ -20,7 +20,7 @@ from fednotes.core.settings import read_toml
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import built_in_jobs, parse_job
 from fednotes.jobs.run_folder import claim, recorded
-from fednotes.patients.cohort import Bags, Vectors, patient_sites_fingerprint, pooled_patients
+from fednotes.patients.cohort import Bags, Vectors, fingerprint, pooled_patients
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 STUB = """
@@ -228,9 +228,7 @@ def test_generated_patients_need_no_file(tmp_path: Path) -> None:
     sizes = [len(everyone(s)) for s in made.data]
     assert [t for t in told if t[0] == t[1]] == [(n, n) for n in sizes]
     again = load(tmp_path, synthetic={"sites": 2, "patients": 40})
-    assert [patient_sites_fingerprint(s) for s in made.data] == [
-        patient_sites_fingerprint(s) for s in again.data
-    ]
+    assert [fingerprint(s) for s in made.data] == [fingerprint(s) for s in again.data]
     dealt = load(tmp_path, synthetic={"sites": 2, "patients": 40}, silos={"number": 3})
     assert sorted(everyone(pooled_patients(dealt.data))) == sorted(
         p for s in made.data for p in everyone(s)
@@ -241,7 +239,7 @@ def test_a_run_on_other_patients_is_not_gone_on_with(place: Path) -> None:
     given, out = job(place, sites={"a": SITE}, concepts=CONCEPTS), place / "out"
     sites = load_sites(given, cache=place / "cache")
     claim(given, out, sites, resume=False)
-    assert recorded(out)["notes"] == {"a": patient_sites_fingerprint(sites.data[0])}
+    assert recorded(out)["notes"] == {"a": fingerprint(sites.data[0])}
     (out / "metrics.jsonl").write_text("{}\n")
     claim(given, out, load_sites(given, cache=None), resume=True)
     (place / "CPTEVENTS.csv").write_text("ROW_ID,SUBJECT_ID,CPT_CD\n1,8,99254\n")
@@ -306,7 +304,7 @@ def test_labels_of_the_obesity_challenge(place: Path) -> None:
               for r, p in enumerate(c.patients)}  # fmt: skip
     values = {0: 1, 1: 0, 2: 2}
     assert labels == {str(i): values[i % 3] if i != 8 else -1 for i in range(1, 13)}
-    assert "o: 1 documents have no judgment: unlabelled" in made.notes
+    assert "o: 1 patients have no label of any phenotype: unlabelled" in made.notes
     assert any("Asthma (no label)" in line for line in made.notes)
 
 
@@ -392,7 +390,7 @@ def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
             words = [word for sentence in sentences for word in sentence]
             return np.array([[[len(w), 1]] for w in words], dtype=np.float16)
 
-    monkeypatch.setattr("fednotes.jobs.patient_features.load_encoder", lambda spec: Lengths())
+    monkeypatch.setattr("fednotes.patients.features.load_encoder", lambda spec: Lengths())
     (site,) = load(place, sites={"a": {"notes": "notes.csv"}}, text={"encoder": "x"}).data
     assert (site.space.width, site.space.dense) == (2, True)
     assert isinstance(site.train.bags, Vectors)

@@ -20,11 +20,10 @@ from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import holding
 from fednotes.jobs.job import Sites, load_sites
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.patient_features import ConceptFeatures, features_for
-from fednotes.jobs.patient_tables import ConceptsConfig
 from fednotes.jobs.predict_patients import evaluate_patients
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags
+from fednotes.patients.features import ConceptFeatures, ConceptsConfig, features_for
 from fednotes.patients.phenotyper import Phenotyper, Representation
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it

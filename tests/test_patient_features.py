@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.jobs.patient_features import features_for
-from fednotes.jobs.patient_tables import ConceptsConfig, TextConfig
-from fednotes.jobs.patients import features_of
 from fednotes.patients.cohort import Bags, Vectors
+from fednotes.patients.concepts import Notes
+from fednotes.patients.features import ConceptsConfig, TextConfig, features_for, opened
 
 NOTES = {"p": ["Has gout and a cough.", "No gout."], "q": ["Well."], "r": ["cough " * 9]}
+
+
+def features_of(
+    recipe: Mapping[str, Any], notes: Notes, dictionary: str | None = None
+) -> tuple[tuple[str, ...], Bags | Vectors]:
+    return opened(recipe, dictionary).make(notes)[:2]
 
 
 @pytest.fixture
@@ -90,7 +97,7 @@ def test_vectors_are_kept_and_named_by_their_encoder(
 ) -> None:
     """The mean over notes of the mean over words, by hand: ((3+4+3+1+5+1)/6 + (2+4+1)/3) / 2."""
     encoder = Encoder()
-    monkeypatch.setattr("fednotes.jobs.patient_features.load_encoder", lambda spec: encoder)
+    monkeypatch.setattr("fednotes.patients.features.load_encoder", lambda spec: encoder)
     features = features_for(TextConfig("x"), tmp_path)
     told: list[tuple[int, int]] = []
     made = features.make({**NOTES, "e": [" "]}, lambda *n: told.append(n), tmp_path / "cache")
@@ -114,7 +121,7 @@ def test_vectors_are_kept_and_named_by_their_encoder(
     ("changes", "told"),
     [
         ({"most": "5"}, "recipe most = '5': expected a whole number"),
-        ({"most": 0}, "most and processes: 1 at least"),
+        ({"most": 0}, "recipe: most = 0: at least 1"),
         ({"context": "no"}, "recipe context = 'no': expected one of"),
         ({"format": 3}, "recipe format = 3"),
         ({"dictionary": 7}, "recipe dictionary = 7: expected text"),

@@ -10,7 +10,8 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.patient_tables import ConceptsConfig, PatientsConfig, SyntheticPatientsConfig
+from fednotes.jobs.patient_tables import PatientsConfig, SyntheticPatientsConfig
+from fednotes.patients.features import ConceptsConfig
 
 CONCEPTS = {"dictionary": "terms.tsv"}
 PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
@@ -70,7 +71,7 @@ def test_tables_become_configs(tmp_path: Path) -> None:
         ({"sites": {"a": {"labels": "x"}}, "phenotypes": PHENOTYPES}, "labels do not go with"),
         ({"sites": {"a": {"notes": "x"}}, "hold_out": {"codes": ["x:1"]}}, "unknown coding"),
         ({"synthetic": {"sentences": 3}}, r"\[synthetic\]: unknown key 'sentences'"),
-        ({"synthetic": {"patients": 3}}, "30 patients"),
+        ({"synthetic": {"patients": 3}}, "patients = 3: at least 30"),
         ({"synthetic": {}, "phenotypes": PHENOTYPES}, "generated patients have their own"),
     ],
 )

@@ -19,11 +19,10 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.jobs.patient_features import ConceptFeatures, Made, features_for
-from fednotes.jobs.patient_tables import ConceptsConfig
 from fednotes.jobs.predict_patients import evaluate_patients, predict_patients
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
+from fednotes.patients.features import ConceptFeatures, ConceptsConfig, Made, features_for
 from fednotes.patients.phenotyper import Phenotyper, Representation
 
 NAME = "Zebulonovic"  # stands for what must never be shown

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fednotes.core.errors import ConfigError, DataError
-from fednotes.patients.ctakes import Found, bags, read, read_xmi
+from fednotes.core.errors import DataError
+from fednotes.patients.ctakes import Found, bags, read
 
 File = Callable[..., Path]
 
@@ -39,30 +39,32 @@ BODY = """
   <refsem:OntologyConcept xmi:id="14" codingScheme="RXNORM" code="5"/>
   <cas:FSArray xmi:id="30" elements="12 13"/>
 """
-EXPECTED = (
-    Found(("C0015967", "C0000013"), 3, 8, negated=True),
-    Found(("C0018099",), 28, 32, family=True),
-    Found(("C0018099", "C0000013"), 40, 44, hypothetical=True),
-)
+EXPECTED = [
+    Found(("C0015967", "C0000013"), False),  # negated
+    Found(("C0018099",), False),  # of the family
+    Found(("C0018099", "C0000013"), False),  # hypothetical
+]
 
 
 def test_xmi(file: File) -> None:
     path = file(XMI.format(body=BODY), "notes/n1.txt.xmi")
-    assert read_xmi(path) == EXPECTED
-    assert read(path).mentions == {"n1": EXPECTED}
+    assert read(path)[0] == {"n1": EXPECTED}
+    holding = BODY.replace('"-1"', '"1"').replace("family_member", "Patient")
+    spoken = read(file(XMI.format(body=holding), "n3.xmi"))[0]["n3"]
+    assert [found.holds for found in spoken] == [True, True, False]
     file(XMI.format(body=""), "notes/n2.xmi")
     file("a README", "notes/README.md")
-    made = read(path.parent)
-    assert made.mentions == {"n1": EXPECTED, "n2": ()}
-    assert made.counts == {"rows": 2, "mentions": 3}
+    made, report = read(path.parent)
+    assert made == {"n1": EXPECTED, "n2": []}
+    assert report.rows == 2
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (XMI.format(body=BODY)[:900], "XML is broken"),
-        ("", "XML is broken"),
-        ("no xml", "XML is broken"),
+        (XMI.format(body=BODY)[:900], "the file is no XML"),
+        ("", "the file is no XML"),
+        ("no xml", "the file is no XML"),
         ("<a/>", "no XMI of cTAKES"),
         (XMI.format(body='<textsem:M begin="x" end="4" ontologyConceptArr="1"/>'), "begin and end"),
         (
@@ -89,23 +91,23 @@ def test_xmi_that_is_refused(content: str, message: str, file: File) -> None:
     ],
 )
 def test_flat_lines(content: str, file: File) -> None:
-    made = read(file(content, "cuis.txt"))
-    assert made.counts == {"rows": 3, "damaged": 0}
-    assert [(f.cuis, f.negated) for f in made.mentions["p1"]] == [
-        (("C0000001",), False),
-        (("C0000002",), False),
-        (("C0000001",), True),
-        (("C0000003",), False),
+    made, report = read(file(content, "cuis.txt"))
+    assert (report.rows, report.damaged) == (3, 0)
+    assert made["p1"] == [
+        Found(("C0000001",)),
+        Found(("C0000002",)),
+        Found(("C0000001",), False),
+        Found(("C0000003",)),
     ]
-    assert made.mentions["p2"] == ()
+    assert made["p2"] == []
 
 
 def test_flat_lines_that_are_damaged(file: File) -> None:
     path = file(b"p1 C0000001\np2 C1\n\xff C0000001\nC0000002 C0000003\np3 C0000001\np4 C0000001\n")
-    made = read(path)
-    assert sorted(made.mentions) == ["p1", "p3", "p4"]
-    assert made.counts == {"rows": 6, "damaged": 3}
-    with pytest.raises(DataError, match="lines of an id and CUIs"):
+    made, report = read(path)
+    assert sorted(made) == ["p1", "p3", "p4"]
+    assert (report.rows, report.damaged) == (6, 3)
+    with pytest.raises(DataError, match=r"other\.txt:2: 1 of 1 lines .* lines of an id and CUIs"):
         read(file("some words\nof a note\n", "other.txt"))
     with pytest.raises(DataError, match="lines of an id and CUIs"):
         read(file("", "empty.txt"))
@@ -115,16 +117,16 @@ def test_a_folder_of_cui_files(file: File) -> None:
     path = file("C0000001 C0000002\n-C0000003\n", "flat/p1.txt")
     file("", "flat/p2.txt")
     file("C0000001\n???\n", "flat/p3.txt")
-    made = read(path.parent)
-    assert [len(found) for found in made.mentions.values()] == [3, 0, 1]
-    assert made.counts == {"rows": 4, "damaged": 1}
+    made, report = read(path.parent)
+    assert [len(found) for found in made.values()] == [3, 0, 1]
+    assert (report.rows, report.damaged) == (4, 1)
     file("words of a note\nand more\nand more\n", "flat/p4.txt")
     with pytest.raises(DataError, match="4 of 7 lines are no CUIs"):
         read(path.parent)
 
 
 def test_bags() -> None:
-    mentions = {"p1": EXPECTED, "p2": (), "p3": (Found(("C0018099",)),) * 9}
+    mentions = {"p1": EXPECTED, "p2": [], "p3": [Found(("C0018099",))] * 9}
     vocabulary = ("C0015967", "C0018099")
     patients, made, counts = bags(mentions, vocabulary, most=8)
     assert patients == ("p1", "p2")
@@ -137,5 +139,3 @@ def test_bags() -> None:
     assert counts["unknown"] == 2
     _, made, _ = bags(mentions, vocabulary, context="off")
     assert made.take([0]).concepts.tolist() == [0, 1, 1]
-    with pytest.raises(ConfigError, match="did you mean 'mark'"):
-        bags(mentions, vocabulary, context="marks")  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from fednotes.data.notes import read_notes
 from fednotes.jobs.predict import documents_of
 from fednotes.jobs.predict_patients import notes_of
 from fednotes.patients import ctakes
-from fednotes.patients.obesity import read_obesity
+from fednotes.patients.labels import read_obesity
 from fednotes.patients.tables import read_codiesp, read_mimic
 
 SECRET = "Zyxwolan was given."

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from fednotes.core.errors import ConfigError, DataError
-from fednotes.patients.obesity import (
-    DISEASES,
-    label_matrix,
-    read_judgments,
-    read_obesity,
-    read_texts,
-)
+from fednotes.core.errors import DataError
+from fednotes.data.notes import Note
+from fednotes.patients.labels import DISEASES, PatientLabels, read_obesity, read_texts
 
 File = Callable[..., Path]
 
@@ -68,88 +64,79 @@ def challenge(file: File, tmp_path: Path) -> Path:
     return tmp_path / "c"
 
 
-def _expected(rows: list[dict[str, int]]) -> list[list[int]]:
-    return [[row.get(disease, -1) for disease in DISEASES] for row in rows]
+def _labels(found: tuple[Sequence[Note], PatientLabels], unmentioned: str = "unlabelled") -> Any:
+    """(notes, diseases) of all the notes that were read."""
+    notes, labels = found
+    return labels.matrix([n.id for n in notes], unmentioned)  # type: ignore[arg-type]
+
+
+def _judgments(tmp_path: Path, *files: str) -> PatientLabels:
+    """The labels of annotations, file by file, beside one summary."""
+    folder = tmp_path / "judged"
+    folder.mkdir(exist_ok=True)
+    (folder / "patient_records.xml").write_text(_texts(("1", "a")))
+    for at, content in enumerate(files):
+        (folder / f"annotations{at}.xml").write_text(content)
+    return read_obesity(folder)[1]
 
 
 def test_summaries_and_labels_of_the_whole_challenge(challenge: Path) -> None:
-    found = read_obesity(challenge)
-    assert [(n.id, n.patient, n.text.strip()) for n in found.notes] == [
+    notes, labels = found = read_obesity(challenge)
+    assert [(n.id, n.patient, n.text.strip()) for n in notes] == [
         ("1", "1", "Obese , BP < 140 & well ."),
         ("2", "2", "No asthma ."),
         ("3", "3", "Gout ."),
         ("4", "4", "Fine ."),
     ]
-    assert found.diseases == DISEASES
-    assert found.labels.dtype == np.int8
-    assert found.labels.tolist() == _expected(
-        [
-            {"Obesity": 1, "Asthma": 1, "Gout": 0},
-            {"Obesity": 0, "Asthma": 2},
-            {"Gout": 1},
-            {"Obesity": 0},
-        ]
-    )
-    assert (found.without_text, found.unlabelled) == (1, 0)
+    assert labels.phenotypes == DISEASES
+    rows = [
+        {"Obesity": 1, "Asthma": 1, "Gout": 0},
+        {"Obesity": 0, "Asthma": 2},
+        {"Gout": 1},
+        {"Obesity": 0},
+    ]
+    assert _labels(found).dtype == np.int8
+    expected = [[row.get(disease, -1) for disease in DISEASES] for row in rows]
+    assert _labels(found).tolist() == expected
+    assert [n.id for n in notes if "test" in n.source] == ["4"]
+    assert labels.of("99") == {"CAD": 1}  # judged without a text
+    for path in list(challenge.iterdir()):
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    assert _labels(read_obesity(challenge)).tolist() == expected
 
 
 def test_the_later_of_two_files_holds_and_the_conflict_is_named(challenge: Path) -> None:
-    judgments = read_obesity(challenge).judgments
-    (conflict,) = judgments.conflicts
-    assert (conflict.document, conflict.disease, conflict.kept) == ("1", "Asthma", "Y")
-    assert [Path(w).name for w in conflict.where] == [
-        "obesity_standoff_annotations_training.xml:8",
-        "obesity_standoff_annotations_training_addendum.xml:8",
-    ]
-    (line,) = judgments.lines()
-    first, second = conflict.where
-    assert line == f"{second}: another judgment of the pair than at {first}: the later one holds"
+    (line,) = read_obesity(challenge)[1].lines()
+    name = f"{challenge}/obesity_standoff_annotations_training"
+    assert line == (
+        f"{name}_addendum.xml:8: a label of the same pair is another one at {name}.xml:8: "
+        "the later one holds"
+    )
 
 
-def test_a_file_that_contradicts_itself_holds_for_neither(file: File) -> None:
+def test_a_file_that_contradicts_itself_holds_for_neither(tmp_path: Path) -> None:
     content = (
         '<a><diseases source="intuitive"><disease name="Gout">\n<doc id="1" judgment="Y"/>\n'
         '<doc id="1" judgment="N"/>\n<doc id="2" judgment="N"/>\n<doc id="2" judgment="N"/>\n'
         "</disease></diseases></a>"
     )
-    judgments = read_judgments([file(content, "a.xml")])
-    assert dict(judgments.letters) == {("2", "Gout"): "N"}
-    assert [c.kept for c in judgments.conflicts] == [None]
-    assert label_matrix(["1", "2"], judgments)[:, DISEASES.index("Gout")].tolist() == [-1, 0]
+    labels = _judgments(tmp_path, content)
+    assert labels.values == {"2": {"Gout": 0}}
+    assert [line.rpartition(": ")[2] for line in labels.conflicts] == ["neither holds"]
     # A later file settles it.
-    settled = read_judgments(
-        [file(content, "a.xml"), file(_judged(intuitive={"Gout": {"1": "N"}}), "b.xml")]
-    )
-    assert settled.letters["1", "Gout"] == "N"
+    settled = _judgments(tmp_path, content, _judged(intuitive={"Gout": {"1": "N"}}))
+    assert settled.of("1") == {"Gout": 0}
 
 
 def test_unmentioned_is_no_label_unless_asked_for(challenge: Path) -> None:
-    obesity, asthma = DISEASES.index("Obesity"), DISEASES.index("Asthma")
-    left = read_obesity(challenge, "textual", "train")
-    assert left.labels[:, obesity].tolist() == [1, -1, -1]
-    assert left.labels[:, asthma].tolist() == [-1, 0, -1]
-    assert left.unlabelled == 1
-    stated = read_obesity(challenge, "textual", "train", unmentioned="absent")
-    assert stated.labels[:, obesity].tolist() == [1, 0, -1]
-    assert stated.labels[:, asthma].tolist() == [-1, 0, -1]
+    found = read_obesity(challenge, "textual")
+    both = [DISEASES.index("Obesity"), DISEASES.index("Asthma")]
+    assert _labels(found)[:3, both].T.tolist() == [[1, -1, -1], [-1, 0, -1]]
+    assert _labels(found, "absent")[:3, both].T.tolist() == [[1, 0, -1], [-1, 0, -1]]
 
 
-def test_the_parts_of_the_challenge(challenge: Path) -> None:
-    train, test = (read_obesity(challenge, part=part) for part in ("train", "test"))
-    assert [n.id for n in train.notes] == ["1", "2", "3"]
-    assert [n.id for n in test.notes] == ["4"]
-    assert train.without_text == 0
-    whole = read_obesity(challenge)
-    assert np.vstack([train.labels, test.labels]).tolist() == whole.labels.tolist()
-
-
-def test_a_disease_of_one_class_and_one_of_none(challenge: Path) -> None:
-    labels = read_obesity(challenge).labels
-    assert set(labels[:, DISEASES.index("CAD")].tolist()) == {-1}
-    assert set(labels[:, DISEASES.index("Gout")].tolist()) == {-1, 0, 1}
-
-
-def test_random_annotations_against_elementtree(file: File) -> None:
+def test_random_annotations_against_elementtree(tmp_path: Path, file: File) -> None:
     """Every pair of a file with both sources, read by ElementTree."""
     rng = np.random.default_rng(0)
     sources = {
@@ -159,20 +146,23 @@ def test_random_annotations_against_elementtree(file: File) -> None:
         }
         for source in ("intuitive", "textual")
     }
-    path = file(_judged(**sources), "a.xml")
+    path = file(_judged(**sources), "c/annotations.xml")
+    file(_texts(("1", "a")), "c/patient_records.xml")
     root = ElementTree.parse(path).getroot()
     for source in ("intuitive", "textual"):
         expected = {
-            (doc.get("id"), disease.get("name")): doc.get("judgment")
+            (doc.get("id"), disease.get("name")): "NYQ".find(str(doc.get("judgment")))
             for disease in root.findall(f"diseases[@source='{source}']/disease")
             for doc in disease
         }
-        found = read_judgments([path], source)  # type: ignore[arg-type]
-        assert dict(found.letters) == expected
-        assert found.conflicts == found.damaged == ()
+        _, labels = read_obesity(path.parent, source)  # type: ignore[arg-type]
+        patients = [str(d) for d in range(30)]
+        wanted = [[expected.get((p, d), -1) for d in DISEASES] for p in patients]
+        assert labels.matrix(patients).tolist() == wanted
+        assert labels.lines() == ()
 
 
-def test_damaged_judgments_are_left_out_and_named(file: File) -> None:
+def test_damaged_judgments_are_left_out_and_named(tmp_path: Path) -> None:
     content = _judged(
         intuitive={
             "Gout": {"1": "Y", "2": "X", "": "N"},
@@ -180,23 +170,14 @@ def test_damaged_judgments_are_left_out_and_named(file: File) -> None:
             "Asthma": {"3": " n "},
         }
     )
-    path = file(content, "a.xml")
-    judgments = read_judgments([path])
-    assert dict(judgments.letters) == {("1", "Gout"): "Y", ("3", "Asthma"): "N"}
-    assert list(judgments.damaged) == [
+    labels = _judgments(tmp_path, content)
+    assert labels.values == {"1": {"Gout": 1}, "3": {"Asthma": 0}}
+    path = tmp_path / "judged" / "annotations0.xml"
+    assert labels.lines() == (
         f"{path}:5: the judgment is none of Y, N, Q and U",
         f"{path}:6: the judgment is of no document",
         f"{path}:9: the disease is none of the challenge's: did you mean 'Gout'?",
-    ]
-    assert judgments.lines() == judgments.damaged
-
-
-def test_packed_files_in_a_sub_folder_of_their_own(challenge: Path) -> None:
-    whole = read_obesity(challenge).labels.tolist()
-    for path in list(challenge.iterdir()):
-        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-    assert read_obesity(challenge).labels.tolist() == whole
+    )
 
 
 BOMB = '<!DOCTYPE r [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;">]>\n'
@@ -204,12 +185,12 @@ OUTSIDE = '<!DOCTYPE r [<!ENTITY x SYSTEM "file:///etc/hostname">]>\n'
 
 
 @pytest.mark.parametrize("prolog", [BOMB, OUTSIDE, OUTSIDE.replace("<!ENTITY x", "<!ENTITY % x")])
-def test_entities_are_refused(file: File, prolog: str) -> None:
+def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
     text = file(prolog + '<root><doc id="1"><text>&b;&x;</text></doc></root>', "t.xml")
     with pytest.raises(DataError, match=r"t.xml:1: the file declares or uses entities"):
         read_texts([text])
     with pytest.raises(DataError, match="entities of its own"):
-        read_judgments([file(prolog + _judged(intuitive={"Gout": {"1": "Y"}}), "a.xml")])
+        _judgments(tmp_path, prolog + _judged(intuitive={"Gout": {"1": "Y"}}))
 
 
 def test_a_plain_doctype_is_fine(file: File) -> None:
@@ -238,18 +219,14 @@ def test_texts_that_cannot_be_read(file: File, content: str, message: str) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_missing_is_said(challenge: Path, file: File) -> None:
+def test_what_is_missing_is_said(challenge: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         read_obesity(challenge / "none")
-    with pytest.raises(ConfigError, match="source must be one of intuitive, textual, not 'x'"):
-        read_obesity(challenge, "x")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="part must be one of"):
-        read_obesity(challenge, part="dev")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="unmentioned must be one of"):
-        read_obesity(challenge, unmentioned="U")  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"a.xml: there is no textual judgment"):
-        read_judgments([file(_judged(intuitive={"Gout": {"1": "Y"}}), "a.xml")], "textual")
-    for path in challenge.glob("*test*"):
+    for path in challenge.glob("*annotations*"):
+        path.write_text(_judged(intuitive={"Gout": {"1": "Y"}}))
+    with pytest.raises(DataError, match=r"there is no textual judgment"):
+        read_obesity(challenge, "textual")
+    for path in challenge.glob("*records*"):
         path.unlink()
-    with pytest.raises(DataError, match="no test file of records here"):
-        read_obesity(challenge, part="test")
+    with pytest.raises(DataError, match="no file of records here"):
+        read_obesity(challenge)

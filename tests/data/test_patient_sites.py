@@ -14,7 +14,7 @@ from fednotes.patients.cohort import (
     FeatureSpace,
     SitePatients,
     Vectors,
-    patient_sites_fingerprint,
+    fingerprint,
     pooled_patients,
     require_alike,
 )
@@ -85,7 +85,7 @@ def test_a_fingerprint_changes_with_what_is_in_a_site() -> None:
         replace(one, train=replace(one.train, labels=np.ones((1, 2)))),
         replace(one, train=replace(one.train, bags=Vectors(np.zeros((1, 5))))),
     ]
-    assert len({patient_sites_fingerprint(s) for s in (one, *changed)}) == 1 + len(changed)
-    assert patient_sites_fingerprint(replace(one, id="b")) == patient_sites_fingerprint(one)
+    assert len({fingerprint(s) for s in (one, *changed)}) == 1 + len(changed)
+    assert fingerprint(replace(one, id="b")) == fingerprint(one)
     turned = replace(one, codes=dict(reversed(one.codes.items())))
-    assert patient_sites_fingerprint(turned) == patient_sites_fingerprint(one)
+    assert fingerprint(turned) == fingerprint(one)

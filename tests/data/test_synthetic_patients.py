@@ -5,37 +5,34 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import pytest
 
-from fednotes.core.errors import ConfigError
 from fednotes.patients.codes import parse, public_categories, system_of
 from fednotes.patients.concepts import Matcher
 from fednotes.patients.synthetic import PHENOTYPES, dictionary, generate
 
 
 def test_equal_arguments_equal_patients() -> None:
-    one, again = generate(2, 60, 3), generate(2, 60, 3)
-    for a, b in zip(one, again, strict=True):
-        assert (a.notes, a.codes) == (b.notes, b.codes)
-        assert (a.labels == b.labels).all()
-    assert generate(2, 60, 4)[0].notes != one[0].notes
-    assert not set(one[0].notes) & set(one[1].notes)
-    assert generate(1, 60, 3)[0].notes == one[0].notes
+    one, again = generate("site1", 60, 3), generate("site1", 60, 3)
+    assert (one.notes, one.codes) == (again.notes, again.codes)
+    assert one.labels.values == again.labels.values
+    assert generate("site1", 60, 4).notes != one.notes
+    assert not set(one.notes) & set(generate("site2", 60, 3).notes)
 
 
 def test_sizes_and_kinds() -> None:
     """Counted here: sites differ in size and in what is common; each label and 40 categories."""
-    sites = generate(3, 600, 1)
+    sites = [generate(f"site{at}", 600, 1) for at in (1, 2, 3)]
     sizes = [len(s.notes) for s in sites]
     assert len(set(sizes)) == 3
     assert all(360 <= size <= 840 for size in sizes)
-    labels = np.concatenate([s.labels for s in sites])
+    own = [s.labels.matrix(tuple(s.notes)) for s in sites]
+    labels = np.concatenate(own)
     assert set(np.unique(labels)) == {-1, 0, 1, 2}
     present = dict(zip(PHENOTYPES, (labels == 1).mean(0), strict=True))
     assert 0.005 < present["gout"] < 0.06
     assert present["hypertension"] > 0.2
     assert [p for p, n in zip(PHENOTYPES, (labels == 2).sum(0), strict=True) if n] == ["depression"]
-    rates = np.array([(s.labels == 1).mean(0) for s in sites])
+    rates = np.array([(of == 1).mean(0) for of in own])
     assert np.ptp(rates, axis=0).max() > 0.05
     counts = Counter(code for s in sites for given in s.codes.values() for code in given)
     assert len(counts) == 40
@@ -47,7 +44,7 @@ def test_sizes_and_kinds() -> None:
 
 def test_codes_are_codes_of_the_book() -> None:
     listed = set(public_categories(("icd9",)))
-    for code in {c for given in generate(1, 60)[0].codes.values() for c in given}:
+    for code in {c for given in generate("site1", 60).codes.values() for c in given}:
         system, rest = parse(code)
         assert system_of(system).form.fullmatch(rest)
         assert f"{system}:{rest[:3]}" in listed
@@ -67,20 +64,14 @@ def test_every_term_is_found() -> None:
 
 def test_notes_say_what_patients_have() -> None:
     """Who has a phenotype is told so more often: shares counted from the bags."""
-    (one,) = generate(1, 600, 2)
+    one = generate("site1", 600, 2)
     matcher = Matcher(dictionary())
     bags = [set(matcher.bag(texts).tolist()) for texts in one.notes.values()]
     assert 3 < np.mean([len(bag) for bag in bags]) < 40
-    index = dictionary().index()
+    labels, known = one.labels.matrix(tuple(one.notes)), dictionary()
     for column, name in enumerate(PHENOTYPES):
-        (concept,) = (index[c] for c, n in dictionary().names.items() if n == name)
+        (concept,) = known.of(known.terms.index(name))
         said = np.array([concept in bag for bag in bags])
-        label = one.labels[:, column]
+        label = labels[:, column]
         assert said[label == 1].mean() > 2 * said[label == 0].mean()
         assert said[label == 0].any()
-
-
-@pytest.mark.parametrize(("sites", "patients"), [(0, 10), (1, 0)])
-def test_nothing_is_refused(sites: int, patients: int) -> None:
-    with pytest.raises(ConfigError, match="1 at least"):
-        generate(sites, patients)

@@ -19,7 +19,6 @@ from fednotes.patients.classifiers import (
     LinearSVMs,
     SvmConfig,
     fit,
-    fit_best,
     loss_of,
 )
 
@@ -42,6 +41,13 @@ def machines_of() -> LinearSVMs:
     return LinearSVMs(((0, 1), (0, 1, 2)), 6, CONFIG)
 
 
+def solved(
+    own: LinearSVMs, x: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, C: float
+) -> tuple[float, int]:
+    nobody = Features.of(x[:0]), labels[:0]
+    return fit(own, (Features.of(x), labels), nobody, weights, C)
+
+
 def minimum(x: np.ndarray, y: np.ndarray, s: np.ndarray, C: float) -> np.ndarray:
     """(7,) w and b of min ½ ‖w‖² + C Σ s log(1 + exp(-y (w·x + b))), by BFGS and its gradient."""
 
@@ -62,7 +68,7 @@ def minimum(x: np.ndarray, y: np.ndarray, s: np.ndarray, C: float) -> np.ndarray
 def test_every_machine_is_at_the_minimum(C: float, weights: np.ndarray | None) -> None:
     x, labels = data_of(0)
     machines = machines_of()
-    loss, pairs = fit(machines, Features.of(x), labels, weights, C)
+    loss, pairs = solved(machines, x, labels, weights, C)
     total = number = 0.0
     for k, (disease, positive) in enumerate(machines.machines):
         own = labels[:, disease]
@@ -83,7 +89,7 @@ def test_a_machine_without_both_kinds_of_patients_stays_at_zero() -> None:
     labels[:, 0] = np.where(labels[:, 0] >= 0, 0, -1)
     machines = machines_of()
     machines.weight[:], machines.intercept[:] = 3.0, 4.0
-    fit(machines, Features.of(x), labels, None, 1.0)
+    solved(machines, x, labels, None, 1.0)
     assert not machines.weight[:, 0].any()
     assert machines.intercept[0] == 0
     assert machines.weight[:, 1].all()
@@ -104,11 +110,11 @@ def test_held_out_patients_choose_the_penalty() -> None:
     best = CHOICES[int(np.argmin(losses))]
     assert best not in (1.0, CHOICES[0], CHOICES[-1])
     found, wanted, without = (LinearSVMs(((0, 1),), 6, CONFIG) for _ in range(3))
-    fit_best(found, (Features.of(x), labels), (Features.of(other), known), None)
-    fit(wanted, Features.of(x), labels, None, best)
+    fit(found, (Features.of(x), labels), (Features.of(other), known), None, 0.0)
+    solved(wanted, x, labels, None, best)
     assert np.array_equal(found.weight, wanted.weight)
-    fit_best(without, (Features.of(x), labels), (Features.of(other[:0]), known[:0]), None)
-    fit(wanted, Features.of(x), labels, None, 1.0)
+    solved(without, x, labels, None, 0.0)
+    solved(wanted, x, labels, None, 1.0)
     assert np.array_equal(without.weight, wanted.weight)
 
 
@@ -145,11 +151,8 @@ def test_a_run_takes_its_penalty(C: float) -> None:
     told = member._classifiers
     assert told is not None
     wanted = LinearSVMs(told.machines.classes, len(told.machines.weight), CONFIG)
-    train = (told._features, told._train.labels)
-    if C:
-        fit(wanted, *train, told._weights, C)
-    else:
-        fit_best(wanted, train, (told._held_out, told._valid.labels), told._weights)
+    train, held_out = (told._features, told._train.labels), (told._held_out, told._valid.labels)
+    fit(wanted, train, held_out, told._weights, C)
     assert np.array_equal(told.machines.weight, wanted.weight.astype(np.float32))
 
 
@@ -157,7 +160,7 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     x, labels = data_of(0)
     with pytest.raises(MissingExtra, match=r"scikit-learn.*fednotes\[phenotype\]"):
-        fit(machines_of(), Features.of(x), labels, None, 1.0)
+        solved(machines_of(), x, labels, None, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"solver": "converged"}, 'set loss = "log"'),
         ({"C": -1.0}, "C = -1.0: at least 0"),
-        ({"C": float("inf")}, "C = inf: at least 0"),
+        ({"C": float("inf")}, "C = inf: expected a number"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], told: str) -> None:

@@ -78,10 +78,11 @@ def test_every_machine_is_scikit_learns(
     config = build(SvmConfig, table | {"eta0": 0.3, "power_t": 0.25}, "test")
     x, labels = random_features(), random_labels()
     orders = [np.random.default_rng(epoch).permutation(PATIENTS) for epoch in range(3)]
-    found = sparse.coo_matrix(x)
     ours: np.ndarray | Features = x
     if kind == "sparse":
-        ours = Features.from_entries(found.row[::-1], found.col[::-1], found.data[::-1], x.shape)
+        given = sparse.csr_matrix(x)
+        entries = given.data, given.indices.astype(np.int64), given.indptr.astype(np.int64)
+        ours = Features(*entries, WIDTH)
     svms = LinearSVMs(CLASSES, WIDTH, config)
     counts = np.stack([(labels == c).sum(0) for c in range(3)], axis=1)
     weights = svms.balanced(counts) if class_weights == "balanced" else None
@@ -273,17 +274,12 @@ def test_errors_name_the_cause() -> None:
     svms = LinearSVMs(CLASSES, WIDTH)
     with pytest.raises(DataError, match="12 features for classifiers of 13"):
         svms.predict(np.zeros((2, 12)))
-    with pytest.raises(DataError, match=r"labels of shape \(2, 3\) for 4 diseases"):
-        svms.epoch(np.zeros((2, WIDTH)), np.zeros((2, 3), np.int8))
     with pytest.raises(DataError, match="2 patients have 3 rows"):
         svms.epoch(np.zeros((2, WIDTH)), np.zeros((3, 4), np.int8))
     with pytest.raises(DataError, match="rows beyond"):
-        svms.epoch(np.zeros((2, WIDTH)), np.zeros((2, 4), np.int8), [2])
-    with pytest.raises(DataError, match="not a finite number"):
+        svms.epoch(np.zeros((2, WIDTH)), np.zeros((2, 4), np.int8), np.array([2]))
+    with pytest.raises(DataError, match="matrix of finite numbers"):
         svms.predict(np.full((2, WIDTH), np.nan))
-    for column, row in ((13, 0), (-1, 0), (0, 2)):
-        with pytest.raises(DataError, match="outside"):
-            Features.from_entries(np.array([row]), np.array([column]), np.ones(1), (2, 13))
     with pytest.raises(ConfigError, match="each once"):
         LinearSVMs(((0, 3),), WIDTH)
     with pytest.raises(ConfigError, match="eta0 = 0"):

@@ -8,6 +8,8 @@ against their types whenever one is made, in code or from a file: bounds stand i
 from __future__ import annotations
 
 import functools
+import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -24,7 +26,7 @@ from fednotes.core.parsing import regular
 if TYPE_CHECKING:
     from dataclasses import dataclass as checked
 
-__all__ = ["assign", "build", "checked", "read_toml"]
+__all__ = ["assign", "build", "checked", "expand", "read_toml"]
 
 T = TypeVar("T")
 _CONFIG = ConfigDict(arbitrary_types_allowed=True)
@@ -216,3 +218,14 @@ def _step_into(table: dict[str, Any], name: str, assignment: str) -> list[dict[s
     if not inner or not all(isinstance(value, dict) for value in inner):
         raise ConfigError(f"--set {assignment}: {name!r} is not a table of this job")
     return inner
+
+
+def expand(text: str, where: str) -> str:
+    """`$NAME` and `~` in a path. Raises ConfigError for a variable that is not set."""
+    missing = [n for n in re.findall(r"\$\{?(\w+)\}?", text) if n not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"{where} = {text!r}: the environment variable {missing[0]} is not set; "
+            f"for example: export {missing[0]}=/path/to/folder"
+        )
+    return os.path.expanduser(os.path.expandvars(text))

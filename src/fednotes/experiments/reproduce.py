@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, FednotesError, nearest
-from fednotes.core.settings import build, read_toml
+from fednotes.core.settings import build, expand, read_toml
 from fednotes.core.stopping import call
 from fednotes.core.store import write_json, write_text
 from fednotes.experiments.grids import (
@@ -44,7 +44,6 @@ from fednotes.experiments.grids import (
     seeds_of,
 )
 from fednotes.experiments.tables import choose, gather, markdown
-from fednotes.jobs.job import expand
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.results import duration
 from fednotes.jobs.simulate import LONG

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from annotated_types import Ge, Gt, Interval
 from fednotes import methods
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Method
-from fednotes.core.settings import checked
+from fednotes.core.settings import checked, expand
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding, Report
 from fednotes.jobs.patient_tables import PatientTables
@@ -370,14 +369,3 @@ def load_sites(job: Job, progress: Progress | None = None, cache: Path | None = 
     Raises DataError for a bad file, ConfigError for a setting that does not fit it.
     """
     return job.kind.load(job, progress, cache)
-
-
-def expand(text: str, where: str) -> str:
-    """`$NAME` and `~` in a path. Raises ConfigError for a variable that is not set."""
-    missing = [n for n in re.findall(r"\$\{?(\w+)\}?", text) if n not in os.environ]
-    if missing:
-        raise ConfigError(
-            f"{where} = {text!r}: the environment variable {missing[0]} is not set; "
-            f"for example: export {missing[0]}=/path/to/folder"
-        )
-    return os.path.expanduser(os.path.expandvars(text))

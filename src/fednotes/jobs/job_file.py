@@ -23,9 +23,9 @@ from typing import Any
 from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.federation import Method
-from fednotes.core.settings import assign, build, checked, read_toml
+from fednotes.core.settings import assign, build, checked, expand, read_toml
 from fednotes.jobs import documents, notes, patients
-from fednotes.jobs.job import POOLED, FederationConfig, Job, SilosConfig, SiteKind, expand
+from fednotes.jobs.job import POOLED, FederationConfig, Job, SilosConfig, SiteKind
 from fednotes.jobs.results import CONDITIONS
 
 KINDS: dict[str, SiteKind] = {k.name: k for k in (documents.KIND, notes.KIND, patients.KIND)}

@@ -12,73 +12,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Interval
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.settings import build
+from fednotes.core.settings import build, checked
 from fednotes.patients.codes import parse, system_of
-from fednotes.patients.concepts import MOST
-from fednotes.patients.context import Option
-from fednotes.patients.obesity import Source, Unmentioned
+from fednotes.patients.features import SYNTHETIC, ConceptsConfig, TextConfig
+from fednotes.patients.labels import Judgment, Unmentioned
 
-SYNTHETIC = "synthetic"  # the generated patients' dictionary
-
-
-@dataclass(frozen=True)
-class ConceptsConfig:
-    """How notes become bags of concepts: the same at all sites.
-
-    dictionary: MRCONSO.RRF of the UMLS, an ontology (.obo) or a table of ids and terms; relative
-        to the job file, `$NAME` stands for an environment variable; "synthetic" is the generated
-        patients' own. format: "umls", "obo" or "table"; told by the file's name if empty.
-    context: what becomes of negated, family and hypothetical mentions ("drop", "off", "mark").
-    most: patients with more concepts are left out and counted. processes: that read notes.
-    vectors: where stage 1 of phenotyping starts: a public file of word2vec (text, or .bin) whose
-        words are the dictionary's ids. Every site reads the same one. Empty: random numbers.
-
-    The others are options of `patients/dictionary.py`, of the dictionary's format alone:
-    language, sources, types, left_out_kinds of the UMLS; scopes, ids of an ontology.
-    """
-
-    dictionary: str = ""
-    format: Literal["", "umls", "obo", "table"] = ""
-    context: Option = "drop"
-    most: int = MOST
-    processes: int = 1
-    vectors: str = ""
-    language: str | None = None
-    sources: tuple[str, ...] | None = None
-    types: tuple[str, ...] | None = None
-    left_out_kinds: tuple[str, ...] | None = None
-    scopes: tuple[str, ...] | None = None
-    ids: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.most < 1 or self.processes < 1:
-            raise ConfigError("most and processes: 1 at least")
-        if not self.dictionary:
-            raise ConfigError("dictionary: name the file of a dictionary (UMLS, .obo, table)")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the dictionary's reader that are given."""
-        names = [f.name for f in fields(self)][6:]
-        given = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in given.items() if value is not None}
+Share = Annotated[float, Interval(ge=0, lt=1)]
+Labelled = Annotated[float, Interval(gt=0, le=1)]
 
 
-@dataclass(frozen=True)
-class TextConfig:
-    """Patients as vectors: the mean over a patient's notes of each note's mean word vector.
-
-    encoder: a frozen one, "minilm" or a directory, as `encoders/frozen.py` names it.
-    """
-
-    encoder: str = "minilm"
-
-
-@dataclass(frozen=True)
+@checked(frozen=True)
 class HoldOutConfig:
     """Codes that stage 1 never sees, besides those of [phenotypes].
 
@@ -92,7 +41,7 @@ class HoldOutConfig:
             parse(code)
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class PatientsConfig:
     """Where one site's patients are: notes, billed codes, labels. All but notes may be absent.
 
@@ -109,7 +58,7 @@ class PatientsConfig:
     labels: a table of judged phenotypes, by pair or with a column for each
         (`patients/labels.py`; a `patient_column` counts if it has it). Or a folder of the i2b2
         2008 obesity challenge, whose texts are the notes unless `notes` is given, and whose
-        test part is the test part; judgment: `patients/obesity.py`. unmentioned: what a label U is.
+        test part is the test part; judgment: `patients/labels.py`. unmentioned: what a label U is.
     test: notes of a test part of its own (with `concepts`: its cTAKES output); test_codes and
         test_labels: files of it, where those of `codes` and `labels` do not tell them. Without,
         test_fraction of the patients are it. valid_fraction: of the patients.
@@ -134,15 +83,15 @@ class PatientsConfig:
     conditions: str = "condition"
     procedures: str = "procedure"
     labels: str = ""
-    judgment: Source = "intuitive"
+    judgment: Judgment = "intuitive"
     unmentioned: Unmentioned = "unlabelled"
     test: Any = ()
     test_codes: Any = ()
     test_labels: str = ""
-    valid_fraction: float = 0.1
-    test_fraction: float = 0.2
+    valid_fraction: Share = 0.1
+    test_fraction: Share = 0.2
     share: str = ""
-    labelled: float = 1.0
+    labelled: Labelled = 1.0
 
     def __post_init__(self) -> None:
         for name in ("notes", "codes", "test", "test_codes"):
@@ -154,17 +103,10 @@ class PatientsConfig:
                 "the site has no notes: give `notes`, `concepts` (cTAKES output) or `labels` (a "
                 "folder of the obesity challenge)"
             )
-        self._check_tables()
-        fractions = (self.valid_fraction, 0.0 if self.test else self.test_fraction)
-        if min(fractions) < 0 or sum(fractions) >= 1:
+        if self.valid_fraction + (0.0 if self.test else self.test_fraction) >= 1:
             raise ConfigError("valid_fraction + test_fraction: 0 to below 1, or nothing is trained")
-        if not 0 < self.labelled <= 1:
-            raise ConfigError(f"labelled = {self.labelled}: expected more than 0, up to 1")
         if self.share and not 1 <= self.shares[0] <= self.shares[1]:
             raise ConfigError(f'share = {self.share!r}: expected such as "2/3"')
-
-    def _check_tables(self) -> None:
-        """Raises ConfigError for settings of codes and labels that do not go together."""
         if bool(self.codes) != bool(self.codes_format):
             raise ConfigError(
                 'codes and codes_format ("table", "mimic", "omop", "codiesp"): give both'
@@ -176,10 +118,9 @@ class PatientsConfig:
             raise ConfigError("patient_column is of a table of codes or of labels: give one")
         if self.system:
             system_of(self.system)
-        if self.test_codes and not (self.test and self.codes):
-            raise ConfigError("test_codes belong to `test`, and go with `codes`")
-        if self.test_labels and not (self.test and self.labels):
-            raise ConfigError("test_labels belong to `test`, and go with `labels`")
+        for name, of in (("test_codes", "codes"), ("test_labels", "labels")):
+            if getattr(self, name) and not (self.test and getattr(self, of)):
+                raise ConfigError(f"{name} belong to `test`, and go with `{of}`")
 
     @property
     def shares(self) -> tuple[int, int]:
@@ -197,22 +138,16 @@ def _paths(name: str, value: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class SyntheticPatientsConfig:
     """Generated patients in place of files (`patients/synthetic.py`).
 
     sites: how many. patients: of a site, roughly; sites differ. labelled: as in PatientsConfig.
     """
 
-    sites: int = 3
-    patients: int = 600
-    labelled: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.sites < 1 or self.patients < 30:
-            raise ConfigError("expected at least 1 site and 30 patients")
-        if not 0 < self.labelled <= 1:
-            raise ConfigError(f"labelled = {self.labelled}: expected more than 0, up to 1")
+    sites: Annotated[int, Ge(1)] = 3
+    patients: Annotated[int, Ge(30)] = 600
+    labelled: Labelled = 1.0
 
 
 @dataclass(frozen=True)

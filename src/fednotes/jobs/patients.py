@@ -1,22 +1,18 @@
 """A job's sites of patients: notes, codes and labels of files, or generated ones → `SitePatients`.
 
-read       a site's notes, codes and labels (`jobs/patients.py`); codes without notes left out
+read       a site's notes, codes and labels; codes without notes left out
 features   notes → bags of concepts, or vectors: one dictionary or encoder for all sites
 labels     phenotypes of codes or of judgments; their codes are taken out of what stage 1 learns
 split      train, valid, test by patient; a share of the training patients stays labelled
 silos      train and valid patients dealt out anew; every silo judges the same test patients
-
-Nothing of a patient is in a message: names of codes and phenotypes, and counts.
-
-Files of a job on patients: each site's notes by patient, codes and labels.
 
 Nothing of a patient is in a message: paths and lines, names of codes and phenotypes, counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,20 +21,12 @@ import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.settings import expand
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import note_files
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.vectors import load_vectors
-from fednotes.jobs.job import CountTable, Job, SiteKind, Sites, expand
-from fednotes.jobs.patient_features import (
-    ConceptFeatures,
-    Features,
-    Made,
-    Notes,
-    Progress,
-    features_for,
-    features_of,
-)
+from fednotes.jobs.job import CountTable, Job, SiteKind, Sites
 from fednotes.jobs.patient_tables import (
     PATIENT_TABLES,
     PatientsConfig,
@@ -46,7 +34,7 @@ from fednotes.jobs.patient_tables import (
     SyntheticPatientsConfig,
     patient_tables,
 )
-from fednotes.patients import ctakes, synthetic
+from fednotes.patients import ctakes, synthetic, tables
 from fednotes.patients.codes import hold_out, phenotype_labels
 from fednotes.patients.cohort import (
     UNLABELLED,
@@ -55,290 +43,14 @@ from fednotes.patients.cohort import (
     ConceptVectors,
     SitePatients,
     deal,
-    patient_sites_fingerprint,
+    fingerprint,
     pooled_patients,
     require_alike,
     split,
 )
-from fednotes.patients.concepts import by_patient
-from fednotes.patients.labels import PatientLabels, read_labels
-from fednotes.patients.obesity import Obesity, label_matrix, read_obesity
-from fednotes.patients.tables import (
-    MIMIC,
-    PatientCodes,
-    read_codes,
-    read_codiesp,
-    read_mimic,
-    read_omop,
-)
-
-Found = Mapping[str, tuple[ctakes.Found, ...]]
-Labels = Callable[[Sequence[str]], np.ndarray]  # patients → (patients, outputs) int8
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """What a site's files say, before notes are made features.
-
-    notes: by patient; or mentions, what cTAKES found. test: patients of a test part of its own.
-    codes: patient → codes, those of patients without notes too; None where nobody was coded.
-    labels: gives those of some patients, where they are not made of codes. told: what was
-    counted on the way.
-    """
-
-    notes: Notes = field(default_factory=dict)
-    mentions: Found | None = None
-    test: frozenset[str] = frozenset()
-    codes: Mapping[str, frozenset[str]] | None = None
-    labels: Labels | None = None
-    outputs: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
-
-    @property
-    def patients(self) -> tuple[str, ...]:
-        """All with notes."""
-        return tuple(self.notes if self.mentions is None else self.mentions)
-
-    def renamed(self, site: str) -> Source:
-        """The same with the site's name before each patient's id."""
-
-        def named(patient: str) -> str:
-            return f"{site}/{patient}"
-
-        labels = self.labels
-        return replace(
-            self,
-            notes={named(p): texts for p, texts in self.notes.items()},
-            mentions=self.mentions and {named(p): m for p, m in self.mentions.items()},
-            test=frozenset(map(named, self.test)),
-            codes=self.codes and {named(p): c for p, c in self.codes.items()},
-            labels=labels and (lambda ids: labels([p.removeprefix(f"{site}/") for p in ids])),
-        )
-
-
-def sources_of(job: Job) -> Iterator[tuple[str, PatientsConfig, Source]]:
-    """Each site's name, table and files, or generated patients; one at a time in memory.
-
-    Raises DataError, ConfigError with the site.
-    """
-    if job.synthetic is not None:
-        made = synthetic.generate(job.synthetic.sites, job.synthetic.patients, job.seed)
-        config = PatientsConfig(notes="generated", labelled=job.synthetic.labelled)
-        for one in made:
-            row = {patient: at for at, patient in enumerate(one.notes)}
-            labels = _rows_of(one.labels, row)
-            outputs = synthetic.PHENOTYPES
-            yield one.id, config, Source(one.notes, None, frozenset(), one.codes, labels, outputs)
-        return
-    for name, site in job.sites.items():
-        try:
-            yield name, site, _read(job, name, site)
-        except FednotesError as error:
-            raise type(error)(f"site {name!r}: {error}") from error
-
-
-def _rows_of(labels: np.ndarray, row: Mapping[str, int]) -> Labels:
-    return lambda patients: labels[[row[patient] for patient in patients]]
-
-
-def _read(job: Job, name: str, site: PatientsConfig) -> Source:
-    """A site's files."""
-
-    def places(key: str) -> list[Path]:
-        return [_path(job, p, f"sites.{name}.{key}") for p in getattr(site, key)]
-
-    told: list[str] = []
-    labels = _labels(job, name, site, told)
-    judged = labels if isinstance(labels, Obesity) else None  # the challenge has notes too
-    notes: dict[str, list[str]] = {}
-    test: frozenset[str] = frozenset()
-    mentions: Found | None = None
-    if site.concepts:
-        given = [_extract(_path(job, site.concepts, f"sites.{name}.concepts"), told)]
-        given += [_extract(path, told) for path in places("test")]
-        mentions = dict(given[0])
-        test = _apart(mentions, *given[1:])
-    else:
-        if site.notes:
-            notes = _notes(name, site, places("notes"), told)
-        elif judged is not None:
-            notes = by_patient(judged.notes)
-        if site.test:
-            test = _apart(notes, _notes(name, site, places("test"), told, "test notes"))
-    if judged is not None and not site.test:  # the challenge's own test part
-        test = frozenset(n.id for n in judged.notes if "test" in n.source.lower())
-    if isinstance(labels, PatientLabels):
-        _compare(labels, site, notes if mentions is None else mentions, told)
-    codes = None
-    if site.codes:
-        codes = _codes(site, [*places("codes"), *places("test_codes")], told)
-    kept = _shared(tuple(notes if mentions is None else mentions), test, site, job.seed)
-    if mentions is not None:
-        mentions = {p: m for p, m in mentions.items() if p in kept}
-    notes = {p: texts for p, texts in notes.items() if p in kept}
-    source = Source(notes, mentions, test & kept, codes, None, (), tuple(told))
-    if labels is None:
-        return source
-    outputs = labels.diseases if isinstance(labels, Obesity) else labels.phenotypes
-    return replace(source, labels=_label(labels, site), outputs=outputs)
-
-
-def _label(labels: Obesity | PatientLabels, site: PatientsConfig) -> Labels:
-    unmentioned = site.unmentioned
-    if isinstance(labels, PatientLabels):
-        return lambda patients: labels.matrix(patients, unmentioned)
-    judgments = labels.judgments
-    return lambda patients: label_matrix(patients, judgments, unmentioned)
-
-
-def _path(job: Job, text: str, where: str) -> Path:
-    path = Path(expand(text, where))
-    return path if path.is_absolute() else job.folder / path
-
-
-def _apart(whole: dict[str, Any], *others: Mapping[str, Any]) -> frozenset[str]:
-    """Adds a test part's patients in place; raises DataError if one trains too."""
-    test = frozenset(chain.from_iterable(others))
-    if both := len(test & set(whole)):
-        raise DataError(f"{both} patients of `test` are among those of training: take them out")
-    for other in others:
-        whole.update(other)
-    return test
-
-
-def _notes(
-    name: str, site: PatientsConfig, paths: Sequence[Path], told: list[str], what: str = "notes"
-) -> dict[str, list[str]]:
-    """Texts by patient. Raises ConfigError where there is no note at all."""
-    stream = note_files(name, paths, site.format, site.categories, site.column)()
-    nameless = 0
-
-    def counted() -> Iterator[Note]:
-        nonlocal nameless
-        for note in stream:
-            nameless += note.patient is None
-            yield note
-
-    found = by_patient(counted())
-    counts = stream.counts
-    numbers = {
-        "without text": counts.empty,
-        "marked as errors": counts.errors,
-        "of another category": counts.other_category,
-    }
-    gone = ", ".join(f"{number:,} {what}" for what, number in numbers.items() if number)
-    if not found:
-        where = ", ".join(map(str, paths))
-        raise ConfigError(f"there is no note in {where}" + (f" but {gone}" if gone else ""))
-    if gone:
-        told.append(f"{what} left out: {gone}")
-    if nameless:
-        told.append(f"{nameless:,} {what} name no patient: each is a patient's own, by its id")
-    return found
-
-
-def _extract(path: Path, told: list[str]) -> Found:
-    made = ctakes.read(path)
-    if damaged := made.counts.get("damaged", 0):
-        told.append(f"{path}: {damaged:,} of {made.counts['rows']:,} lines are no CUIs: left out")
-    return made.mentions
-
-
-def _labels(
-    job: Job, name: str, site: PatientsConfig, told: list[str]
-) -> Obesity | PatientLabels | None:
-    """Judged labels: of a table, which is a file, or of the obesity challenge, a folder."""
-    if not site.labels:
-        return None
-    path = _path(job, site.labels, f"sites.{name}.labels")
-    if not path.is_dir():
-        return _table(job, name, site, path, told)
-    if site.test_labels:
-        raise ConfigError(
-            f"{path}: a folder of the obesity challenge has a test part: leave out test_labels"
-        )
-    judged = read_obesity(path, site.judgment, "all", site.unmentioned)
-    told += judged.judgments.lines()
-    if judged.without_text:
-        told.append(f"{judged.without_text:,} judged documents have no text: left out")
-    if judged.unlabelled:
-        told.append(f"{judged.unlabelled:,} documents have no judgment: unlabelled")
-    return judged
-
-
-def _table(job: Job, name: str, site: PatientsConfig, path: Path, told: list[str]) -> PatientLabels:
-    if not (site.notes or site.concepts):
-        raise ConfigError(f"{path}: a table of labels has no notes: give `notes` or `concepts`")
-    if site.judgment != "intuitive":
-        raise ConfigError(f"{path}: judgment is of the obesity challenge, not of a table")
-    test = [site.test_labels] if site.test_labels else []
-    more = [_path(job, text, f"sites.{name}.test_labels") for text in test]
-    found = read_labels(path, *more, patient_column=site.patient_column)
-    told += found.lines()
-    return found
-
-
-def _compare(
-    labels: PatientLabels, site: PatientsConfig, patients: Collection[str], told: list[str]
-) -> None:
-    """Tells who has labels or notes alone. Raises DataError where nobody has both."""
-    noteless = sum(patient not in patients for patient in labels.values)
-    if noteless == len(labels.values):
-        raise DataError(
-            f"{site.labels}: none of the {noteless:,} labelled patients has notes: are both of "
-            "the same patients, by the same ids?"
-        )
-    if noteless:
-        told.append(f"{noteless:,} labelled patients have no notes here: left out")
-    if bare := sum(not labels.of(patient, site.unmentioned) for patient in patients):
-        told.append(f"{bare:,} patients have no label of any phenotype: unlabelled")
-
-
-def _codes(
-    site: PatientsConfig, paths: Sequence[Path], told: list[str]
-) -> dict[str, frozenset[str]]:
-    """Codes of all paths; what is damaged in them is told by line, not by content."""
-    codes: dict[str, frozenset[str]] = {}
-    for path in paths:
-        made = _read_codes(site, path)
-        for patient, given in made.codes.items():
-            codes[patient] = codes.get(patient, frozenset()) | given
-        for table in made.tables:
-            told += table.lines()
-            if table.empty:
-                told.append(f"{table.path}: {table.empty:,} rows without a code: left out")
-            if table.unknown:
-                told.append(
-                    f"{table.path}: {table.unknown:,} rows have a code that the dictionary of "
-                    "codes beside it does not know: kept"
-                )
-    return codes
-
-
-def _read_codes(site: PatientsConfig, path: Path) -> PatientCodes:
-    if site.codes_format == "table":
-        return read_codes(path, site.system, site.patient_column, site.code_column)
-    if site.codes_format == "mimic":
-        return read_mimic(path, site.tables or tuple(MIMIC))
-    if site.codes_format == "omop":
-        return read_omop(path, site.conditions or None, site.procedures or None)
-    return read_codiesp(path, site.kinds)
-
-
-def _shared(
-    patients: Sequence[str], test: Collection[str], site: PatientsConfig, seed: int
-) -> frozenset[str]:
-    """The site's share of the patients, and all of `test`. Shares are disjoint, and everything."""
-    if not site.share:
-        return frozenset(patients)
-    number, of = site.shares
-    names = sorted(p for p in patients if p not in test)
-    order = rng_of(seed, "patients share").permutation(len(names))
-    first, last = (round(n * len(names) / of) for n in (number - 1, number))
-    return frozenset(names[at] for at in order[first:last].tolist()).union(test)
-
-
-__all__ = ["features_of", "load_patient_sites"]
+from fednotes.patients.concepts import Progress, by_patient
+from fednotes.patients.features import ConceptFeatures, Features, Made, features_for
+from fednotes.patients.labels import PatientLabels, read_labels, read_obesity
 
 
 def load_patient_sites(
@@ -352,11 +64,10 @@ def load_patient_sites(
     Raises DataError for a bad file, ConfigError for a setting that does not fit it, ModelError
     for a bad encoder, each with the site or table.
     """
-    tables = job.patients
-    assert tables is not None
-    cache = default_cache() / "concepts" if cache is None else cache
-    config = tables.concepts or tables.text
+    assert job.patients is not None
+    config = job.patients.concepts or job.patients.text
     assert config is not None
+    cache = default_cache() / "concepts" if cache is None else cache
     features = features_for(config, job.folder)
     sites: list[SitePatients] = []
     told: list[str] = []
@@ -364,17 +75,17 @@ def load_patient_sites(
     met: set[str] = set()  # ids as they are in the files
     used: dict[str, set[str]] = {"trained": set(), "tested": set()}  # likewise
     tests: set[tuple[str, ...]] = set()
-    for name, site, source in sources_of(job):
+    for name, site in _sites(job):
         try:
+            source = _generated(job, name) if job.synthetic else _read(job, name, site)
             # Sites that divide a corpus judge the same test patients: these are one person each.
             test = site.test or (site.labels,)
-            common = source.test if test in tests else frozenset()
-            own = set(source.patients) - common
+            own = source.found.keys() - (source.test if test in tests else frozenset())
             both, clash = len(met & own), bool(seen & own)
             met |= own
             if clash:
                 source = source.renamed(name)
-            seen.update(source.patients)
+            seen.update(source.found)
             tests.add(test)
             told += [f"{name}: {line}" for line in source.told]
             made = _made(source, features, progress, cache)
@@ -401,11 +112,9 @@ def load_patient_sites(
         )
     if job.silos:
         sites = _silos(job, sites)
-        parts = ", ".join(
-            f"{p} {sum(len(getattr(s, p)) for s in sites):,}" for p in ("train", "valid")
-        )
+        parts = (f"{p} {sum(len(getattr(s, p)) for s in sites):,}" for p in ("train", "valid"))
         told.append(
-            f"patients in {len(sites)} silos: {parts}; each judges the same "
+            f"patients in {len(sites)} silos: {', '.join(parts)}; each judges the same "
             f"{len(sites[0].test):,} test patients"
         )
     return Sites(tuple(sites), None, (*told, *_label_lines(sites)))
@@ -426,14 +135,215 @@ def _crossed(site: SitePatients, used: dict[str, set[str]], prefix: str) -> int:
     return len(found)
 
 
+# ---- files -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a site's files say, before notes are made features.
+
+    found: by patient, texts of notes; or, where `extracted`, the mentions that cTAKES found.
+    test: patients of a test part of its own. codes: patient → codes, those of patients without
+    notes too; None where nobody was coded. labels: where they are not made of codes. told: what
+    was counted on the way.
+    """
+
+    found: dict[str, Any]
+    extracted: bool = False
+    test: frozenset[str] = frozenset()
+    codes: Mapping[str, frozenset[str]] | None = None
+    labels: PatientLabels | None = None
+    told: Sequence[str] = ()
+
+    def renamed(self, site: str) -> Source:
+        """The same with the site's name before each patient's id."""
+
+        def named(given: Mapping[str, Any]) -> dict[str, Any]:
+            return {f"{site}/{patient}": value for patient, value in given.items()}
+
+        return replace(
+            self,
+            found=named(self.found),
+            test=frozenset(f"{site}/{patient}" for patient in self.test),
+            codes=self.codes and named(self.codes),
+            labels=self.labels and replace(self.labels, values=named(self.labels.values)),
+        )
+
+
+def _sites(job: Job) -> Iterator[tuple[str, PatientsConfig]]:
+    """Each site's name and table."""
+    if job.synthetic is None:
+        yield from job.sites.items()
+    else:
+        config = PatientsConfig(notes="generated", labelled=job.synthetic.labelled)
+        yield from ((f"site{at}", config) for at in range(1, job.synthetic.sites + 1))
+
+
+def _generated(job: Job, name: str) -> Source:
+    made = synthetic.generate(name, job.synthetic.patients, job.seed)
+    return Source(dict(made.notes), codes=made.codes, labels=made.labels)
+
+
+def _read(job: Job, name: str, site: PatientsConfig) -> Source:
+    """A site's files."""
+
+    def places(key: str) -> list[Path]:
+        given = getattr(site, key)
+        texts = [given] if isinstance(given, str) else given
+        paths = [Path(expand(text, f"sites.{name}.{key}")) for text in texts if text]
+        return [path if path.is_absolute() else job.folder / path for path in paths]
+
+    told: list[str] = []
+    labels, summaries = _labels(site, places("labels"), places("test_labels"), told)
+    whole: dict[str, Any]
+    tests: list[Mapping[str, Any]]
+    if site.concepts:
+        extracts = [_extract(path, told) for path in places("concepts") + places("test")]
+        whole, tests = dict(extracts[0]), [*extracts[1:]]
+    else:
+        notes = places("notes")
+        whole = _notes(name, site, notes, told) if notes else by_patient(summaries)
+        tests = [_notes(name, site, places("test"), told, "test notes")] if site.test else []
+    test = frozenset(chain.from_iterable(tests))
+    if both := len(test & whole.keys()):
+        raise DataError(f"{both} patients of `test` are among those of training: take them out")
+    for other in tests:
+        whole.update(other)
+    if not site.test:  # the challenge's own test part
+        test = frozenset(n.id for n in summaries if "test" in n.source.lower())
+    if labels is not None:
+        _compare(labels, site, whole, told)
+    paths = places("codes") + places("test_codes")
+    codes = _codes(site, paths, told) if paths else None
+    if site.share:
+        kept = _share(whole.keys() - test, site, job.seed) | test
+        whole, test = {p: found for p, found in whole.items() if p in kept}, test & kept
+    return Source(whole, bool(site.concepts), test, codes, labels, told)
+
+
+def _notes(
+    name: str, site: PatientsConfig, paths: Sequence[Path], told: list[str], what: str = "notes"
+) -> dict[str, list[str]]:
+    """Texts by patient. Raises ConfigError where there is no note at all."""
+    stream = note_files(name, paths, site.format, site.categories, site.column)()
+    nameless = 0
+
+    def counted() -> Iterator[Note]:
+        nonlocal nameless
+        for note in stream:
+            nameless += note.patient is None
+            yield note
+
+    found = by_patient(counted())
+    counts = stream.counts
+    numbers = {
+        "without text": counts.empty,
+        "marked as errors": counts.errors,
+        "of another category": counts.other_category,
+    }
+    gone = ", ".join(f"{number:,} {why}" for why, number in numbers.items() if number)
+    if not found:
+        where = ", ".join(map(str, paths))
+        raise ConfigError(f"there is no note in {where}" + (f" but {gone}" if gone else ""))
+    if gone:
+        told.append(f"{what} left out: {gone}")
+    if nameless:
+        told.append(f"{nameless:,} {what} name no patient: each is a patient's own, by its id")
+    return found
+
+
+def _extract(path: Path, told: list[str]) -> ctakes.Mentions:
+    mentions, report = ctakes.read(path)
+    if report.damaged:
+        told.append(f"{path}: {report.damaged:,} of {report.rows:,} lines are no CUIs: left out")
+    return mentions
+
+
+def _labels(
+    site: PatientsConfig, paths: Sequence[Path], tests: Sequence[Path], told: list[str]
+) -> tuple[PatientLabels | None, Sequence[Note]]:
+    """Judged labels: of a table, a file; or of the obesity challenge, a folder with notes too."""
+    if not paths:
+        return None, ()
+    path, notes = paths[0], tuple[Note, ...]()
+    if path.is_dir():
+        if tests:
+            raise ConfigError(
+                f"{path}: a folder of the obesity challenge has a test part: leave out test_labels"
+            )
+        notes, found = read_obesity(path, site.judgment)
+    elif not (site.notes or site.concepts):
+        raise ConfigError(f"{path}: a table of labels has no notes: give `notes` or `concepts`")
+    elif site.judgment != "intuitive":
+        raise ConfigError(f"{path}: judgment is of the obesity challenge, not of a table")
+    else:
+        found = read_labels(path, *tests, patient_column=site.patient_column)
+    told += found.lines()
+    return found, notes
+
+
+def _compare(
+    labels: PatientLabels, site: PatientsConfig, patients: Collection[str], told: list[str]
+) -> None:
+    """Tells who has labels or notes alone. Raises DataError where nobody has both."""
+    noteless = sum(patient not in patients for patient in labels.values)
+    if noteless == len(labels.values):
+        raise DataError(
+            f"{site.labels}: none of the {noteless:,} labelled patients has notes: are both of "
+            "the same patients, by the same ids?"
+        )
+    if noteless:
+        told.append(f"{noteless:,} labelled patients have no notes here: left out")
+    if bare := sum(not labels.of(patient, site.unmentioned) for patient in patients):
+        told.append(f"{bare:,} patients have no label of any phenotype: unlabelled")
+
+
+def _codes(
+    site: PatientsConfig, paths: Sequence[Path], told: list[str]
+) -> dict[str, frozenset[str]]:
+    """Codes of all paths; what is damaged in them is told by line, not by content."""
+    codes: dict[str, frozenset[str]] = {}
+    for path in paths:
+        if site.codes_format == "table":
+            made = tables.read_codes(path, site.system, site.patient_column, site.code_column)
+        elif site.codes_format == "mimic":
+            made = tables.read_mimic(path, site.tables)
+        elif site.codes_format == "omop":
+            made = tables.read_omop(path, site.conditions, site.procedures)
+        else:
+            made = tables.read_codiesp(path, site.kinds)
+        for patient, given in made.codes.items():
+            codes[patient] = codes.get(patient, frozenset()) | given
+        for table in made.tables:
+            told += table.lines()
+            if table.empty:
+                told.append(f"{table.path}: {table.empty:,} rows without a code: left out")
+            if table.unknown:
+                told.append(
+                    f"{table.path}: {table.unknown:,} rows have a code that the dictionary of "
+                    "codes beside it does not know: kept"
+                )
+    return codes
+
+
+def _share(patients: Collection[str], site: PatientsConfig, seed: int) -> frozenset[str]:
+    """The site's share of the patients. Shares are disjoint, and together everything."""
+    number, of = site.shares
+    names = sorted(patients)
+    order = rng_of(seed, "patients share").permutation(len(names))
+    first, last = (round(n * len(names) / of) for n in (number - 1, number))
+    return frozenset(names[at] for at in order[first:last].tolist())
+
+
+# ---- sites -----------------------------------------------------------------------------------
+
+
 def _made(source: Source, features: Features, progress: Progress | None, cache: Path) -> Made:
-    if source.mentions is None:
-        return features.make(source.notes, progress, cache)
+    if not source.extracted:
+        return features.make(source.found, progress, cache)
     assert isinstance(features, ConceptFeatures)  # the tables are checked for it
     matcher = features.matcher
-    found = ctakes.bags(
-        source.mentions, matcher.dictionary.concepts, matcher.context, features.most
-    )
+    found = ctakes.bags(source.found, matcher.dictionary.concepts, matcher.context, features.most)
     if found[2]["unknown"] and not found[2]["mentions"]:
         raise DataError(
             f"none of the {found[2]['unknown']:,} CUIs is a concept of the dictionary: give the "
@@ -443,31 +353,37 @@ def _made(source: Source, features: Features, progress: Progress | None, cache: 
 
 
 def _site(
-    job: Job,
-    name: str,
-    site: PatientsConfig,
-    source: Source,
-    made: Made,
-    features: Features,
+    job: Job, name: str, site: PatientsConfig, source: Source, made: Made, features: Features
 ) -> tuple[SitePatients, list[str]]:
     """A site's three parts, and what was counted on the way."""
     tables = job.patients
     assert tables is not None
     lines = _counted(source, made, features)
-    labels, outputs = _cohort_jobs_labels(made.patients, source, tables)
+    labels, outputs = np.zeros((len(made.patients), 0), np.int8), tuple(tables.phenotypes)
+    if outputs:
+        labels = phenotype_labels(made.patients, source.codes or {}, tables.phenotypes)
+    elif source.labels is not None:
+        labels = source.labels.matrix(made.patients, site.unmentioned)
+        outputs = source.labels.phenotypes
     whole = Cohort(name, made.patients, made.values, labels, outputs)
-    codes = _cohort_jobs_codes(made.patients, source, tables, lines)
-    parts = _split(whole, site, source, job.seed)
-    train = _labelled(parts["train"], site.labelled, job.seed)
-    space = features.space
-    return SitePatients(name, space, train, parts["valid"], parts["test"], codes), lines
+    codes = _known_codes(made.patients, source, tables, lines)
+    share = 0.0 if source.test else site.test_fraction
+    parts = {"train": 1 - site.valid_fraction - share, "valid": site.valid_fraction}
+    if source.test:  # it stays as it is
+        tested = np.array([patient in source.test for patient in whole.patients], dtype=bool)
+        cohorts = {**split(whole.take(~tested), parts, job.seed), "test": whole.take(tested)}
+    else:
+        cohorts = split(whole, parts | {"test": share}, job.seed)
+    train = _labelled(cohorts["train"], site.labelled, job.seed)
+    valid, test = cohorts["valid"], cohorts["test"]
+    return SitePatients(name, features.space, train, valid, test, codes), lines
 
 
 def _counted(source: Source, made: Made, features: Features) -> list[str]:
     """What became of the site's patients."""
     counts = made.counts
     notes = f" with {counts['notes']:,} notes" if "notes" in counts else ""
-    lines = [f"{len(source.patients):,} patients{notes}"]
+    lines = [f"{len(source.found):,} patients{notes}"]
     what = "a concept of the dictionary" if isinstance(features, ConceptFeatures) else "a word"
     if counts["without"]:
         lines.append(f"{counts['without']:,} patients without {what} in their notes: kept")
@@ -480,26 +396,13 @@ def _counted(source: Source, made: Made, features: Features) -> list[str]:
     return lines
 
 
-def _cohort_jobs_labels(
-    patients: Sequence[str], source: Source, tables: PatientTables
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(patients, phenotypes) int8 and the phenotypes' names: of codes, or of judgments."""
-    if tables.phenotypes:
-        return phenotype_labels(patients, source.codes or {}, tables.phenotypes), tuple(
-            tables.phenotypes
-        )
-    if source.labels is not None:
-        return source.labels(patients), source.outputs
-    return np.zeros((len(patients), 0), np.int8), ()
-
-
-def _cohort_jobs_codes(
+def _known_codes(
     patients: Sequence[str], source: Source, tables: PatientTables, lines: list[str]
 ) -> dict[str, frozenset[str]]:
     """The codes of a site's patients that stage 1 may see. `lines` gets what was left out."""
-    if source.codes is None:
-        return {}
     known = source.codes
+    if known is None:
+        return {}
     own = {patient: known[patient] for patient in patients if patient in known}
     if known and not own:
         raise DataError(
@@ -508,7 +411,7 @@ def _cohort_jobs_codes(
         )
     if uncoded := len(patients) - len(own):
         lines.append(f"{uncoded:,} patients without codes: kept, their codes are unknown")
-    if noteless := len(known) - sum(patient in known for patient in source.patients):
+    if noteless := len(known) - len(known.keys() & source.found.keys()):
         lines.append(f"{noteless:,} patients with codes have no notes here: left out")
     if not tables.held_out:
         return own
@@ -518,17 +421,6 @@ def _cohort_jobs_codes(
     if nobody := [code for code, count in counts.items() if not count]:
         lines.append(f"codes to hold out that no patient has: {', '.join(nobody)}")
     return kept
-
-
-def _split(whole: Cohort, site: PatientsConfig, source: Source, seed: int) -> dict[str, Cohort]:
-    """Train, valid and test by patient. A test part of its own stays as it is."""
-    test = source.test
-    share = 0.0 if test else site.test_fraction
-    fractions = {"train": 1 - site.valid_fraction - share, "valid": site.valid_fraction}
-    if not test:
-        return split(whole, fractions | {"test": share}, seed)
-    inside = np.array([patient in test for patient in whole.patients], dtype=bool)
-    return {**split(whole.take(~inside), fractions, seed), "test": whole.take(inside)}
 
 
 def _labelled(cohort: Cohort, share: float, seed: int) -> Cohort:
@@ -551,22 +443,20 @@ def _silos(job: Job, sites: Sequence[SitePatients]) -> list[SitePatients]:
     assert job.silos is not None
     number = job.silos.number
     whole = pooled_patients(sites)
-    test, codes = whole.test, whole.codes
     try:
         trains = deal(whole.train, number, job.seed)
-        valids = (whole.valid,) * number
-        if len(whole.valid):
-            valids = deal(whole.valid, number, job.seed)
+        valids = (
+            deal(whole.valid, number, job.seed) if len(whole.valid) else (whole.valid,) * number
+        )
     except DataError as error:
         raise ConfigError(f"[silos] number = {number}: {error}") from error
     made = []
-    for at, (own, held) in enumerate(zip(trains, valids, strict=True), 1):
-        everyone = (patient for part in (own, held, test) for patient in part.patients)
-        billed = {patient: codes[patient] for patient in everyone if patient in codes}
-        named = [replace(part, id=f"silo{at}") for part in (own, held, test)]
-        parts = named[0], named[1], named[2]
-        space, vectors = sites[0].space, sites[0].vectors
-        made.append(SitePatients(named[0].id, space, *parts, billed, vectors))
+    for at, (train, valid) in enumerate(zip(trains, valids, strict=True), 1):
+        everyone = (p for part in (train, valid, whole.test) for p in part.patients)
+        billed = {p: whole.codes[p] for p in everyone if p in whole.codes}
+        name = f"silo{at}"
+        train, valid, test = (replace(part, id=name) for part in (train, valid, whole.test))
+        made.append(SitePatients(name, whole.space, train, valid, test, billed, whole.vectors))
     return made
 
 
@@ -622,8 +512,8 @@ def _counts(sites: Sequence[SitePatients]) -> list[CountTable]:
     for site in sites:
         for place, part in enumerate(("train", "valid", "test")):
             cohort = getattr(site, part)
-            coded = sum(patient in site.codes for patient in cohort.patients)
-            labelled = int((cohort.labels >= 0).any(axis=1).sum())
+            coded = len(site.coded(cohort))
+            labelled = len(cohort.labelled())
             cells = [f"{n:,}" for n in (len(cohort), coded, labelled)]
             if isinstance(cohort.bags, Bags):
                 sizes = cohort.bags.sizes
@@ -650,7 +540,7 @@ KIND = SiteKind(
     PatientsConfig,
     SyntheticPatientsConfig,
     load_patient_sites,
-    patient_sites_fingerprint,
+    fingerprint,
     _counts,
     tables=frozenset(PATIENT_TABLES),
     more=lambda table, where: {"patients": patient_tables(table, where)},

@@ -13,7 +13,7 @@ from fednotes.core.update import Tensors
 
 
 class Optimizer(Protocol):
-    """What local training asks of an optimizer; `Adam` and `models.row_adam.RowAdam` are ones."""
+    """What local training asks of an optimizer; `Adam` and `models.dan.RowAdam` are ones."""
 
     parameters: dict[str, Tensor]
 

@@ -1,4 +1,4 @@
-"""Two-stage phenotyping: the server side.
+"""Two-stage phenotyping: sites and server.
 
 Dianbo Liu, Dmitriy Dligach and Timothy Miller (2019), "Two-stage federated phenotyping and
 patient representation learning", Algorithm 1.
@@ -11,13 +11,11 @@ patient representation learning", Algorithm 1.
     N           `Total.weight`; in stage 2 the sum "patients"
     M           the outputs of stage 1, agreed by `agreed_outputs`
     W_k^t       what a site returns from "train"
-    f           `models.dan.Dan` in stage 1, `models.svm.LinearSVMs` in stage 2
+    f           `patients.dan.Dan` in stage 1, `patients.classifiers.LinearSVMs` in stage 2
 
 Stage 1 predicts billing codes from concepts and is left out where `representation` names a
 model or is "none". Stage 2 trains the classifiers of all diseases on what the dense layer says
 of a patient; without phenotypes a run ends with stage 1.
-
-The site side of two-stage phenotyping: the tasks, and what a restart must not lose.
 """
 
 from __future__ import annotations
@@ -45,8 +43,6 @@ from fednotes.methods.phenotype_stages import (
     Classifiers,
     CodeLearner,
     Config,
-    coded,
-    labelled,
     shared_network,
 )
 from fednotes.metrics.classification import ClassCounts
@@ -58,7 +54,7 @@ from fednotes.patients.classifiers import (
     fit_platt,
     inverse_document_frequencies,
 )
-from fednotes.patients.codes import category_counts, choose, count_vector
+from fednotes.patients.codes import category_counts, choose
 from fednotes.patients.cohort import Bags, SitePatients, pooled_patients, require_alike
 from fednotes.patients.dan import KNOWN, Dan
 from fednotes.patients.phenotyper import (
@@ -68,6 +64,13 @@ from fednotes.patients.phenotyper import (
     load_phenotyper,
     network_settings,
 )
+
+__all__ = ["METHOD", "Config", "Site", "train"]
+
+LABELS = ("absent", "present", "questionable")  # of "count_labels", in the order of CLASSES
+
+
+# ---- sites -----------------------------------------------------------------------------------
 
 
 class Site(MethodSite):
@@ -98,8 +101,10 @@ class Site(MethodSite):
         self._classifiers: Classifiers | None = None
         self._network: Tensors = {}  # the representation, once it is fixed
         self._steps = np.zeros(0, np.int64)  # of each machine, from before a restart
-        number = len(coded(data.train, data)) if config.learns else 0
-        self.num_examples = max(number, len(labelled(data.train)) if config.phenotypes else 0)
+        self._coded = data.coded(data.train)
+        self._labelled = data.train.labelled()
+        number = len(self._coded) if config.learns else 0
+        self.num_examples = max(number, len(self._labelled) if config.phenotypes else 0)
         self._require_covered(number)
         self.scores: dict[str, Any] = {}
 
@@ -118,35 +123,32 @@ class Site(MethodSite):
         """Patients behind an update of this task, and local steps of stage 1; a site's policy
         asks."""
         if self._classifiers is not None or task in ("count_labels", "prepare"):
-            return {"patients": len(labelled(self.data.train))}
+            return {"patients": len(self._labelled)}
         if self._codes is None:
-            return {"patients": len(coded(self.data.train, self.data))}
+            return {"patients": len(self._coded)}
         return {**self._codes.covered(task), "patients": self._codes.patients}
 
-    def _require_covered(self, coded_patients: int) -> None:
+    def _require_covered(self, coded: int) -> None:
         """Raises ConfigError where few patients are behind numbers that tell concepts."""
         config, least = self.config, self.config.min_patients
-        known = len(labelled(self.data.train)) if config.phenotypes else 0
-        told = [(coded_patients, "concept vectors", "coded")] if config.learns else []
+        number, what, kind = coded, "concept vectors", "coded"
         if config.model.representation == "none" and not config.space.dense:
-            told = [(known, "a weight for each concept", "labelled")]
-        for number, what, kind in told:
-            if 0 < number < least:
-                raise ConfigError(
-                    f"site {self.id!r}: an update of {what} tells which concepts its {number} "
-                    f"{kind} training patients have; min_patients = {least} is asked: more "
-                    "patients, or a smaller min_patients if they are public"
-                )
+            number = len(self._labelled) if config.phenotypes else 0
+            what, kind = "a weight for each concept", "labelled"
+        if 0 < number < least:
+            raise ConfigError(
+                f"site {self.id!r}: an update of {what} tells which concepts its {number} "
+                f"{kind} training patients have; min_patients = {least} is asked: more "
+                "patients, or a smaller min_patients if they are public"
+            )
 
     # stage 1
 
     def count_codes(self, tensors: Tensors) -> Update:
         """Patients of each category of codes, over the public list of categories."""
-        cohort = coded(self.data.train, self.data)
-        own = {patient: self.data.codes[patient] for patient in cohort.patients}
-        counts = category_counts(own, self.config.whole_causes)
-        vector, _ = count_vector(counts, self.config.candidates)
-        return Update({"patients": torch.from_numpy(vector.astype(np.float64))}, 1.0)
+        own = {patient: self.data.codes[patient] for patient in self._coded.patients}
+        counts = category_counts(own, self.config.candidates, self.config.whole_causes)
+        return Update({"patients": torch.from_numpy(counts.astype(np.float64))}, 1.0)
 
     def count_concepts(self, tensors: Tensors) -> Update:
         """How often each of the dictionary's concepts occurs in the training patients' notes."""
@@ -189,9 +191,8 @@ class Site(MethodSite):
                 f"site {self.id!r}: the codes to predict are not places in the job's list of "
                 f"{len(candidates)}, each at most once"
             )
-        outputs = [candidates[at] for at in chosen]
         known = self._known_concepts(tensors) if KNOWN in tensors else None
-        self._learn_codes(outputs, known)
+        self._learn_codes([candidates[at] for at in chosen], known)
         return Update()
 
     def _learn_codes(self, outputs: Sequence[str], known: np.ndarray | None) -> None:
@@ -201,31 +202,32 @@ class Site(MethodSite):
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
         """Local epochs of the stage that runs."""
-        return self._now().train(tensors, cycle=cycle)
+        return (self._classifiers or self._learner).train(tensors, cycle=cycle)
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """Held-out counts of the stage that runs."""
-        return self._now().evaluate(tensors, cycle=cycle)
+        return (self._classifiers or self._learner).evaluate(tensors, cycle=cycle)
 
     def send(self, tensors: Tensors) -> Update:
         """Stage 1's change in an agreed code."""
-        return self._learner().send(tensors)
+        return self._learner.send(tensors)
 
     def keep(self, tensors: Tensors) -> Update:
         """The cycle of stage 1 that was just judged is the one to keep."""
-        return self._learner().keep(tensors)
+        return self._learner.keep(tensors)
 
     def finish(self, tensors: Tensors) -> Update:
         """The end of a stage: judge on the test patients; write the model after the last."""
         if self._classifiers is not None:
             self._classifiers.finish(tensors)
-            self._save(self._classifiers.model)
+            model = self._classifiers.model
         else:
-            learner = self._learner()
+            learner = self._learner
             learner.finish(tensors)
             self._network = learner.told
-            representation = Representation(learner.network)
-            self._save(Phenotyper(self.data.space, representation, code_names=learner.outputs))
+            model = Phenotyper(self.data.space, Representation(learner.network), learner.outputs)
+        if self.directory is not None:
+            model.save(self.directory / "model")
         self.scores = self.scores_on(self.data)
         return Update()
 
@@ -238,32 +240,39 @@ class Site(MethodSite):
 
     def count_labels(self, tensors: Tensors) -> Update:
         """Labelled training patients of each class; how many have each concept."""
-        cohort = labelled(self.data.train)
+        cohort = self._labelled
         counts = cohort.label_counts()
-        sums = {n: torch.from_numpy(counts[n].astype(np.float64)) for n in counts}
-        del sums["unlabelled"]
+        del counts["unlabelled"]
         if self.config.model.representation == "none" and isinstance(cohort.bags, Bags):
-            frequencies = document_frequencies(cohort.bags).astype(np.float64)
-            sums["frequencies"] = torch.from_numpy(frequencies)
+            counts["frequencies"] = document_frequencies(cohort.bags)
+        sums = {n: torch.from_numpy(of.astype(np.float64)) for n, of in counts.items()}
         return Update(sums, 1.0, {"patients": float(len(cohort))})
 
     def prepare(self, tensors: Tensors) -> Update:
         """The representation is fixed and the classes are agreed: compute the features."""
         given = {n.removeprefix("network."): v for n, v in tensors.items() if n[:8] == "network."}
         self._network = given or self._network
-        representation = self._representation(tensors)
+        config, space = self.config.model, self.data.space
+        representation = Representation()
+        if self._network:
+            settings, outputs, known = network_settings(self._network, config.network, space)
+            network = shared_network(settings, space, outputs, known, self._device)
+            load_into(network.state(), self._network)
+            representation = Representation(network, scale=config.scale)
+        elif "idf" in tensors:
+            idf = taken(tensors, "idf", torch.float64, space.width).numpy()
+            representation = Representation(idf=idf)
         agreed = taken(tensors, "classes", torch.float32, len(self.config.phenotypes), len(CLASSES))
-        code_names = () if self._codes is None else self._codes.outputs
         classes = [[c for c in CLASSES if row[c]] for row in agreed.to(torch.bool).tolist()]
-        width = representation.width(self.data.space)
-        machines = LinearSVMs(classes, width, self.config.model.classifier)
+        machines = LinearSVMs(classes, representation.width(space), config.classifier)
         if len(self._steps) == len(machines.steps):
             machines.steps[:] = self._steps
         weights = None
         if "weights" in tensors:
             weights = taken(tensors, "weights", torch.float64, len(machines.machines), 2).numpy()
+        names = () if self._codes is None else self._codes.outputs
         self._classifiers = Classifiers(
-            self.data, self.config, representation, machines, weights, code_names
+            self.data, self.config, representation, machines, weights, names
         )
         return Update()
 
@@ -273,46 +282,23 @@ class Site(MethodSite):
             raise TrainingError(f"site {self.id!r} has no classifiers to calibrate yet")
         return self._classifiers.calibrate(tensors)
 
-    def _representation(self, tensors: Tensors) -> Representation:
-        config, space = self.config.model, self.data.space
-        if self._network:
-            settings, outputs, known = network_settings(self._network, config.network, space)
-            network = shared_network(settings, space, outputs, known, self._device)
-            load_into(network.state(), self._network)
-            return Representation(network, scale=config.scale)
-        if "idf" not in tensors:
-            return Representation()
-        return Representation(idf=taken(tensors, "idf", torch.float64, space.width).numpy())
-
-    def _now(self) -> CodeLearner | Classifiers:
-        return self._learner() if self._classifiers is None else self._classifiers
-
+    @property
     def _learner(self) -> CodeLearner:
         if self._codes is None:
             raise TrainingError(f"site {self.id!r} was not told which codes to predict")
         return self._codes
 
-    def _save(self, model: Phenotyper) -> None:
-        if self.directory is not None:
-            model.save(self.directory / "model")
-
     # what a restart must not lose
 
     def state(self) -> State:
         """Stage 1's moments and outputs, or the steps of stage 2's machines."""
-        facts: dict[str, Any] = {}
-        if self._codes is not None:
-            facts["outputs"] = list(self._codes.outputs)
+        known = {} if self._codes is None else self._codes.known
+        facts = {} if self._codes is None else {"outputs": list(self._codes.outputs)}
         if self._classifiers is not None:
-            steps = {"steps": torch.from_numpy(self._classifiers.machines.steps)}
-            return State(0, {**steps, **self._known_now()}, facts)
-        if self._codes is None:
-            return State(0, {}, facts)
-        kept = self._codes.state()
-        return State(kept.round, {**kept.tensors, **self._known_now()}, {**kept.facts, **facts})
-
-    def _known_now(self) -> Tensors:
-        return {} if self._codes is None else self._codes.known
+            steps = torch.from_numpy(self._classifiers.machines.steps)
+            return State(0, {"steps": steps, **known}, facts)
+        kept = State(0) if self._codes is None else self._codes.state()
+        return State(kept.round, {**kept.tensors, **known}, {**kept.facts, **facts})
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
@@ -326,25 +312,7 @@ class Site(MethodSite):
             self._codes.restore(state)
 
 
-def require_trainable(data: SitePatients, config: Config) -> None:
-    """Raises ConfigError for a site that cannot be trained by itself."""
-    lacks = []
-    if config.learns and not len(coded(data.train, data)):
-        lacks.append("no training patient with billing codes")
-    elif config.learns and config.keep_cycle < 0 and not len(coded(data.valid, data)):
-        lacks.append("no held-out patient with billing codes, by whom keep_cycle = -1 is chosen")
-    if config.phenotypes and not len(labelled(data.train)):
-        lacks.append("no training patient labelled for a phenotype")
-    if lacks:
-        raise ConfigError(
-            f"site {data.id!r} has {' and '.join(lacks)}, so it cannot learn alone: leave 'alone' "
-            "out of conditions"
-        )
-
-
-__all__ = ["METHOD", "Config", "Site", "train"]
-
-LABELS = ("absent", "present", "questionable")  # of "count_labels", in the order of CLASSES
+# ---- server ----------------------------------------------------------------------------------
 
 
 def train(federation: Federation, config: Config) -> State:
@@ -353,8 +321,8 @@ def train(federation: Federation, config: Config) -> State:
     first = _codes(federation, config, resumed) if config.learns else _prepared(config)
     if not config.phenotypes:
         return first
-    known = config.learns and (resumed is None or resumed.fact("stage", int) == 1)
-    return _phenotypes(federation, config, {} if known else first.tensors, first, resumed)
+    told = config.learns and (resumed is None or resumed.fact("stage", int) == 1)
+    return _phenotypes(federation, config, {} if told else first.tensors, first, resumed)
 
 
 # ---- stage 1 ---------------------------------------------------------------------------------
@@ -602,9 +570,25 @@ def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
 
 
 def alone(config: Config, sites: Sequence[SitePatients]) -> tuple[Config, ...]:
-    """Each site's configuration where it trains by itself: the paper's single source."""
+    """Each site's configuration where it trains by itself: the paper's single source.
+
+    Raises ConfigError for a site that cannot be trained so.
+    """
     for site in sites:
-        require_trainable(site, config)
+        lacks = []
+        if config.learns and not len(site.coded(site.train)):
+            lacks.append("no training patient with billing codes")
+        elif config.learns and config.keep_cycle < 0 and not len(site.coded(site.valid)):
+            lacks.append(
+                "no held-out patient with billing codes, by whom keep_cycle = -1 is chosen"
+            )
+        if config.phenotypes and not len(site.train.labelled()):
+            lacks.append("no training patient labelled for a phenotype")
+        if lacks:
+            raise ConfigError(
+                f"site {site.id!r} has {' and '.join(lacks)}, so it cannot learn alone: leave "
+                "'alone' out of conditions"
+            )
     return (replace(config, min_patients=0),) * len(sites)  # nothing leaves the site
 
 

@@ -1,17 +1,12 @@
-"""The two stages of phenotyping at a site: patients → codes, and patients → phenotypes.
-
-Settings of two-stage phenotyping, and those of the papers.
-
-The preset "paper" is the program of Dligach and Miller (2018), "Learning patient representations
-from text", which Liu, Dligach and Miller (2019) adapted, since their own paper gives no sizes and
-rates. docs/papers.md says where each value stands.
-"""
+"""The two stages of phenotyping at a site, patients → codes and patients → phenotypes; settings."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from importlib.resources import files
 from typing import Any, Literal
 
 import numpy as np
@@ -27,13 +22,12 @@ from fednotes.methods.averaging import Averaging, AveragingSite, Step
 from fednotes.methods.optimizers import Optimizer, RMSprop
 from fednotes.methods.sites import Count, Number, Part, Rate, Size
 from fednotes.metrics.classification import ClassCounts, rankings
-from fednotes.patients.classifiers import LinearSVMs, fit, fit_best, platt_sums
+from fednotes.patients.classifiers import LinearSVMs, fit, platt_sums
 from fednotes.patients.codes import categories_of_job, output_matrix, public_categories
 from fednotes.patients.cohort import (
     ABSENT,
     PRESENT,
     QUESTIONABLE,
-    Bags,
     Cohort,
     FeatureSpace,
     SitePatients,
@@ -41,6 +35,11 @@ from fednotes.patients.cohort import (
 )
 from fednotes.patients.dan import KNOWN, Dan, DanConfig, Mixtures, RowAdam
 from fednotes.patients.phenotyper import PhenotypeConfig, Phenotyper, Representation
+
+PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
+    files("fednotes.methods").joinpath("phenotype.toml").read_text("utf-8")
+)
+Read = Mixtures | np.ndarray
 
 
 @checked(frozen=True)
@@ -129,71 +128,6 @@ class Config(Averaging):
         return self.last_cycle if self.learns else 0
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "concepts": {"context": "off", "most": 10_000},
-        "training": {
-            "systems": ["icd9", "icd9proc", "cpt"],
-            "minimum": 1001,
-            "whole_causes": False,
-            "least_occurrences": 101,
-            "require_output": True,
-            "cycles": 75,
-            "local_epochs": 1,
-            "keep_cycle": 0,
-            "batch_size": 50,
-            "optimizer": "rmsprop",
-            "learning_rate": 1e-3,
-            "warmup": 0.0,
-            "decay": "constant",
-            "weight_decay": 0.0,
-            "clip": 0.0,
-            "server": "average",
-            "classifier_cycles": 20,
-            "classifier_epochs": 1,
-            "least_questionable": 20,
-            "calibrate": False,
-            "min_patients": 0,
-        },
-        "model": {
-            "scale": "none",
-            "network": {
-                "embedding": 300,
-                "hidden": 1000,
-                "dropout": 0.0,
-                "mean": "concepts",
-                "length": 1387,
-                "layer": "linear",
-                "updates": "dense",
-            },
-            "classifier": {
-                "loss": "hinge",
-                "learning_rate": "optimal",
-                "alpha": 1e-4,
-                "class_weights": "none",
-                "solver": "sgd",
-            },
-        },
-    },
-    "best": {
-        "training": {
-            "cycles": 20,
-            "local_epochs": 3,
-            "keep_cycle": -1,
-            "classifier_cycles": 60,
-            "evaluate_every": 5,
-            "calibrate": True,
-        },
-        "model": {
-            "classifier": {"learning_rate": "invscaling", "eta0": 5.0, "class_weights": "balanced"}
-        },
-    },
-}
-
-
-Read = Mixtures | np.ndarray
-
-
 def shared_network(
     config: DanConfig, space: FeatureSpace, outputs: int, known: np.ndarray | None, device: str
 ) -> Dan:
@@ -246,17 +180,22 @@ class CodeLearner(AveragingSite):
         self.known: Tensors = {} if known is None else {KNOWN: torch.from_numpy(known)}
         settings = config.model.network
         self.network = shared_network(settings, data.space, len(outputs), known, device)
-        self._read, self._labels = self._taken(coded(data.train, data), data)
+        self._read, self._labels = self._taken(data.coded(data.train), data)
         self.patients = len(self._labels)  # n_k
-        parameters = self.network.trainable()
+        parameters, rows = self.network.trainable(), settings.updates == "rows"
+        optimizer: Optimizer | None = None  # averaging's own
+        if config.optimizer == "rmsprop":
+            optimizer = RMSprop(parameters, config.learning_rate)
+        elif rows:
+            optimizer = RowAdam(parameters, config.learning_rate, config.clip)
         super().__init__(
             data.id,
-            replace(config, clip=0.0) if settings.updates == "rows" else config,
+            replace(config, clip=0.0) if rows else config,
             parameters,
             weight=self.patients,
             per_epoch=-(-self.patients // config.batch_size),
             device=device,
-            optimizer=_optimizer(config, parameters),
+            optimizer=optimizer,
         )
 
     @property
@@ -267,13 +206,12 @@ class CodeLearner(AveragingSite):
     def _taken(self, cohort: Cohort, site: SitePatients) -> tuple[Read, np.ndarray]:
         """Patients as the network reads them, and their labels (patients, outputs) int8."""
         whole = self.config.whole_causes
-        labels, _ = output_matrix(
-            cohort.patients, site.codes, outputs=self.outputs, whole_causes=whole
-        )
+        labels = output_matrix(cohort.patients, site.codes, self.outputs, whole)
         if self.config.require_output:
             some = (labels == PRESENT).any(axis=1)
             cohort, labels = cohort.take(some), labels[some]
-        return self.network.read(_inputs(cohort)), labels
+        bags = cohort.bags
+        return self.network.read(bags.values if isinstance(bags, Vectors) else bags), labels
 
     @cached_property
     def _held_out(self) -> tuple[Read, np.ndarray]:
@@ -326,15 +264,6 @@ class CodeLearner(AveragingSite):
         return float(loss), int(known.sum()), predicted
 
 
-def _optimizer(config: Config, parameters: Mapping[str, Tensor]) -> Optimizer | None:
-    """Of stage 1; None is averaging's own."""
-    if config.optimizer == "rmsprop":
-        return RMSprop(parameters, config.learning_rate)
-    if config.model.network.updates == "rows":
-        return RowAdam(parameters, config.learning_rate, config.clip)
-    return None
-
-
 class Classifiers:
     """Stage 2 at a site: features computed once, and the machines of all diseases."""
 
@@ -345,18 +274,12 @@ class Classifiers:
         representation: Representation,
         machines: LinearSVMs,
         weights: np.ndarray | None,
-        code_names: Sequence[str],
+        code_names: tuple[str, ...],
     ) -> None:
-        self.data, self.config, self.machines = data, config, machines
-        self.model = Phenotyper(
-            data.space,
-            representation,
-            code_names=code_names,
-            phenotypes=config.phenotypes,
-            machines=machines,
-        )
+        self.id, self.config, self.machines = data.id, config, machines
+        self.model = Phenotyper(data.space, representation, code_names, config.phenotypes, machines)
         self._weights = weights
-        self._train, self._valid = labelled(data.train), labelled(data.valid)
+        self._train, self._valid = data.train.labelled(), data.valid.labelled()
         self._features = representation.features(self._train.bags)
         self._held_out = representation.features(self._valid.bags)
         targets = machines.targets(self._train.labels)
@@ -369,36 +292,24 @@ class Classifiers:
         Returns each machine times the number of patients it was trained on here, and that
         number: patients without a label of a disease say nothing of its classifier.
         """
+        config, labels, loss, pairs = self.config, self._train.labels, 0.0, 0
         self.machines.take(tensors)
-        loss, pairs = self._epochs(cycle) if self._by_steps else self._solved()
+        if self.machines.config.solver == "converged":
+            held_out = (self._held_out, self._valid.labels)
+            C = self.machines.config.C
+            loss, pairs = fit(self.machines, (self._features, labels), held_out, self._weights, C)
+        else:
+            for local in range(config.classifier_epochs):
+                epoch = cycle * config.classifier_epochs + local
+                rng = rng_of(config.seed, "phenotypes", self.id, epoch)
+                order = rng.permutation(len(self._train))
+                found = self.machines.epoch(self._features, labels, order, self._weights)
+                loss, pairs = loss + found[0], pairs + found[1]
         patients = torch.from_numpy(self._patients.astype(np.float64))
         # A float32 value times a count is exact in float64: one site's mean is its own value.
         sent = {n: value.double() * patients for n, value in self.machines.sent().items()}
         metrics = {"loss": loss, "examples": float(pairs)}
         return Update({**sent, "patients": patients}, 1.0, metrics)
-
-    @property
-    def _by_steps(self) -> bool:
-        return self.machines.config.solver == "sgd"
-
-    def _epochs(self, cycle: int) -> tuple[float, int]:
-        """Σ loss before each step, and over how many pairs of patient and machine."""
-        config, loss, pairs = self.config, 0.0, 0
-        for local in range(config.classifier_epochs):
-            epoch = cycle * config.classifier_epochs + local
-            rng = rng_of(config.seed, "phenotypes", self.data.id, epoch)
-            order = rng.permutation(len(self._train))
-            found = self.machines.epoch(self._features, self._train.labels, order, self._weights)
-            loss, pairs = loss + found[0], pairs + found[1]
-        return loss, pairs
-
-    def _solved(self) -> tuple[float, int]:
-        """The reference's solutions; Σ loss there."""
-        train, C = (self._features, self._train.labels), self.machines.config.C
-        if C:
-            return fit(self.machines, *train, self._weights, C)
-        held_out = (self._held_out, self._valid.labels)
-        return fit_best(self.machines, train, held_out, self._weights)
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """How held-out patients of each class are predicted, as counts."""
@@ -426,7 +337,7 @@ class Classifiers:
 
         Patients are ranked by the machines' own scores: probabilities are for people.
         """
-        cohort = labelled(site.test)
+        cohort = site.test.labelled()
         if not len(cohort):
             return {}
         features = self.model.representation.features(cohort.bags)
@@ -434,10 +345,13 @@ class Classifiers:
         scores = self.machines.ranking(features)
         ranked = rankings(cohort.labels, scores, self.config.phenotypes, seed=self.config.seed)
         found = _scores(counts, ranked)
-        if self.model.platt is None and self.machines.config.loss != "log":
-            return found
-        chances = self.machines.probabilities(features, self.model.platt)
-        return found | _brier(cohort.labels, chances[:, :, PRESENT])
+        known = (cohort.labels == ABSENT) | (cohort.labels == PRESENT)
+        calibrated = self.model.platt is not None or self.machines.config.loss == "log"
+        if calibrated and known.any():
+            chances = self.machines.probabilities(features, self.model.platt)[:, :, PRESENT]
+            error = (chances[known] - (cohort.labels[known] == PRESENT)) ** 2
+            found["calibration"] = {"brier": float(error.mean())}
+        return found
 
     def _counts(self, cohort: Cohort, predicted: np.ndarray) -> ClassCounts:
         """Labels against predictions, over the same pairs whatever this model has learnt.
@@ -477,29 +391,3 @@ def _scores(counts: ClassCounts, ranked: Mapping[str, Any]) -> dict[str, Any]:
         "by_output": by_output,
         "class_counts": told.to_metrics(),
     }
-
-
-def _brier(labels: np.ndarray, present: np.ndarray) -> dict[str, Any]:
-    """Mean squared error of the probability of "present", over labelled pairs."""
-    known = (labels == ABSENT) | (labels == PRESENT)
-    if not known.any():
-        return {}
-    error = (present[known] - (labels[known] == PRESENT)) ** 2
-    return {"calibration": {"brier": float(error.mean())}}
-
-
-# ---- whose patients --------------------------------------------------------------------------
-
-
-def coded(cohort: Cohort, site: SitePatients) -> Cohort:
-    """The patients whose codes are known."""
-    return cohort.take(np.array([p in site.codes for p in cohort.patients], bool))
-
-
-def labelled(cohort: Cohort) -> Cohort:
-    """The patients who are labelled for a phenotype."""
-    return cohort.take(np.asarray((cohort.labels >= 0).any(axis=1)))
-
-
-def _inputs(cohort: Cohort) -> Bags | np.ndarray:
-    return cohort.bags.values if isinstance(cohort.bags, Vectors) else cohort.bags

@@ -14,19 +14,18 @@ in any case ("ICD9:401.9").
     procedure  OMOP procedure concept         the concept itself
 
 Liu, Dligach and Miller 2019 say no more than "174 ICD or CPT codes", after Dligach and Miller
-2018. The first three rules are those of the latter's published program, which keeps categories
-of more than 1,000 patients (`MINIMUM` = 1,001 is "at least"). That program reads procedure
-codes as numbers, so it loses leading zeros ("0331" counts as 33), and CPT codes from the column
-of numbers, where codes with a letter are missing; we read both as strings, so a few outputs may
-differ from the paper's 174. An ICD-9 external cause has 4 characters in the code book
-(`whole_causes`); the program cuts it to 3 like the others. The other four rules are ours.
+2018. The first three rules are those of the latter's published program. That program reads
+procedure codes as numbers, so it loses leading zeros ("0331" counts as 33), and CPT codes from
+the column of numbers, where codes with a letter are missing; we read both as strings, so a few
+outputs may differ from the paper's 174. An ICD-9 external cause has 4 characters in the code
+book (`whole_causes`); the program cuts it to 3 like the others. The other four rules are ours.
 Where a job names a code, it means every code that begins so (icd10:E11 is icd10:E119 too); a CPT
 code is whole with its five characters, and an OMOP concept means itself alone, since 3 has
 nothing to do with 316866.
 
 Outputs of several sites are agreed on without any site's own list: `public_categories` lists
-every possible category, `count_vector` a site's patients in each, and only the sum of these
-vectors goes into `choose`.
+every possible category, a site counts its patients in each, and only the sum of these counts
+goes into `choose`.
 """
 
 from __future__ import annotations
@@ -48,9 +47,7 @@ from fednotes.patients.cohort import ABSENT, PRESENT, UNLABELLED
 
 Codes = Mapping[str, Collection[str]]  # patient → codes
 
-MINIMUM: Final = 1_001  # patients that a category needs
 _PCS = "".join(c for c in digits + ascii_uppercase if c not in "IO")
-_ALL: Final[int | None] = None
 _LONGEST: Final = 8  # characters of a code with a dot
 
 
@@ -59,17 +56,13 @@ class System:
     """A coding system.
 
     length: how many characters of a code make its category; None, all of them, and a code then
-    has no longer ones below it. form: of a whole code; ending in zeros must be possible in it
-    (`can_begin`). example: a code, for messages.
+    has no longer ones below it. form: of a whole code; ending in zeros must be possible in it,
+    so that beginnings can be told. example: a code, for messages.
     """
 
     length: int | None
     form: re.Pattern[str]
     example: str
-
-    def can_begin(self, text: str) -> bool:
-        """Whether a code of the system can begin so (or is this): "C7", "E11.", not "E1."."""
-        return any(self.form.fullmatch(text + "0" * n) for n in range(_LONGEST))
 
 
 SYSTEMS: Final[dict[str, System]] = {
@@ -81,8 +74,8 @@ SYSTEMS: Final[dict[str, System]] = {
     # Neither book of ICD-10 has an O or I behind the first letter: they would be taken for 0 and 1.
     "icd10": System(3, re.compile(rf"[A-Z][0-9][{_PCS}](?:\.?[{_PCS}]{{1,4}})?"), "E11.9"),
     "icd10pcs": System(3, re.compile(rf"[{_PCS}]{{3,7}}"), "BW03ZZZ"),
-    "condition": System(_ALL, re.compile(r"[1-9][0-9]*"), "316866"),
-    "procedure": System(_ALL, re.compile(r"[1-9][0-9]*"), "4230911"),
+    "condition": System(None, re.compile(r"[1-9][0-9]*"), "316866"),
+    "procedure": System(None, re.compile(r"[1-9][0-9]*"), "4230911"),
 }
 
 
@@ -98,10 +91,9 @@ def code_of(system: str, text: str) -> str | None:
 
     A dot must be where the system has it: "4019.0", a spreadsheet's reading of 4019, is none.
     Leading zeros that were lost already cannot be told: "389" is a code, as "0389" is.
-    Raises ConfigError for an unknown system.
     """
     raw = text.strip().upper()
-    if system_of(system).form.fullmatch(raw) is None:
+    if SYSTEMS[system].form.fullmatch(raw) is None:
         return None
     return intern(f"{system}:{raw.replace('.', '')}")
 
@@ -117,13 +109,15 @@ def parse(name: str) -> tuple[str, str]:
     if not colon or not raw:
         raise ConfigError(f"{name!r} is no code: write <system>:<code>, such as icd10:I10")
     of = system_of(system)
-    if not of.can_begin(raw):
+    # whether a code can begin so, or is this: "C7", "E11.", not "E1."
+    if not any(of.form.fullmatch(raw + "0" * zeros) for zeros in range(_LONGEST)):
         raise ConfigError(
             f"{name!r}: no code of {system} begins so: write one such as {system}:{of.example}"
         )
     return system, raw.replace(".", "")
 
 
+@lru_cache(maxsize=1 << 17)
 def category(code: str, whole_causes: bool = False) -> str:
     """The category of a code. whole_causes: ICD-9 external causes keep 4 characters, not 3."""
     system, rest = parse(code)
@@ -156,40 +150,22 @@ def categories_of_job(names: Iterable[str], whole_causes: bool = False) -> tuple
     return tuple(made)
 
 
-def categories(codes: Iterable[str], whole_causes: bool = False) -> frozenset[str]:
-    """The categories of codes, each once."""
-    return frozenset(category(code, whole_causes) for code in codes)
+def category_counts(codes: Codes, names: Sequence[str], whole_causes: bool = False) -> np.ndarray:
+    """(names,) int64: patients in each of these categories; a patient counts once in each.
 
-
-def category_counts(codes: Codes, whole_causes: bool = False) -> dict[str, int]:
-    """Patients per category; a patient counts once in each. Counts of sites add.
-
-    The names alone say what occurs at a site: for other sites' eyes use `count_vector`.
+    names: a public list such as `public_categories`, so that a sum over sites may be shown.
     """
     counted: Counter[str] = Counter()
-    known: dict[str, str] = {}
     for given in codes.values():
-        counted.update({_cached(known, code, whole_causes) for code in given})
-    return dict(sorted(counted.items()))
+        counted.update({category(code, whole_causes) for code in given})
+    return np.fromiter((counted[name] for name in names), np.int64, len(names))
 
 
-def count_vector(counts: Mapping[str, int], names: Sequence[str]) -> tuple[np.ndarray, int]:
-    """`category_counts` laid out by a public list of categories: what may be summed over sites.
-
-    names: such as `public_categories`. Gives (names,) int64, and in how many categories outside
-    the list the site has patients.
-    """
-    vector = np.fromiter((counts.get(name, 0) for name in names), np.int64, len(names))
-    return vector, len(set(counts) - set(names))
-
-
-def choose(total_counts: Mapping[str, int], minimum: int = MINIMUM) -> tuple[str, ...]:
+def choose(total_counts: Mapping[str, int], minimum: int) -> tuple[str, ...]:
     """The categories of at least `minimum` patients over all sites, in order of their names.
 
-    Raises ConfigError for a minimum below 1, DataError if no category has so many.
+    Raises DataError if no category has so many.
     """
-    if minimum < 1:
-        raise ConfigError(f"the least number of patients of an output must be 1 or more: {minimum}")
     chosen = tuple(sorted(name for name, count in total_counts.items() if count >= minimum))
     if not chosen:
         most = max(total_counts.values(), default=0)
@@ -210,80 +186,45 @@ def public_categories(
     ICD-10-PCS 39,304. Raises ConfigError for OMOP's systems, whose concepts have no such list:
     give the concepts that are asked for.
     """
+    forms: dict[str, list[tuple[str, ...]]] = {  # the characters that each place can have
+        "icd9": [
+            (digits,) * 3,
+            ("E", *(digits,) * (3 if whole_causes else 2)),
+            ("V", digits, digits),
+        ],
+        "icd9proc": [(digits,) * 2],
+        "cpt": [(*(digits,) * 4, digits + "FMTU"), (ascii_uppercase[:22], *(digits,) * 4)],
+        "icd10": [(ascii_uppercase, digits, _PCS)],
+        "icd10pcs": [(_PCS,) * 3],
+    }
     listed: list[str] = []
     for system in systems:
-        if system_of(system).length is _ALL:
+        if system_of(system).length is None:
             raise ConfigError(
                 f"there is no list of all categories of {system!r}: give the concepts to predict"
             )
-        listed += [f"{system}:{code}" for code in _every(system, whole_causes)]
+        for places in forms[system]:
+            listed += [f"{system}:{''.join(code)}" for code in product(*places)]
     return tuple(listed)
 
 
-def _every(system: str, whole_causes: bool) -> list[str]:
-    """The codes of `public_categories`, sorted."""
-    if system == "icd9":
-        causes = 3 if whole_causes else 2
-        return [
-            *_numbers("", 3),
-            *_numbers("E", causes),
-            *_numbers("V", 2),
-        ]
-    if system == "icd9proc":
-        return _numbers("", 2)
-    if system == "cpt":
-        category_one = [n + last for n in _numbers("", 4) for last in digits + "FMTU"]
-        return category_one + [
-            code for letter in "ABCDEFGHIJKLMNOPQRSTUV" for code in _numbers(letter, 4)
-        ]
-    if system == "icd10":
-        return ["".join(p) for p in product(ascii_uppercase, digits, _PCS)]
-    return ["".join(p) for p in product(_PCS, repeat=3)]
-
-
-def _numbers(prefix: str, length: int) -> list[str]:
-    return [f"{prefix}{n:0{length}d}" for n in range(10**length)]
-
-
 def output_matrix(
-    patients: Sequence[str],
-    codes: Codes,
-    minimum: int = MINIMUM,
-    outputs: Sequence[str] | None = None,
-    whole_causes: bool = False,
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The labels of stage 1: (patients, outputs) int8, and the outputs' names.
+    patients: Sequence[str], codes: Codes, outputs: Sequence[str], whole_causes: bool = False
+) -> np.ndarray:
+    """The labels of stage 1: (patients, outputs) int8.
 
     A code's category is present (1); a patient with codes but none of it has it not (0). A
     patient who is not in `codes` at all is unlabelled (-1): nobody coded the stay, so nothing
-    is known to be absent. outputs: the agreed list; None takes `choose` over these patients.
-    Raises what `choose` raises.
+    is known to be absent.
     """
-    coded = {patient: codes[patient] for patient in patients if patient in codes}
-    if outputs is None:
-        outputs = choose(category_counts(coded, whole_causes), minimum)
     column = {name: at for at, name in enumerate(outputs)}
-    known: dict[str, str] = {}
     labels = np.full((len(patients), len(column)), UNLABELLED, dtype=np.int8)
-    rows: list[int] = []
-    columns: list[int] = []
     for row, patient in enumerate(patients):
-        if patient not in coded:
-            continue
-        labels[row] = ABSENT
-        at = {column.get(_cached(known, code, whole_causes), -1) for code in coded[patient]} - {-1}
-        rows += [row] * len(at)
-        columns += at
-    labels[rows, columns] = PRESENT
-    return labels, tuple(outputs)
-
-
-def _cached(known: dict[str, str], code: str, whole_causes: bool) -> str:
-    """`category`, worked out once a code."""
-    found = known.get(code)
-    if found is None:
-        found = known[code] = category(code, whole_causes)
-    return found
+        if patient in codes:
+            labels[row] = ABSENT
+            found = {column.get(category(code, whole_causes), -1) for code in codes[patient]}
+            labels[row, list(found - {-1})] = PRESENT
+    return labels
 
 
 def hold_out(
@@ -313,9 +254,7 @@ def _meant(name: str) -> Callable[[str], bool]:
     """Whether a code is what a job's name means: itself, or one below it."""
     system, code = parse(name)
     whole = f"{system}:{code}"
-    if SYSTEMS[system].length is _ALL:
-        return lambda code: code == whole
-    return lambda code: code.startswith(whole)
+    return whole.__eq__ if SYSTEMS[system].length is None else lambda code: code.startswith(whole)
 
 
 def phenotype_labels(

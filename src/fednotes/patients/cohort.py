@@ -1,17 +1,13 @@
 """Patients as bags of concepts with labels: what a site has, and how it is dealt and split.
 
-    Bags      which concepts occur in each patient's notes, flat: no padding
-    Vectors   in place of them, a vector a patient
-    Cohort    one site's patients: bags or vectors, and a label for each patient and output
-    deal      one cohort → random silos by patient (Liu, Dligach and Miller 2019, section 3)
-    split     one cohort → parts (train, valid, test) by patient
-    pooled    several cohorts → one, for the centralised comparison
+    Bags           which concepts occur in each patient's notes, flat: no padding
+    Vectors        in place of them, a vector a patient
+    Cohort         some patients: bags or vectors, and a label for each patient and output
+    SitePatients   a site's three cohorts, its billed codes, and what its numbers mean
+    deal           one cohort → random silos by patient (Liu, Dligach and Miller 2019, section 3)
+    split          one cohort → parts (train, valid, test) by patient
 
 A vocabulary is public: a dictionary's concepts, never what occurs at a site.
-
-Patients of sites for phenotyping: what each one's notes say, billed codes, known phenotypes.
-
-`jobs/patients.py` makes them of files.
 """
 
 from __future__ import annotations
@@ -26,14 +22,31 @@ import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
+from fednotes.core.settings import checked
 
 PRESENT: Final = 1
 ABSENT: Final = 0
 QUESTIONABLE: Final = 2
 UNLABELLED: Final = -1
-LABELS: Final = (UNLABELLED, ABSENT, PRESENT, QUESTIONABLE)
+LABELS: Final = {"present": PRESENT, "absent": ABSENT, "questionable": QUESTIONABLE}
 _SHOWN = 5  # names in a message
-_LARGEST = np.iinfo(np.int32).max
+Rows = Sequence[int] | np.ndarray  # indices or a boolean mask
+
+
+def offsets_of(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
+    """(rows + 1,) int64 bounds of rows of these sizes, one behind the other."""
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def stretches(bounds: np.ndarray, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Where the entries of some rows lie, one row behind the other, and the rows' new bounds."""
+    chosen = np.asarray(rows)
+    chosen = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
+    sizes = np.diff(bounds)[chosen]
+    offsets = offsets_of(sizes)
+    return np.repeat(bounds[:-1][chosen] - offsets[:-1], sizes) + np.arange(offsets[-1]), offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +68,6 @@ class Bags:
         object.__setattr__(self, "concepts", _integers(self.concepts, np.int32, "concepts"))
         object.__setattr__(self, "offsets", _integers(self.offsets, np.int64, "offsets"))
         concepts, offsets = self.concepts, self.offsets
-        if not 0 <= self.vocabulary <= _LARGEST:
-            raise DataError(f"a vocabulary of {self.vocabulary} concepts cannot be indexed")
         whole = len(offsets) and offsets[0] == 0 and offsets[-1] == len(concepts)
         if not whole or (np.diff(offsets) < 0).any():
             raise DataError(
@@ -73,13 +84,11 @@ class Bags:
         return len(self.offsets) - 1
 
     @classmethod
-    def of(cls, lists: Iterable[Iterable[int]], vocabulary: int) -> Bags:
+    def of(cls, lists: Iterable[Iterable[int] | np.ndarray], vocabulary: int) -> Bags:
         """Bags from each patient's concept indices."""
         arrays = [np.asarray(tuple(each), dtype=np.int64) for each in lists]
-        offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
-        np.cumsum([len(a) for a in arrays], out=offsets[1:])
-        flat = np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
-        return cls(flat, offsets, vocabulary)
+        flat = np.concatenate([np.zeros(0, np.int64), *arrays])
+        return cls(flat, offsets_of([len(each) for each in arrays]), vocabulary)
 
     @property
     def width(self) -> int:
@@ -91,15 +100,9 @@ class Bags:
         """(patients,) int64: each patient's number of entries."""
         return np.diff(self.offsets)
 
-    def take(self, rows: Sequence[int] | np.ndarray) -> Bags:
-        """The bags of these patients, in the order of `rows` (indices or a boolean mask)."""
-        chosen = _rows(rows, len(self))
-        sizes = self.sizes[chosen]
-        offsets = np.zeros(len(chosen) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=offsets[1:])
-        # Entry e of the result lies as far from its patient's new bound as from the old one.
-        moved = np.repeat(self.offsets[:-1][chosen] - offsets[:-1], sizes)
-        source = np.arange(offsets[-1]) + moved
+    def take(self, rows: Rows) -> Bags:
+        """The bags of these patients, in the order of `rows`."""
+        source, offsets = stretches(self.offsets, rows)
         return Bags(self.concepts[source], offsets, self.vocabulary)
 
     def counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -108,11 +111,9 @@ class Bags:
         (row, column, count), three int64 arrays of (distinct,), sorted by row, then column.
         """
         row = np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
-        key = row * self.vocabulary + self.concepts
-        distinct, count = np.unique(key, return_counts=True)
-        if not len(distinct):
-            return distinct, distinct.copy(), count.astype(np.int64)
-        return distinct // self.vocabulary, distinct % self.vocabulary, count.astype(np.int64)
+        distinct, count = np.unique(row * self.vocabulary + self.concepts, return_counts=True)
+        own, column = np.divmod(distinct, max(self.vocabulary, 1))
+        return own, column, count.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,14 +139,14 @@ class Vectors:
         """The numbers of one vector."""
         return int(self.values.shape[1])
 
-    def take(self, rows: Sequence[int] | np.ndarray) -> Vectors:
-        """The vectors of these patients, in the order of `rows` (indices or a boolean mask)."""
-        return Vectors(self.values[_rows(rows, len(self))])
+    def take(self, rows: Rows) -> Vectors:
+        """The vectors of these patients, in the order of `rows`."""
+        return Vectors(self.values[np.asarray(rows) if len(rows) else []])
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """One site's patients. It never leaves the site.
+    """Patients of one site. They never leave it.
 
     patients: ids, each once. labels: (patients, outputs) int8: 1 present, 0 absent,
     2 questionable, -1 unlabelled. outputs: the outputs' names, each once.
@@ -168,104 +169,84 @@ class Cohort:
                 f"have {len(self.bags)} bags and labels of shape {self.labels.shape}"
             )
         for what, names in (("patients", self.patients), ("outputs", self.outputs)):
-            if len(set(names)) != len(names):
-                twice = len(names) - len(set(names))
+            if twice := len(names) - len(set(names)):
                 raise DataError(f"cohort {self.id}: {twice} of its {what} are there twice")
-        if not np.isin(self.labels, LABELS).all():
+        if not np.isin(self.labels, (UNLABELLED, *LABELS.values())).all():
             raise DataError(f"cohort {self.id}: labels must be 1, 0, 2 or -1 (unlabelled)")
 
     def __len__(self) -> int:
         """The number of patients: the sample size of Eq. 1."""
         return len(self.patients)
 
-    def take(self, rows: Sequence[int] | np.ndarray, id: str | None = None) -> Cohort:
-        """These patients (indices or a boolean mask), in the order of `rows`."""
-        chosen = _rows(rows, len(self))
-        return Cohort(
-            self.id if id is None else id,
-            tuple(self.patients[i] for i in chosen.tolist()),
-            self.bags.take(chosen),
-            self.labels[chosen],
-            self.outputs,
-        )
+    def take(self, rows: Rows, id: str | None = None) -> Cohort:
+        """These patients, in the order of `rows`."""
+        chosen = np.arange(len(self))[np.asarray(rows) if len(rows) else []]
+        patients = tuple(self.patients[at] for at in chosen.tolist())
+        name = self.id if id is None else id
+        return Cohort(name, patients, self.bags.take(chosen), self.labels[chosen], self.outputs)
+
+    def labelled(self) -> Cohort:
+        """The patients who are labelled for an output."""
+        return self.take(np.asarray((self.labels >= 0).any(axis=1)))
 
     def label_counts(self) -> dict[str, np.ndarray]:
         """Patients of each label: name → (outputs,) int64. They add over sites."""
-        names = {"present": PRESENT, "absent": ABSENT, "questionable": QUESTIONABLE}
-        counted = {name: (self.labels == value).sum(0) for name, value in names.items()}
-        return {**counted, "unlabelled": (self.labels == UNLABELLED).sum(0)}
+        of = {**LABELS, "unlabelled": UNLABELLED}
+        return {name: (self.labels == value).sum(0) for name, value in of.items()}
 
-    def without_large(self, limit: int) -> tuple[Cohort, int]:
-        """The cohort without patients of more than `limit` entries, and how many these were.
+    def fingerprint(self) -> str:
+        """A hash (64 hexadecimal digits) of all that is in it, its name aside.
 
-        The paper leaves out patients with more than 10,000 concepts. Vectors have no entries:
-        all their patients stay.
+        As private as the patients themselves: anyone who guesses a cohort can confirm the guess.
         """
-        if isinstance(self.bags, Vectors):
-            return self, 0
-        kept = self.bags.sizes <= limit
-        left_out = int((~kept).sum())
-        return (self.take(kept) if left_out else self), left_out
-
-
-def fingerprint(cohort: Cohort) -> str:
-    """A hash (64 hexadecimal digits) of all that is in a cohort, its name aside.
-
-    As private as the patients themselves: anyone who guesses a cohort can confirm the guess.
-    """
-    state = hashlib.sha256()
-    for names in (cohort.patients, cohort.outputs):
-        for name in (str(len(names)), *names):
-            data = name.encode("utf-8", "surrogatepass")
-            state.update(len(data).to_bytes(8, "little") + data)
-    bags = cohort.bags
-    flat = (bags.values,) if isinstance(bags, Vectors) else (bags.concepts, bags.offsets)
-    for array in (*flat, cohort.labels):
-        fixed = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        state.update(len(fixed).to_bytes(8, "little") + fixed.tobytes())
-    state.update(bags.width.to_bytes(8, "little"))
-    return state.hexdigest()
+        state = hashlib.sha256()
+        for names in (self.patients, self.outputs):
+            for name in (str(len(names)), *names):
+                data = name.encode("utf-8", "surrogatepass")
+                state.update(len(data).to_bytes(8, "little") + data)
+        bags = self.bags
+        flat = (bags.values,) if isinstance(bags, Vectors) else (bags.concepts, bags.offsets)
+        for array in (*flat, self.labels):
+            fixed = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+            state.update(len(fixed).to_bytes(8, "little") + fixed.tobytes())
+        state.update(bags.width.to_bytes(8, "little"))
+        return state.hexdigest()
 
 
 def pooled(cohorts: Sequence[Cohort], id: str = "pooled") -> Cohort:
-    """All patients of several cohorts in one, in order.
+    """All patients of one cohort or several, in order.
 
-    Raises DataError if there is none, if vocabularies or outputs differ, or if a patient is in
-    two of them.
+    Raises DataError if vocabularies or outputs differ, or if a patient is in two of them.
     """
-    if not cohorts:
-        raise DataError("there is no cohort to pool")
     first = cohorts[0]
-    for other in cohorts[1:]:
+    seen: dict[str, None] = {}
+    for other in cohorts:
         if (type(other.bags), other.bags.width) != (type(first.bags), first.bags.width):
             raise DataError(
                 f"cohort {other.id} has a vocabulary of {other.bags.width} concepts, "
                 f"{first.id} one of {first.bags.width}: give both one dictionary (or encoder)"
             )
         if other.outputs != first.outputs:
-            raise DataError(_other_outputs(first, other))
-    seen: dict[str, str] = {}
-    for cohort in cohorts:
-        repeated = sum(patient in seen for patient in cohort.patients)
-        if repeated:
-            raise DataError(f"{repeated} patients of cohort {cohort.id} are in another one too")
-        seen.update(dict.fromkeys(cohort.patients, cohort.id))
+            apart = sorted(set(first.outputs) ^ set(other.outputs))
+            shown = ", ".join(apart[:_SHOWN]) + (" …" if len(apart) > _SHOWN else "")
+            how = f"only one of them has {shown}" if apart else "the same ones in another order"
+            raise DataError(
+                f"cohorts {first.id} and {other.id} have different outputs: {how}: "
+                "agree on one list"
+            )
+        if repeated := sum(patient in seen for patient in other.patients):
+            raise DataError(f"{repeated} patients of cohort {other.id} are in another one too")
+        seen |= dict.fromkeys(other.patients)
     labels = np.concatenate([c.labels for c in cohorts])
-    return Cohort(id, tuple(seen), _joined([c.bags for c in cohorts]), labels, first.outputs)
-
-
-def _joined(parts: Sequence[Bags | Vectors]) -> Bags | Vectors:
-    """All patients' bags, or vectors, one part after the other."""
+    parts = [c.bags for c in cohorts]
+    if isinstance(first.bags, Vectors):
+        vectors = [part.values for part in parts if isinstance(part, Vectors)]
+        return Cohort(id, tuple(seen), Vectors(np.concatenate(vectors)), labels, first.outputs)
     bags = [part for part in parts if isinstance(part, Bags)]
-    if not bags:
-        return Vectors(np.concatenate([p.values for p in parts if isinstance(p, Vectors)]))
-    starts = np.cumsum([0, *(len(b.concepts) for b in bags)])
-    bounds = [b.offsets[1:] + start for b, start in zip(bags, starts, strict=False)]
-    return Bags(
-        np.concatenate([b.concepts for b in bags]),
-        np.concatenate([np.zeros(1, dtype=np.int64), *bounds]),
-        bags[0].vocabulary,
-    )
+    sizes = np.concatenate([part.sizes for part in bags])
+    flat = np.concatenate([part.concepts for part in bags])
+    whole = Bags(flat, offsets_of(sizes), first.bags.vocabulary)
+    return Cohort(id, tuple(seen), whole, labels, first.outputs)
 
 
 def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
@@ -275,10 +256,8 @@ def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
     obesity cohort to 3 (stage 2). The deal depends on the seed and on which patients there
     are, not on their order; patients keep their order within a silo.
 
-    Raises ConfigError for fewer than one site, DataError for fewer patients than sites.
+    Raises DataError for fewer patients than sites.
     """
-    if sites < 1:
-        raise ConfigError(f"the number of sites must be at least 1, not {sites}")
     if len(cohort) < sites:
         raise DataError(
             f"the {len(cohort)} patients of cohort {cohort.id} cannot fill {sites} sites: "
@@ -306,15 +285,16 @@ def split(cohort: Cohort, fractions: Mapping[str, float], seed: int = 0) -> dict
         shown = ", ".join(f"{name} = {share:g}" for name, share in fractions.items())
         raise ConfigError(f"the fractions of a split must sum to 1, not: {shown or 'none given'}")
     bounds = np.rint(np.cumsum([0, *shares]) * len(cohort)).astype(np.int64)
-    for name, share, count in zip(fractions, shares, np.diff(bounds).tolist(), strict=True):
-        if share > 0 and count == 0:
+    order = _shuffled(cohort, seed, "cohort parts")
+    parts = {}
+    for (name, share), start, stop in zip(fractions.items(), bounds, bounds[1:], strict=False):
+        if share > 0 and start == stop:
             raise DataError(
                 f"the part {name!r} ({share:g}) of cohort {cohort.id} has no patient: "
                 f"{len(cohort)} patients are too few for {len(shares)} parts"
             )
-    order = _shuffled(cohort, seed, "cohort parts")
-    spans = zip(fractions, bounds[:-1], bounds[1:], strict=True)
-    return {name: cohort.take(np.sort(order[start:stop])) for name, start, stop in spans}
+        parts[name] = cohort.take(np.sort(order[start:stop]))
+    return parts
 
 
 def _shuffled(cohort: Cohort, seed: int, name: str) -> np.ndarray:
@@ -322,29 +302,6 @@ def _shuffled(cohort: Cohort, seed: int, name: str) -> np.ndarray:
     by_name = np.array(sorted(range(len(cohort)), key=cohort.patients.__getitem__), dtype=np.int64)
     shuffled: np.ndarray = by_name[rng_of(seed, name).permutation(len(cohort))]
     return shuffled
-
-
-def _other_outputs(first: Cohort, other: Cohort) -> str:
-    """What is wrong with outputs that differ."""
-    apart = sorted(set(first.outputs) ^ set(other.outputs))
-    shown = ", ".join(apart[:_SHOWN]) + (" …" if len(apart) > _SHOWN else "")
-    how = f"only one of them has {shown}" if apart else "the same ones in another order"
-    return f"cohorts {first.id} and {other.id} have different outputs: {how}: agree on one list"
-
-
-def _rows(rows: Sequence[int] | np.ndarray, length: int) -> np.ndarray:
-    """Row indices; a boolean mask becomes the indices where it is true."""
-    chosen = np.asarray(rows)
-    if chosen.dtype == np.bool_:
-        if chosen.shape != (length,):
-            raise DataError(f"a mask of {chosen.size} cannot choose among {length} patients")
-        return np.flatnonzero(chosen)
-    chosen = chosen.astype(np.int64)
-    if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < length:
-        raise DataError(
-            f"rows {chosen.min()} to {chosen.max()} are not all among {length} patients"
-        )
-    return chosen
 
 
 def _integers(values: np.ndarray, kind: type[np.signedinteger], what: str) -> np.ndarray:
@@ -357,10 +314,10 @@ def _integers(values: np.ndarray, kind: type[np.signedinteger], what: str) -> np
     return np.ascontiguousarray(given, dtype=kind)
 
 
-_POOLED = "pooled"
+# ---- sites -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class FeatureSpace:
     """What a patient's numbers mean; the same at all sites, and public.
 
@@ -437,31 +394,30 @@ class SitePatients:
         """The phenotypes' names, the same at all sites; empty where only codes are learnt."""
         return self.train.outputs
 
+    def coded(self, cohort: Cohort) -> Cohort:
+        """The patients of one of its parts whose codes are known."""
+        return cohort.take(np.array([p in self.codes for p in cohort.patients], bool))
+
 
 def require_alike(sites: Sequence[SitePatients]) -> None:
     """Raises DataError where sites have other phenotypes or other features."""
     first = sites[0]
     for site in sites[1:]:
+        both = f"sites {first.id!r} and {site.id!r}"
         if site.phenotypes != first.phenotypes:
             odd = sorted(set(site.phenotypes) ^ set(first.phenotypes)) or ["their order"]
             raise DataError(
-                f"sites {first.id!r} and {site.id!r} have different phenotypes ({', '.join(odd)}): "
+                f"{both} have different phenotypes ({', '.join(odd)}): "
                 "give both the same [phenotypes], or the same kind of labels"
             )
-        if (site.space.width, site.space.fingerprint) != (
-            first.space.width,
-            first.space.fingerprint,
-        ):
-            raise DataError(
-                f"sites {first.id!r} and {site.id!r} read notes with different dictionaries or "
-                "encoders: give both the same files"
-            )
-        one, other = (s.vectors.digest if s.vectors else "" for s in (first, site))
+        one, other = ((s.space.width, s.space.fingerprint) for s in (first, site))
         if one != other:
             raise DataError(
-                f"sites {first.id!r} and {site.id!r} have different [concepts] vectors: give both "
-                "the same file"
+                f"{both} read notes with different dictionaries or encoders: "
+                "give both the same files"
             )
+        if len({s.vectors and s.vectors.digest for s in (first, site)}) > 1:
+            raise DataError(f"{both} have different [concepts] vectors: give both the same file")
 
 
 def pooled_patients(sites: Sequence[SitePatients]) -> SitePatients:
@@ -473,25 +429,22 @@ def pooled_patients(sites: Sequence[SitePatients]) -> SitePatients:
     require_alike(sites)
     tests = [site.test for site in sites]
     shared = len(sites) > 1 and all(t.patients == tests[0].patients for t in tests[1:])
-    codes: dict[str, frozenset[str]] = {}
-    for site in sites:
-        codes |= site.codes
     return SitePatients(
-        _POOLED,
+        "pooled",
         sites[0].space,
-        pooled([site.train for site in sites], _POOLED),
-        pooled([site.valid for site in sites], _POOLED),
-        tests[0] if shared else pooled(tests, _POOLED),
-        codes,
+        pooled([site.train for site in sites]),
+        pooled([site.valid for site in sites]),
+        tests[0] if shared else pooled(tests),
+        {patient: codes for site in sites for patient, codes in site.codes.items()},
         sites[0].vectors,
     )
 
 
-def patient_sites_fingerprint(site: SitePatients) -> str:
+def fingerprint(site: SitePatients) -> str:
     """SHA-256 of a site's patients and parts; as private as the patients themselves."""
     digest = hashlib.sha256(site.space.fingerprint.encode())
     for cohort in (site.train, site.valid, site.test):
-        digest.update(fingerprint(cohort).encode())
+        digest.update(cohort.fingerprint().encode())
     codes = {patient: sorted(given) for patient, given in sorted(site.codes.items())}
     digest.update(json.dumps(codes).encode())
     return digest.hexdigest()

@@ -14,39 +14,33 @@ An Aho-Corasick automaton (pyahocorasick) goes over words, each written as three
 third of the nodes that letters take, and every word of no term ends in its root. It gives all
 matches; the leftmost longest are chosen here (the library's own choice, `iter_long`, misses some).
 
-Bags of concepts on disk: made once for the same texts, dictionary and rules.
-
-    <folder>/<key>/concepts.npy offsets.npy   the bags
-                   kept.npy                   which patients they are of, by position
-                   counts.json                what was read
-
-The key is a hash of all texts and of what they are matched with. No text and no patient's id is
-in the files, but they are as sensitive as the notes; only their owner can read them.
+Bags may be kept in a folder, made once for the same texts, dictionary and rules: its name is a
+hash of these. No text and no patient's id is in the files, but they are as sensitive as the notes;
+only their owner can read them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import multiprocessing
 import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import torch
 
-from fednotes.core.errors import ConfigError, DataError, MissingExtra, nearest
-from fednotes.core.parsing import read_json
-from fednotes.core.store import write_folder
+from fednotes.core.errors import DataError, MissingExtra, ModelError
+from fednotes.core.store import load_state, save_state
 from fednotes.data.notes import Note
-from fednotes.patients.cohort import Bags
-from fednotes.patients.context import NOTHING, OPTIONS, RULES, Option, Rules, contexts
+from fednotes.patients.cohort import Bags, offsets_of, stretches
+from fednotes.patients.context import Option, contexts
+from fednotes.patients.context import fingerprint as fingerprint_of_rules
 from fednotes.patients.dictionary import (
     AMBIGUOUS,
     Dictionary,
@@ -58,102 +52,29 @@ from fednotes.patients.dictionary import (
     words_of,
 )
 
-
-@dataclass(frozen=True)
-class BagCounts:
-    """What was read. left_out: patients with too many concepts. without: patients without one."""
-
-    patients: int
-    notes: int
-    characters: int
-    mentions: int
-    left_out: int
-    without: int
-
-
-Found = tuple[Bags, np.ndarray, BagCounts]  # bags, rows of the patients that stay, counts
-
-
-def key_of(notes: Mapping[str, Sequence[str]], fingerprint: str, most: int) -> str:
-    """A hash of all texts, in order, and of how they are matched (`fingerprint`)."""
-    state = hashlib.sha256(f"{fingerprint} {most}".encode())
-    for texts in notes.values():
-        state.update(len(texts).to_bytes(8, "little"))
-        for text in texts:
-            data = text.encode("utf-8", "surrogatepass")
-            state.update(len(data).to_bytes(8, "little"))
-            state.update(data)
-    return state.hexdigest()[:32]
-
-
-def save(path: Path, made: Bags, kept: np.ndarray, counts: BagCounts) -> None:
-    """A result as files that only their owner can read, whole or not at all."""
-
-    def fill(folder: Path) -> None:
-        arrays = {"concepts": made.concepts, "offsets": made.offsets, "kept": kept}
-        for name, array_of in arrays.items():
-            np.save(folder / f"{name}.npy", array_of, allow_pickle=False)
-        (folder / "counts.json").write_text(json.dumps(asdict(counts)), encoding="utf-8")
-
-    write_folder(path, fill)
-
-
-def load(path: Path, patients: int, vocabulary: int) -> Found | None:
-    """A result from the cache; None where there is none, or it is damaged."""
-    try:
-        names = ("concepts", "offsets", "kept")
-        concepts, offsets, kept = (np.load(path / f"{n}.npy", allow_pickle=False) for n in names)
-        counts = BagCounts(**read_json(path / "counts.json"))
-        made = Bags(concepts, offsets, vocabulary)
-    except (OSError, ValueError, TypeError, EOFError, DataError):
-        return None
-    fits = len(made) == len(kept) == patients - counts.left_out and counts.patients == patients
-    return (made, kept, counts) if fits and (kept < patients).all() else None
-
-
-MOST: Final = (
-    10_000  # concepts of a patient; Liu, Dligach and Miller 2019 leave out those with more
-)
+MOST: Final = 10_000  # concepts of a patient; Liu, Dligach and Miller 2019 leave out more
 RECIPE: Final = "concepts-1"  # raise it when the same text gives other concepts: caches name it
 
+Notes = Mapping[str, Sequence[str]]  # patient → texts
+Progress = Callable[[int, int], None]  # told of patients done, and of all
 _BASE: Final = 100
 _UNKNOWN: Final = "\0"
-
-
-class Mention(NamedTuple):
-    """A stretch of a text (characters, half-open) and the indices of its concepts."""
-
-    start: int
-    end: int
-    concepts: tuple[int, ...]
+_VISIBLE = re.compile(r"[^ ]+")
 
 
 class Matcher:
     """Finds a dictionary's terms.
 
-    context: what becomes of mentions that are negated, of the family or hypothetical (`rules`):
-    "off" takes them like others, "drop" leaves them out, "mark" gives them indices of their
-    own, behind all concepts. It concerns bags; `find` gives every mention. plurals: whether
-    plurals count as singulars. ambiguous: single words that are no terms.
+    context: what becomes of mentions that are negated, of the family or hypothetical: "off" takes
+    them like others, "drop" leaves them out, "mark" gives them indices of their own, behind all
+    concepts. It concerns bags; `find` gives every mention.
 
     dropped: numbers of terms that are not matched, by reason. vocabulary: a bag's indices are
-    below it. Raises MissingExtra without pyahocorasick, ConfigError for an unknown
-    context, DataError where no term can be matched.
+    below it. Raises MissingExtra without pyahocorasick, DataError where no term can be matched.
     """
 
-    def __init__(
-        self,
-        dictionary: Dictionary,
-        *,
-        context: Option = "drop",
-        rules: Rules = RULES,
-        plurals: bool = True,
-        ambiguous: frozenset[str] = AMBIGUOUS,
-    ) -> None:
-        if context not in OPTIONS:
-            raise ConfigError(f"context = {context!r} is unknown: {nearest(context, OPTIONS)}")
-        self.dictionary, self.context, self.rules = dictionary, context, rules
-        self._plurals, self._ambiguous = plurals, ambiguous
+    def __init__(self, dictionary: Dictionary, context: Option = "drop") -> None:
+        self.dictionary, self.context = dictionary, context
         self.vocabulary = len(dictionary) * (2 if context == "mark" else 1)
         self.dropped: Counter[str] = Counter()
         self._codes: dict[str, str] = {}
@@ -161,13 +82,13 @@ class Matcher:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A spawned process builds its own."""
-        return _again, (self.dictionary, self.context, self.rules, self._plurals, self._ambiguous)
+        return Matcher, (self.dictionary, self.context)
 
     @property
     def fingerprint(self) -> str:
         """A hash of dictionary and rules: the same one gives the same bags."""
-        parts = [RECIPE, self.dictionary.fingerprint, self.context, self.rules.fingerprint]
-        parts += [str(self._plurals), *sorted(self._ambiguous)]
+        parts = [RECIPE, self.dictionary.fingerprint, self.context, fingerprint_of_rules()]
+        parts += ["True", *sorted(AMBIGUOUS)]  # plurals are singulars
         return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()
 
     def _build(self) -> None:
@@ -180,11 +101,10 @@ class Matcher:
         lengths, numbers, owners = array("B"), array("i"), array("i")
         for at, term in enumerate(self.dictionary.terms):
             words = words_of(term)
-            reason = unfit(words, self._ambiguous)
-            if reason:
+            if reason := unfit(words):
                 self.dropped[reason] += 1
                 continue
-            key = "".join(map(self._code, words))
+            key = "".join(self._code(singular(word)) for word in words)
             number = self._automaton.get(key, -1)
             if number < 0:
                 number = len(lengths)
@@ -198,16 +118,13 @@ class Matcher:
                 f"({', '.join(self.dropped) or 'it is empty'}): is it the right file?"
             )
         self._automaton.make_automaton()
-        if self._plurals:
-            for word, code in list(self._codes.items()):
-                self._codes.update(dict.fromkeys(plurals_of(word), code))
+        for word, code in list(self._codes.items()):
+            self._codes.update(dict.fromkeys(plurals_of(word), code))
         self._lengths = lengths
         self._bounds, self._concepts = self._members(len(lengths), numbers, owners)
 
     def _code(self, word: str) -> str:
         """Three characters for a word; the first one's range tells where a word begins."""
-        if self._plurals:
-            word = singular(word)
         code = self._codes.get(word)
         if code is None:
             high, low = divmod(len(self._codes), _BASE)
@@ -221,15 +138,11 @@ class Matcher:
     ) -> tuple[np.ndarray, np.ndarray]:
         """(terms + 1,) int64 bounds and int32 concepts of the matched terms."""
         given = self.dictionary
-        rows = np.asarray(owners, dtype=np.int64)
-        sizes = np.diff(given.bounds)[rows]
-        pairs = np.empty((int(sizes.sum()), 2), dtype=np.int64)  # (term, concept)
-        pairs[:, 0] = np.repeat(np.asarray(numbers, dtype=np.int64), sizes)
-        pairs[:, 1] = given.members[_stretches(given.bounds, rows)]
-        size = max(len(given), 1)
-        distinct = np.unique(pairs[:, 0] * size + pairs[:, 1])
-        bounds = np.searchsorted(distinct // size, np.arange(terms + 1))
-        return bounds.astype(np.int64), (distinct % size).astype(np.int32)
+        source, offsets = stretches(given.bounds, np.asarray(owners, dtype=np.int64))
+        term = np.repeat(np.asarray(numbers, dtype=np.int64), np.diff(offsets))
+        distinct = np.unique(term * len(given) + given.members[source])  # (term, concept)
+        bounds = np.searchsorted(distinct // len(given), np.arange(terms + 1))
+        return bounds.astype(np.int64), (distinct % len(given)).astype(np.int32)
 
     def _matches(self, words: Sequence[str]) -> tuple[list[str], list[tuple[int, int, int]]]:
         """The words' codes, and leftmost longest matches as (start, end in codes, term)."""
@@ -248,8 +161,8 @@ class Matcher:
                 kept.append((start, free, term))
         return codes, kept
 
-    def _placed(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Mentions as (start, end, term), in characters of the text."""
+    def find(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Mentions as (start, end, term), in characters of the text; none overlaps another."""
         plain = plain_text(text)
         codes, found = self._matches(plain.split())
         if not found:
@@ -263,121 +176,90 @@ class Matcher:
             begin, stop = spans[last + 1 - self._lengths[term]][0], spans[last][1]
             yield (begin, stop, term) if origin is None else (*origin(begin, stop), term)
 
-    def find(self, text: str) -> list[Mention]:
-        """All mentions in a text, in order; none overlaps another."""
-        bounds, concepts = self._bounds, self._concepts
-        return [
-            Mention(start, end, tuple(concepts[bounds[term] : bounds[term + 1]].tolist()))
-            for start, end, term in self._placed(text)
-        ]
+    def concepts_of(self, terms: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The concepts of some matched terms, one term behind the other, and their bounds."""
+        source, bounds = stretches(self._bounds, terms)
+        return self._concepts[source], bounds
 
-    def bag(self, texts: str | Iterable[str], context: Option | None = None) -> np.ndarray:
-        """(entries,) int32: the concepts of some texts in order, each as often as it occurs.
-
-        context: "off" or "drop" instead of the matcher's own (a bag with marks has another
-        vocabulary and needs a matcher of its own).
-        """
-        if context not in (None, "off", "drop", self.context):
-            raise ConfigError(f"context = {context!r}: give it to the Matcher")
-        how = context or self.context
+    def bag(self, texts: str | Iterable[str]) -> np.ndarray:
+        """(entries,) int32: the concepts of some texts in order, each as often as it occurs."""
         terms, marks = array("i"), array("b")
         for text in (texts,) if isinstance(texts, str) else texts:
-            if how == "off":
+            if self.context == "off":
                 terms.extend(term for _, _, term in self._matches(words_of(text))[1])
                 continue
-            placed = list(self._placed(text))
-            said = contexts(text, [(start, end) for start, end, _ in placed], self.rules)
-            for (_, _, term), context_here in zip(placed, said, strict=True):
-                holds = context_here is NOTHING
-                if holds or how == "mark":
+            placed = list(self.find(text))
+            said = contexts(text, [(start, end) for start, end, _ in placed])
+            for (_, _, term), context in zip(placed, said, strict=True):
+                if not context or self.context == "mark":
                     terms.append(term)
-                    marks.append(not holds)
-        rows = np.asarray(terms, dtype=np.int64)
-        found = self._concepts[_stretches(self._bounds, rows)]
-        if how == "mark":
-            sizes = self._bounds[rows + 1] - self._bounds[rows]
-            found = found + np.repeat(np.asarray(marks, dtype=np.int32), sizes) * len(
-                self.dictionary
-            )
+                    marks.append(bool(context))
+        found, bounds = self.concepts_of(terms)
+        if self.context == "mark":
+            moved = np.asarray(marks, dtype=np.int32) * len(self.dictionary)
+            found = found + np.repeat(moved, np.diff(bounds))
         return found.astype(np.int32)
 
 
-_VISIBLE = re.compile(r"[^ ]+")
-
-
-def _again(
-    dictionary: Dictionary, context: Option, rules: Rules, plurals: bool, ambiguous: frozenset[str]
-) -> Matcher:
-    return Matcher(dictionary, context=context, rules=rules, plurals=plurals, ambiguous=ambiguous)
-
-
-def _stretches(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Indices bounds[r] … bounds[r + 1] − 1 for each row r, one after the other."""
-    starts, sizes = bounds[rows], bounds[rows + 1] - bounds[rows]
-    before = np.cumsum(sizes) - sizes
-    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
+# ---- patients --------------------------------------------------------------------------------
 
 
 class PatientBags(NamedTuple):
-    """Patients that stay, their bags in the same order, and the counts."""
+    """Patients that stay, their bags in the same order, and counts.
+
+    counts: patients, notes, characters, mentions; left_out: patients with too many concepts;
+    without: patients without one.
+    """
 
     patients: tuple[str, ...]
     bags: Bags
-    counts: BagCounts
+    counts: Mapping[str, int]
 
 
 def by_patient(notes: Iterable[Note]) -> dict[str, list[str]]:
     """Texts by patient, in order; a note without a patient counts as one of its own (its id)."""
     found: dict[str, list[str]] = {}
     for note in notes:
-        key = note.id if note.patient is None else note.patient
-        found.setdefault(key, []).append(note.text)
+        found.setdefault(note.id if note.patient is None else note.patient, []).append(note.text)
     return found
 
 
 def bags(
-    notes_by_patient: Mapping[str, Sequence[str]],
+    notes_by_patient: Notes,
     matcher: Matcher,
     processes: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     cache: Path | None = None,
     most: int = MOST,
 ) -> PatientBags:
     """One bag of concepts a patient.
 
-    processes: patients are shared out to so many; the result does not depend on it. progress:
-    called with patients done and all. cache: a folder for results, which hold no text; it and
-    its files can be read by their owner only. most: patients with more concepts are left out.
-    Raises ConfigError for fewer than one process.
+    processes: patients are shared out to so many; the result does not depend on it. cache: a
+    folder for results. most: patients with more concepts are left out.
     """
-    if processes < 1:
-        raise ConfigError(f"processes = {processes}: give 1 at least")
     patients = tuple(notes_by_patient)
-    path = None if cache is None else cache / key_of(notes_by_patient, matcher.fingerprint, most)
-    found = None if path is None else load(path, len(patients), matcher.vocabulary)
-    if found is None:
-        found = _collect(notes_by_patient, matcher, processes, progress, most)
-        if path is not None:
-            save(path, *found)
-    elif progress is not None:
+    key = f"{matcher.fingerprint} {most}"
+
+    def made() -> dict[str, np.ndarray]:
+        return _collect(notes_by_patient, matcher, processes, progress, most)
+
+    found = kept_arrays(cache, notes_by_patient, key, made)
+    counts = dict(zip(_COUNTED, found["counts"].tolist(), strict=True))
+    if progress is not None:
         progress(len(patients), len(patients))
-    made, kept, counts = found
-    return PatientBags(tuple(patients[row] for row in kept.tolist()), made, counts)
+    own = Bags(found["concepts"], found["offsets"], matcher.vocabulary)
+    return PatientBags(tuple(patients[row] for row in found["kept"].tolist()), own, counts)
 
 
-_COUNTED: Final = ("notes", "characters", "mentions", "left_out", "without")
+_COUNTED: Final = ("patients", "notes", "characters", "mentions", "left_out", "without")
 
 
 def _collect(
-    notes: Mapping[str, Sequence[str]],
-    matcher: Matcher,
-    processes: int,
-    progress: Callable[[int, int], None] | None,
-    most: int,
-) -> Found:
-    arrays: list[np.ndarray] = []
+    notes: Notes, matcher: Matcher, processes: int, progress: Progress | None, most: int
+) -> dict[str, np.ndarray]:
+    arrays: list[np.ndarray] = [np.zeros(0, np.int32)]
     kept: list[int] = []
-    total = Counter[str]()
+    total = Counter[str](patients=len(notes))
     with _pool(matcher, min(processes, max(len(notes), 1))) as run:
         for row, (bag, texts) in enumerate(zip(run(notes.values()), notes.values(), strict=True)):
             total.update(notes=len(texts), characters=sum(map(len, texts)), mentions=len(bag))
@@ -385,13 +267,14 @@ def _collect(
             if len(bag) <= most:
                 kept.append(row)
                 arrays.append(bag)
-            if progress is not None:
+            if progress is not None and row + 1 < len(notes):
                 progress(row + 1, len(notes))
-    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
-    np.cumsum([len(bag) for bag in arrays], out=offsets[1:])
-    flat = np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32)
-    counts = BagCounts(patients=len(notes), **{name: int(total[name]) for name in _COUNTED})
-    return Bags(flat, offsets, matcher.vocabulary), np.array(kept, dtype=np.int64), counts
+    return {
+        "concepts": np.concatenate(arrays),
+        "offsets": offsets_of([len(bag) for bag in arrays[1:]]),
+        "kept": np.array(kept, dtype=np.int64),
+        "counts": np.array([total[name] for name in _COUNTED], dtype=np.int64),
+    }
 
 
 _Run = Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]
@@ -405,7 +288,7 @@ def _pool(matcher: Matcher, processes: int) -> Iterator[_Run]:
     Forked processes share the automaton's memory; where there is no fork each builds its own.
     """
     if processes == 1:
-        yield lambda patients: (matcher.bag(texts) for texts in patients)
+        yield lambda patients: map(matcher.bag, patients)
         return
     forks = "fork" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if forks else "spawn")
@@ -421,3 +304,28 @@ def _start(matcher: Matcher) -> None:
 def _bag(texts: Sequence[str]) -> np.ndarray:
     assert _worker is not None
     return _worker.bag(texts)
+
+
+def kept_arrays(
+    cache: Path | None, notes: Notes, how: str, make: Callable[[], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """What was made of some notes: from a folder, or made and put there.
+
+    how: what the notes are read with. A damaged or missing result is made anew.
+    """
+    if cache is None:
+        return make()
+    state = hashlib.sha256(how.encode())
+    for texts in notes.values():
+        state.update(len(texts).to_bytes(8, "little"))
+        for text in texts:
+            data = text.encode("utf-8", "surrogatepass")
+            state.update(len(data).to_bytes(8, "little") + data)
+    path = cache / state.hexdigest()[:32]
+    try:
+        tensors, _ = load_state(path)
+        return {name: value.numpy() for name, value in tensors.items()}
+    except ModelError:
+        found = make()
+        save_state(path, {name: torch.from_numpy(of) for name, of in found.items()}, {})
+        return found

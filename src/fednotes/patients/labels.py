@@ -1,55 +1,63 @@
-"""Labelled patients to score a phenotyping model on: JSON lines, a table, the obesity challenge.
+"""Judged phenotypes of patients: tables, the i2b2 2008 obesity challenge, JSON lines.
 
-Judged phenotypes of a hospital's own: a table of labels, told by its header.
+A table is told by its header:
 
     long   patient, phenotype (or disease), label (or judgment): a row for each pair; other
            columns are passed over
     wide   patient, and a column for each phenotype: a row for each patient
 
-A label is a word, a letter or a number, in any case:
+The challenge (Uzuner 2009) is a folder of discharge summaries, judged for 16 diseases; each is a
+patient of its own, as in Liu, Dligach and Miller 2019:
+
+    obesity_patient_records_training.xml, …_training2.xml, …_test.xml   doc[@id] > text
+    obesity_standoff_annotations_training.xml, …_addendum*.xml, …_test.xml
+        diseases[@source] > disease[@name] > doc[@id][@judgment]
+
+Two experts judged each summary twice: `textual`, what the text states, and `intuitive`, what a
+reader concludes, which is what the paper uses. In its Table 1 the columns of presence and absence
+are exchanged; labels here follow the files.
+
+A label is a word, a letter or a number, in any case (numbers may end in ".0", as spreadsheets
+write them beside empty cells):
 
     present       Y   1
     absent        N   0
     questionable  Q   2
-    unmentioned   U       -1, or 0 on request, as in `obesity`
+    unmentioned   U       -1, or 0 on request: the text says nothing of it either way, which is a
+                          label only where the question is "does the text state it?"
     (empty)               -1: counted; the phenotype is one of the table's all the same
 
-Anything else is damaged: left out, counted, named by its line. Numbers may end in ".0", as
-spreadsheets and data frames write them beside empty cells. A pair labelled twice and
-differently is no label at all, since nothing says which one holds; it is counted and named.
-
-Phenotypes are ordered by name, so that sites that judge the same ones agree. A site that has
-never judged one of them lists it without a label: an empty column, or a row without label.
+Anything else is damaged: left out, counted, named by its line. A pair labelled twice and
+differently is no label at all, since nothing says which one holds; but in the challenge's files
+the later one holds, since an addendum corrects. Both are counted and named. Phenotypes are ordered
+by name, so that sites that judge the same ones agree. A site that has never judged one of them
+lists it without a label: an empty column, or a row without label.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import DataError, nearest
 from fednotes.core.parsing import JsonError, parse_json
-from fednotes.data.formats.files import open_file
-from fednotes.patients.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED
+from fednotes.data.formats.files import open_file, visible
+from fednotes.data.notes import LARGEST, Note
+from fednotes.patients.cohort import ABSENT, LABELS, PRESENT, QUESTIONABLE, UNLABELLED
 from fednotes.patients.concepts import by_patient
-from fednotes.patients.obesity import Unmentioned, read_obesity
-from fednotes.patients.tables import (
-    EXAMPLES,
-    PATIENT_COLUMNS,
-    Damaged,
-    Header,
-    Row,
-    TableReport,
-    find_column,
-    mostly_sound,
-    open_table,
-    rows,
+from fednotes.patients.tables import EXAMPLES, PATIENT_COLUMNS, Damaged, Table, TableReport, XmlFile
+
+DISEASES: Final = (
+    *("Asthma", "CAD", "CHF", "Depression", "Diabetes", "GERD", "Gallstones", "Gout"),
+    *("Hypercholesterolemia", "Hypertension", "Hypertriglyceridemia", "OA", "OSA", "Obesity"),
+    *("PVD", "Venous Insufficiency"),
 )
+Judgment = Literal["intuitive", "textual"]
+Unmentioned = Literal["unlabelled", "absent"]
 
 _PHENOTYPE: Final = ("phenotype", "disease")
 _LABEL: Final = ("label", "judgment")
@@ -70,38 +78,31 @@ class PatientLabels:
 
     phenotypes: in order of their names. values: patient → phenotype → label, those that hold.
     tables: what became of the pairs of patient and phenotype, a report a file; a wide table
-    has as many a row as it has phenotypes. conflicts: pairs labelled twice and differently, of
-    which neither holds; disagreeing: the first of them, a line each.
+    has as many a row as it has phenotypes. conflicts: pairs labelled twice and differently, a
+    line each.
     """
 
     phenotypes: tuple[str, ...]
     values: Mapping[str, Mapping[str, int]]
-    tables: tuple[TableReport, ...]
-    conflicts: int = 0
-    disagreeing: tuple[str, ...] = ()
+    tables: tuple[TableReport, ...] = ()
+    conflicts: tuple[str, ...] = ()
 
     def of(self, patient: str, unmentioned: Unmentioned = "unlabelled") -> dict[str, int]:
         """Phenotype → label (0, 1, 2) of a patient; what is unlabelled is not in it.
 
-        unmentioned: what U becomes, "unlabelled" or "absent". Raises ConfigError for another.
+        unmentioned: what U becomes.
         """
-        if unmentioned not in ("unlabelled", "absent"):
-            raise ConfigError(f"unmentioned must be unlabelled or absent, not {unmentioned!r}")
-        of_u = ABSENT if unmentioned == "absent" else UNLABELLED
         own = self.values.get(patient, {})
-        found = {name: of_u if value == _UNMENTIONED else value for name, value in own.items()}
-        return {name: value for name, value in found.items() if value != UNLABELLED}
+        found = {n: ABSENT if value == _UNMENTIONED else value for n, value in own.items()}
+        return found if unmentioned == "absent" else {n: v for n, v in own.items() if v >= 0}
 
     def matrix(
         self, patients: Sequence[str], unmentioned: Unmentioned = "unlabelled"
     ) -> np.ndarray:
         """(patients, phenotypes) int8, as in `Cohort`; -1 where there is no label."""
-        labels = np.full((len(patients), len(self.phenotypes)), UNLABELLED, dtype=np.int8)
-        column = {name: at for at, name in enumerate(self.phenotypes)}
-        for row, patient in enumerate(patients):
-            for name, value in self.of(patient, unmentioned).items():
-                labels[row, column[name]] = value
-        return labels
+        given = (self.of(patient, unmentioned) for patient in patients)
+        rows = [[own.get(name, UNLABELLED) for name in self.phenotypes] for own in given]
+        return np.array(rows, np.int8).reshape(len(patients), len(self.phenotypes))
 
     def lines(self) -> tuple[str, ...]:
         """What is wrong in the files, a line each; nothing of a patient."""
@@ -111,82 +112,89 @@ class PatientLabels:
             for table in self.tables
             if table.empty
         ]
-        more = self.conflicts - len(self.disagreeing)
-        tail = [f"{more:,} more pairs labelled twice and differently"] if more else []
-        return (*told, *self.disagreeing, *tail)
+        more = len(self.conflicts) - EXAMPLES
+        tail = [f"{more:,} more pairs labelled twice and differently"] if more > 0 else []
+        return (*told, *self.conflicts[:EXAMPLES], *tail)
 
+
+class _Found:
+    """What files say so far.
+
+    later_holds: of two labels of a pair in two files; else neither holds. pairs: (patient,
+    phenotype) → label, None where two differ, and the place it stands at.
+    """
+
+    def __init__(self, later_holds: bool) -> None:
+        self._later_holds = later_holds
+        self.reports: list[TableReport] = []
+        self.phenotypes: dict[str, None] = {}
+        self._pairs: dict[tuple[str, str], tuple[int | None, TableReport, int]] = {}
+        self._conflicts: dict[tuple[str, str], str] = {}
+
+    def add(self, line: int, patient: str, phenotype: str, value: int) -> None:
+        """A label in the last file."""
+        pair, report = (patient, phenotype), self.reports[-1]
+        old, table, at = self._pairs.get(pair, (value, report, line))
+        holds = old == value
+        if not holds:
+            holds = self._later_holds and table is not report
+            if old is None and not holds:
+                return
+            how = "the later one holds" if holds else "neither holds"
+            self._conflicts[pair] = (
+                f"{report.path}:{line}: a label of the same pair is another one at "
+                f"{table.path}:{at}: {how}"
+            )
+        self._pairs[pair] = (value if holds else None, report, line)
+
+    def labels(self, phenotypes: Sequence[str]) -> PatientLabels:
+        """All of them."""
+        values: dict[str, dict[str, int]] = {}
+        for (patient, phenotype), (value, _, _) in self._pairs.items():
+            if value is not None:
+                values.setdefault(patient, {})[phenotype] = value
+        conflicts = tuple(self._conflicts.values())
+        return PatientLabels(tuple(phenotypes), values, tuple(self.reports), conflicts)
+
+
+# ---- tables ----------------------------------------------------------------------------------
 
 _Pair = tuple[int, str, str, str] | Damaged  # line, patient, phenotype, label as it stands
 
 
-def read_labels(
-    path: str | os.PathLike[str], *more: str | os.PathLike[str], patient_column: str = ""
-) -> PatientLabels:
+def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLabels:
     """The labels of one table or several: CSV or tab-separated, also .gz.
 
-    patient_column: the column of patients, where a table has one of this name; otherwise as in
-    `code_table`. Raises DataError for a missing file or column, a file of mostly damaged rows,
+    patient_column: the column of patients, where a table has one of this name; otherwise one of
+    the usual names. Raises DataError for a missing file or column, a file of mostly damaged rows,
     a column of something else than labels, two phenotypes that differ in case alone, or if
     there is no label at all.
     """
-    found = _Found()
-    reports = [_read(Path(each), patient_column, found) for each in (path, *more)]
-    values: dict[str, dict[str, int]] = {}
-    for (patient, phenotype), (value, _) in found.pairs.items():
-        if value is not None:
-            values.setdefault(patient, {})[phenotype] = value
-    if not values:
+    found = _Found(later_holds=False)
+    for each in (path, *more):
+        table = Table(each, "labels")
+        named = patient_column if table.has(patient_column) else ""
+        patient = table.column(named, PATIENT_COLUMNS, "patient_column")
+        found.reports.append(TableReport(each))
+        if table.has(*_PHENOTYPE, *_LABEL):
+            _collect(found, table, _long(table, patient), wide=False)
+        else:
+            titles = _titles(table, patient)
+            found.phenotypes |= dict.fromkeys(titles.values())
+            _collect(found, table, _wide(table, patient, titles), wide=True)
+    seen: dict[str, str] = {}
+    for name in sorted(found.phenotypes):
+        if (other := seen.setdefault(name.casefold(), name)) != name:
+            raise DataError(f"{path}: phenotypes {other!r} and {name!r}: name them alike")
+    labels = found.labels(sorted(found.phenotypes))
+    if not labels.values:
         raise DataError(f"{path}: there is no label in it: expected {_EXPECTED}")
-    disagreeing = tuple(found.conflicts.values())
-    names = _ordered(Path(path), found.phenotypes)
-    return PatientLabels(
-        names, values, tuple(reports), len(disagreeing), tuple(disagreeing[:EXAMPLES])
-    )
+    return labels
 
 
-class _Found:
-    """What tables say so far.
-
-    pairs: (patient, phenotype) → label, None where two differ, and the place it stands at.
-    conflicts: pairs labelled differently → a line that names both places.
-    """
-
-    def __init__(self) -> None:
-        self.phenotypes: dict[str, None] = {}
-        self.pairs: dict[tuple[str, str], tuple[int | None, str]] = {}
-        self.conflicts: dict[tuple[str, str], str] = {}
-
-    def add(self, where: str, patient: str, phenotype: str, value: int) -> None:
-        pair = (patient, phenotype)
-        before = self.pairs.setdefault(pair, (value, where))
-        if before[0] is not None and before[0] != value:
-            self.pairs[pair] = (None, where)
-            self.conflicts[pair] = (
-                f"{where}: a label of the same pair is another one at {before[1]}: neither holds"
-            )
-
-
-def _read(path: Path, patient_column: str, found: _Found) -> TableReport:
-    """A table's labels, into `found`; what became of its pairs."""
-    if path.is_dir():
-        raise DataError(f"{path}: a folder: name the table of labels that is in it")
-    header, given = open_table(path)
-    named = patient_column if header.has(patient_column) else ""
-    patient = find_column(path, header, named, PATIENT_COLUMNS, "patient_column")
-    cells = rows(given, len(header.names), header.delimiter)
-    is_long = header.has(*_PHENOTYPE, *_LABEL)
-    if is_long:
-        pairs = _long(path, header, cells, patient)
-    else:
-        titles = _titles(path, header, patient)
-        found.phenotypes |= dict.fromkeys(titles.values())
-        pairs = _wide(cells, patient, titles)
-    return _collect(path, pairs, found, header, wide=not is_long)
-
-
-def _long(path: Path, header: Header, cells: Iterator[Row], patient: int) -> Iterator[_Pair]:
-    phenotype, label = (find_column(path, header, "", names) for names in (_PHENOTYPE, _LABEL))
-    for row in cells:
+def _long(table: Table, patient: int) -> Iterator[_Pair]:
+    phenotype, label = (table.column("", names) for names in (_PHENOTYPE, _LABEL))
+    for row in table.rows():
         if isinstance(row, Damaged):
             yield row
             continue
@@ -198,8 +206,8 @@ def _long(path: Path, header: Header, cells: Iterator[Row], patient: int) -> Ite
             yield row[0], who, name, text
 
 
-def _wide(cells: Iterator[Row], patient: int, titles: Mapping[int, str]) -> Iterator[_Pair]:
-    for row in cells:
+def _wide(table: Table, patient: int, titles: Mapping[int, str]) -> Iterator[_Pair]:
+    for row in table.rows():
         if isinstance(row, Damaged):
             yield row
         elif not (who := row[1][patient].strip()):
@@ -208,67 +216,179 @@ def _wide(cells: Iterator[Row], patient: int, titles: Mapping[int, str]) -> Iter
             yield from ((row[0], who, name, row[1][at].strip()) for at, name in titles.items())
 
 
-def _titles(path: Path, header: Header, patient: int) -> dict[int, str]:
+def _titles(table: Table, patient: int) -> dict[int, str]:
     """The phenotypes of a wide table by column. Raises DataError for titles that name none."""
-    titles = {at: title for at, title in enumerate(header.titles) if at != patient}
+    titles = {at: title for at, title in enumerate(table.titles) if at != patient}
     if not titles:
-        message = "there is only a column of patients: add one for each phenotype"
-        raise DataError.at(path, header.line, message)
+        raise table.error("there is only a column of patients: add one for each phenotype")
     for at, title in titles.items():
         if not 0 < len(title) <= _LONGEST:
-            message = f"column {at + 1} has no name: expected a phenotype's"
-            raise DataError.at(path, header.line, message)
+            raise table.error(f"column {at + 1} has no name: expected a phenotype's")
         if list(titles.values()).count(title) > 1:
-            raise DataError.at(path, header.line, f"two columns are called {title!r}: rename one")
+            raise table.error(f"two columns are called {title!r}: rename one")
     return titles
 
 
-def _collect(
-    path: Path, pairs: Iterator[_Pair], found: _Found, header: Header, wide: bool
-) -> TableReport:
-    """Adds a table's labels, and says what became of its pairs."""
-    total = kept = empty = damaged = 0
-    examples: list[Damaged] = []
+def _collect(found: _Found, table: Table, pairs: Iterable[_Pair], wide: bool) -> None:
+    """Adds a table's labels, and what became of its pairs."""
+    report = found.reports[-1]
     sound: dict[str, list[int]] = {}  # a wide table's phenotype → labels and other cells
     for row in pairs:
-        total += 1
+        report.rows += 1
         if not isinstance(row, Damaged):
             line, patient, phenotype, text = row
             value = _VALUES.get(text.lower())
-            if value is not None:
-                found.add(f"{path}:{line}", patient, phenotype, value)
-            kept += value is not None
-            empty += not text
-            if value is not None or not text:  # a damaged row may name none
-                found.phenotypes[phenotype] = None
-            if not text:
-                continue
-            sound.setdefault(phenotype, [0, 0])[value is None] += 1
-            if value is not None:
-                continue
-            of = f"the label of {phenotype!r}" if wide else "the label"
-            row = Damaged(line, f"{of} is none of {_EXPECTED}")
-        damaged += 1
-        if len(examples) < EXAMPLES:
-            examples.append(row)
+            if text:
+                sound.setdefault(phenotype, [0, 0])[value is None] += 1
+            if text and value is None:
+                of = f"the label of {phenotype!r}" if wide else "the label"
+                row = Damaged(line, f"{of} is none of {_EXPECTED}")
+            else:
+                found.phenotypes[phenotype] = None  # a damaged row may name none
+                report.empty += not text
+        if isinstance(row, Damaged):
+            report.damage(row)
+        elif value is not None:
+            report.kept += 1
+            found.add(line, patient, phenotype, value)
     for name, (good, bad) in sound.items():
         if wide and bad > good:
-            message = f"column {name!r} holds no labels ({bad} cells are none): take it out"
-            raise DataError.at(path, header.line, message)
-    mostly_sound(path, total - empty, damaged, examples)
-    return TableReport(str(path), total, kept, empty, damaged, tuple(examples))
+            raise table.error(
+                f"column {name!r} holds no labels ({bad} cells are none): take it out"
+            )
+    report.require_sound(report.rows - report.empty)
 
 
-def _ordered(path: Path, phenotypes: Mapping[str, None]) -> tuple[str, ...]:
-    """The names in order. Raises DataError for two that are one but for their case."""
-    seen: dict[str, str] = {}
-    for name in sorted(phenotypes):
-        if (other := seen.setdefault(name.casefold(), name)) != name:
-            raise DataError(f"{path}: phenotypes {other!r} and {name!r}: name them alike")
-    return tuple(sorted(phenotypes))
+# ---- the obesity challenge -------------------------------------------------------------------
 
 
-LABELS: Final = {"absent": ABSENT, "present": PRESENT, "questionable": QUESTIONABLE}
+def read_obesity(
+    folder: Path, judgment: Judgment = "intuitive"
+) -> tuple[tuple[Note, ...], PatientLabels]:
+    """The summaries of a folder, one a patient, and the judgments of them.
+
+    Files are told by their names, `*patient_records*.xml` and `*annotations*.xml` (.xml.gz
+    too); annotations are read training first, addenda in the order of their names, test last.
+    Raises DataError for missing files or ones that are no such XML, with the line.
+    """
+    notes = read_texts(_files(folder, "patient_records", "records"))
+    found = _Found(later_holds=True)
+    for path in _files(folder, "annotations", "annotations"):
+        found.reports.append(TableReport(path))
+        _Judged(found, path, judgment).read()
+    labels = found.labels(DISEASES)
+    if not labels.values:
+        raise DataError(f"{folder}: there is no {judgment} judgment of a known disease")
+    return notes, labels
+
+
+def _files(folder: Path, mark: str, kind: str) -> list[Path]:
+    """The XML files of texts or of annotations, in the order to read them in."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    named = [p for p in visible(folder) if p.name.lower().endswith((".xml", ".xml.gz"))]
+    named = [path for path in named if mark in path.name.lower()]
+    if not named:
+        like = f"obesity_{'standoff_' * (kind == 'annotations')}{mark}_*.xml"
+        raise DataError(f"{folder}: no file of {kind} here: their names are like {like}")
+    # In order of names an addendum follows what it adds to: "." is before "_" and digits.
+    return sorted(named, key=lambda path: "test" in path.name.lower())
+
+
+def read_texts(paths: Iterable[Path]) -> tuple[Note, ...]:
+    """The summaries of one or more files; the document's id is the note's and the patient's.
+
+    Raises DataError for a document without id or text, or one that is there twice.
+    """
+    notes: dict[str, Note] = {}
+    places: dict[str, str] = {}
+    for path in paths:
+        documents = _Documents(path)
+        documents.read()
+        if not documents.made:
+            raise DataError(f"{path}: there is no doc element: these are no patient records")
+        for line, id, text in documents.made:
+            if not id or not text.strip():
+                raise DataError.at(path, line, "the document has no id" if not id else "no text")
+            if id in notes:
+                raise DataError.at(path, line, f"the document's id is also that at {places[id]}")
+            places[id] = f"{path}:{line}"
+            notes[id] = Note(id, text, id, "Discharge summary", path.name.split(".")[0])
+    return tuple(notes.values())
+
+
+class _Documents(XmlFile):
+    """Line, id and text of each `doc` of a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.made: list[tuple[int, str, str]] = []
+        self._doc: tuple[int, str] | None = None
+        self._pieces: list[str] | None = None
+        self._text, self._length = "", 0
+
+    def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802
+        if name == "doc":
+            self._doc, self._text, self._length = (self.line, attrs.get("id", "").strip()), "", 0
+        self._pieces = [] if name == "text" and self._doc is not None else self._pieces
+
+    def characters(self, content: str) -> None:
+        if self._pieces is not None:
+            self._length += len(content)
+            if self._length > LARGEST:
+                raise self.error(f"a text has more than {LARGEST:,} characters")
+            self._pieces.append(content)
+
+    def endElement(self, name: str) -> None:  # noqa: N802
+        if name == "text" and self._pieces is not None:
+            self._text, self._pieces = self._text or "".join(self._pieces), None
+        elif name == "doc" and self._doc is not None:
+            self.made.append((*self._doc, self._text))
+            self._doc = None
+
+
+class _Judged(XmlFile):
+    """The judgments of one source in a file, which has been added to the reports."""
+
+    def __init__(self, found: _Found, path: Path, judgment: str) -> None:
+        super().__init__(path)
+        self._found, self._wanted = found, judgment
+        self._names = {name.casefold(): name for name in DISEASES}
+        self._source = self._disease = ""
+
+    def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802
+        if name == "diseases":
+            self._source = attrs.get("source", "").strip().lower()
+        elif name == "disease":
+            self._disease = attrs.get("name", "").strip()
+        elif name == "doc" and self._disease and self._source == self._wanted:
+            self._judgment(attrs.get("id", "").strip(), attrs.get("judgment", "").strip().lower())
+
+    def _judgment(self, document: str, letter: str) -> None:
+        report, disease = self._found.reports[-1], self._names.get(self._disease.casefold())
+        report.rows += 1
+        if disease is None:
+            hint = nearest(self._disease, DISEASES)
+            reason = f"the disease is none of the challenge's: {hint}"
+        elif letter not in ("y", "n", "q", "u"):
+            reason = "the judgment is none of Y, N, Q and U"
+        elif not document:
+            reason = "the judgment is of no document"
+        else:
+            report.kept += 1
+            self._found.add(self.line, document, disease, _VALUES[letter])
+            return
+        report.damage(Damaged(self.line, reason))
+
+    def endElement(self, name: str) -> None:  # noqa: N802
+        if name == "diseases":
+            self._source = ""
+        elif name == "disease":
+            self._disease = ""
+
+
+# ---- what a model is scored on ---------------------------------------------------------------
+
 _NO_GOLD = "no JSON: expected one whole object a line, or --labels with a table beside the notes"
 
 Gold = dict[str, dict[str, int]]  # patient → phenotype → label
@@ -299,15 +419,10 @@ def read_gold(path: Path) -> tuple[dict[str, list[str]], Gold]:
     Raises DataError naming file and line.
     """
     if path.is_dir():
-        read = read_obesity(path)
-        labels = read.labels.tolist()
-        gold = {
-            note.id: {d: c for d, c in zip(read.diseases, row, strict=True) if c != UNLABELLED}
-            for note, row in zip(read.notes, labels, strict=True)
-        }
-        return by_patient(read.notes), gold
+        summaries, labels = read_obesity(path)
+        return by_patient(summaries), {note.id: labels.of(note.id) for note in summaries}
     notes: dict[str, list[str]] = {}
-    gold = {}
+    gold: Gold = {}
     with open_file(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from torch import Tensor
 from fednotes import __version__
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
 from fednotes.core.parsing import read_json
-from fednotes.core.settings import build
+from fednotes.core.settings import build, checked
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import load_into
 from fednotes.patients.classifiers import Features, LinearSVMs, SvmConfig, tfidf
@@ -40,7 +40,7 @@ Inputs = Bags | Vectors
 Scale = Literal["none", "l2"]
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class PhenotypeConfig:
     """The [model] table of a phenotyping job.
 
@@ -94,6 +94,7 @@ class Representation:
         raise DataError("bags of concepts and vectors of text cannot take each other's place")
 
 
+@dataclass(eq=False)
 class Phenotyper:
     """What phenotyping ends with, and what a site uses afterwards.
 
@@ -101,19 +102,12 @@ class Phenotyper:
     phenotypes: the diseases; empty after stage 1 alone. platt: (machines, 2) calibration.
     """
 
-    def __init__(
-        self,
-        space: FeatureSpace,
-        representation: Representation,
-        *,
-        code_names: Sequence[str] = (),
-        phenotypes: Sequence[str] = (),
-        machines: LinearSVMs | None = None,
-        platt: np.ndarray | None = None,
-    ) -> None:
-        self.space, self.representation = space, representation
-        self.code_names, self.phenotypes = tuple(code_names), tuple(phenotypes)
-        self.machines, self.platt = machines, platt
+    space: FeatureSpace
+    representation: Representation
+    code_names: tuple[str, ...] = ()
+    phenotypes: tuple[str, ...] = ()
+    machines: LinearSVMs | None = None
+    platt: np.ndarray | None = None
 
     def classes(self, inputs: Inputs) -> np.ndarray:
         """(patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 nothing learnt."""
@@ -152,37 +146,18 @@ class Phenotyper:
         """
         if directory.exists() and not is_phenotyper(directory) and any(directory.iterdir()):
             raise ModelError(f"{directory}: exists and is not a model's folder; name another one")
-        tensors = {n: v.detach().cpu().contiguous() for n, v in self._tensors().items()}
+        network, idf = self.representation.network, self.representation.idf
+        given: dict[str, Tensor] = {} if self.machines is None else self.machines.trainable()
+        if network is not None:
+            given |= {f"network.{name}": value for name, value in network.state().items()}
+        arrays = {"idf": idf, "platt": self.platt}
+        given |= {n: torch.from_numpy(of) for n, of in arrays.items() if of is not None}
+        tensors = {n: v.detach().cpu().contiguous() for n, v in given.items()}
         for name, value in tensors.items():
             if not bool(torch.isfinite(value).all()):
                 raise ModelError(f"{directory}: {name!r} is not finite, nothing was written")
         data = tensor_bytes(tensors)
-        facts = self._facts() | {"sha256": hashlib.sha256(data).hexdigest()}
-        facts |= {"checksum": _checksum(facts)}
-
-        def fill(folder: Path) -> None:
-            (folder / f"{_STEM}.safetensors").write_bytes(data)
-            text = json.dumps(facts, indent=2, ensure_ascii=False)
-            (folder / f"{_STEM}.json").write_text(text + "\n", encoding="utf-8")
-
-        write_folder(directory, fill)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        network, idf = self.representation.network, self.representation.idf
-        if network is not None:
-            found |= {f"network.{name}": value for name, value in network.state().items()}
-        if idf is not None:
-            found["idf"] = torch.from_numpy(idf)
-        if self.machines is not None:
-            found |= self.machines.trainable()
-        if self.platt is not None:
-            found["platt"] = torch.from_numpy(self.platt)
-        return found
-
-    def _facts(self) -> dict[str, Any]:
-        network = self.representation.network
-        return {
+        facts: dict[str, Any] = {
             "kind": _STEM,
             "format": FORMAT,
             "fednotes": __version__,
@@ -193,7 +168,16 @@ class Phenotyper:
             "phenotypes": self.phenotypes,
             "classes": None if self.machines is None else self.machines.classes,
             "classifier": None if self.machines is None else asdict(self.machines.config),
+            "sha256": hashlib.sha256(data).hexdigest(),
         }
+        facts["checksum"] = _checksum(facts)
+
+        def fill(folder: Path) -> None:
+            (folder / f"{_STEM}.safetensors").write_bytes(data)
+            text = json.dumps(facts, indent=2, ensure_ascii=False)
+            (folder / f"{_STEM}.json").write_text(text + "\n", encoding="utf-8")
+
+        write_folder(directory, fill)
 
 
 def is_phenotyper(path: Path) -> bool:
@@ -209,7 +193,15 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
     if not is_phenotyper(path):
         raise ModelError(f"{path}: no phenotyping model here (there is no {_STEM}.json)")
     try:
-        facts = _read_facts(path)
+        given = read_json(path / f"{_STEM}.json")
+        if given["format"] != FORMAT:
+            raise ModelError(
+                f"format {given['format']}, this version reads {FORMAT}: use the version of "
+                "fednotes that wrote it, or train it again"
+            )
+        if given.get("checksum") != _checksum(given):
+            raise ModelError(f"damaged (the checksum of {_STEM}.json does not match)")
+        facts = build(_Facts, given, f"{_STEM}.json")
         data = (path / f"{_STEM}.safetensors").read_bytes()
         if hashlib.sha256(data).hexdigest() != facts.sha256:
             raise ModelError("damaged (the checksum of its tensors does not match)")
@@ -247,19 +239,6 @@ def _checksum(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _read_facts(path: Path) -> _Facts:
-    """Raises ModelError for facts of another format, or changed ones; ConfigError for odd ones."""
-    facts = read_json(path / f"{_STEM}.json")
-    if facts["format"] != FORMAT:
-        raise ModelError(
-            f"format {facts['format']}, this version reads {FORMAT}: use the version of fednotes "
-            "that wrote it, or train it again"
-        )
-    if facts.get("checksum") != _checksum(facts):
-        raise ModelError(f"damaged (the checksum of {_STEM}.json does not match)")
-    return build(_Facts, facts, f"{_STEM}.json")
-
-
 def _parsed(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenotyper:
     space, network, machines = facts.space, None, None
     if facts.network is not None:
@@ -285,14 +264,8 @@ def _parsed(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenot
         load_into(machines.trainable(), {n: tensors[n] for n in machines.trainable()})
         if platt is not None and platt.shape != (len(machines.machines), 2):
             raise ModelError(f"not a whole model: calibration of shape {platt.shape}")
-    return Phenotyper(
-        space,
-        representation,
-        code_names=facts.code_names,
-        phenotypes=facts.phenotypes,
-        machines=machines,
-        platt=platt,
-    )
+    names = facts.code_names, facts.phenotypes
+    return Phenotyper(space, representation, *names, machines, platt)
 
 
 def _same(what: str, number: int, of: str, other: int) -> None:

@@ -19,18 +19,17 @@ from typing import Final
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of
 from fednotes.data.synthetic import make_lexicon
 from fednotes.patients.cohort import ABSENT, PRESENT, QUESTIONABLE, UNLABELLED
 from fednotes.patients.dictionary import (
-    AMBIGUOUS,
     Dictionary,
     dictionary_of,
     singular,
     unfit,
     words_of,
 )
+from fednotes.patients.labels import PatientLabels
 
 # Phenotype: its terms, the share of patients who have it, roughly.
 _TERMS: Final[dict[str, tuple[tuple[str, ...], float]]] = {
@@ -66,14 +65,12 @@ _NOISE = (
 class GeneratedPatients:
     """One site's patients: notes by patient, codes by patient, and labels.
 
-    labels: (patients, phenotypes) int8 as in `Cohort`, in the order of notes and PHENOTYPES. A
-    few patients have no codes.
+    A few patients have no codes, and a few pairs of patient and phenotype no label.
     """
 
-    id: str
     notes: Mapping[str, tuple[str, ...]]
     codes: Mapping[str, frozenset[str]]
-    labels: np.ndarray
+    labels: PatientLabels
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,17 +93,6 @@ def dictionary() -> Dictionary:
     """The public dictionary of the generated notes: some 300 concepts with 1 to 3 terms each."""
     terms = _world().terms
     return dictionary_of((f"S{at:04d}", term) for at, names in enumerate(terms) for term in names)
-
-
-def generate(sites: int = 3, patients: int = 600, seed: int = 0) -> tuple[GeneratedPatients, ...]:
-    """Patients of sites named site1 and on, who differ in number and in what they have.
-
-    patients: of a site, roughly: from 0.6 to 1.4 times as many. A function of its arguments.
-    Raises ConfigError for fewer than one site or patient.
-    """
-    if sites < 1 or patients < 1:
-        raise ConfigError(f"{sites} sites of {patients} patients: 1 at least")
-    return tuple(_site(at, patients, seed) for at in range(1, sites + 1))
 
 
 @lru_cache(maxsize=1)
@@ -134,7 +120,7 @@ def _terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
     def fresh(term: str) -> bool:
         words = words_of(term)
         form = " ".join(map(singular, words))
-        if form in taken or unfit(words, AMBIGUOUS):
+        if form in taken or unfit(words):
             return False
         taken.add(form)
         return True
@@ -154,8 +140,12 @@ def _terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
     return tuple(made)
 
 
-def _site(number: int, patients: int, seed: int) -> GeneratedPatients:
-    world, name = _world(), f"site{number}"
+def generate(name: str, patients: int = 600, seed: int = 0) -> GeneratedPatients:
+    """The patients of a site of this name; sites differ in number and in what they have.
+
+    patients: roughly: from 0.6 to 1.4 times as many. A function of its arguments.
+    """
+    world = _world()
     rng = rng_of(seed, "synthetic patients", name)
     size = max(1, round(patients * rng.uniform(0.6, 1.4)))
     odds = np.log(world.common / (1 - world.common)) + 0.5 * rng.standard_normal(_CONDITIONS)
@@ -175,7 +165,11 @@ def _site(number: int, patients: int, seed: int) -> GeneratedPatients:
         billed = _billed(world, has[row], rng)
         if rng.random() >= 0.02:
             codes[patient] = billed
-    return GeneratedPatients(name, notes, codes, labels)
+    values = {
+        patient: {p: v for p, v in zip(PHENOTYPES, own, strict=True) if v != UNLABELLED}
+        for patient, own in zip(notes, labels.tolist(), strict=True)
+    }
+    return GeneratedPatients(notes, codes, PatientLabels(PHENOTYPES, values))
 
 
 @lru_cache(maxsize=1)

@@ -18,10 +18,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fednotes.core.errors import FednotesError
+from fednotes.core.settings import expand
 from fednotes.engines.nvflare.certificates import check_kit, shown_problem, valid_until
 from fednotes.engines.nvflare.kit import RENEWED, SERVER, SITE, WATCH, Kit, kit_files, read_kit
 from fednotes.jobs.deployed.site_file import SITE_FILE, of_kit, read_site_file
-from fednotes.jobs.job import expand
 from fednotes.rules.guard import approvals_of
 
 SECONDS = 10.0  # to reach the server

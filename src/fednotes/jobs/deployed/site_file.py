@@ -27,9 +27,9 @@ from typing import Any
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
-from fednotes.core.settings import build, checked, read_toml
+from fednotes.core.settings import build, checked, expand, read_toml
 from fednotes.core.store import write_text
-from fednotes.jobs.job import Job, Number, Sites, expand, load_sites
+from fednotes.jobs.job import Job, Number, Sites, load_sites
 from fednotes.jobs.job_file import KINDS, load_table, parse_job
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.policy import Policy, policy_from

@@ -1,0 +1,111 @@
+"""Invented cohorts at the scale of Liu, Dligach and Miller 2019, to measure stage 1 with.
+
+A patient is a mixture of a few hidden conditions. Each condition favours concepts of its own,
+and codes follow from the conditions plus noise. Concepts are Zipf distributed, nearly. The number
+of concepts of a patient is log-normal, cut at the paper's limit of 10,000. No line of it comes
+from a real patient.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fednotes.core.seeds import rng_of
+from fednotes.patients.cohort import Bags, Cohort, offsets_of
+
+LIMIT = 10_000  # concepts of a patient
+CONDITIONS = 24
+BACKGROUND = 0.3  # share of a patient's concepts that have nothing to do with conditions
+SPREAD = 1.0  # σ of the log-normal number of concepts
+SHUFFLE = 3.0  # how far a condition moves concepts from their overall rank, in ln(rank)
+CONCENTRATION = 0.05  # of a patient's conditions: few of them at a time
+SKEW = 0.5  # how much sites differ in their mix of conditions
+NOISE = 0.5  # of labels, in standard deviations of what the conditions say
+CHUNK = 4_000  # patients whose concepts are drawn at once
+
+
+def generate(
+    patients: int = 44_211,
+    sites: int = 10,
+    outputs: int = 174,
+    vocabulary: int = 20_000,
+    mean_concepts: float = 500.0,
+) -> tuple[Cohort, ...]:
+    """A cohort for each site, named site-1 and on; sizes differ by one at most.
+
+    outputs: codes, code-001 and on, as frequent as the paper's: from 45 % of patients down to
+    2.3 % (1,001 of 44,211), falling like a power of their rank. Over all sites each has exactly
+    its share. 44,211 patients are 22 million concepts, 88 MB.
+    """
+    rank = np.arange(1, vocabulary + 1)
+    noise = rng_of(0, "synthetic cohort", "world", vocabulary)
+    moved = np.log(rank) + SHUFFLE * noise.standard_normal((CONDITIONS + 1, vocabulary))
+    moved[0] = np.log(rank)  # the background's
+    concept = np.argsort(moved, axis=1).astype(np.int32)  # (conditions + 1, vocabulary) of ranks
+    cumulative = np.cumsum(1.0 / rank) / (1.0 / rank).sum()
+    sizes = [len(part) for part in np.array_split(np.arange(patients), sites)]
+    names = [f"site {site}" for site in range(1, sites + 1)]
+    mixes = [_conditions(size, name) for size, name in zip(sizes, names, strict=True)]
+    labels = _labels(np.concatenate(mixes), outputs)
+    codes = tuple(f"code-{n:03d}" for n in range(1, outputs + 1))
+    cohorts = []
+    for site, (mix, own) in enumerate(
+        zip(mixes, np.split(labels, np.cumsum(sizes)[:-1]), strict=True), 1
+    ):
+        bags = _bags(mix, cumulative, concept, mean_concepts, f"site {site}")
+        ids = tuple(f"s{site}-{n:06d}" for n in range(1, len(mix) + 1))
+        cohorts.append(Cohort(f"site-{site}", ids, bags, own, codes))
+    return tuple(cohorts)
+
+
+def _conditions(patients: int, name: str) -> np.ndarray:
+    """(patients, conditions) float32: how much each condition is a patient's; rows sum to 1."""
+    rng = rng_of(0, "synthetic cohort", "conditions", name)
+    weight = CONCENTRATION * np.exp(SKEW * rng.standard_normal(CONDITIONS))
+    drawn = rng.standard_gamma(weight, (patients, CONDITIONS)) + 1e-12
+    mixes: np.ndarray = (drawn / drawn.sum(1, keepdims=True)).astype(np.float32)
+    return mixes
+
+
+def _labels(mixes: np.ndarray, outputs: int) -> np.ndarray:
+    """(patients, outputs) int8: three conditions speak for a code, by the root of their share;
+    those of whom most is said have it."""
+    rng = rng_of(0, "synthetic cohort", "codes")
+    weight = np.zeros((CONDITIONS, outputs))
+    for code in range(outputs):
+        weight[rng.choice(CONDITIONS, 3, replace=False), code] = rng.uniform(0.5, 1.5, 3)
+    said = np.sqrt(mixes) @ weight / (0.125 * np.sqrt((weight**2).sum(0)))
+    said += NOISE * rng_of(0, "synthetic cohort", "codes").standard_normal(said.shape)
+    fall = np.log(0.45 * 44_211 / 1_001) / np.log(outputs) if outputs > 1 else 0.0
+    counts = np.rint(0.45 * np.arange(1, outputs + 1) ** -fall * len(mixes)).astype(np.int64)
+    order = np.argsort(-said, axis=0, kind="stable")
+    labels = np.zeros(said.shape, dtype=np.int8)
+    for code, count in enumerate(counts.tolist()):
+        labels[order[:count, code], code] = 1
+    return labels
+
+
+def _bags(
+    mixes: np.ndarray, cumulative: np.ndarray, concept: np.ndarray, mean: float, name: str
+) -> Bags:
+    """The concepts of patients of these conditions, drawn in chunks to bound the memory."""
+    rng = rng_of(0, "synthetic cohort", "concepts", name)
+    patients, vocabulary = len(mixes), concept.shape[1]
+    centre = np.log(mean) - SPREAD**2 / 2  # so that the mean is `mean` before it is cut
+    sizes = np.rint(rng.lognormal(centre, SPREAD, patients)).clip(1, LIMIT).astype(np.int64)
+    offsets = offsets_of(sizes)
+    concepts = np.empty(offsets[-1], dtype=np.int32)
+    for start in range(0, patients, CHUNK):
+        stop = min(start + CHUNK, patients)
+        share = np.full((stop - start, CONDITIONS + 1), BACKGROUND)
+        share[:, 1:] = (1 - BACKGROUND) * mixes[start:stop].astype(np.float64)
+        share /= share.sum(1, keepdims=True)
+        # One multinomial a patient gives how many entries each condition has: far fewer draws
+        # than one an entry. Their order within a bag means nothing.
+        counts = rng.multinomial(sizes[start:stop], share)  # (patients, conditions + 1)
+        condition = np.repeat(np.tile(np.arange(share.shape[1]), stop - start), counts.ravel())
+        total = int(offsets[stop] - offsets[start])
+        drawn = np.searchsorted(cumulative, rng.random(total), side="right")
+        np.minimum(drawn, vocabulary - 1, out=drawn)
+        concepts[offsets[start] : offsets[stop]] = concept[condition, drawn]
+    return Bags(concepts, offsets, vocabulary)

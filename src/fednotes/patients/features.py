@@ -1,0 +1,266 @@
+"""Notes → what a patient is to the models: a bag of concepts, or a vector of an encoder.
+
+    features_for   by a job's tables
+    opened         by a recipe, which a saved model has: the same numbers of new notes
+
+A recipe is JSON: it says which dictionary, or encoder, with which options, and its fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import numpy as np
+from annotated_types import Ge
+
+from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.core.settings import build, checked, expand
+from fednotes.core.types import Document
+from fednotes.data.text import split_sentences, tokenize
+from fednotes.encoders.features import FrozenEncoder, load_encoder
+from fednotes.patients import synthetic
+from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
+from fednotes.patients.concepts import MOST, Matcher, Notes, Progress, bags, kept_arrays
+from fednotes.patients.context import Option
+from fednotes.patients.dictionary import read_dictionary
+
+SYNTHETIC: Final = "synthetic"  # the generated patients' dictionary
+TEXT_RECIPE: Final = "mean-of-notes-1"  # raise it when the same text gives another vector
+
+
+@checked(frozen=True)
+class ConceptsConfig:
+    """How notes become bags of concepts: the same at all sites.
+
+    dictionary: MRCONSO.RRF of the UMLS, an ontology (.obo) or a table of ids and terms; relative
+        to the job file, `$NAME` stands for an environment variable; "synthetic" is the generated
+        patients' own. format: "umls", "obo" or "table"; told by the file's name if empty.
+    context: what becomes of negated, family and hypothetical mentions ("drop", "off", "mark").
+    most: patients with more concepts are left out and counted. processes: that read notes.
+    vectors: where stage 1 of phenotyping starts: a public file of word2vec (text, or .bin) whose
+        words are the dictionary's ids. Every site reads the same one. Empty: random numbers.
+
+    The others are options of `patients/dictionary.py`, of the dictionary's format alone:
+    language, sources, types, left_out_kinds of the UMLS; scopes, ids of an ontology.
+    """
+
+    dictionary: str = ""
+    format: Literal["", "umls", "obo", "table"] = ""
+    context: Option = "drop"
+    most: Annotated[int, Ge(1)] = MOST
+    processes: Annotated[int, Ge(1)] = 1
+    vectors: str = ""
+    language: str | None = None
+    sources: tuple[str, ...] | None = None
+    types: tuple[str, ...] | None = None
+    left_out_kinds: tuple[str, ...] | None = None
+    scopes: tuple[str, ...] | None = None
+    ids: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.dictionary:
+            raise ConfigError("dictionary: name the file of a dictionary (UMLS, .obo, table)")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the dictionary's reader that are given."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)[6:]}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@checked(frozen=True)
+class TextConfig:
+    """Patients as vectors: the mean over a patient's notes of each note's mean word vector.
+
+    encoder: a frozen one, "minilm" or a directory, as `encoders/frozen.py` names it.
+    """
+
+    encoder: str = "minilm"
+
+
+class Made(NamedTuple):
+    """The patients that stay, what they are, and counts.
+
+    counts: notes, left_out (patients with too many concepts), without (patients in whose notes
+    nothing was found).
+    """
+
+    patients: tuple[str, ...]
+    values: Bags | Vectors
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, eq=False)
+class ConceptFeatures:
+    """Bags of concepts by one matcher, which all sites share."""
+
+    matcher: Matcher
+    space: FeatureSpace
+    most: int
+    processes: int = 1
+
+    def make(
+        self, notes: Notes, progress: Progress | None = None, cache: Path | None = None
+    ) -> Made:
+        """One bag a patient."""
+        return Made(*bags(notes, self.matcher, self.processes, progress, cache, self.most))
+
+
+@dataclass(frozen=True, eq=False)
+class TextFeatures:
+    """Mean vectors of a frozen encoder."""
+
+    encoder: FrozenEncoder
+    space: FeatureSpace
+
+    def make(
+        self, notes: Notes, progress: Progress | None = None, cache: Path | None = None
+    ) -> Made:
+        """One vector a patient; zeros for a patient whose notes have no word."""
+
+        def vectors() -> dict[str, np.ndarray]:
+            found = np.zeros((len(notes), self.space.width), np.float32)
+            for row, texts in enumerate(notes.values()):
+                found[row] = self._mean_of(texts)
+                if progress is not None and row + 1 < len(notes):
+                    progress(row + 1, len(notes))
+            return {"vectors": found}
+
+        values = kept_arrays(cache, notes, f"{self.space.fingerprint} 0", vectors)["vectors"]
+        if progress is not None:
+            progress(len(notes), len(notes))
+        counts = {"notes": sum(map(len, notes.values())), "left_out": 0}
+        counts["without"] = int((~values.any(1)).sum())
+        return Made(tuple(notes), Vectors(values), counts)
+
+    def _mean_of(self, texts: Sequence[str]) -> np.ndarray:
+        """(layers × dim,) float64: the mean over notes of the mean over a note's words."""
+        means = []
+        for text in texts:
+            words = []
+            for start, end in split_sentences(Document("", text)):
+                sentence = text[start:end]
+                words.append([sentence[a:b] for a, b in tokenize(sentence).tolist()])
+            if any(words):
+                vectors = self.encoder.encode([s for s in words if s])  # (words, layers, dim)
+                means.append(vectors.reshape(len(vectors), -1).mean(0, dtype=np.float64))
+        mean: np.ndarray = np.mean(means, 0) if means else np.zeros(self.space.width)
+        return mean
+
+
+Features = ConceptFeatures | TextFeatures
+
+
+def features_for(config: ConceptsConfig | TextConfig, folder: Path) -> Features:
+    """What a job's [concepts] or [text] says; relative paths are beside the job file.
+
+    Raises ConfigError, DataError, ModelError, each with the table.
+    """
+    if isinstance(config, TextConfig):
+        beside = folder / config.encoder
+        named = str(beside.resolve()) if beside.exists() else config.encoder
+        return _features(config, {"encoder": named}, expand(named, "[text] encoder"))
+    given = config.dictionary
+    # A variable stays one in the recipe: it may stand for another folder where the model goes.
+    fixed = given == SYNTHETIC or "$" in given or given.startswith("~") or Path(given).is_absolute()
+    recipe = {
+        "kind": "concepts",
+        "dictionary": given if fixed else str((folder / given).resolve()),
+        "format": config.format,
+        **{k: list(v) if isinstance(v, tuple) else v for k, v in config.options.items()},
+        "context": config.context,
+        "most": config.most,
+    }
+    try:
+        return _features(config, recipe, expand(str(recipe["dictionary"]), "dictionary"))
+    except (DataError, ConfigError) as error:
+        raise type(error)(f"[concepts] dictionary: {error}") from error
+
+
+def opened(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features:
+    """What a recipe stands for, checked by its fingerprint.
+
+    dictionary: where the dictionary (or the encoder) is now, if it has moved. Raises ModelError
+    where it is missing or another one, and for a value that no recipe can have.
+    """
+    kinds = {"concepts": ConceptsConfig, "text": TextConfig}
+    kind = recipe.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ModelError(f"the model's features are of the unknown kind {kind!r}")
+    what, option, key = "dictionary", "--dictionary", "dictionary"
+    if kind == "text":
+        what, option, key = "encoder", "--backbone", "encoder"
+    facts = ("kind", "fingerprint", "names")
+    try:
+        if not isinstance(recipe.get("fingerprint", ""), str):
+            raise ConfigError(f"recipe fingerprint = {recipe['fingerprint']!r}: expected text")
+        if key not in recipe:
+            raise ConfigError(f"recipe: the key {key!r} is missing")
+        settings = {name: value for name, value in recipe.items() if name not in facts}
+        config: ConceptsConfig | TextConfig = build(kinds[kind], settings, "recipe")
+    except ConfigError as error:
+        raise ModelError(f"the model's features cannot be made: {error}") from error
+    named = recipe[key]
+    place = dictionary or named
+    try:
+        made = _features(config, recipe, expand(place, what))
+    except (DataError, ConfigError, ModelError) as error:
+        raise ModelError(
+            f"the model's {what} {named} cannot be read ({error}): give its place with {option}"
+        ) from error
+    if made.space.fingerprint != recipe.get("fingerprint"):
+        raise ModelError(
+            f"the {what} {place} is not the one that the model was trained with ({named}): its "
+            f"content or fednotes' rules differ; give the same file with {option}"
+        )
+    return made
+
+
+def _features(
+    config: ConceptsConfig | TextConfig, recipe: Mapping[str, Any], place: str
+) -> Features:
+    """What reads notes. place: of the dictionary or encoder."""
+    if isinstance(config, TextConfig):
+        encoder = load_encoder(place)
+        digest = hashlib.sha256(f"{TEXT_RECIPE}\0{encoder.fingerprint}".encode()).hexdigest()
+        text = {"kind": "text", "encoder": recipe["encoder"], "fingerprint": digest}
+        return TextFeatures(encoder, FeatureSpace(encoder.layers * encoder.dim, True, text))
+    path = None if place == SYNTHETIC else Path(place)
+    stamps = () if path is None else _stamps(path)
+    options = tuple(config.options.items())
+    matcher = _matcher(path, config.format, options, config.context, stamps)
+    recipe = {**recipe, "names": len(matcher.dictionary), "fingerprint": matcher.fingerprint}
+    space = FeatureSpace(matcher.vocabulary, False, recipe)
+    return ConceptFeatures(matcher, space, config.most, config.processes)
+
+
+def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Changes when the dictionary does, or its table of semantic types."""
+    found = []
+    for file in (path, *sorted(path.parent.glob("MRSTY.RRF*"))):
+        with suppress(OSError):  # a missing file is its reader's to tell
+            stat = file.stat()
+            found.append((file.name, stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)  # the UMLS takes a minute to build, a gigabyte to hold
+def _matcher(
+    path: Path | None,
+    format: str,
+    options: tuple[tuple[str, Any], ...],
+    context: Option,
+    stamps: tuple[Any, ...],
+) -> Matcher:
+    read = (
+        synthetic.dictionary
+        if path is None
+        else lambda: read_dictionary(path, format, **dict(options))
+    )
+    return Matcher(read(), context)
