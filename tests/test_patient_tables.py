@@ -60,7 +60,7 @@ def test_tables_become_configs(tmp_path: Path) -> None:
         ({"sites": {"a": {"notes": "x", "labelled": 0.0}}}, "labelled = 0.0"),
         ({"sites": {"a": {"notes": "x", "share": "4/3"}}}, "share = '4/3'"),
         ({"sites": {"a": {"notes": "x", "test_fraction": 0.95}}}, "nothing is trained"),
-        ({"sites": {"a": {"notes": "x"}}, "tags": {}}, r"\[tags\]: patients have labels"),
+        ({"sites": {"a": {"notes": "x"}}, "tags": {}}, r"\[tags\]: is for methods on documents"),
         ({"sites": {"a": {"notes": "x"}}, "silos": {"by": "document"}}, "dealt by patient"),
         ({"sites": {"a": {"notes": "x"}}, "text": {}}, r"either \[concepts\] or \[text\]"),
         ({"sites": {"a": {"notes": "x"}}, "concepts": {}}, r"\[concepts\]: dictionary: name"),

@@ -55,7 +55,7 @@ def test_one_site_is_training_in_one_place() -> None:
     adam = RowAdam(dan.trainable(), config.learning_rate)
     rows = [i for i, p in enumerate(site.train.patients) if p in site.codes]
     cohort = site.train.take(rows)
-    labels, _ = output_matrix(cohort.patients, site.codes, outputs=outputs)
+    labels = output_matrix(cohort.patients, site.codes, outputs)
     read = dan.read(cohort.bags)
     for epoch in range(3):
         order = rng_of(config.seed, "order", site.id, epoch).permutation(len(rows))

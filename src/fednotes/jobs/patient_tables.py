@@ -174,8 +174,6 @@ PATIENT_TABLES = ("concepts", "text", "phenotypes", "hold_out")
 
 def patient_tables(table: Mapping[str, Any], where: str) -> PatientTables:
     """The tables of a job on patients, checked. Raises ConfigError naming table and key."""
-    if "tags" in table:
-        raise ConfigError(f"{where} [tags]: patients have labels, not mentions: leave it out")
     if table.get("silos", {}).get("by", "patient") != "patient":
         raise ConfigError(f"{where} [silos]: patients are dealt by patient: leave out `by`")
     if "concepts" in table and "text" in table:
