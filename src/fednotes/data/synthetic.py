@@ -359,18 +359,17 @@ def generate(
         name, shares, types = _profile(index, rng)
         writers = [Writer(genre, seed, rng, lexicon) for genre in GENRES]
         size = max(1, round(sentences_per_site * _SIZES[index % len(_SIZES)]))
-        parts = {
-            part: _notes(f"{name}-{part}", part, count, shares, writers, rng, used)
+        train, valid, test = (
+            _notes(f"{name}-{part}", part, count, shares, writers, rng, used)
             for part, count in zip(
                 PARTS, (size, max(40, size // 5), max(200, size // 4)), strict=True
             )
-        }
-        own = [relabel(parts[part], {}, types) for part in PARTS]
-        own[0] = _noisy(own[0], types, noise, rng_of(seed, "noise", index))
-        train, valid, test = parts.values()
+        )
         complete = SiteData(name, TagSet(TYPES), train, valid, test)
-        train, valid, test = own
-        made.append(SyntheticSite(SiteData(name, TagSet(types), train, valid, test), complete))
+        train, valid, test = (relabel(part, {}, types) for part in (train, valid, test))
+        train = _noisy(train, types, noise, rng_of(seed, "noise", index))
+        own = SiteData(name, TagSet(types), train, valid, test)
+        made.append(SyntheticSite(own, complete))
     return tuple(made)
 
 

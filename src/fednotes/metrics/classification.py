@@ -296,14 +296,15 @@ def _scores(right: Any, predicted: Any, gold: Any) -> Floats:
 
 def _occurs(table: Floats) -> NDArray[np.bool_]:
     """(…, 3, 4) → (…, 3): which classes are in labels or predictions."""
-    return (table.sum(-1) > 0) | (table[..., :3].sum(-2) > 0)
+    return np.asarray((table.sum(-1) > 0) | (table[..., :3].sum(-2) > 0))
 
 
 def _macro(table: Floats) -> Floats:
     """(…, outputs, 3, 4) → (…, 3): mean over classes that occur, then over labelled outputs."""
     occurs = _occurs(table)
+    right, predicted, gold = _sums(table)
     # [phenotype macro]
-    by_output = _mean(_scores(*_sums(table)), occurs, -2)
+    by_output = _mean(_scores(right, predicted, gold), occurs, -2)
     return _mean(by_output, np.asarray(occurs.any(-1)), -2)  # [phenotype macro]
 
 
@@ -317,7 +318,8 @@ def _mean(values: Floats, counts: NDArray[np.bool_], axis: int) -> Floats:
 def ratio(top: Any, bottom: Any) -> Floats:
     """top / bottom, 0 where the bottom is."""
     top, bottom = np.asarray(top, np.float64), np.asarray(bottom, np.float64)
-    return np.divide(top, bottom, out=np.zeros(np.broadcast(top, bottom).shape), where=bottom > 0)
+    out: Floats = np.zeros(np.broadcast(top, bottom).shape)
+    return np.divide(top, bottom, out=out, where=bottom > 0)
 
 
 def _named(scores: Floats, support: float) -> dict[str, float | int]:

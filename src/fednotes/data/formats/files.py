@@ -151,16 +151,15 @@ def is_inside(path: Path, folder: Path) -> bool:
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
-            raise DataError(
-                f"{path}: a link that leads out of {folder}: put a copy of what it leads to there"
-            )
+            told = f"a link that leads out of {folder}: put a copy of what it leads to there"
+            raise DataError.at(path, 0, told)
         if not path.exists():
             return False  # it leads nowhere
         mode = path.stat().st_mode
     try:
         require_file(mode)
     except NotAFile as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+        raise DataError.at(path, 0, str(error.strerror)) from None
     return stat.S_ISREG(mode)
 
 

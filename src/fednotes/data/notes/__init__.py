@@ -16,10 +16,12 @@ from __future__ import annotations
 import csv
 import io
 import os
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.parsing import JsonError, parse_json
@@ -35,52 +37,10 @@ _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _MANY_CATEGORIES = 1000  # remembered for a message
 _FEW_CATEGORIES = 30  # more may be titles that say something of a patient
 
-_ID = ("id", "note_id", "row_id")
-_PATIENT = ("patient", "patient_id", "subject_id", "person_id")
-_CATEGORY = ("category", "note_type", "note_title", "section_header", "type")
-_TEXT = ("text", "note_text", "note", "section_text")
-
-
-class _Table(NamedTuple):
-    """Which columns hold what, in lower case; of several names the first that is there.
-
-    known: columns that tell this table from others. own_ids: whether ids are unique beyond
-    the file; otherwise the file's name goes before them. error: a column that is 1 where
-    the row is a mistake.
-    """
-
-    known: frozenset[str]
-    text: tuple[str, ...]
-    id: tuple[str, ...]
-    patient: tuple[str, ...] = ()
-    category: tuple[str, ...] = ()
-    error: tuple[str, ...] = ()
-    own_ids: bool = False
-
-
-# The order in which a header is tried; the last takes any table with a column of text.
-_TABLES: Final[dict[str, _Table]] = {
-    "mimic": _Table(
-        frozenset({"subject_id", "category", "text"}),
-        *(("text",), ("row_id", "note_id"), ("subject_id",), ("category",), ("iserror",)),
-        own_ids=True,
-    ),
-    "omop": _Table(
-        frozenset({"note_id", "person_id", "note_text"}),
-        *(("note_text",), ("note_id",), ("person_id",)),
-        ("note_title", "note_type", "note_class_concept_id", "note_type_concept_id"),
-        own_ids=True,
-    ),
-    "mts-dialog": _Table(
-        frozenset({"section_header", "section_text", "dialogue"}),
-        *(("section_text",), ("id",), (), ("section_header",)),
-    ),
-    "aci-bench": _Table(
-        frozenset({"encounter_id", "dialogue", "note"}),
-        *(("note",), ("encounter_id",), (), ("dataset",)),
-    ),
-    "csv": _Table(frozenset(), _TEXT, _ID, _PATIENT, _CATEGORY),
-}
+_TABLES: Final[dict[str, Any]] = tomllib.loads(
+    resources.files(__package__).joinpath("tables.toml").read_text("utf-8")
+)
+_KEYS: Final = _TABLES["csv"]  # JSON has the same
 FORMATS: Final = (*_TABLES, "jsonl", "text")
 
 
@@ -242,10 +202,10 @@ def guess_notes(path: Path, column: str | None = None) -> str:
         return "jsonl"
     header = set(_header(first))
     for name, table in _TABLES.items():
-        if table.known and table.known <= header:
+        if table["known"] and header.issuperset(table["known"]):
             return name
     # The first line of a note may hold a comma and the word "text": here the name must say csv.
-    wanted = {column.lower()} if column else set(_TEXT)
+    wanted = {column.lower()} if column else set(_KEYS["text"])
     if (column is not None or {".csv", ".tsv"} & suffixes) and wanted & header:
         return "csv"
     if suffix in (".csv", ".tsv") or (column is not None and suffix not in _TEXT_SUFFIXES):
@@ -318,14 +278,14 @@ def _json_notes(path: Path, column: str | None, source: str) -> Iterator[Note | 
         if record.get("answer", "accept") != "accept":
             yield None
             continue
-        key = column or next((k for k in _TEXT if k in record), "text")
+        key = column or next((k for k in _KEYS["text"] if k in record), "text")
         text = record.get(key)
         if not isinstance(text, str):
             raise DataError.at(path, number, f'the key "{key}" is missing or no string')
         if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
             raise DataError.at(path, number, "the text holds half of a surrogate pair")
-        name = _value(record, _ID) or f"{_stem(path)}:{number}"
-        about = _value(record, _PATIENT), _value(record, _CATEGORY)
+        name = _value(record, _KEYS["id"]) or f"{_stem(path)}:{number}"
+        about = _value(record, _KEYS["patient"]), _value(record, _KEYS["category"])
         yield Note(name, _plain(text), *about, source)
 
 
@@ -337,7 +297,7 @@ def _holds_json(line: str, column: str | None) -> bool:
         record = parse_json(line, strict=False)
     except JsonError:
         return False
-    return any(key in record for key in ((column,) if column else _TEXT))
+    return any(key in record for key in ((column,) if column else _KEYS["text"]))
 
 
 def _value(record: Mapping[str, Any], keys: Sequence[str]) -> str | None:
@@ -384,7 +344,7 @@ def _header(line: str) -> list[str]:
 
 
 def _table_notes(
-    path: Path, table: _Table, column: str | None, categorised: bool, source: str
+    path: Path, table: Mapping[str, Any], column: str | None, categorised: bool, source: str
 ) -> Iterator[Note | None]:
     """The rows of a table, read one by one; None for one marked as an error.
 
@@ -397,7 +357,7 @@ def _table_notes(
             first = file.readline()
             header = _header(first)
             at = _columns(path, header, table, column, categorised)
-            prefix = "" if table.own_ids else f"{_stem(path)}:"
+            prefix = "" if "own_ids" in table else f"{_stem(path)}:"
             line = 2
             reader = csv.reader(file, delimiter=_delimiter(first), strict=True)
             for row in reader:
@@ -434,21 +394,25 @@ def _csv_message(error: csv.Error) -> str:
 
 
 def _columns(
-    path: Path, header: Sequence[str], table: _Table, column: str | None, categorised: bool
+    path: Path,
+    header: Sequence[str],
+    table: Mapping[str, Any],
+    column: str | None,
+    categorised: bool,
 ) -> dict[str, list[int]]:
     """Where a table's columns are: one of each, but of category all that are there.
 
     Raises DataError for one that is needed and missing.
     """
-    names = {what: getattr(table, what) for what in ("text", "id", "patient", "category", "error")}
+    names = {what: table[what] for what in ("text", "id", "patient", "category", "error")}
     if column:
-        names["text"] = (column.lower(),)
+        names["text"] = [column.lower()]
     at = {what: [header.index(n) for n in own if n in header] for what, own in names.items()}
-    needed = [("text", "text", column or table.text[0])]
-    if table.known and table.patient:
-        needed.append(("patient", "patients", table.patient[0]))
+    needed = [("text", "text", column or table["text"][0])]
+    if table["known"] and table["patient"]:
+        needed.append(("patient", "patients", table["patient"][0]))
     if categorised:
-        needed.append(("category", "categories", "".join(table.category[:1])))
+        needed.append(("category", "categories", "".join(table["category"][:1])))
     for what, called, name in needed:
         if not at[what]:
             hint = nearest(name, header)
