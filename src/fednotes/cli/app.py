@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -67,15 +67,15 @@ def _options(
 
 
 Settings = Annotated[
-    Optional[list[str]],  # noqa: UP045 - typer reads this form
+    list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job, e.g. seed=2."),
 ]
 Backbone = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(help="Where the frozen encoder is, if it has moved since training."),
 ]
 Dictionary = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(help="Where a phenotyping model's dictionary is, if it has moved."),
 ]
 Yes = Annotated[
@@ -176,7 +176,7 @@ def _read_in() -> Iterator[None]:
 def predict(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     path: Annotated[str, typer.Argument(help="A file or folder, or - for stdin.")] = "-",
-    text: Annotated[Optional[str], typer.Option(help="A text in place of a path.")] = None,  # noqa: UP045
+    text: Annotated[str | None, typer.Option(help="A text in place of a path.")] = None,
     format: Annotated[
         Predictions, typer.Option(help="How predictions are written; csv is for phenotypes.")
     ] = Predictions.jsonl,
@@ -210,7 +210,7 @@ def evaluate(
     path: Annotated[Path, typer.Argument(help="An annotated file or folder; labelled patients.")],
     format: Annotated[str, typer.Option(help="Of the file; guessed if not given.")] = "",
     label_map: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--map", metavar="OLD=NEW", help="Rename a label of the file."),
     ] = None,
     labels: Annotated[
@@ -316,7 +316,7 @@ def check(
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="A run's folder.")],
-    out: Annotated[Optional[Path], typer.Option(help="RUN/report.html if not given.")] = None,  # noqa: UP045
+    out: Annotated[Path | None, typer.Option(help="RUN/report.html if not given.")] = None,
 ) -> None:
     """Write a run's HTML report again."""
     from fednotes.report.html import write_report
@@ -352,7 +352,7 @@ def reproduce(
         bool, typer.Option("--budget/--full", help="About an hour on two cores, or all of it.")
     ] = True,
     base: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(
             metavar="[NAME=]JOB",
             help="Your own job in place of the experiment's; NAME: of another that it uses.",
@@ -360,7 +360,7 @@ def reproduce(
     ] = None,
     settings: Settings = None,
     seed: Annotated[
-        Optional[list[int]],  # noqa: UP045
+        list[int] | None,
         typer.Option(help="A seed in place of the experiment's own; may be repeated."),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Runs at a time, one thread each.")] = 2,
@@ -370,7 +370,7 @@ def reproduce(
     from rich.markdown import Markdown
 
     from fednotes.cli.display import runs_bar
-    from fednotes.experiments.reproduce import markdown
+    from fednotes.experiments.tables import markdown
     from fednotes.experiments.reproduce import reproduce as run
     from fednotes.experiments.tables import plot
 

@@ -6,7 +6,7 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -220,7 +220,7 @@ def attention(
     notes: Annotated[list[Path], typer.Option(help="Notes to read; may be repeated.")],
     out: Annotated[Path, typer.Option(help="The folder of results.")],
     category: Annotated[
-        Optional[list[str]],  # noqa: UP045 - typer reads this form
+        list[str] | None,
         typer.Option(help="Only notes of this category; may be repeated."),
     ] = None,
     sample: Annotated[int, typer.Option(min=1, help="Stretches of text.")] = 200,
