@@ -370,9 +370,8 @@ def reproduce(
     from rich.markdown import Markdown
 
     from fednotes.cli.display import runs_bar
-    from fednotes.experiments.tables import markdown
     from fednotes.experiments.reproduce import reproduce as run
-    from fednotes.experiments.tables import plot
+    from fednotes.experiments.tables import markdown, plot
 
     folder = out or Path("runs") / "reproduce"
     with runs_bar(console, name) as tell, goes_on("the same command"):
