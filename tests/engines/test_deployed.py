@@ -12,17 +12,16 @@ from unittest import mock
 import pytest
 import torch
 from fault_net import STRICT, Net
-from fault_toy import JOB, SITES, SIZES, Toy, by_hand, toy_job
+from fault_toy import JOB, SITES, Toy, by_hand, toy_job
 
 from fednotes.core import store
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
 from fednotes.core.federation import State
-from fednotes.core.messages import BEGIN, Attached, Frame, Reply, Request, encode
-from fednotes.core.update import Total, Update
-from fednotes.engines.host import SiteHost
+from fednotes.core.messages import Attached, Frame, Reply, Request, encode
+from fednotes.core.update import Update
 from fednotes.engines.requests import Asker, Event, Patience
 from fednotes.engines.rounds import RoundResult
-from fednotes.engines.summing import Exchange, PlainSum, UpdateLimits
+from fednotes.engines.summing import UpdateLimits
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
@@ -278,56 +277,6 @@ def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
 
 
 # the place of a secure sum
-
-
-class Masked(PlainSum):
-    """Two messages around the task, as a secure sum has: keys before it, and after it a
-    request to open. The masks cancel in the sum, so the total is the plain one."""
-
-    secure = True
-
-    def total(self, exchange: Exchange) -> Total:
-        keys = exchange.stage("@keys", dict.fromkeys(exchange.sites, Attached()))
-        numbers = {site: int(reply.attached.tensors["key"]) for site, reply in keys.items()}
-        all_keys = {"keys": torch.tensor([numbers[site] for site in exchange.sites])}
-        replies = exchange.task(Attached(tensors=all_keys), retry=False)
-        words = sum(reply.attached.tensors["words"] for reply in replies.values())
-        opened = exchange.stage("@open", dict.fromkeys(replies, Attached()))
-        assert opened.keys() == replies.keys()
-        count = float(words[0])
-        return Total({}, 1.0, {"size": count}, len(replies), tuple(sorted(replies)))
-
-
-class Masker:
-    def __init__(self, key: int) -> None:
-        self.key = key
-
-    def stage(self, request: Request) -> Attached:
-        key = {"key": torch.tensor(self.key)} if request.task == "@keys" else {}
-        return Attached(tensors=key)
-
-    strict = True
-
-    def adopted(self, request: Request, asked: Any) -> None:
-        return None
-
-    def seal(self, request: Request, update: Update, question: bytes) -> Attached:
-        keys = request.attached.tensors["keys"]
-        mask = 2 * self.key - int(keys.sum()) + self.key * (len(keys) - 2)
-        return Attached(tensors={"words": torch.tensor([int(update.metrics["size"]) + mask])})
-
-
-def test_a_secure_sum_has_its_own_messages_and_nothing_else_leaves(tmp_path: Path) -> None:
-    """Σ n_i = 15, though what each site sends is masked by n · key − Σ keys."""
-    net, _ = toys(tmp_path)
-    for key, site in enumerate(SITES, start=5):
-        net.hosts[site] = SiteHost(
-            net.makes[site], tmp_path / site, job=JOB, name=site, sealer=Masker(key)
-        )
-    engine = net.engine(SITES, summing=Masked())
-    total = engine.sum("count")
-    assert total.metrics["size"] == sum(SIZES.values())
-    assert [request.task for _, request, _ in net.sent[::3]] == [BEGIN, "@keys", "count", "@open"]
 
 
 def test_the_state_of_the_method_is_kept_as_it_is(tmp_path: Path) -> None:

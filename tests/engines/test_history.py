@@ -273,26 +273,6 @@ def test_a_server_that_begins_no_round_cannot_fill_the_disk(
     assert own(host(tmp_path), 8, 7) == by_toy((X, 1), (X, 2), (X, 7))
 
 
-def test_what_may_not_leave_is_not_kept_to_leave_later(tmp_path: Path) -> None:
-    """A guard that refuses updates: the repeated request is refused too, and nothing is stored."""
-
-    class NoUpdates:
-        def request(self, request: Request) -> None:
-            pass
-
-        def leaving(
-            self, request: Request, reply: Any, update: Update | None, reason: str = ""
-        ) -> None:
-            if update is not None:
-                raise RefusedError("not this one")
-
-    for _ in range(2):
-        site = SiteHost(lambda: Toy("b"), tmp_path, job=JOB, name="b", guard=NoUpdates())
-        for _ in range(2):
-            assert send(site, train(1, 0)).refusal == "not this one"
-    assert not list((tmp_path / "journal").iterdir())
-
-
 FIRST, SECOND, THIRD = b"\x01" * 32, b"\x02" * 32, b"\x03" * 32
 
 

@@ -20,7 +20,6 @@ from fednotes.core.messages import (
     BEGIN,
     CHECKPOINT,
     END,
-    Attached,
     Frame,
     Reply,
     Request,
@@ -345,32 +344,6 @@ def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [frame for _, frame, _ in guard.left][:2] == frames
     assert own(server.ask("finish", X)) == reference(1)
-
-
-class Mask:
-    """A stand-in for the secure sum: adds 1 to all, and counts its own messages."""
-
-    def stage(self, request: Request) -> Attached:
-        return Attached(tensors={"key": request.attached.tensors["key"] + 1})
-
-    strict = True
-
-    def adopted(self, request: Request, asked: Any) -> None:
-        return None
-
-    def seal(self, request: Request, update: Update, question: bytes) -> Attached:
-        more = {name: value + 1 for name, value in update.tensors.items()}
-        return Attached(tensors=more)
-
-
-def test_under_a_secure_sum_only_what_is_sealed_leaves(tmp_path: Path) -> None:
-    server = Server(host(tmp_path, sealer=Mask()))
-    stage = server.ask("@keys", attached=Attached(tensors={"key": torch.tensor([4])}))
-    assert stage.attached.tensors["key"].tolist() == [5]
-    reply = server.train(0)
-    assert reply.update == Update()
-    plain = Toy("b").train(X, round=0).tensors["least"]
-    assert torch.equal(reply.attached.tensors["least"], plain + 1)
 
 
 ASKED = Request(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,19 @@ import torch
 from fault_toy import JOB
 
 from fednotes.core.errors import RefusedError
-from fednotes.core.messages import Attached, Request, plain
+from fednotes.core.messages import Attached, Request, WireError, decode_request, encode, plain
 from fednotes.core.update import Update
 from fednotes.engines.secure import SecureSeal, context_of
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
-from fednotes.privacy.secure_sum.messages import KeysMessage, Masking, SharesMessage, Stage, Terms
+from fednotes.privacy.secure_sum.messages import (
+    KeysMessage,
+    Masking,
+    SharesMessage,
+    Stage,
+    Terms,
+    UnmaskRequest,
+)
 from fednotes.privacy.secure_sum.server import ServerChain
 
 SITES = ("a", "b", "c", "d")
@@ -130,3 +138,60 @@ def test_a_number_of_the_run_before_is_no_repeated_message() -> None:
     assert seals["a"].stage(request("@keys", 30, stage(9))) is one
     two = seals["a"].stage(replace(request("@keys", 30, stage(9)), run=2))
     assert one.facts["sharing"] != two.facts["sharing"]
+
+
+MANY = tuple(f"hospital-{i:03d}" for i in range(250))
+
+
+def test_what_nobody_would_read_is_not_sent() -> None:
+    attached = wire.packed(Terms(0, (), tuple(f"n{i}" for i in range(70_000))))
+    with pytest.raises(WireError, match="names too many things"):
+        encode(Request("j", 1, 1, "t", attached=attached))
+
+
+def asked_of_all() -> tuple[Attached, dict[str, UnmaskRequest]]:
+    def raw(sender: str, to: str) -> bytes:
+        return f"{sender}>{to}".encode().ljust(32, b".")
+
+    confirming = MANY[:200]
+    requests = {
+        to: UnmaskRequest(
+            b"x" * 32,
+            MANY,
+            (),
+            {s: raw(s, to) for s in MANY if s != to},
+            {s: raw(to, s) for s in confirming if s != to},
+        )
+        for to in MANY
+    }
+    keys = {s: KeysMessage(b"x" * 32, s, b"a" * 32, b"b" * 32, b"c" * 32, b"d" * 64) for s in MANY}
+    return wire.packed_requests(3, keys, requests), requests
+
+
+def test_the_receipts_of_250_sites_are_bytes_and_cost_four_times_the_message_at_most() -> None:
+    attached, requests = asked_of_all()
+    frame = bytearray(encode(Request("j", 1, 1, "@unmask", attached=attached)))
+    assert 4e6 < len(frame) < 4.4e6  # twice 250 x 250 x 32 bytes, and the keys
+    tracemalloc.start()
+    came = decode_request(frame).attached
+    stage = wire.read(Stage, came.facts)
+    asked = wire.request_in(stage, came, MANY[7])
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert asked == requests[MANY[7]]
+    assert stage.keys[MANY[249]].signature == b"d" * 64
+    assert len(frame) + most < 4 * len(frame)
+
+
+@pytest.mark.parametrize("wrong", ["receipts", "confirmations"])
+def test_tables_of_another_form_are_refused(wrong: str) -> None:
+    attached, _ = asked_of_all()
+    stage, table = wire.read(Stage, attached.facts), attached.tensors[wrong]
+    for value in (None, table[1:], table.to(torch.int8)):
+        broken = {k: v for k, v in attached.tensors.items() if k != wrong}
+        if value is not None:
+            broken[wrong] = value
+        with pytest.raises(RefusedError, match=f"no {wrong} for its sites"):
+            wire.request_in(stage, Attached(attached.facts, broken), MANY[0])
+    with pytest.raises(RefusedError, match="'stranger' has no receipts"):
+        wire.request_in(stage, attached, "stranger")

@@ -253,50 +253,44 @@ def _opened(view: memoryview, checked: bool) -> tuple[int, dict[str, Any], int]:
 
 def _tensors(parts: list[Any], frame: Frame, offset: int) -> list[dict[str, Tensor]]:
     """The body's tensors, views of the frame."""
-    found: list[dict[str, tuple[torch.dtype, list[int], int, int]]] = []
-    view = memoryview(frame)
+    view, found = memoryview(frame), list[dict[str, tuple[torch.dtype, list[int], int]]]()
     for listed in parts:
         _require(isinstance(listed, list), "no list of tensors")
-        part: dict[str, tuple[torch.dtype, list[int], int, int]] = {}
+        found.append({})
         for entry in listed:
-            name, dtype, shape = _described(entry)
-            _require(name not in part, f"tensor {name!r} comes twice")
-            count = math.prod(shape)
-            end = offset + count * dtype.itemsize
+            right = isinstance(entry, list) and len(entry) == 3
+            _require(right, "a tensor without name, type and shape")
+            name, type_name, shape = entry
+            _require(_is_name(name), "a tensor without a name")
+            _require(name not in found[-1], f"tensor {name!r} comes twice")
+            dtype = DTYPES.get(type_name) if isinstance(type_name, str) else None
+            if dtype is None:
+                raise WireError(f"tensor {name!r} has a type that cannot be sent")
+            sized = isinstance(shape, list) and len(shape) <= MAX_RANK
+            sized = sized and all(map(_is_count, shape))
+            # A length of zero must not hide others whose product no machine can hold.
+            bounded = sized and math.prod(max(1, n) for n in shape) <= MAX_INT
+            _require(bounded, f"the shape of {name!r}")
+            end = offset + math.prod(shape) * dtype.itemsize
             following = offset + -(-(end - offset) // ALIGN) * ALIGN
             _require(following <= len(view), f"tensor {name!r} is longer than the message")
             _require(not any(view[end:following]), "bytes between tensors")
-            part[name] = (dtype, shape, count, offset)
+            found[-1][name] = (dtype, shape, offset)
             offset = following
-        found.append(part)
     _require(offset == len(view), "bytes after the last tensor")
-    if view.readonly and any(how[2] for part in found for how in part.values()):
+    if view.readonly and any(math.prod(how[1]) for part in found for how in part.values()):
         frame = bytearray(frame)  # torch has no tensors that cannot be written to
     return [{name: _tensor(frame, *how) for name, how in part.items()} for part in found]
 
 
-def _described(entry: Any) -> tuple[str, torch.dtype, list[int]]:
-    _require(isinstance(entry, list) and len(entry) == 3, "a tensor without name, type and shape")
-    name, dtype, shape = entry
-    _require(_is_name(name), "a tensor without a name")
-    known = DTYPES.get(dtype) if isinstance(dtype, str) else None
-    if known is None:
-        raise WireError(f"tensor {name!r} has a type that cannot be sent")
-    sized = isinstance(shape, list) and len(shape) <= MAX_RANK and all(map(_is_count, shape))
-    # A length of zero must not hide others whose product no machine can hold.
-    _require(sized and math.prod(max(1, n) for n in shape) <= MAX_INT, f"the shape of {name!r}")
-    return name, known, shape
-
-
-def _tensor(frame: Frame, dtype: torch.dtype, shape: list[int], count: int, offset: int) -> Tensor:
+def _tensor(frame: Frame, dtype: torch.dtype, shape: list[int], offset: int) -> Tensor:
+    count, truth = math.prod(shape), dtype is torch.bool
     if not count:
         return torch.empty(shape, dtype=dtype)
-    raw = torch.uint8 if dtype is torch.bool else dtype
-    value = torch.frombuffer(frame, dtype=raw, count=count, offset=offset)
-    if dtype is torch.bool:
-        _require(int(value.max()) <= 1, "a truth value that is neither 0 nor 1")
-        value = value.view(torch.bool)
-    return value.reshape(shape)
+    raw = torch.uint8 if truth else dtype
+    value = torch.frombuffer(frame, dtype=raw, count=count, offset=offset).reshape(shape)
+    _require(not truth or int(value.max()) <= 1, "a truth value that is neither 0 nor 1")
+    return value.view(torch.bool) if truth else value
 
 
 def _canonical(header: Any) -> bytes:
