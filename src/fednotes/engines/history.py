@@ -14,7 +14,7 @@ reply leaves for the very request that it answers alone.
 Under a secure sum only equal questions are added. A server that lies could ask each site for
 something else under one name, so that the others' parts of the sum are nothing or known, and the
 sum is one site's update. So the digest of the question is part of what the masks are made for
-(`secure_site`), and sites show each other by receipts that they were asked the same.
+(`secure`), and sites show each other by receipts that they were asked the same.
 """
 
 from __future__ import annotations

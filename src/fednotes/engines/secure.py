@@ -136,7 +136,7 @@ class _Tried:
 
 
 class SecureSeal(SecureEnd[SiteChain]):
-    """One site's part in the secure sum, for the life of its process (`host.Sealer`).
+    """One site's part in the secure sum, for the life of its process.
 
     identity: signs this site's keys and checks the others'; None trusts the server to relay them.
     kept: file of the questions that were opened; without one they are forgotten with the process.
@@ -185,7 +185,7 @@ class SecureSeal(SecureEnd[SiteChain]):
         self._opened.lose()
 
     def pace(self, request: Request) -> int | None:
-        """The class of times that all sites answer in (`pace.AnswerTimes`), from the terms."""
+        """The class of times that all sites answer in (`AnswerTimes`), from the terms."""
         with suppress(RefusedError):  # terms that are none
             told = wire.read(Terms, request.attached.facts).pace
             return None if told is None else min(told, CLASSES - 1)
@@ -465,7 +465,7 @@ class SecureSum(SecureEnd[ServerChain]):
         self.least = self._parties.threshold
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
         self._limits: dict[str, dict[str, int]] = {}  # by task and tensor
-        self._history = b""  # that all sites have (`question.Asked`), where all are in each sum
+        self._history = b""  # that all sites have (`history.Asked`), where all are in each sum
         self._paces: dict[str, int | None] = {}  # by task
 
     def state(self) -> dict[str, Any]:

@@ -172,7 +172,7 @@ class _Behind:
 
 
 class SiteGuard:
-    """The rules of one run at one site (`host.Guard`).
+    """The rules of one run at one site, which its host asks.
 
     policy: read anew by `policy()`. table: the job as it was approved. covered: of the site
     that runs now.

@@ -140,7 +140,7 @@ class Terms:
     """How all sites lay their updates out, and when they answer.
 
     roster: who is in the exchange. metrics: the names of the counts; None: each site's own.
-    limits: by tensor, the exponent of two. pace: the class of the slowest site (`engines.pace`);
+    limits: by tensor, the exponent of two. pace: the class of the slowest site (`engines.secure`);
     None if it is not known. history: that all sites have, where all are in each sum.
     """
 
