@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pwd
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kits import given, site_kit
 from rich.cells import cell_len
 from rich.console import Console
-from typer.testing import CliRunner
 
 from fednotes.cli import groups
 from fednotes.cli import site as kit_cli
-from fednotes.cli.app import app
-from fednotes.core.errors import FednotesError
-from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.jobs.deployed.site_file import SITE_FILE, policy_of
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.guard import NotApproved, approvals_of, pending, require_approved
@@ -30,11 +26,7 @@ JOB: dict[str, Any] = {"name": "ner", "method": "fedner", "sites": SITES, "train
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
-    kit = tmp_path / "h1"
-    kit.mkdir()
-    facts = {"name": "h1", "role": "site", "project": "ward", "server": "localhost"}
-    (kit / KIT_FILE).write_text(json.dumps({**facts, "port": 1, "person": "", "org": "x"}))
-    return kit
+    return site_kit(tmp_path / "h1")
 
 
 def asked(kit: Path, table: dict[str, Any], policy: Policy | None = None) -> str:
@@ -42,15 +34,6 @@ def asked(kit: Path, table: dict[str, Any], policy: Policy | None = None) -> str
     with pytest.raises(NotApproved) as found:
         require_approved(kit, "h1", table, policy or Policy())
     return str(found.value)
-
-
-def given(*words: object, code: int = 0, typed: str = "") -> str:
-    done = CliRunner().invoke(app, ["site", *map(str, words)], input=typed or None)
-    if code:
-        assert isinstance(done.exception, FednotesError), done.output
-        return str(done.exception)
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 # the screen

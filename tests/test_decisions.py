@@ -12,12 +12,10 @@ from unittest import mock
 
 import pytest
 from hospitals import DISTILL, Hospitals, weights
-from typer.testing import CliRunner
+from kits import given, site_kit
 
-from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError, RefusedError
 from fednotes.engines.history import Journal
-from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.jobs.deployed.server import PROBLEM, server_main
 from fednotes.jobs.deployed.site import discreet, outward
 from fednotes.rules.approval import fingerprint
@@ -31,19 +29,8 @@ QUICK = WEIGHTS.replace("weighting = true", "weighting = false").replace(
 )
 
 
-def texts(hospitals: Hospitals) -> str:
-    return "\n".join(line["text"] for line in hospitals.network.lines if line["kind"] == "event")
-
-
 def problem(hospitals: Hospitals) -> dict[str, Any]:
     return json.loads((hospitals.server / PROBLEM).read_text())
-
-
-def whole_kit(kit: Path) -> Path:
-    """A kit as the commands take it."""
-    facts = {"name": kit.name, "role": "site", "project": "ward", "server": "localhost"}
-    (kit / KIT_FILE).write_text(json.dumps({**facts, "port": 1, "person": "", "org": "x"}))
-    return kit
 
 
 # a job that is rejected
@@ -61,11 +48,10 @@ def test_a_rejection_before_the_first_round_ends_the_run(
     key = fingerprint(hospitals.table)[:12]
     assert "3 of 3 sites are needed to begin, so this run is over" in str(stopped.value)
     assert problem(hospitals) == {"problem": str(stopped.value), "again": False}
-    kit = whole_kit(hospitals.setups["posts"].kit)
+    kit = site_kit(hospitals.setups["posts"].kit)
     assert f"there: fednotes site approve KIT {key}" in str(stopped.value)
     assert pending(kit) is None
-    done = CliRunner().invoke(app, ["site", "approve", str(kit), key, "--yes"])
-    assert done.exit_code == 0, done.output
+    given("approve", kit, key, "--yes")
     hospitals.run()
     assert weights(hospitals.results("posts") / "model")
 
@@ -76,7 +62,7 @@ def test_a_rejection_in_the_middle_ends_a_run_that_needs_the_site(
     hospitals = Hospitals(tmp_path, QUICK, site_notes)
 
     def reject() -> None:
-        if any(line["kind"] == "round" for line in hospitals.network.lines):
+        if hospitals.lines("round"):
             hospitals.approve("posts", yes=False)
 
     hospitals.network.meanwhile = reject
@@ -93,50 +79,41 @@ def test_a_rejection_that_is_taken_back_in_time_is_forgotten(
     hospitals = Hospitals(tmp_path, long, site_notes, least=2)
 
     def decide() -> None:
-        rounds = sum(line["kind"] == "round" for line in hospitals.network.lines)
+        rounds = len(hospitals.lines("round"))
         if rounds in (1, 3):
             hospitals.approve("posts", yes=rounds == 3)
 
     hospitals.network.meanwhile = decide
     hospitals.run()
-    took = [line["took_part"] for line in hospitals.network.lines if line["kind"] == "round"]
+    took = [line["took_part"] for line in hospitals.lines("round")]
     assert took[0] == took[-1] == 3
     assert 2 in took
-    assert texts(hospitals).count("site 'posts' has rejected this job") == 1
+    assert hospitals.texts().count("site 'posts' has rejected this job") == 1
 
 
 # the commands
 
 
-def given(*words: str, code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["site", *words])
-    if code:
-        assert isinstance(done.exception, FednotesError), done.output
-        return str(done.exception)
-    assert done.exit_code == 0, done.output
-    return " ".join(done.output.split())
-
-
 def test_decisions_by_fingerprint(site_notes: Any, tmp_path: Path) -> None:
     """Of two jobs the one that is meant, whichever waits."""
     first = Hospitals(tmp_path, WEIGHTS, site_notes)
-    kit = whole_kit(first.setups["posts"].kit)
+    kit = site_kit(first.setups["posts"].kit)
     key = fingerprint(first.table)
     other = {**first.table, "min_sites": 2}
     with pytest.raises(NotApproved, match="has approved another form of this job"):
         require_approved(kit, "posts", other, Policy())
-    told = given("reject", str(kit))  # the one that waits
+    told = given("reject", kit)  # the one that waits
     assert f"rejected: job ({fingerprint(other)[:12]}), a job that was not approved" in told
     assert f"still approved: job ({key[:12]})" in told
-    told = given("approve", str(kit), code=2)
+    told = given("approve", kit, code=2)
     assert f"fednotes site approve {kit} {fingerprint(other)[:12]}` takes back" in told
-    told = given("reject", str(kit), key[:8])
+    told = given("reject", kit, key[:8])
     assert f"({key[:12]}), an approval is taken back" in told
     assert approvals_of(kit).last_approved() is None
-    assert f"approved: job ({key[:12]})" in given("approve", str(kit), key[:6].upper(), "--yes")
+    assert f"approved: job ({key[:12]})" in given("approve", kit, key[:6].upper(), "--yes")
     assert approvals_of(kit).status(first.table) == "approved"
     assert approvals_of(kit).status(other) == "rejected"
-    told = given("approve", str(kit), "0123", code=2)
+    told = given("approve", kit, "0123", code=2)
     assert "no fingerprint begins with '0123'" in told
     assert key[:12] in told
 
@@ -201,7 +178,7 @@ def test_what_is_asked_again_travels_with_the_site(site_notes: Any, tmp_path: Pa
 
     with mock.patch.object(Journal, "add", add):
         hospitals.run()
-    told = texts(hospitals)
+    told = hospitals.texts()
     assert told.count("No space left on device; see the site's log); asked again") == 1
     assert "site 'posts': a file there cannot be read or written" in told
     assert NAME not in told
@@ -215,8 +192,8 @@ def test_scores_that_stay_are_no_news(site_notes: Any, tmp_path: Path) -> None:
     policy = "secure_sum = 'required'\nfreeze_embeddings = false\n"
     hospitals = Hospitals(tmp_path, secure, site_notes, policy=policy)
     hospitals.run()
-    assert "refused" not in texts(hospitals)
-    assert "scores" not in texts(hospitals)
+    assert "refused" not in hospitals.texts()
+    assert "scores" not in hospitals.texts()
 
 
 # files of the server's

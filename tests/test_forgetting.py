@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 from hospitals import FEDNER, Hospitals
-from typer.testing import CliRunner
+from kits import given, site_kit
 
-from fednotes.cli.app import app
-from fednotes.core.errors import FednotesError
 from fednotes.engines.nvflare import processes
-from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.engines.pipe import only_one
 from fednotes.jobs.deployed.site_file import SITE_FILE
 from fednotes.rules.guard import approvals_of
@@ -28,9 +25,7 @@ def kit(site_notes: Any, tmp_path: Path) -> Path:
     """A site's, after a run, with another run beside it."""
     hospitals = Hospitals(tmp_path, FEDNER.replace("epochs = 2", "epochs = 1"), site_notes)
     hospitals.run()
-    kit = hospitals.setups["posts"].kit
-    facts = {"name": "posts", "role": "site", "project": "ward", "server": "localhost"}
-    (kit / KIT_FILE).write_text(json.dumps({**facts, "port": 1, "person": "", "org": "x"}))
+    kit = site_kit(hospitals.setups["posts"].kit)
     (kit / "state" / "run2").mkdir()
     (kit / "state" / "run2" / "kept").write_text("kept")
     config = kit / JOB_ID / "app_posts" / "config"
@@ -48,15 +43,6 @@ def kit(site_notes: Any, tmp_path: Path) -> Path:
     return kit
 
 
-def given(*words: object, code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["site", "forget", *map(str, words)])
-    if code:
-        assert isinstance(done.exception, FednotesError), done.output
-        return str(done.exception)
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def files(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -68,7 +54,7 @@ def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
     assert files(gone[0])
     sizes = [sum(map(len, files(folder).values())) for folder in gone]
     assert all(sizes)
-    said = given(kit, "run1").splitlines()
+    said = given("forget", kit, "run1").splitlines()
     for folder, size in zip(gone, sizes, strict=True):
         assert f"deleted: {folder}, {size:,} bytes" in said
         assert not folder.exists()
@@ -89,7 +75,7 @@ def test_what_is_deleted_and_what_stays(kit: Path, tmp_path: Path) -> None:
 def test_a_run_that_is_not_known(kit: Path, name: str) -> None:
     (kit / "state" / "link").symlink_to(kit / "rules")
     before = files(kit)
-    told = given("--", kit, name, code=2)
+    told = given("forget", "--", kit, name, code=2)
     assert f"keeps nothing of a run {name!r}; it does of: run1, run2" in told
     assert files(kit) == before
 
@@ -98,9 +84,9 @@ def test_a_run_that_is_alive(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """By the lock that its process holds, and by the process, before it has the lock."""
     before = files(kit)
     with only_one(kit / "state" / "run1"):
-        assert "run run1 is alive, and nothing was deleted" in given(kit, "run1", code=2)
+        assert "run run1 is alive, and nothing was deleted" in given("forget", kit, "run1", code=2)
     running = processes.Status("posts", "site", 7, (JOB_ID,), kit / "log")
     monkeypatch.setattr(processes, "status", lambda kit: running)
-    assert "run run1 is alive, and nothing was deleted" in given(kit, "run1", code=2)
+    assert "run run1 is alive, and nothing was deleted" in given("forget", kit, "run1", code=2)
     assert files(kit) == before
-    assert "deleted: " in given(kit, "run2")  # another run is no reason
+    assert "deleted: " in given("forget", kit, "run2")  # another run is no reason

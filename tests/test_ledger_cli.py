@@ -7,21 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kits import site_kit
 from ledgers import MESSAGE, written
 from typer.testing import CliRunner
 
 from fednotes.cli.ledger import ledger
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.rules.ledger import Ledger, head_path, ledger_of
 
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
-    facts = dict.fromkeys(("name", "project", "server", "person", "org"), "x")
-    (tmp_path / KIT_FILE).write_text(json.dumps({**facts, "role": "site", "port": 1}))
     written(ledger_of(tmp_path).path, 3)
-    return tmp_path
+    return site_kit(tmp_path)
 
 
 def said(*words: str) -> str:

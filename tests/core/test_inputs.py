@@ -13,7 +13,7 @@ import pytest
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import read_toml
-from fednotes.core.store import load_state
+from fednotes.core.tensors import load_state
 from fednotes.data.formats.files import open_file
 from fednotes.rules.approval import Approvals
 from fednotes.rules.ledger import show

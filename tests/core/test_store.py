@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fednotes.core import store
+from fednotes.core import store, tensors
 from fednotes.core.errors import FednotesError, ModelError
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -144,30 +144,30 @@ FACTS = {"round": 3, "best": 0.25, "names": ["a", "ä"]}
 
 
 def test_state_comes_back_to_the_bit(tmp_path: Path) -> None:
-    store.save_state(tmp_path / "s", TENSORS, FACTS)
-    tensors, facts = store.load_state(tmp_path / "s")
+    tensors.save_state(tmp_path / "s", TENSORS, FACTS)
+    found, facts = tensors.load_state(tmp_path / "s")
     assert facts == FACTS
-    assert tensors.keys() == TENSORS.keys()
-    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+    assert found.keys() == TENSORS.keys()
+    assert all(torch.equal(found[name], TENSORS[name]) for name in TENSORS)
 
 
 def test_no_state_at_all_is_a_state(tmp_path: Path) -> None:
-    store.save_state(tmp_path / "s", {}, {})
-    assert store.load_state(tmp_path / "s") == ({}, {})
+    tensors.save_state(tmp_path / "s", {}, {})
+    assert tensors.load_state(tmp_path / "s") == ({}, {})
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "facts.json"])
 def test_damage_is_found_by_its_checksum(tmp_path: Path, name: str) -> None:
-    store.save_state(tmp_path / "s", TENSORS, FACTS)
+    tensors.save_state(tmp_path / "s", TENSORS, FACTS)
     file = tmp_path / "s" / name
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
     with pytest.raises(ModelError, match=f"{name}: damaged"):
-        store.load_state(tmp_path / "s")
+        tensors.load_state(tmp_path / "s")
     file.unlink()
     with pytest.raises(ModelError, match="not a readable state folder"):
-        store.load_state(tmp_path / "s")
+        tensors.load_state(tmp_path / "s")
 
 
 @pytest.mark.parametrize(
@@ -181,10 +181,10 @@ def test_damage_is_found_by_its_checksum(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_a_damaged_manifest_is_an_error_not_a_crash(tmp_path: Path, text: str) -> None:
-    store.save_state(tmp_path / "s", TENSORS, FACTS)
+    tensors.save_state(tmp_path / "s", TENSORS, FACTS)
     (tmp_path / "s" / "manifest.json").write_text(text, "latin-1")
     with pytest.raises(ModelError, match=r"not a readable|format|not a checksum"):
-        store.load_state(tmp_path / "s")
+        tensors.load_state(tmp_path / "s")
 
 
 def test_writers_of_one_process_number_do_not_meet(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_bytes_and_names_are_on_disk_in_this_order(
     store.replace_file(tmp_path / "d" / "a", b"one")
     assert calls == ["fsync d/a~", "replace d/a", "fsync d"]
     calls.clear()
-    store.save_state(tmp_path / "d" / "s", TENSORS, FACTS)
+    tensors.save_state(tmp_path / "d" / "s", TENSORS, FACTS)
     files = ["tensors.safetensors", "facts.json", "manifest.json"]
     assert calls[:3] == [f"fsync d/s~/{file}" for file in files]
     assert calls[3:] == ["fsync d/s~", "replace d/s", "fsync d"]
@@ -282,27 +282,27 @@ def test_a_file_system_that_cannot_sync_folders_will_do(
 
 
 def test_a_later_format_is_refused(tmp_path: Path) -> None:
-    store.save_state(tmp_path / "s", TENSORS, FACTS)
+    tensors.save_state(tmp_path / "s", TENSORS, FACTS)
     (tmp_path / "s" / "manifest.json").write_text('{"format": 2, "sha256": {}}')
     with pytest.raises(ModelError, match="format 2, this version reads 1"):
-        store.load_state(tmp_path / "s")
+        tensors.load_state(tmp_path / "s")
 
 
 def test_a_missing_state_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="not a readable state folder"):
-        store.load_state(tmp_path / "nothing")
+        tensors.load_state(tmp_path / "nothing")
 
 
 def test_a_full_disk_while_tensors_are_written(tmp_path: Path, monkeypatch) -> None:
     """What the tensor library itself raises: its own error for the system's."""
-    store.save_state(tmp_path / "s", TENSORS, FACTS)
+    tensors.save_state(tmp_path / "s", TENSORS, FACTS)
     before = everything(tmp_path)
 
-    def save_file(tensors, path) -> None:
+    def save_file(values, path) -> None:
         path.write_bytes(b"half")
-        raise store.SafetensorError("I/O error: No space left on device (os error 28)")
+        raise tensors.SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(store, "save_file", save_file)
+    monkeypatch.setattr(tensors, "save_file", save_file)
     with pytest.raises(FednotesError, match="is the disk full"):
-        store.save_state(tmp_path / "s", TENSORS, {})
+        tensors.save_state(tmp_path / "s", TENSORS, {})
     assert everything(tmp_path) == before

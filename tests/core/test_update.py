@@ -87,15 +87,6 @@ def test_metrics_add_and_are_not_weighted() -> None:
     assert total.weight == 12
 
 
-def test_totals_add_like_their_updates() -> None:
-    """Two groups of sites summed apart, against all in one sum."""
-    given = updates(5, 300)
-    apart = Total.of(given[:2]) + Total.of(given[2:])
-    whole = Total.of(given)
-    np.testing.assert_allclose(apart.tensors["w"], whole.tensors["w"], rtol=1e-14)
-    assert (apart.weight, apart.sites) == (whole.weight, whole.sites)
-
-
 @pytest.mark.parametrize("number", [2, TOGETHER + 1])
 def test_different_names_and_shapes_are_refused(number: int) -> None:
     """Wherever the odd one comes, also behind the updates that are added together."""
@@ -107,7 +98,7 @@ def test_different_names_and_shapes_are_refused(number: int) -> None:
     with pytest.raises(TrainingError, match=r"'a' has shape \(2,\) at one site and \(3,\)"):
         Total.of([*plain, Update({"a": torch.zeros(3)})])
     with pytest.raises(TrainingError, match="shape"):
-        Total.of(plain) + Total.of([Update({"a": torch.zeros(1, 2)})])
+        Total.of([*plain, Update({"a": torch.zeros(1, 2)})])
 
 
 def test_no_weight_has_no_mean() -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from fednotes.core.errors import ModelError
 from fednotes.core.federation import State
-from fednotes.core.store import load_state, save_state
+from fednotes.core.tensors import load_state, save_state
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.inprocess import InProcess
 

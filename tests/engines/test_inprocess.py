@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fednotes.core import store
 from fednotes.core.errors import FednotesError, ModelError, TrainingError
 from fednotes.core.federation import State
+from fednotes.core.tensors import load_state
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
@@ -142,7 +142,7 @@ def test_time_goes_on_after_a_restart(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("fednotes.engines.inprocess.time.monotonic", lambda: next(clock))
     run(InProcess(counters(), directory=tmp_path), 2)
     monkeypatch.setattr("fednotes.engines.inprocess.time.monotonic", lambda: 5.0)
-    kept = store.load_state(tmp_path / "round-00000002")[1]["seconds"]
+    kept = load_state(tmp_path / "round-00000002")[1]["seconds"]
     assert InProcess(counters(), directory=tmp_path, resume=True).seconds == kept > 0
 
 
@@ -170,7 +170,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "save_file", save_file)
+        patch.setattr("fednotes.core.tensors.save_file", save_file)
         engine = InProcess(counters(), directory=tmp_path, resume=True)
         with pytest.raises(FednotesError, match="No space left on device"):
             run(engine, 6)

@@ -11,8 +11,7 @@ import torch
 
 from fednotes.core.errors import ModelError, TrainingError
 from fednotes.core.federation import State
-from fednotes.core.store import restoring
-from fednotes.core.tensors import load_into, taken
+from fednotes.core.tensors import load_into, restoring, taken
 from fednotes.core.types import SiteData
 from fednotes.data.synthetic import generate
 from fednotes.methods import distill, fedner

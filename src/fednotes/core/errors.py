@@ -1,14 +1,6 @@
 """Every error that a user can cause.
 
-    FednotesError            shown as one line, exit code 2
-    ├── DataError            a file or a corpus is wrong (path and line in the message)
-    ├── ConfigError          a job, site or command-line setting is wrong
-    ├── ModelError           a saved model, vector file or backbone is wrong
-    ├── MissingExtra         an optional dependency is not installed
-    ├── BusyError            another process works in a folder
-    ├── TrainingError        training cannot go on (a value is not finite, no site answers)
-    └── RefusedError         a policy or a protocol forbids the request
-
+Each is shown as one line, with exit code 2.
 Messages name both sides and the remedy. They never hold text of a note: a path, a line
 number, a label or a count at most.
 """

@@ -102,7 +102,7 @@ class SiteTasks(Protocol):
 class MethodSite(SiteTasks, Protocol):
     """What a job asks of a method's site besides; the last three have defaults.
 
-    num_examples: its training examples. scores: on its own test data, once it has finished.
+    num_examples: it trains on. scores: on its own test data, once it has finished.
     """
 
     num_examples: int

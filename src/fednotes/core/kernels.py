@@ -70,7 +70,6 @@ def kernel(*signatures: str, fused: bool = True) -> Callable[[Callable[..., Any]
 BLOCK = 2**15  # numbers of a sum that stay in the cache while every summand is added
 
 Singles = NDArray[np.float32]
-Doubles = NDArray[np.float64]
 
 
 def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
@@ -106,19 +105,19 @@ def _simple(value: Tensor) -> bool:
 
 
 @kernel("void(f8[::1], f4[::1], f8)", "void(f8[::1], f8[::1], f8)", fused=False)
-def _times(product: Doubles, value: Singles | Doubles, weight: float) -> None:
+def _times(product: Floats, value: Singles | Floats, weight: float) -> None:
     for i in range(value.size):
         product[i] = np.float64(value[i]) * weight
 
 
 @kernel("void(f8[::1], f4[::1], f8)", "void(f8[::1], f8[::1], f8)", fused=False)
-def _add(total: Doubles, value: Singles | Doubles, weight: float) -> None:
+def _add(total: Floats, value: Singles | Floats, weight: float) -> None:
     for i in range(value.size):
         total[i] += np.float64(value[i]) * weight
 
 
 @kernel("void(f4[::1], f8[::1], f8)", fused=False)
-def _divide(result: Singles, total: Doubles, weight: float) -> None:
+def _divide(result: Singles, total: Floats, weight: float) -> None:
     for i in range(total.size):
         result[i] = total[i] / weight
 

@@ -1,25 +1,16 @@
-"""Files that are whole or absent: atomic writes, and folders of named tensors with facts.
+"""Files and folders that are whole or absent, and one process a folder.
 
-A state folder holds `tensors.safetensors`, `facts.json` and `manifest.json` with the SHA-256
-of both. It is written beside its place and renamed into it, so a killed process or a full
-disk leaves the earlier one whole.
+Both are written beside their place and renamed into it, so a killed process or a full disk
+leaves the earlier one whole.
 
 What a run or a kit keeps derives from notes, so files and folders are for their owner alone
 unless whoever writes them says otherwise.
-
-What a person asked for, written where they asked for it (`--out`).
-
-One process a folder: who comes second is told who holds it.
-
-The lock is the system's (`flock`) on the file `lock` in the folder, so it ends with its process,
-however that ends; what is written in it is for people. It holds between machines only where the
-file system says so: NFS does from version 4 on, unless mounted with `nolock` or `local_lock`.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
+import fcntl
 import json
 import logging
 import os
@@ -28,28 +19,19 @@ import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from platform import node
 from typing import IO, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from fednotes.core.errors import BusyError, FednotesError, ModelError, TrainingError
-from fednotes.core.parsing import read_json, regular
+from fednotes.core.cleaning import clean
+from fednotes.core.errors import BusyError, FednotesError
 
-try:
-    import fcntl
-except ImportError:  # not on Windows: there nobody knows what a killed process left
-    fcntl = None  # type: ignore[assignment]
-
-FORMAT = 1
 ATTEMPTS = 5  # at putting a folder into its place while others do the same
-TENSORS, FACTS, MANIFEST = "tensors.safetensors", "facts.json", "manifest.json"
 
 
 def replace_file(
@@ -92,8 +74,7 @@ def alone(path: Path) -> Iterator[IO[bytes]]:
     """A file, made for its owner if there is none, that nobody else has for the while: who comes
     second waits."""
     with os.fdopen(owned(str(path), os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file)
         yield file
 
 
@@ -113,21 +94,31 @@ def beside(path: Path, ending: str = "tmp") -> Path:
     return path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.{ending}")
 
 
+def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
+    """Take the system's lock (`flock`) on an open file or folder; whether it is ours.
+
+    It ends when that is closed, however its process ends, and holds between machines only where
+    the file system says so: NFS does from version 4 on, unless mounted with `nolock` or
+    `local_lock`. Raises OSError.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
 @contextmanager
 def holding(folder: Path) -> Iterator[bool]:
     """Whether surely nobody else is writing a folder, in whatever container; it is ours for the
     while then."""
-    number, ours = -1, False
-    with suppress(OSError):
-        number = os.open(folder, os.O_RDONLY)
-        if fcntl is not None:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = os.path.samestat(os.fstat(number), folder.stat())
-    try:
+    with ExitStack() as opened:
+        ours = False
+        with suppress(OSError):
+            number = os.open(folder, os.O_RDONLY)
+            opened.callback(os.close, number)
+            ours = lock(number, wait=False) and _same(folder.stat(), number)
         yield ours
-    finally:
-        if number >= 0:
-            os.close(number)
 
 
 @contextmanager
@@ -159,7 +150,7 @@ def write_text(path: Path, text: str, *, private: bool = True) -> None:
     private: False for what a person asked for, whose permissions the umask says.
     """
     try:
-        _make_folder(path.parent, private)
+        private_folder(path.parent) if private else path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode(), mode=0o600 if private else 0o666)
     except OSError as error:
         raise _disk_error(path, error) from error
@@ -179,7 +170,7 @@ def write_folder(path: Path, fill: Callable[[Path], None], *, private: bool = Tr
     """
     temporary, old = beside(path), beside(path, "old")
     try:
-        _make_folder(path.parent, private)
+        private_folder(path.parent) if private else path.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(temporary, mode=0o700 if private else 0o777):
             fill(temporary)
             if private:
@@ -209,81 +200,13 @@ def write_folder(path: Path, fill: Callable[[Path], None], *, private: bool = Tr
             shutil.rmtree(old, ignore_errors=True)
 
 
-def save_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write a state folder, atomically and with checksums."""
-
-    def fill(folder: Path) -> None:
-        contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
-        save_file(contiguous, folder / TENSORS)
-        (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
-        sums = {name: _digest(folder / name) for name in (TENSORS, FACTS)}
-        manifest = {"format": FORMAT, "sha256": sums}
-        (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-        for name in (*sums, MANIFEST):
-            with (folder / name).open("rb") as file:
-                os.fsync(file.fileno())
-
-    write_folder(path, fill)
-
-
-def load_state(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a state folder.
-
-    Raises ModelError if a file is missing, damaged, without its checksum or of a later format.
-    """
-    with restoring(path):
-        manifest = read_json(path / MANIFEST)
-        if manifest["format"] != FORMAT:
-            raise ModelError(
-                f"{path}: format {str(manifest['format'])[:20]}, this version reads {FORMAT}: "
-                "use the version of fednotes that wrote it"
-            )
-        if manifest["sha256"].keys() != {TENSORS, FACTS}:
-            raise ModelError(f"{path / MANIFEST}: damaged (not a checksum for each file)")
-        for name, digest in manifest["sha256"].items():
-            if _digest(path / name) != digest:
-                raise ModelError(f"{path / name}: damaged (its checksum does not match)")
-        tensors = load_file(path / TENSORS, device=device)
-        facts = read_json(path / FACTS, strict=False)
-        if not isinstance(facts, dict):
-            raise TypeError("its facts are no table")
-        return tensors, facts
-
-
-@contextmanager
-def restoring(path: Path | str) -> Iterator[None]:
-    """What is kept at a place is other than what was written there: a ModelError says so."""
-    try:
-        yield
-    except (OSError, SafetensorError, TrainingError, RuntimeError, *_UNFIT) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ModelError(
-            f"{path}: not a readable state folder ({reason}): begin anew without it"
-        ) from error
-
-
-_UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-
-
-def _make_folder(path: Path, private: bool) -> None:
-    if private:
-        private_folder(path)
-    else:
-        path.mkdir(parents=True, exist_ok=True)
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb", opener=regular) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _disk_error(path: Path, error: OSError) -> FednotesError:
     reason = error.strerror or str(error)
     return FednotesError(f"{path}: cannot be written ({reason}); what was there before is whole")
 
 
 def write_out(path: Path, text: str) -> None:
-    """Write a text as UTF-8 to a place that a person named.
+    """Write a text as UTF-8 to a place that a person named (`--out`).
 
     A file is written whole or not at all, and keeps the permissions that it had. Through a link
     it is the file that the link leads to; the link stays. A device or a FIFO (/dev/stdout) is
@@ -292,44 +215,24 @@ def write_out(path: Path, text: str) -> None:
     try:
         data = text.encode("utf-8")
         path.parent.mkdir(parents=True, exist_ok=True)
-        if _takes_bytes(path):
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            mode = None
+        stdout = os.path.abspath(path).startswith(("/dev/std", "/dev/fd/", "/proc/"))
+        if stdout or not (mode is None or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             with open(path, "ab") as stream:  # what the same stdout was given before stays
                 stream.write(data)
         else:
-            _replace(Path(os.path.realpath(path)), data)
+            real = Path(os.path.realpath(path))
+            asked = 0o666 if mode is None else stat.S_IMODE(mode)
+            replace_file(real, data, mode=asked, exact=mode is not None)
     except (OSError, UnicodeEncodeError) as error:
         reason = getattr(error, "strerror", None) or "the text has characters that UTF-8 has not"
         raise FednotesError(f"{path}: cannot be written ({reason})") from error
 
 
-def _takes_bytes(path: Path) -> bool:
-    """Whether a place is no file to be replaced: not even where the shell led stdout into one."""
-    place = os.path.abspath(path)
-    if place.startswith(("/dev/std", "/dev/fd/", "/proc/")):
-        return True
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """The file that `path` itself is; on disk when this returns."""
-    try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-    except FileNotFoundError:
-        replace_file(path, data, mode=0o666)
-    else:
-        replace_file(path, data, mode=mode, exact=True)
-
-
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
-LOCK = "lock"
+LOCK = "lock"  # the file in a held folder; what is written in it is for people
 _MOST = 500  # bytes of it that are shown
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)
 logger = logging.getLogger("fednotes.core.store")
@@ -344,7 +247,6 @@ def held(folder: Path) -> Iterator[None]:
     """
     try:
         made = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         number, place = _taken(folder)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -364,50 +266,36 @@ def held(folder: Path) -> Iterator[None]:
 def _taken(folder: Path) -> tuple[int, int]:
     """The open lock and the open folder, once both are those that the path leads to."""
     while True:
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        number = -1
-        try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with ExitStack() as opened, suppress(FileNotFoundError):
+            # not found: the one who had it has just ended, or moved it away
+            place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, place)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             number = os.open(LOCK, flags, 0o600, dir_fd=place)
+            opened.callback(os.close, number)
             _lock(folder, number)
             if _same(os.stat(LOCK, dir_fd=place), number) and _same(folder.stat(), place):
+                since = datetime.now().astimezone().isoformat(" ", "seconds")
+                command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])[: _MOST // 2]
+                who = f"process {os.getpid()} on {node()} since {since} ({command})"
                 os.ftruncate(number, 0)
-                os.write(number, _who().encode("utf-8", "replace"))
+                os.write(number, who.encode("utf-8", "replace"))
+                opened.pop_all()
                 return number, place
-        except FileNotFoundError:
-            pass  # the one who had it has just ended, or moved it away
-        except BaseException:
-            _close(number, place)
-            raise
-        _close(number, place)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def _lock(folder: Path, number: int) -> None:
     try:
-        if fcntl is not None:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        told = os.pread(number, _MOST, 0).decode("utf-8", "replace")
-        who = "".join(c if c.isprintable() else "?" for c in told) or "another process"
-        raise BusyError(f"{folder}: in use by {who}: wait for its end, or end it") from error
+        if not lock(number, wait=False):
+            told = os.pread(number, _MOST, 0).decode("utf-8", "replace")
+            who = clean(told) or "another process"
+            raise BusyError(f"{folder}: in use by {who}: wait for its end, or end it")
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
         logger.warning("%s: this file system has no locks: start nothing else there", folder)
 
 
-def _who() -> str:
-    since = datetime.now().astimezone().isoformat(" ", "seconds")
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return f"process {os.getpid()} on {node()} since {since} ({command[: _MOST // 2]})"
-
-
 def _same(found: os.stat_result, number: int) -> bool:
     return os.path.samestat(found, os.fstat(number))
-
-
-def _close(*numbers: int) -> None:
-    for number in numbers:
-        if number >= 0:
-            os.close(number)

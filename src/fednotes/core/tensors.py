@@ -1,16 +1,31 @@
-"""Small questions about named tensors."""
+"""Named tensors: small questions, and folders that keep them.
+
+A state folder holds `tensors.safetensors`, `facts.json` and `manifest.json` with the SHA-256
+of both.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import ConfigError, ModelError, TrainingError
+from fednotes.core.parsing import read_json, regular
 from fednotes.core.seeds import seed_of
+from fednotes.core.store import write_folder
+
+FORMAT = 1
+TENSORS, FACTS, MANIFEST = "tensors.safetensors", "facts.json", "manifest.json"
 
 
 def device_of(spec: str | torch.device) -> torch.device:
@@ -99,3 +114,62 @@ def require_like(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) ->
             )
         if target.dtype != value.dtype:
             raise TrainingError(f"tensor {name!r}: expected {target.dtype}, got {value.dtype}")
+
+
+def save_state(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write a state folder, atomically and with checksums."""
+
+    def fill(folder: Path) -> None:
+        contiguous = {name: value.detach().contiguous() for name, value in tensors.items()}
+        save_file(contiguous, folder / TENSORS)
+        (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+        sums = {name: _digest(folder / name) for name in (TENSORS, FACTS)}
+        manifest = {"format": FORMAT, "sha256": sums}
+        (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        for name in (*sums, MANIFEST):
+            with (folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+
+    write_folder(path, fill)
+
+
+def load_state(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a state folder.
+
+    Raises ModelError if a file is missing, damaged, without its checksum or of a later format.
+    """
+    with restoring(path):
+        manifest = read_json(path / MANIFEST)
+        if manifest["format"] != FORMAT:
+            raise ModelError(
+                f"{path}: format {str(manifest['format'])[:20]}, this version reads {FORMAT}: "
+                "use the version of fednotes that wrote it"
+            )
+        if manifest["sha256"].keys() != {TENSORS, FACTS}:
+            raise ModelError(f"{path / MANIFEST}: damaged (not a checksum for each file)")
+        for name, digest in manifest["sha256"].items():
+            if _digest(path / name) != digest:
+                raise ModelError(f"{path / name}: damaged (its checksum does not match)")
+        tensors = load_file(path / TENSORS, device=device)
+        facts = read_json(path / FACTS, strict=False)
+        if not isinstance(facts, dict):
+            raise TypeError("its facts are no table")
+        return tensors, facts
+
+
+@contextmanager
+def restoring(path: Path | str) -> Iterator[None]:
+    """What is kept at a place is other than what was written there: a ModelError says so."""
+    unfit = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+    try:
+        yield
+    except (OSError, SafetensorError, TrainingError, RuntimeError, *unfit) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ModelError(
+            f"{path}: not a readable state folder ({reason}): begin anew without it"
+        ) from error
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb", opener=regular) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -68,19 +68,6 @@ class Total:
             sites += len(group)
         return cls(sums, weight, metrics, sites)
 
-    def __add__(self, other: Total) -> Total:
-        _same_names(self.tensors, other.tensors)
-        metrics = dict(self.metrics)
-        for name, number in other.metrics.items():
-            metrics[name] = metrics.get(name, 0.0) + number
-        return Total(
-            {name: value + other.tensors[name] for name, value in self.tensors.items()},
-            self.weight + other.weight,
-            metrics,
-            self.sites + other.sites,
-            self.included + other.included,
-        )
-
     def mean(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """Σ weight · value / Σ weight, cast once.
 

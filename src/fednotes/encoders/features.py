@@ -33,15 +33,11 @@ import numpy as np
 
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, nearest
 from fednotes.core.parsing import read_json
+from fednotes.core.store import lock
 from fednotes.core.tensors import device_of
 from fednotes.encoders.elmo import Elmo, find_files
 from fednotes.encoders.encoder import HuggingFaceEncoder
 from fednotes.encoders.pretrained import Stamp, encoder_directory, stamp_of
-
-try:
-    import fcntl
-except ImportError:  # not on Windows: there two processes must not fill one cache at once
-    fcntl = None  # type: ignore[assignment]
 
 CHUNK = 256  # sentences between two marks of progress; part of the key, because the
 #              composition of a batch moves the last bits of a result
@@ -193,15 +189,11 @@ def clear_cache(cache: Path) -> int:
 
 def _is_locked(file: Path) -> bool:
     """Whether another process writes to it."""
-    if fcntl is not None:
-        try:
-            with file.open("rb") as opened:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:  # gone meanwhile
-            pass
-    return False
+    try:
+        with file.open("rb") as opened:
+            return not lock(opened, wait=False)
+    except OSError:  # gone meanwhile
+        return False
 
 
 class _Work:
@@ -314,8 +306,7 @@ class _Store:
         with self.writing():
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file)
             try:
                 same = os.path.samestat(os.fstat(file.fileno()), part.stat())
             except FileNotFoundError:

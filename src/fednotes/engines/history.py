@@ -39,16 +39,8 @@ from fednotes.core.messages import (
     decode_request,
 )
 from fednotes.core.parsing import parse_json, read_json
-from fednotes.core.store import (
-    load_state,
-    private_folder,
-    replace_file,
-    restoring,
-    save_state,
-    sync_folder,
-    write_json,
-)
-from fednotes.core.tensors import fingerprint
+from fednotes.core.store import private_folder, replace_file, sync_folder, write_json
+from fednotes.core.tensors import fingerprint, load_state, restoring, save_state
 from fednotes.core.update import Tensors
 from fednotes.privacy.secure_sum.masks import digest
 

@@ -31,7 +31,7 @@ from fednotes.core.messages import (
     decode_request,
     encode,
 )
-from fednotes.core.store import restoring
+from fednotes.core.tensors import restoring
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.history import Asked, Journal
 from fednotes.engines.pipe import place_of

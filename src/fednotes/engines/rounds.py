@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fednotes.core.errors import ModelError
 from fednotes.core.federation import State
 from fednotes.core.parsing import read_json
-from fednotes.core.store import load_state, restoring, save_state
+from fednotes.core.tensors import load_state, restoring, save_state
 from fednotes.core.update import Tensors
 
 KEPT_CHECKPOINTS = 2

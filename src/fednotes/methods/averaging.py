@@ -41,8 +41,7 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import checked
-from fednotes.core.store import restoring
-from fednotes.core.tensors import below, load_into, prefixed, require_like, snapshot
+from fednotes.core.tensors import below, load_into, prefixed, require_like, restoring, snapshot
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.methods.optimizers import Adam, Optimizer
 from fednotes.methods.sites import Best, Count, Number, Part, Rate, Share, Size, finite

@@ -36,8 +36,16 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.settings import checked
-from fednotes.core.store import restoring, write_text
-from fednotes.core.tensors import below, load_into, nbytes, prefixed, require_like, snapshot
+from fednotes.core.store import write_text
+from fednotes.core.tensors import (
+    below,
+    load_into,
+    nbytes,
+    prefixed,
+    require_like,
+    restoring,
+    snapshot,
+)
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Total, Update, contribution
 from fednotes.data.batches import buckets

@@ -35,8 +35,7 @@ from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.settings import checked
-from fednotes.core.store import restoring
-from fednotes.core.tensors import below, load_into, nbytes, prefixed, snapshot
+from fednotes.core.tensors import below, load_into, nbytes, prefixed, restoring, snapshot
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import buckets

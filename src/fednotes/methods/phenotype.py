@@ -34,8 +34,7 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.settings import build
-from fednotes.core.store import restoring
-from fednotes.core.tensors import load_into, taken
+from fednotes.core.tensors import load_into, restoring, taken
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.methods.averaging import AveragingSite, Server, run_cycles
 from fednotes.methods.phenotype_stages import (

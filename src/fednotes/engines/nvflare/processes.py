@@ -36,7 +36,7 @@ from typing import Any, NoReturn
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
 from fednotes.core.parsing import read_json
-from fednotes.core.store import make_private, owned, write_json
+from fednotes.core.store import lock, make_private, owned, write_json
 from fednotes.engines.nvflare.certificates import check_kit, settle
 from fednotes.engines.nvflare.kit import (
     ADMIN,
@@ -48,11 +48,6 @@ from fednotes.engines.nvflare.kit import (
     kit_files,
     read_kit,
 )
-
-try:
-    import fcntl
-except ImportError:  # not on Windows, where NVFlare does not run either
-    fcntl = None  # type: ignore[assignment]
 
 KIT_VARIABLE = "FEDNOTES_KIT"  # the folder of the kit whose process this is, or whose job's
 UNWATCHED = "FEDNOTES_UNWATCHED"  # set: runs that stop stay so, as tests and benchmarks need
@@ -301,8 +296,7 @@ class KitLog(WatchedFileHandler):
     def _move(self) -> None:
         folder = os.open(Path(self.baseFilename).parent, os.O_RDONLY)
         try:
-            if fcntl is not None:
-                fcntl.flock(folder, fcntl.LOCK_EX)
+            lock(folder)
             if os.stat(self.baseFilename).st_size <= self.most:
                 return  # another process was first
             names = [self.baseFilename, *(f"{self.baseFilename}.{n + 1}" for n in range(self.kept))]
