@@ -19,8 +19,13 @@ from fednotes.engines.host import explained, placeless
 from fednotes.engines.pipe import Setup
 from fednotes.jobs.deployed.server import server_main
 from fednotes.jobs.deployed.site import Member, site_main
+<<<<<<< ours
 from fednotes.jobs.deployed.site_file import install, whole_table
 from fednotes.jobs.job_file import parse_job
+=======
+from fednotes.jobs.deployed.site_file import SITE_FILE, install, whole_table
+from fednotes.jobs.job import parse_job
+>>>>>>> theirs
 from fednotes.jobs.simulate import simulate
 from fednotes.patients.synthetic import generate as generate_patients
 from fednotes.rules.guard import settle
@@ -207,6 +212,24 @@ class Hospitals:
                 return
             except ServerKilled:
                 continue
+
+    def change(self, name: str, old: str, new: str) -> None:
+        """Edit a site's own file, once."""
+        path = self.setups[name].kit / SITE_FILE
+        text = path.read_text()
+        path.write_text(text if new and new in text else text.replace(old, new))
+
+    def lines(self, kind: str) -> list[Mapping[str, Any]]:
+        """What travelled to whoever watches, of one kind."""
+        return [line for line in self.network.lines if line["kind"] == kind]
+
+    def texts(self) -> str:
+        """All events."""
+        return "\n".join(line["text"] for line in self.lines("event"))
+
+    def ends(self) -> dict[str, dict[str, bytes]]:
+        """Every site's model."""
+        return {name: weights(self.results(name) / "model") for name in self.names}
 
     def results(self, name: str) -> Path:
         return self.setups[name].kit / "results" / self.setups[name].run
