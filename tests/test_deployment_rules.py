@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hospitals import DISTILL, FEDERATION, FEDNER, OPEN, SITES, SMALL, Hospitals, patients, weights
+from hospitals import DISTILL, FEDERATION, FEDNER, OPEN, SITES, SMALL, Hospitals, patients
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.messages import decode_reply
@@ -27,14 +27,6 @@ WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")
 CLOSED = OPEN.replace("share_scores = true\n", "")  # the default
 
 
-def ends(hospitals: Hospitals) -> dict[str, dict[str, bytes]]:
-    return {name: weights(hospitals.results(name) / "model") for name in hospitals.names}
-
-
-def texts(hospitals: Hospitals) -> str:
-    return "\n".join(line["text"] for line in hospitals.network.lines if line["kind"] == "event")
-
-
 # stopped and resumed
 
 
@@ -44,7 +36,7 @@ def undisturbed(site_notes: Any, tmp_path_factory: pytest.TempPathFactory) -> tu
     hospitals = Hospitals(tmp_path_factory.mktemp("whole"), FEDNER, site_notes)
     with mock.patch("os.fsync"):
         hospitals.run()
-    return ends(hospitals), len(hospitals.network.frames) // 2
+    return hospitals.ends(), len(hospitals.network.frames) // 2
 
 
 @pytest.mark.parametrize("who", ["discharge", "posts", "server"])
@@ -60,7 +52,7 @@ def test_a_killed_part_changes_nothing(
         hospitals.network.kill = (who, random.Random(f"{who}{seed}").randrange(1, answers))
         hospitals.run()
         assert hospitals.network.kill[0] == ""
-        assert ends(hospitals) == expected
+        assert hospitals.ends() == expected
 
 
 def test_a_paused_run_goes_on(
@@ -71,18 +63,18 @@ def test_a_paused_run_goes_on(
     network = hospitals.network
 
     def stop() -> None:
-        if sum(line["kind"] == "round" for line in network.lines) == 3:
+        if len(hospitals.lines("round")) == 3:
             network.pause.set()
 
     network.meanwhile = stop
     hospitals.run()
     assert not (hospitals.server / "summary.json").exists()
-    assert [line for line in network.lines if line["kind"] == "end"] == []
+    assert hospitals.lines("end") == []
     network.meanwhile, network.lines = (lambda: None), []
     network.pause.clear()
     network.members.clear()
     hospitals.run()
-    assert ends(hospitals) == undisturbed[0]
+    assert hospitals.ends() == undisturbed[0]
     assert network.lines[-1]["kind"] == "end"
 
 
@@ -90,11 +82,14 @@ def test_what_travels_to_who_watches(site_notes: Any, tmp_path: Path) -> None:
     """The plan, rounds with numbers of sums alone, the end; the file has the evaluated rounds."""
     hospitals = Hospitals(tmp_path, FEDNER, site_notes)
     hospitals.run()
-    lines = hospitals.network.lines
-    plans = [line for line in lines if line["kind"] == "plan"]
-    rounds = [line for line in lines if line["kind"] == "round"]
+    plans, rounds = hospitals.lines("plan"), hospitals.lines("round")
     assert plans[0]["rounds"] == 0
-    assert plans[-1]["rounds"] == len(rounds) == rounds[-1]["round"] + 1 == lines[-1]["rounds"]
+    assert (
+        plans[-1]["rounds"]
+        == len(rounds)
+        == rounds[-1]["round"] + 1
+        == hospitals.network.lines[-1]["rounds"]
+    )
     kept = (hospitals.server / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in kept] == [
         line["round"] for line in rounds if line["evaluated"]
@@ -121,10 +116,10 @@ def test_an_unapproved_job_waits_until_a_person_approves(site_notes: Any, tmp_pa
 
     hospitals.network.meanwhile = approve_later
     hospitals.run()
-    assert "site 'posts' has not approved this job" in texts(hospitals)
-    assert "fednotes site approve KIT" in texts(hospitals)
+    assert "site 'posts' has not approved this job" in hospitals.texts()
+    assert "fednotes site approve KIT" in hospitals.texts()
     assert pending(hospitals.setups["posts"].kit) is None
-    assert ends(hospitals)
+    assert hospitals.ends()
 
 
 def test_an_approval_that_is_taken_back_stops_the_site(site_notes: Any, tmp_path: Path) -> None:
@@ -135,12 +130,12 @@ def test_an_approval_that_is_taken_back_stops_the_site(site_notes: Any, tmp_path
     hospitals = Hospitals(tmp_path, short, site_notes, least=2)
 
     def reject() -> None:
-        if any(line["kind"] == "round" for line in hospitals.network.lines):
+        if hospitals.lines("round"):
             hospitals.approve("posts", yes=False)
 
     hospitals.network.meanwhile = reject
     hospitals.run()
-    rounds = [line["took_part"] for line in hospitals.network.lines if line["kind"] == "round"]
+    rounds = [line["took_part"] for line in hospitals.lines("round")]
     assert rounds == [3, 2]
     assert not (hospitals.results("posts") / "model").exists()
 
@@ -207,13 +202,12 @@ def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
 
     def close() -> None:
         seen = hospitals.network.failed.values()
-        texts_ = texts(hospitals)
-        if "share_scores" in texts_ or any("share_scores" in text for text in seen):
+        told = hospitals.texts()
+        if "share_scores" in told or any("share_scores" in text for text in seen):
             raise KeyboardInterrupt
-        if not at and any(line["kind"] == "round" for line in hospitals.network.lines):
+        if not at and hospitals.lines("round"):
             at.append(len(hospitals.network.frames))
-            path = hospitals.setups["posts"].kit / "site.toml"
-            path.write_text(path.read_text().replace("share_scores = true", ""))
+            hospitals.change("posts", "share_scores = true", "")
 
     hospitals.network.meanwhile = close
     with pytest.raises((KeyboardInterrupt, TrainingError)):
@@ -234,13 +228,12 @@ def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
         asked += 1
         if asked == 4:
             for name in hospitals.names:
-                path = hospitals.setups[name].kit / "site.toml"
-                path.write_text(path.read_text().replace("03:00-03:01", "00:00-24:00"))
+                hospitals.change(name, "03:00-03:01", "00:00-24:00")
 
     hospitals.network.meanwhile = open_up
     hospitals.run()
     assert asked > 4
-    assert ends(hospitals)
+    assert hospitals.ends()
 
 
 def test_scores_stay_unless_the_policy_shares_them(site_notes: Any, tmp_path: Path) -> None:
@@ -249,8 +242,7 @@ def test_scores_stay_unless_the_policy_shares_them(site_notes: Any, tmp_path: Pa
     secure = WEIGHTS.replace("[federation]", "[federation]\nsecure_sum = true")
     hospitals = Hospitals(tmp_path, secure, site_notes)
     for name in ("discharge", "reports"):
-        path = hospitals.setups[name].kit / "site.toml"
-        path.write_text(path.read_text().replace("share_scores = true\n", ""))
+        hospitals.change(name, "share_scores = true\n", "")
     hospitals.run()
     summary = json.loads((hospitals.server / "summary.json").read_text())
     own = json.loads((hospitals.results("posts") / "scores.json").read_text())
@@ -279,12 +271,8 @@ def test_a_site_that_changes_its_labels_refuses(site_notes: Any, tmp_path: Path)
 
     def change() -> None:
         if (hospitals.setups[""].state / "agreement.json").exists():
-            path = hospitals.setups["posts"].kit / "site.toml"
-            if "label_map" not in path.read_text():
-                path.write_text(
-                    path.read_text().replace("[data]", "[data]\nlabel_map = {Drug = 'Med'}")
-                )
-                hospitals.network.members.pop("posts")
+            hospitals.change("posts", "[data]", "[data]\nlabel_map = {Drug = 'Med'}")
+            hospitals.network.members.pop("posts", None)
 
     hospitals.network.meanwhile = change
     with pytest.raises(ConfigError, match=r'site "posts": this site has .*Med.*label_map'):
@@ -337,10 +325,7 @@ back = ["icd9:722"]
     for name, terms in (("s0", "asthma"), ("s1", "gout")):
         place = tmp_path / f"{name}.tsv"
         place.write_text(f"C0000001\t{terms}\nC0000002\tfever\n")
-        path = hospitals.setups[name].kit / "site.toml"
-        path.write_text(
-            path.read_text().replace("[data]", f"[files]\ndictionary = '{place}'\n[data]")
-        )
+        hospitals.change(name, "[data]", f"[files]\ndictionary = '{place}'\n[data]")
     with pytest.raises(Exception, match="'s0' and 's1' read notes with different dictionaries"):
         hospitals.run()
 

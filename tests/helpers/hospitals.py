@@ -19,13 +19,8 @@ from fednotes.engines.host import explained, placeless
 from fednotes.engines.pipe import Setup
 from fednotes.jobs.deployed.server import server_main
 from fednotes.jobs.deployed.site import Member, site_main
-<<<<<<< ours
-from fednotes.jobs.deployed.site_file import install, whole_table
-from fednotes.jobs.job_file import parse_job
-=======
 from fednotes.jobs.deployed.site_file import SITE_FILE, install, whole_table
-from fednotes.jobs.job import parse_job
->>>>>>> theirs
+from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.patients.synthetic import generate as generate_patients
 from fednotes.rules.guard import settle
