@@ -36,7 +36,7 @@ import numpy as np
 import torch
 
 from fednotes.core.errors import DataError, MissingExtra, ModelError
-from fednotes.core.store import load_state, save_state
+from fednotes.core.tensors import load_state, save_state
 from fednotes.data.notes import Note
 from fednotes.patients.cohort import Bags, offsets_of, stretches
 from fednotes.patients.context import Option, contexts
