@@ -97,7 +97,7 @@ def test_a_kit_is_for_its_owner_alone(
     monkeypatch.setattr(subprocess, "Popen", begun)
     before = os.umask(0)
     try:
-        processes.launch(kit)
+        processes.start(kit)
     finally:
         os.umask(before)
     assert opened(kit) == []
@@ -227,7 +227,7 @@ def test_old_folders_of_jobs_go_when_a_process_starts(
         (kit / name).mkdir()
         os.utime(kit / name, (1e9 - age, 1e9 - age))
     (kit / "state" / names[0]).mkdir(parents=True)
-    processes.launch(kit)
+    processes.start(kit)
     assert {path.name for path in kit.iterdir() if "-" in path.name} == set(names[:3])
     assert (kit / "state" / names[0]).exists()
     assert begun[0]["FEDNOTES_KIT"] == str(kit.resolve())
@@ -245,7 +245,7 @@ def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
         path.write_text(path.read_text().replace("fednotes.engines.", "fednotes.old."))
         (kit / "comm_config.json").unlink()
         monkeypatch.setattr(processes, "status", lambda _: processes.Status("x", "site", *_IDLE))
-        processes.launch(kit)
+        processes.start(kit)
         text = path.read_text()
         assert "fednotes.old" not in text
         assert json.loads(text)["components"][1] == new["components"][1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,9 +75,13 @@ def test_a_certificate_that_ends_soon_is_named(
 ) -> None:
     kit = dated(kits, tmp_path / "kit", (-9, left))
     assert ["certificate expires on" in line for line in check_kit(kit)] == [True] * warned
-    monkeypatch.setattr(processes, "launch", lambda kit, *_, **__: kit)
+    idle = processes.Status("h1", "site", None, (), kit)
+    monkeypatch.setattr(processes, "status", lambda kit: idle)
+    monkeypatch.setattr(
+        processes.subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: 0)
+    )
     with caplog.at_level(logging.WARNING):
-        assert processes.start(kit) == kit
+        assert processes.start(kit) == idle
     assert ("certificate expires on" in caplog.text) is warned
 
 

@@ -188,7 +188,7 @@ def test_a_kit_that_was_made_before_is_closed_too(
     )
     idle = processes.Status("h1", "site", None, (), kit)
     monkeypatch.setattr(processes, "status", lambda kit: idle)
-    processes.launch(kit)
+    processes.start(kit)
     from nvflare.fuel.utils.config_service import ConfigService
 
     found = ConfigService.load_config_dict(COMM_FILE, [str(kit)])

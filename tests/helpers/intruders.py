@@ -181,7 +181,7 @@ class Network:
         }
         for kit in kits:
             self.started.append(kit)
-            processes.launch(kit, ours | variables)
+            processes.start(kit, ours | variables, check=False)
 
     def stop(self, *kits: Path) -> None:
         """End the processes of these kits, or of all."""

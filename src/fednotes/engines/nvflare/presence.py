@@ -91,32 +91,28 @@ class Contact:
     now: Callable[[], float] = time.time
     known: Known = field(default_factory=lambda: Known(os.getpid()))
     away: bool = True
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def heard(self) -> None:
         """The server answered."""
-        with self._lock:
-            now, first = self.now(), self.away
-            since = now if first else self.known.since
-            self.known, self.away = Known(self.known.pid, since, now), False
+        now, first = self.now(), self.away
+        self.known = Known(self.known.pid, now if first else self.known.since, now)
+        self.away = False
         if first:
             logger.info("connected to the server")
             self._write()
 
     def refused(self, reason: str) -> None:
         """The server does not let this process in."""
-        with self._lock:
-            self.known = Known(self.known.pid, 0.0, 0.0, reason)
+        self.known = Known(self.known.pid, 0.0, 0.0, reason)
         logger.error("the server refuses this site: %s", reason)
         self._write()
 
     def look(self) -> None:
         """What changed since the last look."""
-        with self._lock:
-            silent = self.now() - self.known.last
-            lost, self.away = not self.away and silent > LOST_SECONDS, silent > LOST_SECONDS
-        if lost:
+        silent = self.now() - self.known.last
+        if not self.away and silent > LOST_SECONDS:
             logger.warning("the server has not answered for %.0f s; trying on", silent)
+        self.away = silent > LOST_SECONDS
         self._write()
 
     def _write(self) -> None:

@@ -97,36 +97,14 @@ class Status:
         return self.pid is not None
 
 
-def start(kit: Path, variables: Mapping[str, str] | None = None) -> Status:
+def start(kit: Path, variables: Mapping[str, str] | None = None, *, check: bool = True) -> Status:
     """Start the server or the site of a kit, in the background; it outlives this process.
 
-    variables: added to its environment, and to that of its job processes.
+    variables: added to its environment, and to that of its job processes. check: its certificates.
     Raises ConfigError if it runs already, the kit is an admin's, or its certificate cannot work
     (`check_kit`); one that ends soon is logged as a warning.
     """
-    _warn(kit)
-    return launch(kit, variables)
-
-
-def run(kit: Path) -> NoReturn:
-    """Become the process of a kit, which also prints its log.
-
-    Raises what `start` raises.
-    """
-    _warn(kit)
-    command, environment = _prepared(kit)
-    os.chdir(command[3])
-    os.execve(command[0], command, {**environment, ECHO_VARIABLE: "1"})
-
-
-def _warn(kit: Path) -> None:
-    for warning in check_kit(kit):
-        logger.warning("%s", warning)
-
-
-def launch(kit: Path, variables: Mapping[str, str] | None = None) -> Status:
-    """`start` without a look at the kit's certificate."""
-    command, environment = _prepared(kit)
+    command, environment = _prepared(kit, check)
     kit = kit.resolve()
     try:
         with open(kit / OUTPUT_FILE, "wb", opener=owned) as printed:
@@ -146,12 +124,21 @@ def launch(kit: Path, variables: Mapping[str, str] | None = None) -> Status:
     return status(kit)
 
 
-def _prepared(kit: Path) -> tuple[list[str], dict[str, str]]:
+def run(kit: Path) -> NoReturn:
+    """Become the process of a kit, which also prints its log. Raises what `start` raises."""
+    command, environment = _prepared(kit)
+    os.chdir(command[3])
+    os.execve(command[0], command, {**environment, ECHO_VARIABLE: "1"})
+
+
+def _prepared(kit: Path, check: bool = True) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of a kit's process, for which the kit is made ready.
 
     NVFlare is told anew where the kit lies, and which of our classes are its parts: so a kit that
     was moved, or made by an earlier version, goes on working.
     """
+    for warning in check_kit(kit) if check else ():
+        logger.warning("%s", warning)
     kit, facts = kit.resolve(), read_kit(kit)
     if facts.role == ADMIN:
         raise ConfigError(f"{kit}: is the kit of {facts.role!r}, which runs no process")
