@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
 
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Scheme, Span, TagSet
 from fednotes.data.tags import (
     Alignment,
@@ -231,12 +231,6 @@ def test_flatten_equals_brute_force(rule: FlattenRule, spans: list[Span]) -> Non
     assert (list(found), counts) == _brute(spans, rule)
     assert all(a.end <= b.start for a, b in pairwise(found))
     assert not any(span.fragments for span in found)
-
-
-def test_flatten_refuses_another_rule() -> None:
-    """With the nearest name."""
-    with pytest.raises(ConfigError, match="did you mean 'outermost'"):
-        flatten([], "outermst")  # type: ignore[arg-type]
 
 
 def test_counts_add() -> None:

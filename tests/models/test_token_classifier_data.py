@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from tiny_models import save_bert
 
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import TrainingError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import buckets, encode_corpus
@@ -215,8 +215,6 @@ def test_units_do_not_change_tokens_or_tags(scheme: Any) -> None:
         assert np.array_equal(getattr(whole, name), getattr(by_sentence, name))
     assert whole.alignment == by_sentence.alignment
     assert set(whole.bounds) <= set(by_sentence.bounds)
-    with pytest.raises(ConfigError, match="did you mean 'sentence'"):
-        encode_corpus(documents, tags, unit="sentences")  # type: ignore[arg-type]
 
 
 def test_documents_are_cut_at_sentence_ends_else_between_entities() -> None:

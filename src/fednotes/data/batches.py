@@ -11,16 +11,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.tags import Alignment, FlattenCounts, FlattenRule, decode, encode, flatten
+from fednotes.data.tags import Alignment, FlattenCounts, decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
 Unit = Literal["sentence", "document"]
+_WINDOW = 50  # batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,25 +64,17 @@ class Encoded:
 def encode_corpus(
     documents: Sequence[Document],
     tagset: TagSet,
-    flatten_rule: FlattenRule = "outermost",
     max_tokens: int | None = 256,
     unit: Unit = "sentence",
 ) -> Encoded:
-    """Documents → flat arrays of tokens and tags.
+    """Documents → flat arrays of tokens and tags; overlapping mentions flattened (outermost).
 
     unit: what is read together. Tokens and tags do not depend on it, nor do a document's
     sentences. A unit longer than max_tokens is cut into pieces of at most that many tokens
     (None: never), at the end of a sentence where there is one, and never inside an entity (a
     piece is longer where one entity is). Units without a token are left out. Gold spans
-    outside every sentence count as lost.
-
-    Raises ConfigError for max_tokens < 1, an unknown unit or flatten rule, DataError for a
-    label that the tag set does not have.
+    outside every sentence count as lost. Raises DataError for a label that the tag set has not.
     """
-    if max_tokens is not None and max_tokens < 1:
-        raise ConfigError(f"max_tokens = {max_tokens}: it must be at least 1")
-    if unit not in get_args(Unit):
-        raise ConfigError(f"unknown unit {unit!r}: {nearest(unit, get_args(Unit))}")
     alignment, flattened = Alignment(), FlattenCounts()
     index: dict[str, int] = {}
     form: list[int] = []
@@ -91,7 +83,7 @@ def encode_corpus(
     offsets = [np.zeros((0, 2), np.int32)]
     tags = [np.zeros(0, np.int64)]
     for number, document in enumerate(documents):
-        spans, counts = flatten(document.spans, flatten_rule)
+        spans, counts = flatten(document.spans, "outermost")
         flattened += counts
         sentences = split_sentences(document)
         shares, outside = _share(spans, sentences)
@@ -146,22 +138,20 @@ def with_spans(encoded: Encoded, ids: np.ndarray) -> tuple[Document, ...]:
 
 
 def buckets(
-    lengths: np.ndarray, batch_size: int, rng: np.random.Generator, window: int = 50, least: int = 1
+    lengths: np.ndarray, batch_size: int, rng: np.random.Generator, least: int = 1
 ) -> list[np.ndarray]:
     """One epoch of mini-batches: every sentence exactly once, all batches full but at most one.
 
-    Sentences are shuffled, sorted by length within windows of `window` batches, cut into
-    batches, and the batches shuffled; so a batch holds sentences of like length while its
-    make-up still changes from epoch to epoch.
+    Sentences are shuffled, sorted by length within windows of 50 batches, cut into batches, and
+    the batches shuffled; so a batch holds sentences of like length while its make-up still changes
+    from epoch to epoch.
 
     lengths: (sentences,). least: a batch of fewer goes with another one. Returns arrays of
-    sentence indices. Raises ConfigError for sizes below 1.
+    sentence indices.
     """
-    if batch_size < 1 or window < 1:
-        raise ConfigError(f"batch_size = {batch_size}, window = {window}: at least 1 each")
     lengths = np.asarray(lengths)
     order = rng.permutation(len(lengths))
-    size = batch_size * window
+    size = batch_size * _WINDOW
     batches: list[np.ndarray] = []
     for start in range(0, len(order), size):
         part = order[start : start + size]

@@ -204,12 +204,8 @@ def subsample(
     """A random `fraction` of the documents (rounded, at least one), in their order.
 
     Nested: with one seed a smaller sample is a subset of a larger one, so that a learning
-    curve adds data at each point and exchanges none. Raises ConfigError unless 0 < fraction <= 1.
+    curve adds data at each point and exchanges none.
     """
-    if not 0 < fraction <= 1:
-        raise ConfigError(f"the fraction of training data must be in (0, 1], not {fraction:g}")
-    if not documents:
-        return ()
     order = rng_of(seed, "subsample").permutation(len(documents))
     count = max(1, round(fraction * len(documents)))
     return tuple(documents[i] for i in sorted(order[:count].tolist()))
@@ -256,11 +252,7 @@ def mask_overlap(
     the others picks the same forms, and a smaller ratio's forms are among a larger one's.
     A mention around a masked one keeps its label (over the word MASK); a mention inside it,
     or crossing its edge, goes with it. Unannotated occurrences stay.
-
-    Raises ConfigError unless 0 <= ratio <= 1.
     """
-    if not 0 <= ratio <= 1:
-        raise ConfigError(f"the mask ratio must be between 0 and 1, not {ratio:g}")
     forms = sorted(overlapping_forms([documents, *other_sites_documents]))
     order = rng_of(seed, "mask").permutation(len(forms))
     picked = {forms[i] for i in order[: round(ratio * len(forms))].tolist()}

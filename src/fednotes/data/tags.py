@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Counts, Document, Span, TagSet
 
@@ -167,10 +167,8 @@ def flatten(spans: Iterable[Span], rule: FlattenRule) -> tuple[tuple[Span, ...],
     outermost: a discontinuous mention becomes its whole stretch; of overlapping mentions the
     longest stays (then the leftmost). first_fragment: a discontinuous mention becomes its
     first piece; then as outermost. drop: discontinuous mentions go, and so does every mention
-    that overlaps another. Raises ConfigError for another rule.
+    that overlaps another.
     """
-    if rule not in get_args(FlattenRule):
-        raise ConfigError(f"unknown flatten rule {rule!r}: {nearest(rule, get_args(FlattenRule))}")
     given = tuple(spans)
     distinct = sorted(set(given), key=lambda s: (s.start, -s.end, s.label, s.fragments))
     nested, crossing, holding = _overlaps(distinct)
