@@ -7,6 +7,7 @@ import datetime as dt
 import hashlib
 import json
 import random
+import re
 import stat
 import threading
 from pathlib import Path
@@ -232,30 +233,24 @@ def _leaves(value: Any, key: tuple[str | int, ...] = ()) -> dict[tuple[str | int
 def test_properties_of_differences() -> None:
     """Random tables, against the leaves found by `_leaves`: as many lines as leaves differ;
     none exactly for equal fingerprints; the way back swaps the signs."""
-    rng = random.Random(7)
-    equal = 0
+    rng, equal = random.Random(7), 0
     for _ in range(2000):
         old, new = _table(rng), _table(rng)
         if rng.random() < 0.3:
             new = json.loads(json.dumps(old))
         left, right = _leaves(old), _leaves(new)
         there, back = difference(old, new), difference(new, old)
-        signs = [line[0] for line in there]
-        assert signs.count("+") == len(right.keys() - left.keys())
-        assert signs.count("-") == len(left.keys() - right.keys())
-        both = left.keys() & right.keys()
-        assert signs.count("~") == sum(left[key] != right[key] for key in both)
+        changed = [key for key in left.keys() & right.keys() if left[key] != right[key]]
+        numbers = [len(right.keys() - left.keys()), len(left.keys() - right.keys()), len(changed)]
+        assert [[line[0] for line in there].count(sign) for sign in "+-~"] == numbers
         assert (there == ()) == (fingerprint(old) == fingerprint(new))
         equal += there == ()
         swap = {"+": "-", "-": "+"}
-        assert {swap[s[0]] + s[1:] for s in there if s[0] in swap} == {
-            s for s in back if s[0] in swap
-        }
-        keys = [line[2:].split(" = ")[0].split(": ")[0] for line in there]
-        assert len(set(keys)) == len(keys)
-        for key in (k for k in left if k not in right):
+        swapped = {swap[line[0]] + line[1:] for line in there if line[0] in swap}
+        assert swapped == {line for line in back if line[0] in swap}
+        assert len({re.split(" = |: ", line[2:])[0] for line in there}) == len(there)
+        for key in left.keys() - right.keys():
             assert any(line[0] == "-" and line.endswith(f" = {left[key]}") for line in there)
-        for key in both:
-            if left[key] != right[key]:
-                assert any(line.endswith(f": {left[key]} → {right[key]}") for line in there)
+        for key in changed:
+            assert any(line.endswith(f": {left[key]} → {right[key]}") for line in there)
     assert 400 < equal < 1600

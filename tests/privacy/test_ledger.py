@@ -14,6 +14,8 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -47,7 +49,8 @@ class Killed(BaseException):
     """Stands for a kill -9: nothing that runs after it may tidy up."""
 
 
-def killed_at(monkeypatch: pytest.MonkeyPatch, writes: int, part: int) -> None:
+@contextmanager
+def dying(monkeypatch: pytest.MonkeyPatch, writes: int, part: int) -> Iterator[None]:
     """The process dies in the given write of an append, after `part` bytes of it."""
     left = [writes]
 
@@ -59,7 +62,10 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, writes: int, part: int) -> None:
             raise Killed
         file.write(raw)
 
-    monkeypatch.setattr(module, "_write", write)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_write", write)
+        with pytest.raises(Killed):
+            yield
 
 
 def test_a_line_says_what_the_message_was(tmp_path: Path) -> None:
@@ -172,27 +178,28 @@ def test_no_value_is_in_the_files(tmp_path: Path) -> None:
         assert np.float64(value).tobytes() not in everything
 
 
-def test_killed_at_any_byte_of_an_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", [0, 2])
+def test_killed_at_any_byte_of_an_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
     """Brute force: each byte of the line; the head is one small write, whole or not there."""
-    length = len(lines_of(written(tmp_path / "x", 3).path)[2])
+    length = len(lines_of(written(tmp_path / "x", before + 1).path)[-1])
     states = [(0, 0), (1, length), (2, 0), (2, 320)] + [(1, part) for part in range(length)]
     for number, (writes, part) in enumerate(states):
         path = tmp_path / f"{number}"
-        written(path, 2)
-        with monkeypatch.context() as patch:
-            killed_at(patch, writes, part)
-            with pytest.raises(Killed):
-                Ledger(path).append(replace(MESSAGE, round=2))
+        written(path, before)
+        with dying(monkeypatch, writes, part):
+            Ledger(path).append(replace(MESSAGE, round=before))
         report = verify(path)
         whole = writes == 2 or part == length
         assert report.ok, (writes, part, str(report))
-        assert report.lines == (3 if whole else 2)
+        assert report.lines == before + whole
         cut = writes == 1 and 0 < part < length
         assert ("killed" in str(report.notes)) == (cut or (whole and part != 320))
-        Ledger(path).append(replace(MESSAGE, round=3))
+        Ledger(path).append(replace(MESSAGE, round=9))
         last = list(show(path))[-1]
         mended = "cut" if cut else "whole" if whole and part != 320 else None
-        assert (last["round"], last.get("mended")) == (3, mended)
+        assert (last["round"], last.get("mended")) == (9, mended)
         assert verify(path) == replace(verify(path), faults=(), notes=())
 
 
@@ -224,10 +231,8 @@ def test_a_foreign_line_is_not_taken_for_the_one_that_was_announced(
     path, other = tmp_path / "l", tmp_path / "other"
     for place in (path, other):
         written(place, 2)
-    with monkeypatch.context() as patch:
-        killed_at(patch, 1, 0)
-        with pytest.raises(Killed):
-            Ledger(path).append(MESSAGE)
+    with dying(monkeypatch, 1, 0):
+        Ledger(path).append(MESSAGE)
     Ledger(other).append(replace(MESSAGE, receiver="nobody"))
     announced = path.read_bytes()
     path.write_bytes(announced + lines_of(other)[2])
@@ -263,27 +268,11 @@ def test_a_long_cut_line_is_removed_whole(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "l"
     written(path, 1)
     tensors = describe({f"layer.{number}": torch.ones(4) for number in range(50)})
-    with monkeypatch.context() as patch:
-        killed_at(patch, 1, 5_000)
-        with pytest.raises(Killed):
-            Ledger(path).append(replace(MESSAGE, tensors=tensors))
+    with dying(monkeypatch, 1, 5_000):
+        Ledger(path).append(replace(MESSAGE, tensors=tensors))
     Ledger(path).append(MESSAGE)
     assert verify(path).ok
     assert [t.get("mended") for t in show(path)] == [None, "cut"]
-
-
-def test_killed_while_the_first_line_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number, part in enumerate((0, 9)):
-        path = tmp_path / f"{number}"
-        with monkeypatch.context() as patch:
-            killed_at(patch, number, part)
-            with pytest.raises(Killed):
-                Ledger(path).append(MESSAGE)
-        assert verify(path).ok
-        Ledger(path).append(MESSAGE)
-        assert [t["seq"] for t in show(path)] == [1]
 
 
 CHILD = """
