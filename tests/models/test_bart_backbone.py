@@ -108,16 +108,6 @@ def test_fingerprint(
     assert len(model.backbone_fingerprint) == 64
 
 
-def test_same_start_everywhere(bart: Path) -> None:
-    """Sites with other tag sets start equal; a seed decides, not the global state."""
-    torch.manual_seed(11)
-    before = torch.get_rng_state()
-    one, two = build(bart), build(bart, TagSet(("Disease",)))
-    assert torch.equal(torch.get_rng_state(), before)
-    for a, b in zip(one.trainable().values(), two.trainable().values(), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_limits_are_the_backbones_or_less(bart: Path) -> None:
     """40 positions: 38 sub-words beside two marks; 13 entities of three steps, and the end."""
     for settings, wanted in (

@@ -324,18 +324,6 @@ def test_equal_to_pytorch_crf(backend: Backend) -> None:
     assert rows == reference.decode(x, mask=mask)
 
 
-@both
-def test_backward_twice_gives_twice_the_gradient(backend: Backend) -> None:
-    crf, (x, gold, lengths) = build("bio3", backend), batch("bio3")
-    x.requires_grad_()
-    loss = crf.loss(x, gold, lengths).sum()
-    loss.backward(retain_graph=True)
-    assert x.grad is not None
-    once = x.grad.clone()
-    loss.backward()
-    torch.testing.assert_close(x.grad, 2 * once)
-
-
 def test_frozen_emissions_and_no_grad() -> None:
     """Only what needs a gradient gets one; the loss is the same without."""
     crf, (x, gold, lengths) = build("free3", "numba"), batch("free3")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.encoders.encoder import HuggingFaceEncoder, windows
-from fednotes.encoders.features import cached_features, load_encoder
+from fednotes.encoders.features import load_encoder
 
 transformers = pytest.importorskip("transformers")
 
@@ -102,16 +101,6 @@ def test_one_layer_alone(bert: Path) -> None:
         load_encoder(f"{bert}#layer=4")
     with pytest.raises(ConfigError, match="exclude each other"):
         load_encoder(f"{bert}#layer=1#layers=2")
-
-
-def test_order_of_sentences_changes_nothing(bert: Path) -> None:
-    encoder = HuggingFaceEncoder(bert)
-    rng = np.random.default_rng(0)
-    sentences = [rng.choice(["no", "pain", "metoprolol"], n).tolist() for n in range(1, 60)]
-    turned = encoder.hidden(sentences[::-1]).split([len(s) for s in sentences[::-1]])
-    torch.testing.assert_close(
-        encoder.hidden(sentences), torch.cat(turned[::-1]), rtol=0, atol=1e-5
-    )
 
 
 def test_windows_cover_each_piece_once_with_context() -> None:
@@ -270,23 +259,6 @@ def test_minilm_equals_the_model_run_directly(minilm: Any) -> None:
         atol=1e-5,
     )
     assert (minilm.layers, minilm.dim) == (1, 384)
-
-
-def test_minilm_cached_equals_on_the_fly(minilm: Any, tmp_path: Path) -> None:
-    """Bit for bit, with copies of sentences and one above the model's 512 positions."""
-    forms = ("denies", "pain", "metoprolol", "25", "mg")
-    rng = np.random.default_rng(0)
-    lengths = [5, 1, 700, *rng.integers(1, 30, 12)]
-    form = rng.integers(0, len(forms), sum(lengths))
-    form[706:711] = form[:5]
-    bounds = np.cumsum([0, *lengths])
-    memory = cached_features(minilm, forms, form, bounds, None)
-    cached = cached_features(minilm, forms, form, bounds, tmp_path)
-    np.testing.assert_array_equal(cached, memory)
-    words = [[forms[i] for i in form[a:b]] for a, b in pairwise(bounds)]
-    np.testing.assert_allclose(
-        memory, np.concatenate([minilm.encode([w]) for w in words]), atol=1e-3, rtol=1e-2
-    )
 
 
 def test_no_network(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
+from fednotes.core.errors import ConfigError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.encoders.encoder import HuggingFaceEncoder
 from fednotes.encoders.lora import LoRA, targets
@@ -189,58 +189,6 @@ def test_neighbours_in_a_batch_change_nothing(bert: Path, how: str) -> None:
     assert bool((together.target > 0).any())
     with pytest.raises(TrainingError, match="without sentences"):
         model.losses(corpus, [])
-
-
-@pytest.mark.parametrize("how", list(SETTINGS))
-@pytest.mark.parametrize("soft", [False, True])
-def test_gradients_are_those_of_one_sentence_at_a_time(bert: Path, how: str, soft: bool) -> None:
-    """Autograd through the whole model, sentence by sentence, in float64."""
-    model = stir(build(bert, how)).double()
-    corpus = annotated(model)
-    if soft:
-        corpus = stir(build(bert, how, seed=2), 6).soften(corpus)
-    each, total = model.gradients(corpus, np.arange(corpus.sentences)[::-1])
-    assert all(p.grad is None for p in model.trainable().values())
-    model.eval()
-    weight = model.trainable()[model.transfer]
-    wanted = torch.zeros_like(weight)
-    for place, sentence in enumerate(reversed(range(corpus.sentences))):
-        loss = model.losses(corpus, [sentence])
-        own = torch.autograd.grad(loss.source.sum(), weight, retain_graph=True)[0]
-        torch.testing.assert_close(each[place], own.flatten(), rtol=0, atol=1e-7)
-        if loss.target.requires_grad:
-            wanted += torch.autograd.grad(loss.target.sum(), weight)[0]
-    torch.testing.assert_close(total, wanted.flatten(), rtol=0, atol=1e-6)
-    assert float(wanted.norm()) > 1e-2
-
-
-def test_the_parts_sum_to_the_loss_and_a_complete_annotation_has_no_target(bert: Path) -> None:
-    """source + target is the ordinary loss; source does not hear of what was added."""
-    model = stir(build(bert)).eval()
-    gold = model.prepare(make())
-    every = np.arange(gold.sentences)
-    whole = model.losses(gold, every)
-    assert torch.equal(whole.target, torch.zeros(gold.sentences))
-    split = model.losses(annotated(model), every)
-    torch.testing.assert_close(split.source + split.target, whole.source, rtol=1e-5, atol=1e-5)
-    drugs = tuple(document(i, d.text.split(), ("Drug",)) for i, d in enumerate(gold.documents))
-    bare = model.losses(model.annotate(gold, drugs, ["Drug"]), every)
-    torch.testing.assert_close(bare.source, split.source, rtol=0, atol=1e-5)
-    same = model.losses(model.annotate(gold, gold.documents, TAGS.types), every)
-    assert torch.equal(same.source, whole.source)
-    with pytest.raises(ConfigError, match="did you mean 'Drug'"):
-        model.annotate(gold, drugs, ["Drugs"])
-    with pytest.raises(DataError, match="another text"):
-        model.annotate(gold, make(seed=1), ["Drug"])
-
-
-def test_a_student_equal_to_its_teacher_learns_nothing_from_its_posterior(bert: Path) -> None:
-    """Fisher's identity: the target's gradient is 0 where teacher and student agree."""
-    model = stir(build(bert)).double()
-    soft = model.soften(annotated(model))
-    _, total = model.gradients(soft, np.arange(soft.sentences))
-    torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-4)
-    assert model.soften(model.prepare(make())).soft is None
 
 
 def test_states(bert: Path) -> None:

@@ -220,12 +220,6 @@ def test_clear_removes_its_own_files_only(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "features").iterdir()] == ["mine.npy"]
 
 
-def test_empty_corpus(tmp_path: Path) -> None:
-    empty = np.zeros(0, np.int64)
-    found = cached_features(Hashing(), FORMS, empty, np.zeros(1, np.int64), tmp_path)
-    assert found.shape == (0, 2, 3)
-
-
 def test_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDNOTES_CACHE", str(tmp_path))
     assert default_cache() == tmp_path

@@ -126,26 +126,6 @@ def test_losses_of_one_and_of_all_in_any_order(scheme: Scheme, soft: bool) -> No
     assert together.outputs is together.pseudo is together.score is None
 
 
-def test_losses_learn_below_and_draw_dropout_as_loss_does() -> None:
-    """The same seed, in training: equal losses; both parts reach every layer."""
-    tagger = build().train()
-    corpus = partly(tagger)
-    torch.manual_seed(4)
-    parts = tagger.losses(corpus, range(20))
-    torch.manual_seed(4)
-    total = tagger.loss(corpus, range(20), "sum")
-    torch.testing.assert_close((parts.source + parts.target).sum(), total)
-    for part in (parts.source, parts.target):
-        reached = {
-            name.split(".")[0]
-            for (name, _), g in zip(
-                tagger.trainable().items(), gradient(part.sum(), tagger), strict=True
-            )
-            if g.any()
-        }
-        assert reached == {"characters", "context", "cnn", "lstm", "crf"}
-
-
 @pytest.mark.parametrize("soft", [False, True])
 def test_a_complete_tag_set_has_the_ordinary_loss(soft: bool) -> None:
     """Prepared, or annotated with all types known: source bitwise the loss, target exactly 0."""

@@ -372,8 +372,3 @@ def test_copies_and_precision(bart: Path) -> None:
     torch.testing.assert_close(
         model.double().losses(corpus, range(5)).source, loss.double(), rtol=1e-5, atol=1e-5
     )
-
-
-def test_nothing_to_read(model: PromptBart) -> None:
-    assert model.predict([]) == ()
-    assert model.predict([Document("d", " ")]) == (Document("d", " "),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -12,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
+from fednotes.core.errors import ConfigError, FednotesError, ModelError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.taggers import tagger as tagger_module
 from fednotes.taggers.corpora import TaggerCorpus, hash_forms
@@ -130,11 +130,6 @@ def test_presets(name: str, layers: str, glove: Path, monkeypatch: pytest.Monkey
         torch.testing.assert_close(summed, value, rtol=1e-4, atol=2e-4)
     mean = tagger.loss(prepared, order).item()
     assert mean == pytest.approx(together["loss"].item() / 24, rel=1e-5)
-
-
-def test_stacked_lstm_has_two_layers(glove: Path) -> None:
-    names = _build(tagger="s-lstm-crf", word_vectors=str(glove)).trainable()
-    assert names["lstm.weight_ih_l1"].shape == (2, 28, 14)
 
 
 def test_it_learns() -> None:
@@ -340,12 +335,6 @@ def test_overrides_win_over_the_preset() -> None:
         build_tagger(TaggerConfig(), TagSet(()), 1)
 
 
-def test_an_empty_batch_is_refused() -> None:
-    tagger = _build()
-    with pytest.raises(TrainingError, match="without sentences"):
-        tagger.loss(tagger.prepare([]), [])
-
-
 # --- saved taggers --------------------------------------------------------------------
 
 
@@ -357,20 +346,6 @@ def saved(tmp_path: Path, glove: Path) -> tuple[Tagger, Path]:
             parameter.mul_(3.0)
     save_model(tagger, tmp_path / "model")
     return tagger, tmp_path / "model"
-
-
-def test_saved_and_loaded_is_the_same_bit_for_bit(saved: tuple[Tagger, Path]) -> None:
-    tagger, path = saved
-    loaded = load_model(path)
-    assert sorted(p.name for p in path.iterdir()) == ["tagger.json", "tagger.safetensors"]
-    assert not loaded.training
-    assert loaded.tagset == tagger.tagset
-    for name, parameter in tagger.trainable().items():
-        assert torch.equal(parameter, loaded.trainable()[name])
-    documents = _documents()
-    assert loaded.predict(documents) == tagger.predict(documents)
-    assert any(d.spans for d in loaded.predict(documents))
-    assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []
 
 
 def test_word_vectors_may_have_moved_but_not_changed(saved: tuple[Tagger, Path]) -> None:
@@ -408,42 +383,16 @@ def _edit(path: Path, **changes: Any) -> None:
     (path / "tagger.json").write_text(json.dumps(facts | changes))
 
 
-def _reseal(path: Path) -> None:
-    """Make the description agree with the changed tensor file."""
-    import hashlib
-
-    _edit(path, sha256=hashlib.sha256((path / "tagger.safetensors").read_bytes()).hexdigest())
-
-
 def _damage(path: Path, how: str) -> None:
+    """What `test_saving.py` does not do to every kind of model."""
     weights = path / "tagger.safetensors"
-    if how == "truncated":
+    if how == "truncated and resealed":
         weights.write_bytes(weights.read_bytes()[:-100])
-    elif how == "truncated and resealed":
-        weights.write_bytes(weights.read_bytes()[:-100])
-        _reseal(path)
-    elif how == "nan":
-        tensors = load_file(weights)
-        tensors["cnn.bias_3"][2] = float("nan")
-        save_file(tensors, weights)
-        _reseal(path)
-    elif how in ("missing", "shape"):
-        tensors = load_file(weights)
-        value = tensors.pop("cnn.bias_3")
-        save_file(tensors | ({"cnn.bias_3": value[1:].clone()} if how == "shape" else {}), weights)
-        _reseal(path)
-    elif how == "no weights":
-        weights.unlink()
+        _edit(path, sha256=hashlib.sha256(weights.read_bytes()).hexdigest())
     elif how == "no facts":
         (path / "tagger.json").unlink()
-    elif how == "not json":
-        (path / "tagger.json").write_text("{")
     elif how == "list":
         (path / "tagger.json").write_text("[]")
-    elif how == "version":
-        _edit(path, format=99, fednotes="9.0")
-    elif how == "config":
-        _edit(path, config={"lstm_unitz": 3})
     elif how == "tagset":
         _edit(path, tagset={"types": ["A"]})
 
@@ -451,17 +400,9 @@ def _damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("truncated", "its SHA-256 differs"),
         ("truncated and resealed", "damaged"),
-        ("nan", r"'cnn\.bias_3' is not finite"),
-        ("missing", r"'cnn\.bias_3' is missing"),
-        ("shape", r"'cnn\.bias_3' has shape \[9\]"),
-        ("no weights", r"tagger\.safetensors: cannot be read"),
         ("no facts", "no model here"),
-        ("not json", "not JSON"),
         ("list", "not a model's description"),
-        ("version", r"format 99, written by fednotes 9\.0"),
-        ("config", "did you mean 'lstm_units'"),
         ("tagset", "incomplete"),
     ],
 )

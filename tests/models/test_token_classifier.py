@@ -245,22 +245,6 @@ def test_gradients_are_autograds(bert: Path, how: str) -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_a_teacher_learns_nothing_from_itself(bert: Path) -> None:
-    """Fisher's identity: the gradient of its own soft target is zero; known words keep theirs."""
-    model = build(bert).double().eval()
-    documents = make(5)
-    corpus = model.soften(model.annotate(model.prepare(documents), documents, {"Drug"}))
-    assert float(model.gradients(corpus, np.arange(5))[1].norm()) < 1e-5
-    rows = corpus.soft.unary
-    np.testing.assert_allclose(rows.sum(1), 1, atol=1e-6)
-    drug = corpus.encoded.tags >= 3
-    assert drug.any()
-    assert (rows[drug, corpus.encoded.tags[drug]] == 1).all()
-    assert not rows[~drug][:, 3:].any()
-    whole = model.prepare(documents)
-    assert model.soften(whole).soft is None
-
-
 def test_states_are_those_that_adversaries_read(bert: Path) -> None:
     """`hidden` is the mean over first pieces of each layer of a direct call; `score` of
     `outputs` gives the loss."""

