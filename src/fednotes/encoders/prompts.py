@@ -2,22 +2,16 @@
 
 Chen et al. 2022 (LightNER), as Wang et al. 2023, Appendix B, use it. One array q is shared by
 all layers; a layer's own two matrices make its keys and values of q (`Prompts`, Eq. 15), and
-each self-attention sees them beside the text's (`prompt_attention`, Eq. 14).
-
-How they reach the attention of any Hugging Face model that calls its attention through
-`AttentionInterface` (BERT, BART, ...):
+each self-attention sees them beside the text's (`prompt_attention`, Eq. 14), whatever the mask
+hides of the text; no position moves. How they reach the attention of any Hugging Face model:
 
     attentions = install(model)                      # once; its self-attentions, bottom to top
     prompts = Prompts(len(attentions), heads, width)
     model(ids, mask, prompts=joined(attentions, prompts()))
 
-The keyword argument goes down to every attention with the call; a cross-attention, or a
-module that the mapping does not name, works as it did. So nothing is kept between calls, any
-number of models may be at work in a process, and without the argument an installed model gives
-the very numbers that it gave before. (A prefix in a `DynamicCache`, the common way, moves a
-decoder's positions by the number of prompts and cannot serve an encoder.)
-
-Every query sees all prompts, whatever the mask hides of the text; no position moves.
+The keyword argument goes down to every attention with the call, so nothing is kept between
+calls, and without it an installed model gives the very numbers that it gave before. (A prefix in
+a `DynamicCache`, the common way, moves a decoder's positions and cannot serve an encoder.)
 """
 
 from __future__ import annotations
@@ -40,10 +34,8 @@ class Prompts(nn.Module):
     """q and the projections that make each layer's keys and values of it.
 
     q: (count, width). w1: (layers, width, hidden). w2: (layers, hidden, 2 * width). No biases,
-    as Eq. 15 has none. heads: of every layer, or one number for each.
-
-    The first values: q from N(0, 1), w1 and w2 uniform as in `nn.Linear`; they come from the
-    seed alone, and the global random state is left as it was.
+    as Eq. 15 has none. heads: of every layer, or one number for each. First values: q from
+    N(0, 1), w1 and w2 uniform as in `nn.Linear`, from the seed alone.
     Raises ConfigError for sizes below 1 or a width that the heads do not divide.
     """
 

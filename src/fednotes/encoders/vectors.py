@@ -60,12 +60,10 @@ def load_vectors(path: str | Path, max_words: int = 0) -> WordVectors:
     An optional first line `count dimension` (word2vec) is skipped. Of a word that stands
     twice, the first line counts. A file called .bin is word2vec's binary format: that first line,
     then for each word its letters, a space and float32 numbers, little end first. max_words: rows
-    read at most (0 = all); the files put frequent words first. The result is cached by path,
-    change time and max_words.
+    read at most (0 = all). The result is cached by path, change time and max_words.
 
-    Raises ModelError if the file is missing or empty, or (naming path and line) where a line
-    has another number of columns than the first or holds something that is not a finite
-    number; or the number of the word, of a binary file.
+    Raises ModelError (naming path and line or word) if the file is missing or empty, or a line
+    has another number of columns than the first or what is not a finite number.
     """
     file = Path(path).expanduser().resolve()
     try:

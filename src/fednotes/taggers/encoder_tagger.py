@@ -264,7 +264,7 @@ class EncoderTagger(Model):
         return self.backbone.fingerprint
 
     def _encode(self, documents: tuple[Document, ...], how: Preparing) -> EncoderCorpus:
-        """cache is not used: tuning changes what the encoder says."""
+        """Nothing is kept: tuning changes what the encoder says."""
         encoded = encode_corpus(documents, self.tagset, max_tokens=self.config.max_tokens)
         tokenizer, capacity = self.backbone.tokenizer, self.backbone.frame.capacity
         return EncoderCorpus.of(encoded, tokenizer, capacity, progress=how.progress)
@@ -324,14 +324,8 @@ class EncoderTagger(Model):
 def build_encoder_tagger(
     config: EncoderTaggerConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
 ) -> EncoderTagger:
-    """A new model around the process's one copy of the encoder.
-
-    Initial values come from (seed, part) alone: sites with other tag sets start from equal
-    prompts or LoRA. The global random state is left as it was.
-
-    Raises ConfigError (no types, a layer that is not there, an encoder that cannot be tuned
-    so), ModelError (nothing usable in the directory), MissingExtra.
-    """
+    """A new model around the process's one copy of the encoder. Raises as `build_model`;
+    ConfigError also for a layer that is not there or an encoder that cannot be tuned so."""
     backbone = open_backbone(config.encoder, config.depth, device)
     return EncoderTagger(config, tagset, seed, backbone).to(device)
 

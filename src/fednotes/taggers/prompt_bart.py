@@ -15,15 +15,6 @@ so that a complete tag set has no target loss at all.
 Trained are the prompts (`prompts.q`, `prompts.w1`, `prompts.w2`) and, if asked for, the
 decoder's cross-attentions (`cross.*`). The transfer parameter is `prompts.q`: the gradients of
 instance weighting are with respect to q alone (section 3.3).
-
-What is trained of bart-base (d = 768, 6 + 6 layers, 139.42 M parameters without prompts), by
-Eq. 15 with h = 400, no biases and 10 prompts: 12 (768·400 + 400·1536) + 10·768 = 11,066,880,
-that is η = 11.07 / (139.42 + 11.07) = 7.35 %. The paper says 7.04 %, and no way of counting
-that was tried gives it: with biases in W_1 and W_2 7.37 %; of BART alone 7.94 %; with an
-output layer that is not the table of embeddings (38.6 M more) 5.85 %; prompts in the encoder or
-the decoder alone 3.82 %. LightNER's public code has one W_1 for all layers of a stack, prompts
-in the cross-attentions too, three q and biases: 12.03 M, 7.94 %. With Eq. 15 as printed, 7.04 %
-asks for a whole of 157.2 M, which is 6.7 M more than bart-base and its prompts.
 """
 
 from __future__ import annotations
@@ -101,12 +92,8 @@ class PromptBartConfig(ModelConfig):
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Some sentences as the encoder reads them, padded behind.
-
-    ids, mask: (batch, longest with marks), mask is True where there is something.
-    text: (batch, sub-words) ids without marks; real: bool, where there is a sub-word.
-    offset: marks before the text.
-    """
+    """Some sentences as the encoder reads them: `Frame.rows`; and text: (batch, sub-words) ids
+    without marks, real: bool, where there is one, offset: marks before the text."""
 
     ids: Tensor
     mask: Tensor
@@ -173,8 +160,8 @@ class Memory:
     """Encoded sentences, and the rows that stand for each id as input and as output.
 
     states, mask: the encoder's, (batch, longest, width) and (batch, longest). inputs, outputs:
-    (batch, ids, width). open: (batch, ids) bool, ids that a target may be at all. layers: the
-    outputs of the encoder's layers, where they were asked for.
+    (batch, ids, width). open: (batch, ids) bool, ids that a target may be at all. layers: of the
+    encoder, where they were asked for.
     """
 
     states: Tensor
@@ -473,10 +460,8 @@ class PromptBart(Model):
         """See `Model.gradients`; size = N_q · d.
 
         Each sentence gets its own copy of every layer's prompt keys and values, behind the
-        projections, which so run once for all. One backward pass through the backbone gives
-        the loss's gradient with respect to each copy, and one vector-Jacobian product takes
-        them through the projections to q. Sentences of a batch do not see each other, so this
-        is what a loop over sentences gives. The target's sum takes a second backward pass.
+        projections: one backward pass through the backbone gives the gradient with respect to
+        each copy, one vector-Jacobian product takes them to q. The target takes a second pass.
         """
         with evaluating(self):
             parts = [part.detach() for pair in self.prompts() for part in pair]
@@ -525,14 +510,8 @@ class PromptBart(Model):
 def build_prompt_bart(
     config: PromptBartConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
 ) -> PromptBart:
-    """A new model.
-
-    The prompts' first values come from the seed alone: sites with other tag sets start equal.
-    The global random state is left as it was.
-
-    Raises ConfigError (no backbone, no types, label words for no type or alike for two),
-    ModelError (the backbone), MissingExtra.
-    """
+    """A new model. Raises as `build_model`; ConfigError also for label words of no type or alike
+    for two."""
     if not config.backbone:
         raise ConfigError('kind = "prompt-bart" needs backbone = a Hugging Face BART directory')
     return PromptBart(config, tagset, seed, device)

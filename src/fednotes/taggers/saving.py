@@ -94,7 +94,7 @@ def build_model(
 ) -> Model:
     """A new model; equal seeds give equal initial values of all that tag sets share.
 
-    The global random state is left as it was. Raises ConfigError (no types, no input),
+    The global random state is left as it was. Raises ConfigError (no types, no such device),
     ModelError (word vectors, encoder or backbone missing or damaged), MissingExtra.
     """
     found = _kind(config.kind)

@@ -358,14 +358,8 @@ class Tagger(Model):
 def build_tagger(
     config: TaggerConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
 ) -> Tagger:
-    """A new tagger.
-
-    Each layer's initial values come from (seed, layer) alone: sites with other tag sets
-    start from equal shared layers. The global random state is left as it was.
-
-    Raises ConfigError (no input at all, no types), ModelError (word vectors, encoder),
-    MissingExtra.
-    """
+    """A new tagger, each layer's initial values from (seed, layer) alone. Raises as `build_model`;
+    ConfigError also where nothing represents a word."""
     config.require_input()
     vectors = load_vectors(config.word_vectors, config.max_words) if config.word_vectors else None
     encoder = load_encoder(config.contextual) if config.contextual else None

@@ -175,10 +175,8 @@ class WordReading:
 
 
 class TokenClassifier(Model):
-    """A fine-tuned encoder; see `build_token_classifier` and `open_token_classifier`.
-
-    tokenizer: of the encoder. model: a `…ForTokenClassification` of the library whose labels are
-    the tag set's; its parts become this module's.
+    """A fine-tuned encoder. model: a `…ForTokenClassification` of the library whose labels are the
+    tag set's; its parts become this module's.
 
     Raises ModelError (no linear classifier, does not run), ConfigError (window or top do not
     fit the model).
@@ -281,12 +279,10 @@ class TokenClassifier(Model):
     def _run(
         self, ids: Tensor, mask: Tensor, at: Tensor, every: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The library's model run whole, so its scores are the library's, but its classifier at
-        some sub-words alone.
+        """The library's model run whole, but its classifier at some sub-words alone.
 
-        ids, mask: (windows, longest). at: (words,) in them taken flat. Returns logits
-        (words, tags), what the classifier read (words, width), and if asked for each layer's
-        states (words, width).
+        ids, mask: (windows, longest). at: (words,) in them taken flat. Returns logits, what the
+        classifier read, and if asked for each layer's states, (words, ·) all.
         """
         read: list[Tensor] = []
 
@@ -321,15 +317,10 @@ class TokenClassifier(Model):
 def build_token_classifier(
     config: TokenClassifierConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
 ) -> TokenClassifier:
-    """A new model: the directory's encoder, and a classifier whose values come from the seed.
-
-    The classifier starts as the library's would: normal, of the configuration's initializer
-    range; the bias is zero. Models of one process share what they do not train. The global
-    random state is left as it was.
-
-    Raises ConfigError (no types, an impossible window or number of layers, no such device),
-    ModelError (nothing usable in the directory), MissingExtra.
-    """
+    """A new model: the directory's encoder, and a classifier that starts as the library's would,
+    normal, of the configuration's initializer range, but from the seed. Models of one process
+    share what they do not train. Raises as `build_model`; ConfigError also for an impossible
+    window or number of layers."""
     path = encoder_directory(config.encoder)
     device_of(device)
     tokenizer, whole = _opened(path, tagset.tags, config.dropout, stamp_of(path))
@@ -352,9 +343,7 @@ def build_token_classifier(
 def open_token_classifier(directory: Path, device: str | torch.device = "cpu") -> TokenClassifier:
     """The token classifier of a Hugging Face directory, in evaluation mode: ours or others'.
 
-    Its labels may stand in any order in `config.json`: the classifier's rows are put in the order
-    of the tag set, so the same labels get the same scores as there.
-
+    Its labels may stand in any order: the classifier's rows are put in that of the tag set.
     Raises ModelError (another kind of model, damaged, pickled or missing weights, labels that
     are no tags), ConfigError (no such device), MissingExtra.
     """
