@@ -13,8 +13,8 @@ import torch
 
 from fednotes.core.errors import ConfigError, ModelError, TrainingError
 from fednotes.core.types import Document, Span, TagSet
+from fednotes.encoders.adapters import LoRA, targets
 from fednotes.encoders.encoder import HuggingFaceEncoder
-from fednotes.encoders.lora import LoRA, targets
 from fednotes.taggers.corpora import Batch
 from fednotes.taggers.encoder_tagger import EncoderTagger, open_backbone
 from fednotes.taggers.saving import build_model, model_config

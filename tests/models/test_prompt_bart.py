@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.encoders.prompts import joined
+from fednotes.encoders.adapters import joined
 from fednotes.taggers.pointer import END, first_position
 from fednotes.taggers.prompt_bart import (
     Memory,

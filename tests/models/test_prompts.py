@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.encoders.prompts import Prompts, install, joined, prompt_attention
+from fednotes.encoders.adapters import Prompts, install, joined, prompt_attention
 
 transformers = pytest.importorskip("transformers")
 

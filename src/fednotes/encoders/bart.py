@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError, nearest
 from fednotes.core.tensors import device_of
+from fednotes.encoders.adapters import install
 from fednotes.encoders.encoder import sub_words
 from fednotes.encoders.pretrained import (
     Frame,
@@ -26,7 +27,6 @@ from fednotes.encoders.pretrained import (
     require_complete,
     stamp_of,
 )
-from fednotes.encoders.prompts import install
 
 TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")  # one of them says the sub-words
 

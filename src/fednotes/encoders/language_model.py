@@ -29,8 +29,8 @@ from fednotes.core.seeds import seed_of
 from fednotes.core.settings import build
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
+from fednotes.encoders.adapters import LoRA, targets
 from fednotes.encoders.bart import set_layer_norm_eps
-from fednotes.encoders.lora import LoRA, targets
 from fednotes.encoders.packing import IGNORED, Masked, Sequences, Specials
 from fednotes.encoders.pretrained import (
     NO_ENCODER,

@@ -78,7 +78,7 @@ class ConceptsConfig:
 class TextConfig:
     """Patients as vectors: the mean over a patient's notes of each note's mean word vector.
 
-    encoder: a frozen one, "minilm" or a directory, as `encoders/frozen.py` names it.
+    encoder: a frozen one, "minilm" or a directory, as `encoders/features.py` names it.
     """
 
     encoder: str = "minilm"

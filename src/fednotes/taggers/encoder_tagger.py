@@ -31,8 +31,8 @@ from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus
+from fednotes.encoders.adapters import LoRA, Prompts, install, joined, targets
 from fednotes.encoders.encoder import hidden_layers
-from fednotes.encoders.lora import LoRA, targets
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
     Frame,
@@ -42,7 +42,6 @@ from fednotes.encoders.pretrained import (
     open_encoder,
     stamp_of,
 )
-from fednotes.encoders.prompts import Prompts, install, joined
 from fednotes.taggers.corpora import Batch, EncoderCorpus
 from fednotes.taggers.layers import CrfOutput
 from fednotes.taggers.model import (

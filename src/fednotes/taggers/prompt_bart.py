@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span, TagSet
+from fednotes.encoders.adapters import KeyValues, Prompts, joined, self_attentions
 from fednotes.encoders.bart import BartBackbone, fixed_rows, load_backbone, own_cross_attentions
 from fednotes.encoders.encoder import length_batches
-from fednotes.encoders.prompts import KeyValues, Prompts, joined, self_attentions
 from fednotes.taggers.corpora import PreparedCorpus, chosen_of
 from fednotes.taggers.model import (
     Kind,
