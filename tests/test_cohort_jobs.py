@@ -193,22 +193,6 @@ def test_a_smaller_labelled_share_is_a_subset(place: Path) -> None:
     assert (made.test.labels >= 0).sum() == 2 * sum(int(p) >= 5 for p in made.test.patients)
 
 
-def test_shares_divide_the_patients(place: Path) -> None:
-    """Three thirds are disjoint and everything; a test part of its own is common to all."""
-    write_notes(place / "test.csv", range(40, 50))
-    thirds = {
-        f"s{k}": {"notes": "notes.csv", "share": f"{k}/3", "test": "test.csv"} for k in (1, 2, 3)
-    }
-    sites = load(place, sites=thirds).data
-    own = [set(s.train.patients) | set(s.valid.patients) for s in sites]
-    assert [len(o) for o in own] == [10, 10, 10]
-    assert set().union(*own) == {str(i) for i in range(30)}
-    assert all(s.test.patients == tuple(str(i) for i in range(40, 50)) for s in sites)
-    assert len(pooled_patients(sites).test) == 10
-    silos = load(place, sites=thirds, silos={"number": 2}).data
-    assert [len(s.test) for s in silos] == [10, 10]
-
-
 def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
     (place / "b").mkdir()
     write_notes(place / "b" / "notes.csv", range(20, 40))

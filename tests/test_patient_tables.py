@@ -22,7 +22,7 @@ def job(folder: Path, **tables: Any) -> Job:
 
 
 def test_tables_become_configs(tmp_path: Path) -> None:
-    site = {"notes": ["x", "y"], "codes": "z", "codes_format": "omop", "share": "2/3"}
+    site = {"notes": ["x", "y"], "codes": "z", "codes_format": "omop"}
     made = job(
         tmp_path,
         sites={"a": site, "b": {**site, "notes": "w"}},
@@ -31,10 +31,8 @@ def test_tables_become_configs(tmp_path: Path) -> None:
         hold_out={"codes": ["icd9:401", "icd9:250"]},
     )
     assert made.data == "patients"
-    assert made.sites["a"] == PatientsConfig(
-        ("x", "y"), codes="z", codes_format="omop", share="2/3"
-    )
-    assert (made.sites["a"].shares, made.sites["b"].notes) == ((2, 3), ("w",))
+    assert made.sites["a"] == PatientsConfig(("x", "y"), codes="z", codes_format="omop")
+    assert made.sites["b"].notes == ("w",)
     assert made.patients is not None
     assert made.patients.concepts == ConceptsConfig("terms.tsv", scopes=("EXACT",), most=5)
     assert made.patients.concepts.options == {"scopes": ("EXACT",)}
@@ -58,7 +56,6 @@ def test_tables_become_configs(tmp_path: Path) -> None:
         ({"sites": {"a": {"notes": "x", "codes_format": "mimik"}}}, "expected one of"),
         ({"sites": {"a": {"notes": "x", "test_codes": "y"}}}, "test_codes belong to"),
         ({"sites": {"a": {"notes": "x", "labelled": 0.0}}}, "labelled = 0.0"),
-        ({"sites": {"a": {"notes": "x", "share": "4/3"}}}, "share = '4/3'"),
         ({"sites": {"a": {"notes": "x", "test_fraction": 0.95}}}, "nothing is trained"),
         ({"sites": {"a": {"notes": "x"}}, "tags": {}}, r"\[tags\]: is for methods on documents"),
         ({"sites": {"a": {"notes": "x"}}, "silos": {"by": "document"}}, "dealt by patient"),

@@ -7,7 +7,7 @@ stands in square brackets.
 
 from __future__ import annotations
 
-from fednotes.patients.context import KINDS, contexts, fingerprint, phrases
+from fednotes.patients.concepts import KINDS, contexts, fingerprint_of_rules, phrases
 
 
 def parsed(marked: str) -> tuple[str, list[tuple[int, int]]]:
@@ -112,7 +112,9 @@ def cases(table: str) -> list[str]:
 
 def test_saved_models_know_these_rules() -> None:
     """Models and caches name the hash of all phrases: another order of them is another one."""
-    assert fingerprint() == "23a6b445deae2405f8c1d3e92719342bb733e6126cad9fc889cfeee698387cb3"
+    assert fingerprint_of_rules() == (
+        "23a6b445deae2405f8c1d3e92719342bb733e6126cad9fc889cfeee698387cb3"
+    )
 
 
 def test_offsets_hold_where_lower_case_is_longer() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fednotes.core.errors import DataError
-from fednotes.patients.ctakes import Found, bags, read
+from fednotes.patients.concepts import Mention, bags_of_mentions, read_ctakes
 
 File = Callable[..., Path]
 
@@ -40,21 +40,21 @@ BODY = """
   <cas:FSArray xmi:id="30" elements="12 13"/>
 """
 EXPECTED = [
-    Found(("C0015967", "C0000013"), False),  # negated
-    Found(("C0018099",), False),  # of the family
-    Found(("C0018099", "C0000013"), False),  # hypothetical
+    Mention(("C0015967", "C0000013"), False),  # negated
+    Mention(("C0018099",), False),  # of the family
+    Mention(("C0018099", "C0000013"), False),  # hypothetical
 ]
 
 
 def test_xmi(file: File) -> None:
     path = file(XMI.format(body=BODY), "notes/n1.txt.xmi")
-    assert read(path)[0] == {"n1": EXPECTED}
+    assert read_ctakes(path)[0] == {"n1": EXPECTED}
     holding = BODY.replace('"-1"', '"1"').replace("family_member", "Patient")
-    spoken = read(file(XMI.format(body=holding), "n3.xmi"))[0]["n3"]
+    spoken = read_ctakes(file(XMI.format(body=holding), "n3.xmi"))[0]["n3"]
     assert [found.holds for found in spoken] == [True, True, False]
     file(XMI.format(body=""), "notes/n2.xmi")
     file("a README", "notes/README.md")
-    made, report = read(path.parent)
+    made, report = read_ctakes(path.parent)
     assert made == {"n1": EXPECTED, "n2": []}
     assert report.rows == 2
 
@@ -77,7 +77,7 @@ def test_xmi(file: File) -> None:
 def test_xmi_that_is_refused(content: str, message: str, file: File) -> None:
     path = file(content, "n.xmi")
     with pytest.raises(DataError, match=message) as caught:
-        read(path)
+        read_ctakes(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -91,51 +91,51 @@ def test_xmi_that_is_refused(content: str, message: str, file: File) -> None:
     ],
 )
 def test_flat_lines(content: str, file: File) -> None:
-    made, report = read(file(content, "cuis.txt"))
+    made, report = read_ctakes(file(content, "cuis.txt"))
     assert (report.rows, report.damaged) == (3, 0)
     assert made["p1"] == [
-        Found(("C0000001",)),
-        Found(("C0000002",)),
-        Found(("C0000001",), False),
-        Found(("C0000003",)),
+        Mention(("C0000001",)),
+        Mention(("C0000002",)),
+        Mention(("C0000001",), False),
+        Mention(("C0000003",)),
     ]
     assert made["p2"] == []
 
 
 def test_flat_lines_that_are_damaged(file: File) -> None:
     path = file(b"p1 C0000001\np2 C1\n\xff C0000001\nC0000002 C0000003\np3 C0000001\np4 C0000001\n")
-    made, report = read(path)
+    made, report = read_ctakes(path)
     assert sorted(made) == ["p1", "p3", "p4"]
     assert (report.rows, report.damaged) == (6, 3)
     with pytest.raises(DataError, match=r"other\.txt:2: 1 of 1 lines .* lines of an id and CUIs"):
-        read(file("some words\nof a note\n", "other.txt"))
+        read_ctakes(file("some words\nof a note\n", "other.txt"))
     with pytest.raises(DataError, match="lines of an id and CUIs"):
-        read(file("", "empty.txt"))
+        read_ctakes(file("", "empty.txt"))
 
 
 def test_a_folder_of_cui_files(file: File) -> None:
     path = file("C0000001 C0000002\n-C0000003\n", "flat/p1.txt")
     file("", "flat/p2.txt")
     file("C0000001\n???\n", "flat/p3.txt")
-    made, report = read(path.parent)
+    made, report = read_ctakes(path.parent)
     assert [len(found) for found in made.values()] == [3, 0, 1]
     assert (report.rows, report.damaged) == (4, 1)
     file("words of a note\nand more\nand more\n", "flat/p4.txt")
     with pytest.raises(DataError, match="4 of 7 lines are no CUIs"):
-        read(path.parent)
+        read_ctakes(path.parent)
 
 
 def test_bags() -> None:
-    mentions = {"p1": EXPECTED, "p2": [], "p3": [Found(("C0018099",))] * 9}
+    mentions = {"p1": EXPECTED, "p2": [], "p3": [Mention(("C0018099",))] * 9}
     vocabulary = ("C0015967", "C0018099")
-    patients, made, counts = bags(mentions, vocabulary, most=8)
+    patients, made, counts = bags_of_mentions(mentions, vocabulary, most=8)
     assert patients == ("p1", "p2")
     assert made.concepts.tolist() == []
     assert counts == {"patients": 3, "mentions": 9, "unknown": 0, "left_out": 1, "without": 2}
-    patients, made, counts = bags(mentions, vocabulary, context="mark")
+    patients, made, counts = bags_of_mentions(mentions, vocabulary, context="mark")
     assert made.vocabulary == 4
     assert made.take([0]).concepts.tolist() == [2, 3, 3]
     assert made.take([2]).concepts.tolist() == [1] * 9
     assert counts["unknown"] == 2
-    _, made, _ = bags(mentions, vocabulary, context="off")
+    _, made, _ = bags_of_mentions(mentions, vocabulary, context="off")
     assert made.take([0]).concepts.tolist() == [0, 1, 1]

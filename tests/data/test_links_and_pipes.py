@@ -18,7 +18,7 @@ from fednotes.data.formats.files import open_file
 from fednotes.data.notes import read_notes
 from fednotes.jobs.predict import documents_of
 from fednotes.jobs.predict_patients import notes_of
-from fednotes.patients import ctakes
+from fednotes.patients.concepts import read_ctakes
 from fednotes.patients.labels import read_obesity
 from fednotes.patients.tables import read_codiesp, read_mimic
 
@@ -30,7 +30,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "notes": lambda path: list(read_notes(path)),
     "predict": lambda path: documents_of(str(path)),
     "predict patients": lambda path: notes_of(str(path)),
-    "ctakes": ctakes.read,
+    "ctakes": read_ctakes,
     "codes": read_codiesp,
     "mimic": read_mimic,
     "obesity": read_obesity,

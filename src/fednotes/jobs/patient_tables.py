@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -47,7 +46,7 @@ class PatientsConfig:
 
     notes: a file or folder, or a list of them. Relative to the job file; `$NAME` stands for an
         environment variable. A note without a patient is a patient of its own, by its id.
-    concepts: in place of notes, the output of cTAKES (`patients/ctakes.py`).
+    concepts: in place of notes, the output of cTAKES (`patients/concepts.py`).
     format, categories, column: of notes, as in `job_tables.NotesConfig`.
     codes: in `codes_format` "table" any CSV or tab-separated table of a patient and a code a row
         (`patients/tables.py`); else a folder of tables, "mimic" (MIMIC-III), "omop" or
@@ -62,8 +61,6 @@ class PatientsConfig:
     test: notes of a test part of its own (with `concepts`: its cTAKES output); test_codes and
         test_labels: files of it, where those of `codes` and `labels` do not tell them. Without,
         test_fraction of the patients are it. valid_fraction: of the patients.
-    share: "2/3" is the second of three random parts of the patients, disjoint and together
-        everything, for sites that divide one corpus; patients of `test` are not divided.
     labelled: of the training patients, the share whose labels of phenotypes are used. Drawn by
         the job's seed and a hash of the patient: a smaller share's are among a larger one's.
     """
@@ -90,7 +87,6 @@ class PatientsConfig:
     test_labels: str = ""
     valid_fraction: Share = 0.1
     test_fraction: Share = 0.2
-    share: str = ""
     labelled: Labelled = 1.0
 
     def __post_init__(self) -> None:
@@ -105,8 +101,6 @@ class PatientsConfig:
             )
         if self.valid_fraction + (0.0 if self.test else self.test_fraction) >= 1:
             raise ConfigError("valid_fraction + test_fraction: 0 to below 1, or nothing is trained")
-        if self.share and not 1 <= self.shares[0] <= self.shares[1]:
-            raise ConfigError(f'share = {self.share!r}: expected such as "2/3"')
         if bool(self.codes) != bool(self.codes_format):
             raise ConfigError(
                 'codes and codes_format ("table", "mimic", "omop", "codiesp"): give both'
@@ -121,12 +115,6 @@ class PatientsConfig:
         for name, of in (("test_codes", "codes"), ("test_labels", "labels")):
             if getattr(self, name) and not (self.test and getattr(self, of)):
                 raise ConfigError(f"{name} belong to `test`, and go with `{of}`")
-
-    @property
-    def shares(self) -> tuple[int, int]:
-        """`share` as numbers: which one, counted from 1, of how many; zeros if it is none."""
-        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.share)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def _paths(name: str, value: Any) -> tuple[str, ...]:

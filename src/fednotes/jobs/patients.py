@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
-from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.seeds import seed_of
 from fednotes.core.settings import expand
 from fednotes.data.notes import Note
 from fednotes.data.notes.sites import note_files
@@ -34,7 +34,7 @@ from fednotes.jobs.patient_tables import (
     SyntheticPatientsConfig,
     patient_tables,
 )
-from fednotes.patients import ctakes, synthetic, tables
+from fednotes.patients import synthetic, tables
 from fednotes.patients.codes import hold_out, phenotype_labels
 from fednotes.patients.cohort import (
     UNLABELLED,
@@ -48,7 +48,13 @@ from fednotes.patients.cohort import (
     require_alike,
     split,
 )
-from fednotes.patients.concepts import Progress, by_patient
+from fednotes.patients.concepts import (
+    Mentions,
+    Progress,
+    bags_of_mentions,
+    by_patient,
+    read_ctakes,
+)
 from fednotes.patients.features import ConceptFeatures, Features, Made, features_for
 from fednotes.patients.labels import PatientLabels, read_labels, read_obesity
 
@@ -215,9 +221,6 @@ def _read(job: Job, name: str, site: PatientsConfig) -> Source:
         _compare(labels, site, whole, told)
     paths = places("codes") + places("test_codes")
     codes = _codes(site, paths, told) if paths else None
-    if site.share:
-        kept = _share(whole.keys() - test, site, job.seed) | test
-        whole, test = {p: found for p, found in whole.items() if p in kept}, test & kept
     return Source(whole, bool(site.concepts), test, codes, labels, told)
 
 
@@ -252,8 +255,8 @@ def _notes(
     return found
 
 
-def _extract(path: Path, told: list[str]) -> ctakes.Mentions:
-    mentions, report = ctakes.read(path)
+def _extract(path: Path, told: list[str]) -> Mentions:
+    mentions, report = read_ctakes(path)
     if report.damaged:
         told.append(f"{path}: {report.damaged:,} of {report.rows:,} lines are no CUIs: left out")
     return mentions
@@ -326,15 +329,6 @@ def _codes(
     return codes
 
 
-def _share(patients: Collection[str], site: PatientsConfig, seed: int) -> frozenset[str]:
-    """The site's share of the patients. Shares are disjoint, and together everything."""
-    number, of = site.shares
-    names = sorted(patients)
-    order = rng_of(seed, "patients share").permutation(len(names))
-    first, last = (round(n * len(names) / of) for n in (number - 1, number))
-    return frozenset(names[at] for at in order[first:last].tolist())
-
-
 # ---- sites -----------------------------------------------------------------------------------
 
 
@@ -343,7 +337,9 @@ def _made(source: Source, features: Features, progress: Progress | None, cache: 
         return features.make(source.found, progress, cache)
     assert isinstance(features, ConceptFeatures)  # the tables are checked for it
     matcher = features.matcher
-    found = ctakes.bags(source.found, matcher.dictionary.concepts, matcher.context, features.most)
+    found = bags_of_mentions(
+        source.found, matcher.dictionary.concepts, matcher.context, features.most
+    )
     if found[2]["unknown"] and not found[2]["mentions"]:
         raise DataError(
             f"none of the {found[2]['unknown']:,} CUIs is a concept of the dictionary: give the "

@@ -1,4 +1,4 @@
-"""Notes → concepts, by dictionary: the longest terms that stand in a text.
+"""Notes → concepts, by dictionary: the longest terms that stand in a text; or what cTAKES found.
 
     normalise   letters and digits, case folded, accents dropped; words parted by anything else
     match       at each word the longest term that begins there, then on behind it
@@ -14,6 +14,19 @@ An Aho-Corasick automaton (pyahocorasick) goes over words, each written as three
 third of the nodes that letters take, and every word of no term ends in its root. It gives all
 matches; the leftmost longest are chosen here (the library's own choice, `iter_long`, misses some).
 
+Whether a mention holds for the patient now is told by a small rule set of our own in the manner of
+NegEx (Chapman et al. 2001) and ConText (Harkema et al. 2009); its phrases are in `context.toml`.
+Within a mention's sentence:
+
+    trigger before   "denies chest pain"      reaches forward, at most 12 words
+    trigger after    "pneumonia ruled out"    reaches back, at most 6 words; a trigger of one
+                      word only to a mention directly before it
+    terminator       "no fever but cough"     ends the reach of a trigger before it
+    pseudo-trigger   "no change in"           holds a trigger's words and is none
+
+At each word the longest phrase counts. A sentence ends at . ! ? before white space (not after
+"Dr." and the like), at a semicolon, a blank line, a list item or a line that begins with a header.
+
 Bags may be kept in a folder, made once for the same texts, dictionary and rules: its name is a
 hash of these. No text and no patient's id is in the files, but they are as sensitive as the notes;
 only their owner can read them.
@@ -24,23 +37,26 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import re
+import tomllib
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from functools import lru_cache
+from importlib.resources import files
+from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from fednotes.core.errors import DataError, MissingExtra, ModelError
 from fednotes.core.tensors import load_state, save_state
+from fednotes.data.formats.files import listing
 from fednotes.data.notes import Note
 from fednotes.patients.cohort import Bags, offsets_of, stretches
-from fednotes.patients.context import Option, contexts
-from fednotes.patients.context import fingerprint as fingerprint_of_rules
 from fednotes.patients.dictionary import (
     AMBIGUOUS,
     Dictionary,
@@ -51,6 +67,7 @@ from fednotes.patients.dictionary import (
     unfit,
     words_of,
 )
+from fednotes.patients.tables import Damaged, TableReport, XmlFile, lines
 
 MOST: Final = 10_000  # concepts of a patient; Liu, Dligach and Miller 2019 leave out more
 RECIPE: Final = "concepts-1"  # raise it when the same text gives other concepts: caches name it
@@ -60,6 +77,174 @@ Progress = Callable[[int, int], None]  # told of patients done, and of all
 _BASE: Final = 100
 _UNKNOWN: Final = "\0"
 _VISIBLE = re.compile(r"[^ ]+")
+
+
+# ---- context ---------------------------------------------------------------------------------
+
+Option = Literal["off", "drop", "mark"]
+OPTIONS: Final = ("off", "drop", "mark")
+KINDS: Final = ("negated", "family", "hypothetical")  # bits 1, 2, 4 of a mention's context
+WINDOW, WINDOW_AFTER = 12, 6  # words that a trigger reaches
+_LONGEST_PHRASE: Final = 8  # words of a phrase, no fewer than the longest one has
+
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
+# One character first, then what must be true of it: the search skips all others.
+_END = re.compile(
+    r"[.!?;\n](?:(?<=;)|(?<=[.!?])(?=\s|$)(?<!\b(?:dr|mr|ms|vs|st)\.)(?<!\bmrs\.)"
+    r"(?<!\b(?:e\.g|i\.e)\.)|(?<=\n)(?:[ \t]*\n|[ \t]*(?:[-*•]|\d{1,2}[.)])(?=\s)"
+    r"|(?=[ \t]*[a-z][a-z /]{1,40}:)))"
+)
+_ANSWER = re.compile(r"\s*[:=]\s*(?:no|none|negative|neg|absent|denies|denied|never|false)\b")
+
+
+@lru_cache(maxsize=1)
+def phrases() -> dict[str, dict[str, tuple[str, ...]]]:
+    """before, after, pseudo, terminators → kind → phrases, words in braces filled in."""
+    tables: dict[str, Any] = tomllib.loads(
+        files("fednotes.patients").joinpath("context.toml").read_text("utf-8")
+    )
+    words = tables.pop("words")
+
+    def filled(form: str) -> list[str]:
+        names = re.findall(r"{(\w+)}", form)
+        lists = [words[name] for name in names]
+        return [form.format(**dict(zip(names, each, strict=True))) for each in product(*lists)]
+
+    return {
+        name: {kind: tuple(p for form in of for p in filled(form)) for kind, of in table.items()}
+        for name, table in tables.items()
+    }
+
+
+@lru_cache(maxsize=1)
+def fingerprint_of_rules() -> str:
+    """A hash of all rules: caches and saved models name it."""
+    of = phrases()
+    parts = (KINDS, WINDOW, WINDOW_AFTER, of["before"], of["after"], of["pseudo"]["all"])
+    rules = ((*parts, of["terminators"]), _END.pattern, _ANSWER.pattern)
+    return hashlib.sha256(repr(rules).encode()).hexdigest()
+
+
+class _Node:
+    """A word of some phrase: what may follow, and what a phrase that ends here does (bits)."""
+
+    __slots__ = ("ends", "next", "phrase", "sets")
+
+    def __init__(self) -> None:
+        self.next: dict[str, _Node] = {}
+        self.phrase, self.sets, self.ends = False, 0, 0
+
+    def end_of(self, phrase: str) -> _Node:
+        """The node of a phrase's last word."""
+        node = self
+        for word in phrase.split():
+            node = node.next.setdefault(word, _Node())
+        node.phrase = True
+        return node
+
+
+@lru_cache(maxsize=2)
+def _tree(side: str) -> dict[str, _Node]:
+    """Phrases that matter "before" or "after" a mention, by first word."""
+    root, given = _Node(), phrases()
+    for phrase in given["pseudo"]["all"]:
+        root.end_of(phrase)
+    for bit, kind in enumerate(KINDS):
+        for phrase in given[side][kind]:
+            root.end_of(phrase).sets |= 1 << bit
+        for phrase in given["terminators"][kind]:
+            root.end_of(phrase).ends |= 1 << bit
+    return root.next
+
+
+def contexts(text: str, mentions: Sequence[tuple[int, int]]) -> list[int]:
+    """The context of each mention of a text, bits of KINDS; 0: it holds for the patient now.
+
+    mentions: character offsets, in order. Only sentences that hold one are looked at, each once.
+    """
+    if not mentions:
+        return []
+    plain = _plain(text)
+    ends = [0, *(found.end() for found in _END.finditer(plain)), len(plain) + 1]
+    sentence, number = None, -1
+    result = []
+    for start, end in mentions:
+        at = bisect_right(ends, start) - 1
+        if sentence is None or at != number:
+            sentence, number = _Sentence(plain, ends[at], ends[at + 1]), at
+        result.append(sentence.context(start, end))
+    return result
+
+
+def _plain(text: str) -> str:
+    """Lower case, a character for a character."""
+    low = text.lower()
+    if len(low) != len(text):
+        low = "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
+    return low.replace("’", "'")
+
+
+class _Sentence:
+    """A sentence's words and where the rules match them."""
+
+    def __init__(self, plain: str, start: int, end: int) -> None:
+        found = list(_WORD.finditer(plain, start, end))
+        words = [match.group().removesuffix("'s") for match in found]
+        self._plain = plain
+        self._starts, self._ends = [m.start() for m in found], [m.end() for m in found]
+        self._before, self._after = _hits(words, _tree("before")), _hits(words, _tree("after"))
+
+    def context(self, start: int, end: int) -> int:
+        first, behind = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        answered = 1 if _ANSWER.match(self._plain, end) else 0
+        return self._reached(first) | self._reached_back(behind) | answered
+
+    def _reached(self, first: int) -> int:
+        """The kinds whose triggers before word `first` reach it."""
+        hits, kinds, begin = self._before, 0, first - WINDOW
+        for at in range(bisect_left(hits, (begin - _LONGEST_PHRASE,)), len(hits)):
+            _, stop, sets, ends = hits[at]
+            if stop > first:
+                break
+            kinds = kinds & ~ends | (sets if stop > begin else 0)
+        return kinds
+
+    def _reached_back(self, behind: int) -> int:
+        """The kinds whose triggers reach back from word `behind` on.
+
+        A trigger of one word must stand directly behind the mention.
+        """
+        hits, kinds, ended = self._after, 0, 0
+        for at in range(bisect_left(hits, (behind,)), len(hits)):
+            start, stop, sets, ends = hits[at]
+            if start >= behind + WINDOW_AFTER:
+                break
+            if start == behind or stop > start + 1:
+                kinds |= sets & ~ended
+            ended |= ends
+        return kinds
+
+
+def _hits(words: Sequence[str], rules: Mapping[str, _Node]) -> list[tuple[int, ...]]:
+    """Where phrases stand, the longest at each word: (first word, word behind, sets, ends)."""
+    hits: list[tuple[int, ...]] = []
+    free = 0
+    for at, word in enumerate(words):
+        if word not in rules or at < free:
+            continue
+        node: _Node | None = rules[word]
+        behind = at + 1
+        while node is not None:
+            if node.phrase:
+                free, longest = behind, node
+            node = node.next.get(words[behind]) if behind < len(words) else None
+            behind += 1
+        if free > at:
+            hits.append((at, free, longest.sets, longest.ends))
+    return hits
+
+
+# ---- terms -----------------------------------------------------------------------------------
 
 
 class Matcher:
@@ -329,3 +514,163 @@ def kept_arrays(
         found = make()
         save_state(path, {name: torch.from_numpy(of) for name, of in found.items()}, {})
         return found
+
+
+# ---- cTAKES ----------------------------------------------------------------------------------
+# XMI: one file a note: textsem:…Mention → ontologyConceptArr → refsem:UmlsConcept cui. A mention
+# does not hold for the patient now where its polarity is −1, its subject another than the patient,
+# or where it is conditional. Flat: a line a patient or note, an id, then CUIs; or a folder of files
+# NAME.txt of CUIs only; a CUI with a minus before it (-C0011849) is negated.
+
+_CUI = re.compile(r"C\d{7}")
+_ITEM = re.compile(r"(-?)(C\d{7})")
+_PARTS = re.compile(r"[\s,;|]+")
+
+
+class Mention(NamedTuple):
+    """One mention: its distinct CUIs, and whether it holds for the patient now."""
+
+    cuis: tuple[str, ...]
+    holds: bool = True
+
+
+Mentions = dict[str, list[Mention]]  # by patient or note, in the order of the text
+
+
+def read_ctakes(path: Path) -> tuple[Mentions, TableReport]:
+    """What cTAKES found, from an XMI file, a flat file, or a folder of either.
+
+    XMI files and CUI-only files are named by their file (without .xmi, .xml, .txt). Several
+    lines of one id add up. Raises DataError for a file that is neither, or broken XML.
+    """
+    found, report = Mentions(), TableReport(path)
+    files = [path]
+    if path.is_dir():
+        files = listing(path, lambda p: _is_xmi(p) or p.suffix.lower() == ".txt", "cTAKES output")
+    if xmi := [file for file in files if _is_xmi(file)]:
+        for file in xmi:
+            name = file.name[: -len(file.suffix)].removesuffix(".txt")
+            if name in found:
+                raise DataError(
+                    f"{file}: another file has the same name: give one folder at a time"
+                )
+            found[name] = _Xmi(file).mentions()
+            report.rows += 1
+        return found, report
+    for file in files:
+        _flat(file, found, report, file.stem if path.is_dir() else "")
+    if not found or 2 * report.damaged > report.rows:
+        what = "CUIs alone, one file a patient or note" if path.is_dir() else "an id and CUIs"
+        first = report.examples[0].line if report.examples and not path.is_dir() else 0
+        raise DataError.at(
+            path,
+            first,
+            f"{report.damaged} of {report.rows} lines are no CUIs such as C0011849: "
+            f"expected lines of {what}: is it the right file?",
+        )
+    return found, report
+
+
+def _is_xmi(path: Path) -> bool:
+    return path.suffix.lower() in (".xmi", ".xml")
+
+
+class _Xmi(XmlFile):
+    """Collects mentions, concepts and lists of concepts while the file goes by."""
+
+    doctype = False
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._whole = False
+        self._cuis: dict[str, str] = {}  # xmi:id → CUI
+        self._lists: dict[str, list[str]] = {}  # xmi:id of a list → xmi:ids
+        self._mentions: list[tuple[int, int, list[str], bool]] = []
+
+    def startElement(self, tag: str, attrs: Any) -> None:  # noqa: N802
+        prefix, _, name = tag.rpartition(":")
+        id, references = attrs.get("xmi:id", ""), attrs.get("ontologyConceptArr", "").split()
+        if name == "XMI":
+            self._whole = True
+        elif name == "UmlsConcept":
+            if _CUI.fullmatch(attrs.get("cui", "")):
+                self._cuis[id] = attrs["cui"]
+        elif name in ("FSArray", "NonEmptyFSList") and "elements" in attrs:
+            self._lists[id] = attrs["elements"].split()
+        elif prefix == "textsem" and references:
+            try:
+                place = int(attrs.get("begin", "")), int(attrs.get("end", ""))
+            except ValueError:
+                raise self.error("a mention has no begin and end: is it XMI?") from None
+            denied = attrs.get("polarity") == "-1" or attrs.get("conditional") == "true"
+            holds = not denied and attrs.get("subject", "").lower() in ("", "patient")
+            self._mentions.append((*place, references, holds))
+
+    def mentions(self) -> list[Mention]:
+        """Those that have a CUI, by their place in the text.
+
+        Raises DataError for a file that is no XMI, not whole, or has a DOCTYPE.
+        """
+        self.read()
+        if not self._whole:
+            raise DataError(f"{self.path}: this is no XMI of cTAKES (no element xmi:XMI)")
+        made = []
+        for _, _, references, holds in sorted(self._mentions, key=lambda mention: mention[:2]):
+            every = (one for ref in references for one in self._lists.get(ref, (ref,)))
+            # a concept of another kind has no CUI
+            if cuis := dict.fromkeys(self._cuis[one] for one in every if one in self._cuis):
+                made.append(Mention(tuple(cuis), holds))
+        return made
+
+
+def _flat(path: Path, found: Mentions, report: TableReport, name: str) -> None:
+    """Lines of CUIs, parted by tabs, spaces, commas, semicolons or bars. name: of whom all lines
+    are; if empty, each begins with an id, and the first one may be a header."""
+    if name:
+        found[name] = []
+    for number, line in lines(path):
+        if line is not None and not line.strip():
+            continue
+        items = _PARTS.split(line.strip()) if line is not None else [""]
+        who = name or items.pop(0)
+        matches = [_ITEM.fullmatch(item) for item in items if item or name]
+        if not name and number == 1 and items and not any(matches):
+            continue  # a header
+        report.rows += 1
+        if line is None or not who or _ITEM.fullmatch(who) or not all(matches):
+            report.damage(Damaged(number, "no CUIs"))
+            continue
+        own = (Mention((match[2],), not match[1]) for match in matches if match)
+        found.setdefault(who, []).extend(own)
+
+
+def bags_of_mentions(
+    mentions: Mapping[str, Iterable[Mention]],
+    concepts: Sequence[str],
+    context: Option = "drop",
+    most: int = 10_000,
+) -> tuple[tuple[str, ...], Bags, dict[str, int]]:
+    """Patients that stay, one bag each, and counts.
+
+    concepts: the vocabulary's CUIs, public: never those that occur here. context: what becomes
+    of mentions that do not hold, as for a Matcher. most: patients with more concepts are left out.
+
+    counts: patients, mentions, unknown (CUIs outside the vocabulary), left_out, without.
+    """
+    index = {concept: at for at, concept in enumerate(concepts)}
+    kept: dict[str, np.ndarray] = {}
+    counts = Counter[str](patients=0, mentions=0, unknown=0, left_out=0, without=0)
+    for patient, found in mentions.items():
+        bag: list[int] = []
+        for one in found:
+            other = context != "off" and not one.holds
+            if other and context == "drop":
+                continue
+            places = [index[cui] for cui in one.cuis if cui in index]
+            counts["unknown"] += len(one.cuis) - len(places)
+            bag.extend(place + len(concepts) * other for place in places)
+        counts.update(patients=1, mentions=len(bag), left_out=len(bag) > most, without=not bag)
+        if len(bag) <= most:
+            kept[patient] = np.array(bag, dtype=np.int32)
+    made = Bags.of(kept.values(), len(concepts) * (2 if context == "mark" else 1))
+    return tuple(kept), made, dict(counts)

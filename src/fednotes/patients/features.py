@@ -26,8 +26,7 @@ from fednotes.data.text import split_sentences, tokenize
 from fednotes.encoders.features import FrozenEncoder, load_encoder
 from fednotes.patients import synthetic
 from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
-from fednotes.patients.concepts import MOST, Matcher, Notes, Progress, bags, kept_arrays
-from fednotes.patients.context import Option
+from fednotes.patients.concepts import MOST, Matcher, Notes, Option, Progress, bags, kept_arrays
 from fednotes.patients.dictionary import read_dictionary
 
 SYNTHETIC: Final = "synthetic"  # the generated patients' dictionary
