@@ -18,7 +18,7 @@ from fednotes.core.types import Document, Span, TagSet
 from fednotes.methods import adversarial
 from fednotes.methods.adversarial import (
     adversarial_loss,
-    discriminator_numbers,
+    discriminators,
     disentanglement,
     domain_loss,
     domain_specific,
@@ -354,7 +354,7 @@ def test_numbers_of_bart_base(variant: str, sites: int, expected: int) -> None:
     bart: Any = SimpleNamespace(widths=(768,) * 6, output_width=768, device="cpu")
     names = tuple("abcdef"[:sites])
     settings = adversarial.Config(variant=variant, platforms=names)
-    assert discriminator_numbers(settings, bart) == expected
+    assert sum(w.numel() for w in discriminators(settings, bart).values()) == expected
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.methods import adversarial, distill
-from fednotes.methods.adversarial import discriminator_numbers, discriminators
+from fednotes.methods.adversarial import discriminators
 from fednotes.taggers.prompt_bart import PromptBartConfig
 from fednotes.taggers.saving import build_model, load_model
 from fednotes.taggers.tagger import TaggerConfig
@@ -75,7 +75,9 @@ def test_one_k_by_d_matrix_a_layer(sites) -> None:
         if variant == "peng":
             expected["domain.outputs"] = (3, 10)
         assert shapes == expected
-        assert discriminator_numbers(settings, model) == 30 * len(expected)
+        assert sum(w.numel() for w in discriminators(settings, model).values()) == 30 * len(
+            expected
+        )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -86,7 +88,7 @@ def test_nothing_else_travels(sites, reference, variant: str) -> None:
     members = [adversarial.Site(site, settings) for site in sites]
     engine = InProcess(members)
     adversarial.train(engine, settings)
-    numbers = discriminator_numbers(settings, members[0].model)
+    numbers = sum(w.numel() for w in discriminators(settings, members[0].model).values())
     assert members[0].described().endswith(f"{numbers:,} of them in discriminators")
     assert engine.bytes_up - reference[0].bytes_up == 3 * 2 * 4 * numbers
     assert engine.bytes_down - reference[0].bytes_down == 3 * (2 * 2 + 1) * 4 * numbers
@@ -98,7 +100,7 @@ def test_one_site_has_nothing_to_tell_apart(sites) -> None:
     members, state = federate(sites[:1], settings)
     assert members[0].discriminators == {}
     assert_same(dict(state.tensors), by_distill(sites[:1])[1])
-    for own in adversarial.alone(config(sites), sites):
+    for own in adversarial.METHOD.alone(config(sites), sites):
         assert own.platforms == ()
         model = build_model(own.model, own.tags, own.seed)
         assert discriminators(own, model) == {}

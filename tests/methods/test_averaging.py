@@ -15,6 +15,7 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
+from fednotes.methods.optimizers import Adam
 
 CONFIG = Averaging(cycles=3, batch_size=4, learning_rate=0.05, weight_decay=0.1, seed=7)
 
@@ -392,6 +393,15 @@ def test_cycles_are_judged_by_their_own_numbers() -> None:
         # counted from 0, the warm-up's first
         judged_cycles[kept] = [result.round for result in results if result.evaluated]
     assert judged_cycles == {0: [0, 2, 4, 5], 3: [0, 2, 3]}
+
+
+def test_a_rate_is_of_its_own_step() -> None:
+    """By hand: Adam's first step is the rate, and so is one along the same gradient again."""
+    weight = torch.zeros(1)
+    adam, gradient = Adam({"w": weight}, 0.25), {"w": torch.ones(1)}
+    for rate, wanted in ((None, -0.25), (0.5, -0.75), (None, -1.0)):
+        adam.step(gradient, rate=rate)
+        assert weight.item() == pytest.approx(wanted, abs=1e-6)
 
 
 # mistakes

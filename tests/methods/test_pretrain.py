@@ -310,7 +310,7 @@ def test_lengths_words_and_rates_are_those_asked_for(bare_bert: Path, tmp_path: 
     longest = [max(len(s.sequences.ids[0]) for (s,) in site.steps(epoch)) for epoch in range(6)]
     assert max(longest[:3]) <= 24 < min(longest[3:])
     assert [site._length(epoch) for epoch in range(6)] == [24, 24, 24, 48, 48, 48]
-    assert site._first[0] == settings.head_learning_rate
+    assert site._first._rate == settings.head_learning_rate
     continues = site.model.tokenizer.continues
     words = 0
     for (part,) in site.steps(0):

@@ -18,12 +18,11 @@
     K × d   one `domain.<layer>` a layer that represents text, linear, without bias; for
             "peng" one more, `domain.outputs`, on the states below the output scores
 
-Numbers that travel beyond the model's own, each way, with every copy of it
-(`discriminator_numbers`): the paper counts 12·K·d, against 10·d for the gradient of q that
-instance weighting sends. But bart-base has 6 encoder layers (and 6 decoder layers, which have
-no discriminator), so here it is 6·K·d, and 7·K·d for "peng": with d = 768 and the six
-platforms of OntoNotes 27,648 and 32,256, with three 13,824 and 16,128, against 7,680 of q.
-All are small beside the prompts' 11,066,880.
+Numbers that travel beyond the model's own, each way, with every copy of it: the paper counts
+12·K·d, against 10·d for the gradient of q that instance weighting sends. But bart-base has 6
+encoder layers (and 6 decoder layers, which have no discriminator), so here it is 6·K·d, and 7·K·d
+for "peng": with d = 768 and the six platforms of OntoNotes 27,648 and 32,256, with three 13,824
+and 16,128, against 7,680 of q. All are small beside the prompts' 11,066,880.
 
 A site sees only its own notes, so its discriminators learn there that everything is its own;
 what makes them discriminators is that the server averages them with the others' (Hong et al.
@@ -51,7 +50,7 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, State
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import checked
-from fednotes.core.tensors import nbytes
+from fednotes.core.tensors import nbytes, snapshot
 from fednotes.core.types import SiteData
 from fednotes.methods import distill, presets
 from fednotes.taggers.corpora import PreparedCorpus
@@ -95,8 +94,7 @@ def train(federation: Federation, config: Config) -> State:
 def initial(config: Config) -> dict[str, Tensor]:
     """θ_1 and the discriminators, which follow from the seed."""
     model = build_model(config.model, config.tags, config.seed)
-    own = {name: value.detach().clone() for name, value in model.trainable().items()}
-    return own | {name: value.detach() for name, value in discriminators(config, model).items()}
+    return snapshot(model.trainable() | discriminators(config, model))
 
 
 def discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
@@ -116,11 +114,6 @@ def discriminators(config: Config, model: Model) -> dict[str, nn.Parameter]:
         values = torch.randn(sites, width, generator=generator) / math.sqrt(width)
         made[name] = nn.Parameter(values.to(model.device))
     return made
-
-
-def discriminator_numbers(config: Config, model: Model) -> int:
-    """How many numbers the discriminators add to each copy of the model that travels."""
-    return sum(weight.numel() for weight in discriminators(config, model).values())
 
 
 class Site(distill.Site):
@@ -280,27 +273,7 @@ def _entropy(scores: Tensor) -> Tensor:
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """The configuration with what only the sites together can say."""
-    filled: Config = distill.for_sites(config, sites)  # type: ignore[assignment]
-    return replace(filled, platforms=tuple(site.id for site in sites))
-
-
-def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
-    """Each site by itself, without discriminators."""
-    plain = replace(config, platforms=())
-    return distill.alone(plain, sites)  # type: ignore[return-value]
-
-
-def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """As `distill.traffic`, with the discriminators."""
-    return distill.messages(config, nbytes(initial(config)))
-
-
-def pooled(
-    config: Config, sites: Sequence[SiteData], complete: Sequence[SiteData] | None
-) -> tuple[tuple[SiteData, ...], Config]:
-    """All sites' sentences with every type annotated, without discriminators."""
-    plain = replace(config, platforms=())
-    return distill.pooled(plain, sites, complete)  # type: ignore[return-value]
+    return replace(distill.for_sites(config, sites), platforms=tuple(site.id for site in sites))
 
 
 METHOD = replace(
@@ -310,7 +283,8 @@ METHOD = replace(
     train=train,
     presets=presets("adversarial"),
     for_sites=for_sites,
-    alone=alone,
-    pooled=pooled,
-    traffic=traffic,
+    # without discriminators
+    alone=lambda config, sites: distill.alone(replace(config, platforms=()), sites),
+    pooled=lambda config, *sites: distill.pooled(replace(config, platforms=()), *sites),
+    traffic=lambda config, sizes: distill.messages(config, nbytes(initial(config))),
 )

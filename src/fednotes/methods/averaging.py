@@ -316,7 +316,7 @@ class AveragingSite(SiteTasks):
         self._planned = config.cycles * self._per_update
         adam = Adam(self.parameters, config.learning_rate, config.weight_decay)
         self._adam: Optimizer = adam if optimizer is None else optimizer
-        self._first = (first_rate, Adam({}, 1.0))
+        self._first = Adam({n: self.parameters[n] for n in warm_up}, first_rate)
         self.taken = 0  # steps, those of a warm-up included
         self._taken_before = 0  # of them in the warm-up
         self._change: dict[str, Tensor] = {}  # waits for "send"
@@ -350,18 +350,20 @@ class AveragingSite(SiteTasks):
                 f"site {self.id!r}: cycle {cycle} of the job trains other parameters than the "
                 f"{len(tensors)} that came"
             )
-        names = tensors.keys() if tensors.keys() < self.shared.keys() else None
-        if names is not None:
+        warming = tensors.keys() < self.shared.keys()
+        if warming:
             self.begin_warm_up()
-        active = self.shared if names is None else {n: self.shared[n] for n in names}
+        active = {name: p for name, p in self.shared.items() if name in tensors}
         load_into(active, tensors)
         start = {n: value.to(self.device) for n, value in tensors.items()}
-        adam = self._optimizer(active, names is not None)
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name in active or (not warming and name in self.private))
+        adam = self._first if warming else self._adam
         loss = examples = 0.0
         for local in range(self._averaging.local_epochs):  # [bert cycle]
             # [bert cycle]
             for parts in self.steps(cycle * self._averaging.local_epochs + local):
-                loss += self._step(parts, adam, start, names is not None)  # [bert cycle]
+                loss += self._step(parts, adam, start, warming)  # [bert cycle]
                 examples += sum(part.examples for part in parts)
         metrics = {"loss": loss, "examples": examples}
         if self._averaging.compression == "none":
@@ -427,17 +429,6 @@ class AveragingSite(SiteTasks):
             raise TrainingError(f"site {self.id!r} has no parameters: it was restarted in between")
         return self._told
 
-    def _optimizer(self, active: Mapping[str, torch.nn.Parameter], warming: bool) -> Optimizer:
-        for name, parameter in self.parameters.items():
-            parameter.requires_grad_(name in active or (not warming and name in self.private))
-        if not warming:
-            return self._adam
-        rate, adam = self._first
-        if not adam.parameters:
-            adam = Adam(active, rate)
-            self._first = (rate, adam)
-        return adam
-
     def _step(self, parts: list[Step], adam: Optimizer, start: Tensors, warming: bool) -> float:
         """One optimizer step; Σ loss over its examples."""
         torch.manual_seed(seed_of(self._averaging.seed, "dropout", self.id, self.taken))
@@ -450,7 +441,7 @@ class AveragingSite(SiteTasks):
         self._pull(start)
         if self._averaging.clip:
             torch.nn.utils.clip_grad_norm_(adam.parameters.values(), self._averaging.clip)
-        adam.step(rate=self._first[0] if warming else self.rate())
+        adam.step(rate=None if warming else self.rate())
         self.taken += 1
         self._taken_before += warming
         return total * sum(part.examples for part in parts)
@@ -487,21 +478,16 @@ class AveragingSite(SiteTasks):
 
     def state(self) -> State:
         """Moments, private parameters and what could not be sent so far."""
-        tensors = self._adam.state() | self._first[1].state("first")
-        private = {name: value.detach() for name, value in self.private.items()}
-        tensors |= prefixed("private.", private) | prefixed("left.", self._left)
-        tensors |= prefixed("kept.", self._kept)
+        tensors = self._adam.state() | self._first.state("first")
+        tensors |= prefixed("private.", {n: p.detach() for n, p in self.private.items()})
+        tensors |= prefixed("left.", self._left) | prefixed("kept.", self._kept)
         return State(self.taken, tensors, {"before": self._taken_before})
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
         self.taken, self._taken_before = state.round, int(state.facts["before"])
         self._adam.restore(state.tensors)
-        names = below(state.tensors, "first.exp_avg.")
-        if names:
-            adam = Adam({name: self.parameters[name] for name in names}, self._first[0])
-            adam.restore(state.tensors, "first")
-            self._first = (self._first[0], adam)
+        self._first.restore(state.tensors, "first")
         load_into(self.private, below(state.tensors, "private."))
         self._kept = below(state.tensors, "kept.")
         self._left = {n: v.to(self.device) for n, v in below(state.tensors, "left.").items()}

@@ -26,7 +26,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -140,6 +140,9 @@ class Config:
                 f'unannotated = "{self.unannotated}" {why}: set weighting = false, '
                 'or unannotated = "pseudo"'
             )
+
+
+C = TypeVar("C", bound=Config)  # the adversarial baselines' too
 
 
 def train(federation: Federation, config: Config, shared: Tensors | None = None) -> State:
@@ -569,7 +572,7 @@ def _rounded(value: float) -> float:
 # what a job asks of a method
 
 
-def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
+def for_sites(config: C, sites: Sequence[SiteData]) -> C:
     """The configuration with what only the sites together can say.
 
     Raises RefusedError for instance weights with fewer than three sites.
@@ -579,7 +582,7 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     return replace(config, tags=all_tags(sites))
 
 
-def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
+def alone(config: C, sites: Sequence[SiteData]) -> tuple[C, ...]:
     """Each site's configuration where it trains by itself: its own types, nothing to distil."""
     plain = replace(config, weighting=False, unannotated="outside")
     return tuple(
@@ -596,8 +599,8 @@ def _worded(model: ModelConfig, tags: TagSet) -> ModelConfig:
 
 
 def pooled(
-    config: Config, sites: Sequence[SiteData], complete: Sequence[SiteData] | None
-) -> tuple[tuple[SiteData, ...], Config]:
+    config: C, sites: Sequence[SiteData], complete: Sequence[SiteData] | None
+) -> tuple[tuple[SiteData, ...], C]:
     """One model on all sites' sentences with every type annotated: the upper bound.
 
     Raises ConfigError where no complete annotation is at hand.

@@ -28,11 +28,10 @@ class Optimizer(Protocol):
 
 
 class Adam:
-    """`torch.optim.Adam` over named tensors (Kingma and Ba 2015).
+    """`torch.optim.Adam` over named tensors (Kingma and Ba 2015), updated in place by `step`.
 
-    parameters: updated in place by `step`. weight_decay: decoupled (AdamW; Loshchilov and
-    Hutter 2019), of all but biases and normalisation layers (those with one dimension), as
-    BERT's optimizer has it.
+    weight_decay: decoupled (AdamW; Loshchilov and Hutter 2019), of all but biases and
+    normalisation layers (those with one dimension), as BERT's optimizer has it.
     """
 
     moments: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
@@ -40,19 +39,18 @@ class Adam:
     def __init__(
         self, parameters: Mapping[str, Tensor], learning_rate: float, weight_decay: float = 0.0
     ) -> None:
-        self.parameters = dict(parameters)
-        self._optimizer: torch.optim.Optimizer | None = None
-        if not self.parameters:
-            return
+        self.parameters, self._rate = dict(parameters), learning_rate
         values = list(self.parameters.values())
+        self._optimizer = self._made(values, weight_decay) if values else None
+
+    def _made(self, values: list[Tensor], weight_decay: float) -> torch.optim.Optimizer:
         if not weight_decay:
-            self._optimizer = torch.optim.Adam(values, lr=learning_rate, fused=True)
-            return
+            return torch.optim.Adam(values, lr=self._rate, fused=True)
         groups = [
             {"params": [v for v in values if v.dim() > 1], "weight_decay": weight_decay},
             {"params": [v for v in values if v.dim() <= 1], "weight_decay": 0.0},
         ]
-        self._optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=True)
+        return torch.optim.AdamW(groups, lr=self._rate, fused=True)
 
     def step(self, gradients: Tensors | None = None, *, rate: float | None = None) -> None:
         """One step along `gradients`, or along each parameter's own `.grad`.
@@ -61,9 +59,8 @@ class Adam:
         """
         if self._optimizer is None:
             return
-        if rate is not None:
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate if rate is None else rate
         if gradients is not None:
             for name, parameter in self.parameters.items():
                 parameter.grad = gradients[name]
@@ -89,12 +86,11 @@ class Adam:
             return
         self._optimizer.state.clear()
         for name, parameter in self.parameters.items():
+            names = {key: f"{prefix}.{key}.{name}" for key in self.moments}
             found = {
-                key: tensors[f"{prefix}.{key}.{name}"].to(
-                    "cpu" if key == "step" else parameter.device
-                )
-                for key in self.moments
-                if f"{prefix}.{key}.{name}" in tensors
+                key: tensors[full].to("cpu" if key == "step" else parameter.device)
+                for key, full in names.items()
+                if full in tensors
             }
             if found:
                 like = dict.fromkeys(self.moments, parameter) | {"step": torch.zeros(())}
@@ -110,10 +106,6 @@ class RMSprop(Adam):
 
     moments = ("step", "square_avg")
 
-    def __init__(self, parameters: Mapping[str, Tensor], learning_rate: float) -> None:
-        super().__init__({}, learning_rate)
-        self.parameters = dict(parameters)
+    def _made(self, values: list[Tensor], weight_decay: float) -> torch.optim.Optimizer:
         # [phenotype rmsprop]
-        self._optimizer = torch.optim.RMSprop(
-            list(self.parameters.values()), lr=learning_rate, alpha=0.9, eps=1e-7
-        )
+        return torch.optim.RMSprop(values, lr=self._rate, alpha=0.9, eps=1e-7)
