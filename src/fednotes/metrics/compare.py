@@ -84,14 +84,12 @@ def paired_t(differences: Sequence[float]) -> PairedTest:
         from scipy import stats
     except ModuleNotFoundError as error:
         raise MissingExtra("scipy", "plot") from error
-    spread = _spread(differences)
-    mean, std = float(spread["mean"] or 0), float(spread["std"] or 0)
-    half = std / math.sqrt(n)
-    if half == 0:
+    mean = math.fsum(differences) / n
+    if len(set(differences)) == 1:
         return PairedTest(mean, mean, mean, float(mean == 0), n)
-    reach = float(stats.t.ppf(0.975, n - 1)) * half
-    p_value = float(2 * stats.t.sf(abs(mean) / half, n - 1))
-    return PairedTest(mean, mean - reach, mean + reach, p_value, n)
+    found = stats.ttest_1samp(differences, 0.0)
+    low, high = found.confidence_interval()
+    return PairedTest(mean, float(low), float(high), float(found.pvalue), n)
 
 
 @dataclass(frozen=True, slots=True)
