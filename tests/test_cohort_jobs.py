@@ -1,20 +1,18 @@
 """Jobs on patients: from notes, codes and labels in files to each site's patients.
 
-The method is a stub: which one trains on the patients is of no account here. Expected values are
-read off small files written here, or are identities (silos together are the whole).
+Expected values are read off small files written here, or are identities (silos together are the
+whole).
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fednotes import methods
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.settings import read_toml
 from fednotes.jobs.job import Job, Sites, load_sites
@@ -23,39 +21,9 @@ from fednotes.jobs.run_folder import claim, recorded
 from fednotes.patients.cohort import Bags, Vectors, fingerprint, pooled_patients
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it
-STUB = """
-from dataclasses import dataclass, field
-
-from fednotes.core.federation import Method
-
-
-@dataclass(frozen=True)
-class Config:
-    model: dict = field(default_factory=dict)
-    seed: int = 0
-
-
-def train(federation, config):
-    raise NotImplementedError
-
-
-METHOD = Method(
-    Config, object, train, dict, {"best": {}, "paper": {}}, None, None, None, holds="patients"
-)
-"""
 TERMS = ("asthma", "gout", "cough", "fever")  # concepts C0000000 …, in this order
 CONCEPTS = {"dictionary": "terms.tsv"}
 PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
-
-
-@pytest.fixture(autouse=True)
-def _method(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method `stubpatients`, as long as the test runs."""
-    folder = tmp_path_factory.mktemp("methods")
-    (folder / "stubpatients.py").write_text(STUB)
-    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(folder)])
-    monkeypatch.setattr(methods, "stubpatients", None, raising=False)
-    monkeypatch.delitem(sys.modules, "fednotes.methods.stubpatients", raising=False)
 
 
 @pytest.fixture
@@ -85,7 +53,7 @@ SITE = {"notes": "notes.csv", "codes": ".", "codes_format": "mimic"}
 
 
 def job(folder: Path, seed: int = 1, **tables: Any) -> Job:
-    return parse_job({"method": "stubpatients", "seed": seed, **tables}, "j", folder, "j.toml")
+    return parse_job({"method": "phenotype", "seed": seed, **tables}, "j", folder, "j.toml")
 
 
 def load(folder: Path, **tables: Any) -> Sites:
@@ -317,7 +285,7 @@ def test_codiesp(corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     def built_in(name: str) -> Sites:
         path = built_in_jobs()[f"phenotype/{name}"]
-        table = {**read_toml(path), "method": "stubpatients", "training": {}, "model": {}}
+        table = {**read_toml(path), "method": "phenotype", "training": {}, "model": {}}
         return load_sites(parse_job(table, name, path.parent, str(path)), cache=tmp_path)
 
     both, codes = built_in("codiesp"), built_in("codiesp-codes")
@@ -355,7 +323,7 @@ def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     sizes = []
     for name in ("mimic", "obesity"):
         path = built_in_jobs()[f"phenotype/{name}"]
-        table = {**read_toml(path), "method": "stubpatients", "training": {}, "model": {}}
+        table = {**read_toml(path), "method": "phenotype", "training": {}, "model": {}}
         made = load_sites(parse_job(table, name, path.parent, str(path)), cache=place / "cache")
         whole = pooled_patients(made.data)
         parts = [len(part) for part in (whole.train, whole.valid, whole.test)]

@@ -125,15 +125,6 @@ def test_sites_with_other_files_agree_by_name(place: Path) -> None:
         load(place, sites={"a": SITE, "b": few})
 
 
-def test_shares_of_one_corpus_have_its_labels(place: Path) -> None:
-    halves = {f"s{k}": {**SITE, "share": f"{k}/2"} for k in (1, 2)}
-    made = load(place, sites=halves)
-    one, two = (labels_of(site) for site in made.data)
-    assert {**one, **two} == {str(i): expected(i) for i in range(30)}
-    assert len(one) == len(two) == 15
-    assert "s1: 4 labelled patients have no notes here: left out" in made.notes
-
-
 def test_codes_of_a_table_make_phenotypes(place: Path) -> None:
     (place / "more.csv").write_text("patient,code,system\n3,401.9,icd9\n3,0331,icd9proc\n")
     site = {"notes": "notes.csv", "codes": ["more.csv"], "codes_format": "table"}

@@ -22,7 +22,8 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.predict_patients import evaluate_patients, predict_patients
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
-from fednotes.patients.features import ConceptFeatures, ConceptsConfig, Made, features_for
+from fednotes.patients.concepts import Made
+from fednotes.patients.features import ConceptFeatures, ConceptsConfig, features_for
 from fednotes.patients.phenotyper import Phenotyper, Representation
 
 NAME = "Zebulonovic"  # stands for what must never be shown

@@ -228,8 +228,8 @@ def test_bags_of_patients() -> None:
     seen: list[tuple[int, int]] = []
     made = bags(NOTES, matcher(), progress=lambda n, m: seen.append((n, m)), most=20)
     assert made.patients == ("p1", "p2", "p4", "p5")
-    assert made.bags.offsets.tolist() == [0, 6, 6, 6, 9]
-    assert made.bags.concepts.tolist() == [5, 6, 0, 3, 5, 6, 7, 7, 7]
+    assert made.values.offsets.tolist() == [0, 6, 6, 6, 9]
+    assert made.values.concepts.tolist() == [5, 6, 0, 3, 5, 6, 7, 7, 7]
     counts = made.counts
     characters = sum(len(text) for texts in NOTES.values() for text in texts)
     assert counts == {
@@ -247,7 +247,7 @@ def test_exactly_the_limit_stays() -> None:
 def test_no_patient_at_all() -> None:
     made = bags({}, matcher(), processes=2)
     assert made.patients == ()
-    assert len(made.bags) == 0
+    assert len(made.values) == 0
 
 
 def test_parallel_equals_serial() -> None:
@@ -255,8 +255,8 @@ def test_parallel_equals_serial() -> None:
     one, two = bags(many, matcher(context="drop")), bags(many, matcher(context="drop"), processes=2)
     assert two.patients == one.patients
     assert two.counts == one.counts
-    np.testing.assert_array_equal(two.bags.concepts, one.bags.concepts)
-    np.testing.assert_array_equal(two.bags.offsets, one.bags.offsets)
+    np.testing.assert_array_equal(two.values.concepts, one.values.concepts)
+    np.testing.assert_array_equal(two.values.offsets, one.values.offsets)
 
 
 def test_a_spawned_process_builds_the_same() -> None:
@@ -278,7 +278,7 @@ def test_cache_is_used_again(tmp_path: Path) -> None:
     again = bags(NOTES, Unused(dictionary_of(TERMS), context="off"), cache=folder, most=20)
     assert again.patients == first.patients
     assert again.counts == first.counts
-    np.testing.assert_array_equal(again.bags.concepts, first.bags.concepts)
+    np.testing.assert_array_equal(again.values.concepts, first.values.concepts)
     (entry,) = folder.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(entry.stat().st_mode) == 0o700
     for file in entry.iterdir():
@@ -293,7 +293,7 @@ def test_a_damaged_cache_is_made_anew(name: str, tmp_path: Path) -> None:
     (entry / name).write_bytes(b"{")
     again = bags(NOTES, matcher(), cache=tmp_path)
     assert again.counts == first.counts
-    np.testing.assert_array_equal(again.bags.concepts, first.bags.concepts)
+    np.testing.assert_array_equal(again.values.concepts, first.values.concepts)
     assert (entry / name).stat().st_size > 1
 
 
@@ -330,7 +330,7 @@ def test_codiesp_cases_with_the_disease_ontology(corpora: Path) -> None:
     for name in sorted(texts)[:2]:
         assert mentions(texts[name][0], own) == brute(texts[name][0], dictionary)
     made = bags(texts, Matcher(dictionary, context="off"))
-    distinct = np.bincount(made.bags.counts()[0], minlength=len(made.bags))
+    distinct = np.bincount(made.values.counts()[0], minlength=len(made.values))
     assert made.counts["patients"] == 750
     assert distinct.mean() == pytest.approx(2.99, abs=0.01)
     assert made.counts["without"] == 86

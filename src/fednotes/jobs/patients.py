@@ -49,13 +49,14 @@ from fednotes.patients.cohort import (
     split,
 )
 from fednotes.patients.concepts import (
+    Made,
     Mentions,
     Progress,
     bags_of_mentions,
     by_patient,
     read_ctakes,
 )
-from fednotes.patients.features import ConceptFeatures, Features, Made, features_for
+from fednotes.patients.features import ConceptFeatures, Features, features_for
 from fednotes.patients.labels import PatientLabels, read_labels, read_obesity
 
 
@@ -340,12 +341,12 @@ def _made(source: Source, features: Features, progress: Progress | None, cache: 
     found = bags_of_mentions(
         source.found, matcher.dictionary.concepts, matcher.context, features.most
     )
-    if found[2]["unknown"] and not found[2]["mentions"]:
+    if found.counts["unknown"] and not found.counts["mentions"]:
         raise DataError(
-            f"none of the {found[2]['unknown']:,} CUIs is a concept of the dictionary: give the "
-            'UMLS, or an ontology with ids = "UMLS_CUI"'
+            f"none of the {found.counts['unknown']:,} CUIs is a concept of the dictionary: give "
+            'the UMLS, or an ontology with ids = "UMLS_CUI"'
         )
-    return Made(*found)
+    return found
 
 
 def _site(

@@ -444,13 +444,13 @@ def fit(
     shape = (len(features), features.width)
     x = csr_matrix((features.values, features.columns, features.offsets), shape=shape)
     targets = machines.targets(labels)
+    side = _sides(targets, weights)
     machines.weight[:], machines.intercept[:] = 0.0, 0.0
     for k in range(len(machines.machines)):
         rows = np.flatnonzero(targets[:, k])
-        y = targets[rows, k]
-        if len(np.unique(y)) == 2:
+        if len(np.unique(targets[rows, k])) == 2:
             solver = LogisticRegression(C=C, tol=1e-6, max_iter=10_000)
-            found = solver.fit(x[rows], y, sample_weight=_weights_of(y, weights, k))
+            found = solver.fit(x[rows], targets[rows, k], sample_weight=side[rows, k])
             machines.weight[:, k], machines.intercept[k] = found.coef_[0], found.intercept_[0]
     return loss_of(machines, features, labels, weights)
 
@@ -459,20 +459,15 @@ def loss_of(
     machines: LinearSVMs, features: Features, labels: np.ndarray, weights: np.ndarray | None
 ) -> tuple[float, int]:
     """The sum of weighted logistic losses, and over how many pairs of patient and machine."""
-    targets, scores = machines.targets(labels), machines.scores(features)
-    total = 0.0
-    for k in range(len(machines.machines)):
-        rows = np.flatnonzero(targets[:, k])
-        y = targets[rows, k]
-        losses = np.logaddexp(0.0, -y * scores[rows, k])
-        total += float((_weights_of(y, weights, k) * losses).sum())
-    return total, int(np.count_nonzero(targets))
+    targets = machines.targets(labels)
+    losses = np.logaddexp(0.0, -targets * machines.scores(features)) * _sides(targets, weights)
+    return float(losses.sum()), int(np.count_nonzero(targets))
 
 
-def _weights_of(targets: np.ndarray, weights: np.ndarray | None, machine: int) -> np.ndarray:
-    """(patients,) the weight of each one's class for this machine."""
-    negative, positive = (1.0, 1.0) if weights is None else weights[machine]
-    return np.where(targets > 0, positive, negative)
+def _sides(targets: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """(patients, machines) the weight of each one's class for each machine; 0 if unlabelled."""
+    negative, positive = (1.0, 1.0) if weights is None else weights.T
+    return np.where(targets > 0, positive, negative) * (targets != 0)
 
 
 # ---- scores → probabilities ------------------------------------------------------------------

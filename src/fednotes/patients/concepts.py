@@ -56,7 +56,7 @@ from fednotes.core.errors import DataError, MissingExtra, ModelError
 from fednotes.core.tensors import load_state, save_state
 from fednotes.data.formats.files import listing
 from fednotes.data.notes import Note
-from fednotes.patients.cohort import Bags, offsets_of, stretches
+from fednotes.patients.cohort import Bags, Vectors, offsets_of, stretches
 from fednotes.patients.dictionary import (
     AMBIGUOUS,
     Dictionary,
@@ -389,15 +389,15 @@ class Matcher:
 # ---- patients --------------------------------------------------------------------------------
 
 
-class PatientBags(NamedTuple):
-    """Patients that stay, their bags in the same order, and counts.
+class Made(NamedTuple):
+    """The patients that stay, what they are to the models, in the same order, and counts.
 
     counts: patients, notes, characters, mentions; left_out: patients with too many concepts;
-    without: patients without one.
+    without: patients in whose notes nothing was found; unknown: CUIs outside the vocabulary.
     """
 
     patients: tuple[str, ...]
-    bags: Bags
+    values: Bags | Vectors
     counts: Mapping[str, int]
 
 
@@ -416,7 +416,7 @@ def bags(
     progress: Progress | None = None,
     cache: Path | None = None,
     most: int = MOST,
-) -> PatientBags:
+) -> Made:
     """One bag of concepts a patient.
 
     processes: patients are shared out to so many; the result does not depend on it. cache: a
@@ -433,7 +433,7 @@ def bags(
     if progress is not None:
         progress(len(patients), len(patients))
     own = Bags(found["concepts"], found["offsets"], matcher.vocabulary)
-    return PatientBags(tuple(patients[row] for row in found["kept"].tolist()), own, counts)
+    return Made(tuple(patients[row] for row in found["kept"].tolist()), own, counts)
 
 
 _COUNTED: Final = ("patients", "notes", "characters", "mentions", "left_out", "without")
@@ -649,13 +649,11 @@ def bags_of_mentions(
     concepts: Sequence[str],
     context: Option = "drop",
     most: int = 10_000,
-) -> tuple[tuple[str, ...], Bags, dict[str, int]]:
-    """Patients that stay, one bag each, and counts.
+) -> Made:
+    """One bag a patient or note.
 
     concepts: the vocabulary's CUIs, public: never those that occur here. context: what becomes
     of mentions that do not hold, as for a Matcher. most: patients with more concepts are left out.
-
-    counts: patients, mentions, unknown (CUIs outside the vocabulary), left_out, without.
     """
     index = {concept: at for at, concept in enumerate(concepts)}
     kept: dict[str, np.ndarray] = {}
@@ -673,4 +671,4 @@ def bags_of_mentions(
         if len(bag) <= most:
             kept[patient] = np.array(bag, dtype=np.int32)
     made = Bags.of(kept.values(), len(concepts) * (2 if context == "mark" else 1))
-    return tuple(kept), made, dict(counts)
+    return Made(tuple(kept), made, dict(counts))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from annotated_types import Ge
@@ -25,8 +25,17 @@ from fednotes.core.types import Document
 from fednotes.data.text import split_sentences, tokenize
 from fednotes.encoders.features import FrozenEncoder, load_encoder
 from fednotes.patients import synthetic
-from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
-from fednotes.patients.concepts import MOST, Matcher, Notes, Option, Progress, bags, kept_arrays
+from fednotes.patients.cohort import FeatureSpace, Vectors
+from fednotes.patients.concepts import (
+    MOST,
+    Made,
+    Matcher,
+    Notes,
+    Option,
+    Progress,
+    bags,
+    kept_arrays,
+)
 from fednotes.patients.dictionary import read_dictionary
 
 SYNTHETIC: Final = "synthetic"  # the generated patients' dictionary
@@ -83,18 +92,6 @@ class TextConfig:
     encoder: str = "minilm"
 
 
-class Made(NamedTuple):
-    """The patients that stay, what they are, and counts.
-
-    counts: notes, left_out (patients with too many concepts), without (patients in whose notes
-    nothing was found).
-    """
-
-    patients: tuple[str, ...]
-    values: Bags | Vectors
-    counts: Mapping[str, int]
-
-
 @dataclass(frozen=True, eq=False)
 class ConceptFeatures:
     """Bags of concepts by one matcher, which all sites share."""
@@ -108,7 +105,7 @@ class ConceptFeatures:
         self, notes: Notes, progress: Progress | None = None, cache: Path | None = None
     ) -> Made:
         """One bag a patient."""
-        return Made(*bags(notes, self.matcher, self.processes, progress, cache, self.most))
+        return bags(notes, self.matcher, self.processes, progress, cache, self.most)
 
 
 @dataclass(frozen=True, eq=False)
