@@ -368,9 +368,9 @@ def test_refuses(saved: Callable[[str], Path], bart: Path, tmp_path: Path) -> No
         language_model_config({"objektive": "mlm"})
     for table, message in (
         ({"width": 8}, "set fresh = true"),
-        ({"fresh": True, "layers": -1}, "layers must be 0"),
+        ({"fresh": True, "layers": -1}, "layers = -1: at least 0 is needed"),
         ({"fresh": True, "train": "lora"}, "would leave random word embeddings"),
-        ({"rank": 0}, "must be 1 or above"),
+        ({"rank": 0}, "rank = 0: at least 1 is needed"),
     ):
         with pytest.raises(ConfigError, match=message):
             language_model_config(table)

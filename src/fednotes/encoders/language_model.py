@@ -16,17 +16,18 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.seeds import seed_of
-from fednotes.core.settings import build
+from fednotes.core.settings import build, checked
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
 from fednotes.encoders.adapters import LoRA, targets
@@ -212,7 +213,7 @@ def cross_entropy(head: Logits, states: Tensor, wanted: Tensor) -> tuple[Tensor,
     return torch.stack(losses).sum(), torch.stack(rights).sum()
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class LanguageModelConfig:
     """A pre-training job's [model] table.
 
@@ -228,29 +229,24 @@ class LanguageModelConfig:
     encoder: str = "minilm"
     objective: Literal["mlm", "mlm+nsp", "denoise"] = "mlm"
     fresh: bool = False
-    layers: int = 0
-    width: int = 0
-    heads: int = 0
-    feed_forward: int = 0
+    layers: Annotated[int, Ge(0)] = 0
+    width: Annotated[int, Ge(0)] = 0
+    heads: Annotated[int, Ge(0)] = 0
+    feed_forward: Annotated[int, Ge(0)] = 0
     train: Literal["encoder", "all", "top", "lora"] = "encoder"
-    top: int = 2
-    rank: int = 8
-    alpha: float = 16.0
+    top: Annotated[int, Ge(1)] = 2
+    rank: Annotated[int, Ge(1)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
 
     def __post_init__(self) -> None:
-        sizes = self.sizes
-        if low := [name for name, value in sizes.items() if value < 0]:
-            raise ConfigError(f"{low[0]} must be 0 (as it is) or above, not {sizes[low[0]]}")
-        if any(sizes.values()) and not self.fresh:
-            name = next(name for name, value in sizes.items() if value)
+        if (given := [name for name, value in self.sizes.items() if value]) and not self.fresh:
+            name = given[0]
             raise ConfigError(f"{name} changes a model without weights only: set fresh = true")
         if self.fresh and self.train != "all":
             raise ConfigError(
                 f'train = "{self.train}" would leave random word embeddings as they are: a fresh '
                 'model needs train = "all"'
             )
-        if self.top < 1 or self.rank < 1 or not self.alpha > 0:
-            raise ConfigError("top and rank must be 1 or above, alpha above 0")
 
     @property
     def sizes(self) -> dict[str, int]:

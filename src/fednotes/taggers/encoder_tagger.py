@@ -20,14 +20,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError
+from fednotes.core.settings import checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus
@@ -50,11 +52,10 @@ from fednotes.taggers.model import (
     Model,
     ModelConfig,
     Preparing,
-    require_numbers,
 )
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class EncoderTaggerConfig(ModelConfig):
     """Field names are TOML keys of a job's [model] table.
 
@@ -68,24 +69,14 @@ class EncoderTaggerConfig(ModelConfig):
 
     kind: Literal["encoder-tagger"] = "encoder-tagger"
     encoder: str = "minilm"
-    layer: int | None = None
+    layer: Annotated[int, Ge(0)] | None = None
     tuning: Literal["lora", "prompts", "none"] = "lora"
-    rank: int = 8
-    alpha: float = 16.0
-    prompts: int = 10
-    prompt_hidden: int = 64
-    dropout: float = 0.2
-    max_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a value that no model can have."""
-        require_numbers(self, rank=1, prompts=0, prompt_hidden=1, max_tokens=1)
-        if self.layer is not None and self.layer < 0:
-            raise ConfigError(f"layer = {self.layer}: it must be at least 0 (0 = all layers)")
-        if not self.alpha > 0.0:
-            raise ConfigError(f"alpha = {self.alpha}: it must be above 0")
-        if self.tuning not in ("lora", "prompts", "none"):
-            raise ConfigError(f"tuning = {self.tuning!r}: 'lora', 'prompts' or 'none'")
+    rank: Annotated[int, Ge(1)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
+    prompts: Annotated[int, Ge(0)] = 10
+    prompt_hidden: Annotated[int, Ge(1)] = 64
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.2
+    max_tokens: Annotated[int, Ge(1)] = 256
 
     @property
     def depth(self) -> int:

@@ -350,15 +350,3 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.train(training)
-
-
-def require_numbers(config: Any, **least: float) -> None:
-    """Each of these fields is at least so much, and a dropout rate, if there is one, below 1.
-
-    Raises ConfigError for a specification's field that is not.
-    """
-    for name, value in least.items():
-        if getattr(config, name) < value:
-            raise ConfigError(f"{name} = {getattr(config, name)}: it must be at least {value}")
-    if config.dropout is not None and not 0.0 <= config.dropout < 1.0:
-        raise ConfigError(f"dropout = {config.dropout}: it must be at least 0 and below 1")

@@ -21,14 +21,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
+from fednotes.core.settings import checked
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.encoders.adapters import KeyValues, Prompts, joined, self_attentions
 from fednotes.encoders.bart import BartBackbone, fixed_rows, load_backbone, own_cross_attentions
@@ -41,7 +43,6 @@ from fednotes.taggers.model import (
     ModelConfig,
     Preparing,
     evaluating,
-    require_numbers,
 )
 from fednotes.taggers.pointer import (
     BEGIN,
@@ -60,7 +61,7 @@ PREDICT_BATCH = (4096, 64)  # most sub-words (with padding) and sentences of one
 PromptMap = Mapping[nn.Module, KeyValues]
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class PromptBartConfig(ModelConfig):
     """Field names are TOML keys of a job's [model] table.
 
@@ -73,21 +74,15 @@ class PromptBartConfig(ModelConfig):
     feed-forward layers (bart-base was trained with 0.1).
     """
 
-    kind: str = "prompt-bart"
+    kind: Literal["prompt-bart"] = "prompt-bart"
     backbone: str = ""
-    prompts: int = 10
-    prompt_hidden: int = 400
+    prompts: Annotated[int, Ge(1)] = 10
+    prompt_hidden: Annotated[int, Ge(1)] = 400
     tune_cross_attention: bool = False
     label_words: Mapping[str, str] = field(default_factory=dict)
-    max_entities: int = 0
-    max_subwords: int = 0
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a value that no model can have."""
-        if self.kind != "prompt-bart":
-            raise ConfigError(f'kind = {self.kind!r}: a prompt-tuned BART is "prompt-bart"')
-        require_numbers(self, prompts=1, prompt_hidden=1, max_entities=0, max_subwords=0)
+    max_entities: Annotated[int, Ge(0)] = 0
+    max_subwords: Annotated[int, Ge(0)] = 0
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,17 +11,18 @@ a process share; it is no part of a tagger's state and never travels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.kernels import dropout
-from fednotes.core.settings import build
+from fednotes.core.settings import build, checked
 from fednotes.core.tensors import seeded
 from fednotes.core.types import Document, TagSet
 from fednotes.data.batches import encode_corpus
@@ -51,13 +52,12 @@ from fednotes.taggers.model import (
     Model,
     ModelConfig,
     Preparing,
-    require_numbers,
 )
 
 LAYERS = ("words", "characters", "context", "cnn", "lstm", "crf")  # bottom to top
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class TaggerConfig(ModelConfig):
     """Field names are TOML keys of a job's [model] table.
 
@@ -79,33 +79,25 @@ class TaggerConfig(ModelConfig):
     tagger: str = "elmoner"
     word_vectors: str = ""
     train_words: bool = False
-    max_words: int = 0
-    hashed_words: int = 0
-    word_dim: int = 100
+    max_words: Annotated[int, Ge(0)] = 0
+    hashed_words: Annotated[int, Ge(0)] = 0
+    word_dim: Annotated[int, Ge(1)] = 100
     characters: bool = True
-    char_dim: int = 100
-    char_filters: int = 200
-    char_width: int = 3
-    char_max: int = 25
+    char_dim: Annotated[int, Ge(1)] = 100
+    char_filters: Annotated[int, Ge(1)] = 200
+    char_width: Annotated[int, Ge(1)] = 3
+    char_max: Annotated[int, Ge(3), Le(255)] = 25
     contextual: str = ""
-    project: int = 0
-    cnn_filters: int = 200
+    project: Annotated[int, Ge(0)] = 0
+    cnn_filters: Annotated[int, Ge(0)] = 200
     cnn_widths: tuple[int, ...] = (3,)
-    lstm_units: int = 200
-    lstm_layers: int = 1
-    dropout: float = 0.2
-    max_tokens: int = 256
+    lstm_units: Annotated[int, Ge(0)] = 200
+    lstm_layers: Annotated[int, Ge(1), Le(100)] = 1
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.2
+    max_tokens: Annotated[int, Ge(1)] = 256
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no tagger can have."""
-        require_numbers(
-            self, max_words=0, hashed_words=0, project=0, cnn_filters=0, lstm_units=0, word_dim=1,
-            char_dim=1, char_filters=1, char_width=1, lstm_layers=1, max_tokens=1,
-        )  # fmt: skip
-        if not 3 <= self.char_max <= 255:
-            raise ConfigError(f"char_max = {self.char_max}: it must be from 3 to 255")
-        if self.lstm_layers > 100:
-            raise ConfigError(f"lstm_layers = {self.lstm_layers}: it must be at most 100")
         widths = self.cnn_widths
         if not widths or min(widths) < 1 or len(set(widths)) < len(widths):
             raise ConfigError(f"cnn_widths = {list(widths)}: distinct widths of at least 1")

@@ -23,16 +23,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
 from fednotes import __version__
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.parsing import read_json
-from fednotes.core.settings import build
+from fednotes.core.settings import build, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, Scheme, TagSet
 from fednotes.data.batches import encode_corpus
@@ -56,7 +57,6 @@ from fednotes.taggers.model import (
     ModelConfig,
     Preparing,
     evaluating,
-    require_numbers,
 )
 from fednotes.taggers.partial import (
     added_tags,
@@ -70,7 +70,7 @@ AUTO = "AutoModelForTokenClassification"
 NEVER = -100.0  # bias of a tag that the saved model does not know: it is not predicted
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class TokenClassifierConfig(ModelConfig):
     """Field names are TOML keys of a job's [model] table.
 
@@ -85,18 +85,10 @@ class TokenClassifierConfig(ModelConfig):
     encoder: str = "minilm"
     context: Literal["sentence", "document"] = "sentence"
     train: Literal["encoder", "all", "top"] = "encoder"
-    top: int = 2
-    window: int = 0
-    dropout: float | None = None
-    max_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a value that no model can have."""
-        require_numbers(self, top=1, window=0, max_tokens=1)
-        if self.context not in ("sentence", "document"):
-            raise ConfigError(f"context = {self.context!r}: 'sentence' or 'document'")
-        if self.train not in ("encoder", "all", "top"):
-            raise ConfigError(f"train = {self.train!r}: 'encoder', 'all' or 'top'")
+    top: Annotated[int, Ge(1)] = 2
+    window: Annotated[int, Ge(0)] = 0
+    dropout: Annotated[float, Ge(0), Lt(1)] | None = None
+    max_tokens: Annotated[int, Ge(1)] = 256
 
 
 @dataclass(frozen=True, eq=False)
