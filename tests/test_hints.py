@@ -13,7 +13,7 @@ from fednotes.cli.display import RichDisplay
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.checks import check_documents
 from fednotes.engines.rounds import RoundResult
-from fednotes.jobs.documents import never_right
+from fednotes.jobs.kinds.documents import never_right
 from fednotes.jobs.simulate import Part, pooled_below_alone
 
 ROUNDS = {"alone": {"rounds": 60}, "pooled": {"rounds": 20}}

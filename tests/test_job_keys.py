@@ -13,7 +13,7 @@ from fednotes import __version__
 from fednotes.core.errors import ConfigError
 from fednotes.core.settings import read_toml
 from fednotes.jobs import job_file as job
-from fednotes.jobs.keys import markdown, reference, tables
+from fednotes.jobs.job_file import markdown, reference, tables
 
 
 def listed(name: str = "") -> set[str]:

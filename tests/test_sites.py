@@ -13,9 +13,9 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.settings import read_toml
 from fednotes.core.types import Document
 from fednotes.data.tags import types_of
-from fednotes.jobs.documents import fingerprint
 from fednotes.jobs.job import Sites, load_sites
 from fednotes.jobs.job_file import built_in_jobs, parse_job
+from fednotes.jobs.kinds.documents import fingerprint
 
 DRUGS = "aspirin metformin ibuprofen warfarin insulin statin codeine heparin".split()
 FINDINGS = "rash nausea cough fever pain ulcer cramps vertigo".split()

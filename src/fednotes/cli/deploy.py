@@ -314,7 +314,6 @@ def _abort(out: Path, on: Path | None) -> None:
 
 
 def _told(out: Path, name: str, result: RunResult) -> None:
-    from fednotes import methods
     from fednotes.report.html import write_report
 
     f1 = result.metrics.get("valid_f1")
@@ -329,7 +328,7 @@ def _told(out: Path, name: str, result: RunResult) -> None:
     made = out / "model"
     place = made if made.exists() else Path("KIT") / "results" / name / "model"
     where = "" if made.exists() else "at a site: "
-    if methods.find(result.method).holds == "notes":  # of words, not of entities
+    if result.holds == "notes":  # of words, not of entities
         say(f'next: {where}train entities on it: a job with method = "finetune" and in [model]')
         say(f'      encoder = "{place}"')
     else:

@@ -47,14 +47,15 @@ class Pace:
         self._rounds = rounds  # at most; 0: not known
         self._first: tuple[int, float] | None = None
 
+    def since(self, result: RoundResult) -> tuple[int, float]:
+        """Rounds and seconds since the part began or went on."""
+        self._first = self._first or (result.round, result.seconds)
+        return result.round - self._first[0], result.seconds - self._first[1]
+
     def left(self, result: RoundResult) -> float | None:
         """Seconds until the last round that there can be; None before they are known."""
-        if not self._rounds:
-            return None
-        if self._first is None:
-            self._first = (result.round, result.seconds)
-        rounds, seconds = result.round - self._first[0], result.seconds - self._first[1]
-        if rounds < 1 or seconds < SETTLED:
+        rounds, seconds = self.since(result)
+        if not self._rounds or rounds < 1 or seconds < SETTLED:
             return None
         return (self._rounds - result.round - 1) * seconds / rounds
 
@@ -77,10 +78,8 @@ class RichDisplay(Display):
         """A part starts (or goes on)."""
         self._close()
         self._part, self._rounds, self._sentences = part, rounds, sentences
-        self._started: tuple[int, float] | None = None
         self._pace, self._told = Pace(rounds), False
         self._scores = ""
-        self._unit = part.unit
         self._bar = _bar(self.console)
         self._task = self._bar.add_task(part.name, total=rounds or None, line="")
         self._bar.start()
@@ -98,8 +97,9 @@ class RichDisplay(Display):
             )
             if not found and "valid_f1" in result.metrics:  # between real sites: over all of them
                 self._scores = f"F1 {result.metrics['valid_f1']:.3f}"
-        pace = self._rate(result)  # from here the time left is counted, too
-        rate = f"{pace:.0f} {self._unit}/s  " if self._sentences else ""
+        rounds, seconds = self._pace.since(result)
+        pace = rounds * self._sentences / seconds if seconds > 0 else 0.0
+        rate = f"{pace:.0f} {self._part.unit}/s  " if self._sentences else ""
         line = (
             f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  {rate}"
             f"↑{size(result.bytes_up)} ↓{size(result.bytes_down)}"
@@ -145,14 +145,6 @@ class RichDisplay(Display):
     def warn(self, text: str) -> None:
         """Something to know before training."""
         self.console.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
-
-    def _rate(self, result: RoundResult) -> float:
-        """Training sentences a second since the part began or went on."""
-        if self._started is None:
-            self._started = (result.round, result.seconds)
-            return 0.0
-        rounds, seconds = result.round - self._started[0], result.seconds - self._started[1]
-        return rounds * self._sentences / seconds if seconds > 0 else 0.0
 
     def __enter__(self) -> RichDisplay:
         return self
@@ -215,7 +207,7 @@ def nothing_judged(result: RunResult) -> str:
     """What a run lacks whose models were never judged, so that there is no table; else ""."""
     if any(result.mean.values()):
         return ""
-    if result.method == "phenotype":
+    if result.holds == "patients":
         return (
             "no test patient has a label or a code that is predicted, so there are no scores: "
             "give sites `test` or a test_fraction, and `labels` or `codes`"

@@ -189,7 +189,7 @@ def job_keys(
     as_page: Annotated[bool, typer.Option("--markdown", help="All of them, as a page.")] = False,
 ) -> None:
     """Every key of a job file: its default, and what it means."""
-    from fednotes.jobs.keys import markdown, reference
+    from fednotes.jobs.job_file import markdown, reference
 
     for line in (markdown() if as_page else reference(table)).splitlines():
         say(line)
@@ -198,7 +198,7 @@ def job_keys(
 @jobs.command("schema")
 def job_schema() -> None:
     """The JSON schema of a job file, by which editors complete and check it."""
-    from fednotes.jobs.keys import schema
+    from fednotes.jobs.job_file import schema
 
     console.print_json(data=schema())
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from annotated_types import Ge, Gt, Interval
 
@@ -287,6 +287,16 @@ class SiteKind:
     invented: Callable[[str, Any], Any] | None = None
 
 
+class MethodConfig(Protocol):
+    """What every method's `Config` has: its seed, and the settings of its model."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def model(self) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Job:
     """A job file, read and checked.
@@ -302,7 +312,7 @@ class Job:
     seed: int
     conditions: tuple[str, ...]
     threads: int
-    config: Any
+    config: MethodConfig
     kind: SiteKind
     sites: Mapping[str, Any]
     synthetic: Any

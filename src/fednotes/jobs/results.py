@@ -61,9 +61,9 @@ Tables = Annotated[dict[str, dict[str, Any]], BeforeValidator(_tables)]
 class RunResult(BaseModel):
     """summary.json: fractions, not percent.
 
-    run: its name, between real sites; command: what repeats a simulation. annotated: each site's
-    own types. sites: site → condition → its scores on test data; empty where a site keeps them.
-    mean: condition → plain means over sites; micro: of all test data together; valid: what the
+    holds: what the method's sites hold. run: its name, between real sites; command: what repeats
+    a simulation. annotated: each site's own types. sites: site → condition → its scores on test
+    data; empty where a site keeps them. mean: condition → plain means over sites; micro: of all test data together; valid: what the
     kept models were judged by, `mean` and `sites`. metrics: of sums, between real sites.
     conditions: rounds, seconds and bytes of each. config: the job's tables.
     """
@@ -73,6 +73,7 @@ class RunResult(BaseModel):
     version: int = 0
     title: Text = ""
     method: Text = ""
+    holds: Text = ""
     seed: Annotated[int | None, BeforeValidator(lambda n: n if type(n) is int else None)] = None
     run: Text = ""
     command: Text = ""
@@ -98,7 +99,11 @@ class RunResult(BaseModel):
     @classmethod
     def _older(cls, table: Any) -> Any:
         """Runs between real sites once had a list of sites, and scores beside it."""
-        if not isinstance(table, dict) or not isinstance(table.get("sites"), list):
+        if not isinstance(table, dict):
+            return table
+        holds = {"phenotype": "patients", "pretrain": "notes"}.get(str(table.get("method")), "")
+        table = {"holds": holds, **table}
+        if not isinstance(table.get("sites"), list):
             return table
         own = mapping(table.get("scores"))
         sites = {str(s): {"federated": own[s]} if s in own else {} for s in table["sites"]}

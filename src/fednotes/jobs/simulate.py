@@ -361,6 +361,7 @@ def _result(
         version=VERSION,
         title=job.title,
         method=job.method,
+        holds=job.kind.name,
         seed=job.seed,
         command=command,
         seconds=sum(c["seconds"] for c in conditions.values()),

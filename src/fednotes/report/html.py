@@ -140,7 +140,7 @@ class _Page:
     def _of_patients(self) -> bool:
         mean = self.result.mean.values()
         if not any(mean):  # nothing was held out to be judged
-            return self.result.method == "phenotype"
+            return self.result.holds == "patients"
         return any({"phenotypes", "codes"} & scores.keys() for scores in mean)
 
     def _judged(self) -> str:

@@ -199,6 +199,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
         version=VERSION,
         title=job.title,
         method=job.method,
+        holds=job.kind.name,
         seed=job.seed,
         run=setup.run,
         seconds=engine.seconds,
