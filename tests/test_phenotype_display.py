@@ -91,9 +91,7 @@ def test_without_test_patients_it_is_said() -> None:
     """No table of masked words for patients; a run with any score has nothing to say."""
     bare = summary_of({"a": {"alone": {}, "federated": {}}, "b": {"alone": {}, "federated": {}}})
     assert nothing_judged(bare).startswith("no test patient has a label or a code")
-    assert nothing_judged(bare | {"method": "pretrain", "holds": "notes"}).startswith(
-        "nothing is held out"
-    )
+    assert nothing_judged(bare | {"method": "pretrain"}).startswith("nothing is held out")
     assert nothing_judged(summary()) == ""
     assert nothing_judged(summary_of({"a": {"alone": {}}, "b": {"alone": codes_alone(1)}})) == ""
 

@@ -63,9 +63,10 @@ class RunResult(BaseModel):
 
     holds: what the method's sites hold. run: its name, between real sites; command: what repeats
     a simulation. annotated: each site's own types. sites: site → condition → its scores on test
-    data; empty where a site keeps them. mean: condition → plain means over sites; micro: of all test data together; valid: what the
-    kept models were judged by, `mean` and `sites`. metrics: of sums, between real sites.
-    conditions: rounds, seconds and bytes of each. config: the job's tables.
+    data; empty where a site keeps them. mean: condition → plain means over sites; micro: of all
+    test data together; valid: what the kept models were judged by, `mean` and `sites`. metrics: of
+    sums, between real sites. conditions: rounds, seconds and bytes of each. config: the job's
+    tables.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
