@@ -341,9 +341,9 @@ def schema() -> dict[str, Any]:
         cases.append({"if": method, "then": {"properties": own}})
     by_method = {k: {"type": "object"} for k in ("training", "model", "sites", "synthetic")}
     return {
+        **top,
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A job of fednotes",
-        **top,
         "properties": {**top["properties"], **by_method, **shared},
         "allOf": cases,
     }
