@@ -63,9 +63,11 @@ def test_plain_values_are_json() -> None:
 
 def test_catalogue_names_readers_that_exist() -> None:
     known = corpora()
-    assert {c.format for c in known} - {""} <= FORMATS.keys()
-    assert len({c.name for c in known}) == len(known) == 21
-    assert next(c for c in known if c.name == "psytar").licence == "CC BY 4.0"
+    assert {item["format"] for item in known.values() if "format" in item} <= FORMATS.keys()
+    told = {"what", "size", "licence", "source", "reference"}
+    assert all(told <= item.keys() for item in known.values())
+    assert len(known) == 21
+    assert known["psytar"]["licence"] == "CC BY 4.0"
 
 
 @pytest.mark.corpora

@@ -154,10 +154,10 @@ def corpus_list() -> None:
     """The corpora that jobs know, and where each is obtained."""
     from fednotes.data.formats import corpora
 
-    for item in corpora():
-        console.print(f"[bold]{item.name}[/bold]  {item.what}", highlight=False)
-        console.print(f"    {item.size}; {item.licence}", highlight=False)
-        console.print(f"    from: {item.source}; {item.reference}", highlight=False)
+    for name, item in corpora().items():
+        console.print(f"[bold]{name}[/bold]  {item['what']}", highlight=False)
+        console.print(f"    {item['size']}; {item['licence']}", highlight=False)
+        console.print(f"    from: {item['source']}; {item['reference']}", highlight=False)
 
 
 @corpus.command("synthesise")

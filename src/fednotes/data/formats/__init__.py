@@ -11,10 +11,10 @@ import os
 import pkgutil
 import tomllib
 from collections import Counter
-from dataclasses import dataclass
 from importlib import import_module, resources
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.types import Document
@@ -95,34 +95,6 @@ def _guess_file(path: Path) -> str | None:
     return next((name for name, module in FORMATS.items() if module.accepts(path)), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """A corpus that the readers and experiments know: what it is and where to obtain it.
-
-    None ships with fednotes. `licence` and `source` tell a person what to expect; the site that
-    gives a corpus out decides on its terms. Sizes are those of the publications, or of the files.
-
-    name: as used in job files. what: texts and annotation. size: roughly. licence: terms in
-    words. source: where a person obtains it. reference: DOI of the publication or official
-    site. format: the reader (`data/formats`) that takes it, "" where no notes are annotated
-    with spans. types: entity types, if it has any. restricted: needs an agreement.
-    """
-
-    name: str
-    what: str
-    size: str
-    licence: str
-    source: str
-    reference: str
-    format: str = ""
-    types: tuple[str, ...] = ()
-    restricted: bool = False
-
-
-def corpora() -> list[Corpus]:
-    """All corpora of `catalogue.toml`."""
-    text = resources.files(__package__).joinpath("catalogue.toml").read_text("utf-8")
-    return [
-        Corpus(name, **fields | {"types": tuple(fields.get("types", ()))})
-        for name, fields in tomllib.loads(text).items()
-    ]
+def corpora() -> dict[str, dict[str, Any]]:
+    """The corpora of `catalogue.toml`, which jobs know, by name; its head says what is told."""
+    return tomllib.loads(resources.files(__package__).joinpath("catalogue.toml").read_text("utf-8"))
