@@ -253,7 +253,7 @@ def corpus(folder: Path, sentences: int = 30) -> dict[str, dict[str, Any]]:
 
 def patients(folder: Path, number: int) -> dict[str, Any]:
     """Generated patients as a table of notes and MIMIC-III's codes."""
-    made = generate_patients(1, 90, seed=number)[0]
+    made = generate_patients(f"s{number}", 90, seed=number)
     folder.mkdir()
     rows = [
         {"patient": f"{number}-{patient}", "text": text}
