@@ -55,7 +55,7 @@ ECHO_VARIABLE = "FEDNOTES_ECHO"  # set: what goes to the log is also printed, fo
 
 _CHANGING = re.compile(r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE)
 _KINDS = 256
-# NVFlare says it at each start and whenever a side is away; `contact.py` says it once.
+# NVFlare says it at each start and whenever a side is away; `presence.py` says it once.
 _AWAY = re.compile(r"no connection to |target_unreachable|no path\b")
 _CELLS = "nvflare.fuel.f3.cellnet."
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # NVFlare's folder of a job

@@ -151,7 +151,7 @@ async def _is_free(port: int) -> bool:
 def answer_of(kit: Path) -> str:
     """Why nothing at the port of a server's kit is this server; empty if it is.
 
-    It is asked from its own machine, with the certificate of its watch.
+    It is asked from its own machine, by the identity that it has for that.
     """
     facts = read_kit(kit)
     startup = kit / WATCH / "startup"
