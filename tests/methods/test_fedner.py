@@ -13,7 +13,7 @@ import torch
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.core.update import Total, Update
+from fednotes.core.update import Total
 from fednotes.data.batches import buckets
 from fednotes.data.split import sentence_documents
 from fednotes.data.synthetic import generate
@@ -259,18 +259,6 @@ def test_eq_2_weighs_weights_by_sentences(sites) -> None:
         each = [tagger[name].double().numpy() for tagger in apart]
         wanted = np.average(each, axis=0, weights=(24, 15, 9))
         np.testing.assert_allclose(state.tensors[f"shared.{name}"], wanted, rtol=1e-6, atol=1e-7)
-
-
-def test_gradients_are_weighted_by_the_number_of_sentences() -> None:
-    """Eq. 2 in NumPy: Σ |S_i| g_i / Σ |S_j|."""
-    rng = np.random.default_rng(0)
-    sizes = [7, 20, 3]
-    gradients = [rng.normal(size=(4, 3)).astype(np.float32) for _ in sizes]
-    total = Total.of(
-        Update({"w": torch.from_numpy(g)}, n) for g, n in zip(gradients, sizes, strict=True)
-    )
-    expected = sum(n * g.astype(np.float64) for n, g in zip(sizes, gradients, strict=True)) / 30
-    np.testing.assert_array_equal(total.mean()["w"].numpy(), expected.astype(np.float32))
 
 
 class Spy(InProcess):

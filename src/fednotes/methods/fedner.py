@@ -124,18 +124,17 @@ def train(federation: Federation, config: Config) -> State:
     server = Server(config, federation.resume())
     if not server.examples:  # a resumed run has agreed before
         server.examples, server.batch = agree_on_shares(federation)
-    examples, batch = server.examples, server.batch  # Σ|S_j|, Σ|N_j|
     task = GRADIENTS if config.exchange == "gradients" else TRAIN
-    last = total_rounds(config, examples, batch) - 1
-    period = config.evaluate_every * rounds_per_epoch(config, examples, batch)
-    for round in federation.rounds(server.round, last + 1):
+    rounds, epoch = schedule(config, server.examples, server.batch)  # of Σ|S_j|, Σ|N_j|
+    for round in federation.rounds(server.round, rounds):
         if server.converged:
             break
         if server.lacks_rows:
             server.mark(federation.sum("mark", round=round.number))
         total = federation.sum(task, server.sent, round=round.number)  # [fedner alg 1]
         server.step(total)  # [fedner alg 1]
-        evaluated = (round.number + 1) % period == 0 or round.number == last
+        done = round.number + 1
+        evaluated = done % (config.evaluate_every * epoch) == 0 or done == rounds
         if evaluated:
             server.judge(federation.sum(EVALUATE, server.shared, round=round.number))
         round.commit(server.state(), server.metrics, evaluated=evaluated)
@@ -438,21 +437,15 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
     return examples, int(batch)
 
 
-def rounds_per_epoch(config: Config, examples: int, batch: int) -> int:
-    """An epoch of mini-batches, or one round of weights."""
-    return math.ceil(examples / batch) if config.exchange == "gradients" else 1
-
-
-def total_rounds(config: Config, examples: int, batch: int) -> int:
-    """The most rounds that a run can take.
+def schedule(config: Config, examples: int, batch: int) -> tuple[int, int]:
+    """The most rounds that a run can take; and the rounds of an epoch.
 
     examples: Σ_j |S_j|. batch: Σ_j |N_j|, about N (see `batch_share`).
     """
-    if config.rounds:
-        return config.rounds
     if config.exchange == "weights":
-        return math.ceil(config.epochs / config.local_epochs)
-    return config.epochs * rounds_per_epoch(config, examples, batch)
+        return config.rounds or math.ceil(config.epochs / config.local_epochs), 1
+    epoch = math.ceil(examples / batch)
+    return config.rounds or config.epochs * epoch, epoch
 
 
 def batch_share(size: int, examples: int, config: Config) -> int:
@@ -517,18 +510,22 @@ def pooled(
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """The most rounds that a run of sites of these sizes can take, and the sentences of each."""
-    config = replace(config, sites=len(sizes))
-    batch = sum(batch_share(size, sum(sizes), config) for size in sizes)
+    batch = _batch_of(config, sizes)
     each = batch if config.exchange == "gradients" else sum(sizes) * config.local_epochs
-    return total_rounds(config, sum(sizes), batch), each
+    return schedule(config, sum(sizes), batch)[0], each
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """Bytes that a site sends and is sent at most in a run of sites of these sizes."""
-    each, rounds = nbytes(initial(config)), planned(config, sizes)[0]
-    batch = sum(batch_share(size, sum(sizes), config) for size in sizes)
-    period = config.evaluate_every * rounds_per_epoch(config, sum(sizes), batch)
-    return rounds * each, (rounds + math.ceil(rounds / period) + 1) * each
+    rounds, epoch = schedule(config, sum(sizes), _batch_of(config, sizes))
+    each, judged = nbytes(initial(config)), math.ceil(rounds / (config.evaluate_every * epoch))
+    return rounds * each, (rounds + judged + 1) * each
+
+
+def _batch_of(config: Config, sizes: Sequence[int]) -> int:
+    """Σ|N_j| of sites of these sizes."""
+    config = replace(config, sites=len(sizes))
+    return sum(batch_share(size, sum(sizes), config) for size in sizes)
 
 
 def beyond(config: Config) -> str:
