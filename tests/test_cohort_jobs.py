@@ -17,7 +17,7 @@ from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.settings import read_toml
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import built_in_jobs, parse_job
-from fednotes.jobs.run_folder import claim, recorded
+from fednotes.jobs.simulate import claim, recorded
 from fednotes.patients.cohort import Bags, Vectors, fingerprint, pooled_patients
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it

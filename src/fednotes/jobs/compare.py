@@ -14,7 +14,7 @@ from fednotes.encoders.features import default_cache
 from fednotes.jobs.job import POOLED, Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import CONDITIONS
-from fednotes.jobs.run_folder import recorded
+from fednotes.jobs.simulate import recorded
 from fednotes.metrics.compare import Bootstrap, paired_auroc, paired_bootstrap, paired_macro_f1
 from fednotes.patients.cohort import SitePatients
 from fednotes.patients.phenotyper import Phenotyper, load_phenotyper

@@ -56,7 +56,7 @@ from fednotes.jobs.deployed.agreement import (
 from fednotes.jobs.deployed.site_file import own_files, parsed, read_site_file, whole_table
 from fednotes.jobs.job import Job
 from fednotes.jobs.results import VERSION, RunResult
-from fednotes.jobs.run_folder import versions
+from fednotes.jobs.simulate import versions
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.guard import REJECTED
 
