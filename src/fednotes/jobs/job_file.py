@@ -30,8 +30,9 @@ from fednotes.core.federation import Method
 from fednotes.core.settings import assign, build, checked, expand, read_toml
 from fednotes.jobs import kinds
 from fednotes.jobs.job import POOLED, FederationConfig, Job, SilosConfig, SiteKind, TagsConfig
-from fednotes.jobs.patient_tables import ConceptsConfig, HoldOutConfig, TextConfig
+from fednotes.jobs.patient_tables import HoldOutConfig
 from fednotes.jobs.results import CONDITIONS
+from fednotes.patients.features import ConceptsConfig, TextConfig
 
 KINDS = {name: kinds.find(name) for name in kinds.names()}
 # Of a Config, by the job itself.
@@ -360,7 +361,7 @@ def _schema(made: type[Any], **more: Any) -> dict[str, Any]:
         keys[field.name] = (hints[field.name], ... if default is MISSING else default)
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     model = pydantic.create_model(made.__name__, __config__=config, **keys)
-    found = model.model_json_schema(ref_template="#/$defs/{model}")
+    found: dict[str, Any] = model.model_json_schema(ref_template="#/$defs/{model}")
     return found | {"description": _documented(made)}
 
 

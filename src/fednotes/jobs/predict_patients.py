@@ -18,10 +18,10 @@ from fednotes.data.formats.files import visible
 from fednotes.data.notes import read_notes
 from fednotes.jobs.predict import documents_of, existing, given, require_apart, require_mapping
 from fednotes.metrics.classification import ClassCounts, rankings
-from fednotes.patients.cohort import PRESENT, UNLABELLED, Bags, Vectors
+from fednotes.patients.cohort import LABELS, PRESENT, UNLABELLED, Bags, Vectors
 from fednotes.patients.concepts import by_patient
 from fednotes.patients.features import opened
-from fednotes.patients.labels import LABELS, read_beside, read_gold, read_texts, renamed
+from fednotes.patients.labels import read_beside, read_gold, read_texts, renamed
 from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
 
 

@@ -19,8 +19,9 @@ from fednotes.core.tensors import below, load_into, prefixed, require_like, snap
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.metrics.spans import SpanCounts, forms_of
-from fednotes.taggers.model import Model, PreparedCorpus
-from fednotes.taggers.saving import ModelConfig, build_model, save_model
+from fednotes.taggers.corpora import PreparedCorpus
+from fednotes.taggers.model import Model, ModelConfig
+from fednotes.taggers.saving import build_model, save_model
 
 Count = Annotated[int, Ge(1)]
 Number = Annotated[int, Ge(0)]
