@@ -2,54 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
-import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
+from pages import Tree, charts, report
 from phenotype_scores import CONDITIONS, OUTPUTS, codes_alone, site_score, summary, summary_of
-
-from fednotes.report.html import write_report
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-class Rows(HTMLParser):
-    """The texts of the cells of every row, and checks that tags nest."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.rows: list[list[str]] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag != "meta":
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if {"td", "th"} & {*self.open}:
-            self.rows[-1][-1] += data
-
-
-def report(folder: Path, values: dict[str, Any], lines: list[dict[str, Any]] | None = None) -> str:
-    (folder / "summary.json").write_text(json.dumps(values), encoding="utf-8")
-    text = "".join(json.dumps(line) + "\n" for line in lines or ())
-    (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
-    return write_report(folder).read_text(encoding="utf-8")
 
 
 def metrics() -> list[dict[str, Any]]:
@@ -68,7 +27,7 @@ def metrics() -> list[dict[str, Any]]:
 def test_every_score_of_a_site_is_in_its_row(tmp_path: Path) -> None:
     """To three places, intervals to two behind them."""
     values = summary()
-    rows = Rows(report(tmp_path, values)).rows
+    rows = Tree(report(tmp_path, values)).rows
     start = next(n for n, row in enumerate(rows) if row[:2] == ["north", "alone"])
     site = values["sites"]["north"]
     alone = site["alone"]["phenotypes"]["f1"]
@@ -88,7 +47,7 @@ def test_every_score_of_a_site_is_in_its_row(tmp_path: Path) -> None:
 
 def test_diseases_have_a_table_and_an_average(tmp_path: Path) -> None:
     values = summary()
-    rows = Rows(report(tmp_path, values)).rows
+    rows = Tree(report(tmp_path, values)).rows
     keys = ("precision", "recall", "f1", "auroc")
     mean = {c: values["mean"][c]["by_output"] for c in CONDITIONS}
     for name in OUTPUTS:
@@ -104,7 +63,7 @@ def test_diseases_have_a_table_and_an_average(tmp_path: Path) -> None:
 
 def test_a_site_shows_patients_and_intervals_of_each_disease(tmp_path: Path) -> None:
     values = summary_of({"south": {"alone": site_score(5)}})
-    rows = Rows(report(tmp_path, values)).rows
+    rows = Tree(report(tmp_path, values)).rows
     found = values["sites"]["south"]["alone"]["by_output"]["obesity"]
     expected = ["obesity", str(found["present"]["support"]), str(found["absent"]["support"])]
     row = [r for r in rows if r[:4] == [*expected, "alone"]][-1]
@@ -123,7 +82,7 @@ def test_the_page_is_of_patients(tmp_path: Path) -> None:
     assert "F1 by entity type" not in page
     assert page.count("<h2>Phenotypes</h2>") == 1
     assert "Macro F1 on validation patients. Loss of stage 1" in page
-    drawn = [ET.fromstring(svg) for svg in re.findall(r"<svg xmlns.*?</svg>", page, re.DOTALL)]
+    drawn = charts(page)
     names = [chart.get("aria-labelledby", "").split("-t ")[0] for chart in drawn]
     assert len(names) == len(set(names))
     assert {"dots-phenotypes", "dots-ranking", "disease-f1", "disease-auroc"} <= set(names)
@@ -139,7 +98,7 @@ def test_the_page_is_of_patients(tmp_path: Path) -> None:
 def test_stage_1_alone_has_no_section_of_diseases(tmp_path: Path) -> None:
     values = summary_of({"a": {"federated": codes_alone(1)}, "b": {"federated": codes_alone(2)}})
     page = report(tmp_path, values)
-    Rows(page)
+    Tree(page)
     assert "<h2>Phenotypes</h2>" not in page
     assert "AUROC of codes" in page
     assert "0.715" in page  # the mean of 0.71 and 0.72, on a tile
@@ -147,7 +106,7 @@ def test_stage_1_alone_has_no_section_of_diseases(tmp_path: Path) -> None:
 
 def test_sites_of_codes_alone_stand_beside_the_others(tmp_path: Path) -> None:
     values = summary_of({"a": {"federated": site_score(1)}, "b": {"federated": codes_alone(2)}})
-    rows = Rows(report(tmp_path, values)).rows
+    rows = Tree(report(tmp_path, values)).rows
     row = next(r for r in rows if r[:2] == ["b", "federated"])
     assert row[2:-2] == ["—", "—", "—", "", "—", "—", "—", "—", "—", "—"]
     assert row[-2:] == ["0.320", "0.720"]
@@ -156,7 +115,7 @@ def test_sites_of_codes_alone_stand_beside_the_others(tmp_path: Path) -> None:
 def test_curves_without_test_patients_are_of_patients(tmp_path: Path) -> None:
     values = summary_of({s: {c: {} for c in CONDITIONS} for s in ("north", "south")})
     page = report(tmp_path, values, metrics())
-    Rows(page)
+    Tree(page)
     assert "Loss of stage 1 on the codes of validation patients" in page
     assert "masked words" not in page
 
@@ -171,7 +130,7 @@ def test_what_is_no_number_is_a_gap(tmp_path: Path, value: object) -> None:
     values["mean"]["alone"]["by_output"] = value
     values["mean"]["pooled"]["by_output"] = {"asthma": value}
     page = report(tmp_path, values)
-    Rows(page)
+    Tree(page)
     assert "None" not in page
 
 
