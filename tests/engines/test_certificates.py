@@ -16,13 +16,6 @@ import pytest
 pytest.importorskip("nvflare")
 
 import intruders
-from nvflare.apis.client import Client
-from nvflare.apis.fl_context import FLContext
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
-from nvflare.private.defs import CellMessageHeaderKeys, new_cell_message
-from nvflare.private.fed.authenticator import validate_auth_headers
-from nvflare.private.fed.server.client_manager import ClientManager
-from nvflare.private.fed.utils.identity_utils import IdentityAsserter, TokenVerifier
 
 from fednotes.core.errors import ConfigError
 from fednotes.engines.nvflare import processes
@@ -115,38 +108,6 @@ def test_files_that_are_missing_or_damaged_are_named(
     path.unlink()
     with pytest.raises(ConfigError, match=f"{name}: the kit's certificate is not complete"):
         check_kit(kit)
-
-
-@pytest.mark.parametrize(("other", "taken"), [("h10", True), ("h20", False)])
-def test_nvflare_by_itself_takes_one_name_for_another(
-    kits: dict[str, Path], other: str, taken: bool
-) -> None:
-    """It signs name + token without anything between: h1's "0e…" is h10's "e…"."""
-    startup = kits["server"] / "startup"
-    server = IdentityAsserter(str(startup / "server.key"), str(startup / "server.crt"))
-    token = "0e0e5c1a-0000-4000-8000-000000000000"
-    manager, client = ClientManager("ward"), Client("h1", token)
-    manager._set_client_props(client, "h1", FLContext())
-    manager.set_clients({token: client})
-    message = new_cell_message(
-        {
-            CellMessageHeaderKeys.CLIENT_NAME: other,
-            CellMessageHeaderKeys.TOKEN: token[1:],
-            CellMessageHeaderKeys.TOKEN_SIGNATURE: server.sign("h1" + token, return_str=True),
-            MessageHeaderKey.ORIGIN: "h1",
-        }
-    )
-
-    def origin(name: str, token: str) -> str | None:
-        found = manager.clients.get(token)
-        return found.get_fqcn() if found and found.name == name else None
-
-    verifier, log = TokenVerifier(server.cert), logging.getLogger("test")
-    refusal = validate_auth_headers(message, verifier, log, origin, "server")
-    assert (refusal is None) == taken
-    if taken:  # and from then on h1 is heard in h10's name
-        assert manager.heartbeat(token[1:], other, "h1", FLContext())
-        assert other in manager.name_to_clients
 
 
 @pytest.mark.parametrize(

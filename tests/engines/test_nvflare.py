@@ -69,13 +69,6 @@ def test_nobody_may_send_code(kits: dict[str, Path]) -> None:
     assert allowed(server, "lead", "list_jobs")
 
 
-def test_nvflare_by_itself_would_let_the_project_admin_send_code() -> None:
-    """Why the kits bring a policy of their own: the default of NVFlare's template."""
-    default = {"format_version": "1.0", "permissions": {"project_admin": "any"}}
-    assert allowed(default, "project_admin", "byoc")
-    assert allowed(default, "project_admin", "cat")
-
-
 def test_a_kit_holds_its_owners_things_only(kits: dict[str, Path]) -> None:
     for name, kit in kits.items():
         files = [p for p in kit.rglob("*") if p.is_file()]
