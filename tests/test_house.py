@@ -22,7 +22,7 @@ SOURCES = {
 }
 TEXTS = {name: path.read_text("utf-8") for name, path in SOURCES.items()}
 
-FILES_A_FOLDER = 16
+FILES_A_FOLDER = 14
 LINES_A_FILE = 800
 LONG = 300  # a module this long may have one importer, if that is as long
 # Found by name in their folder, or started by name: no importer says that they are used.
@@ -30,10 +30,11 @@ BY_NAME = re.compile(
     r"fednotes\.(__main__|methods\.\w+|data\.formats\.\w+|taggers\.\w+|cli\.\w+|jobs\.kinds\.\w+|"
     r"engines\.nvflare\.\w+)$"
 )
-TWICE = frozenset({"Config", "Site"})  # every method has its own
+TWICE = frozenset({"Config", "Site", "Server"})  # every method has its own
 BLOCK = 6  # lines that stand in two places
+_THIN = re.compile(r'#|from |import |"""|\w+,?$')  # comments, imports and the names in them
 # What was found when the rules were made. These may only fall.
-COPIES, LONELY, SHARED_NAMES, CYCLES = 23, 23, 20, 3
+COPIES, LONELY, SHARED_NAMES = 0, 3, 0
 
 
 def references(texts: Mapping[str, str]) -> dict[str, set[str]]:
@@ -80,7 +81,7 @@ def lonely(texts: Mapping[str, str]) -> list[str]:
             above[target].append(name)
     found = []
     for name, text in texts.items():
-        if BY_NAME.fullmatch(name) or not text:
+        if BY_NAME.fullmatch(name) or not text or name == "fednotes":
             continue
         users = above[name]
         lengths = [texts[other].count("\n") for other in (name, *users)]
@@ -128,7 +129,7 @@ def copies(texts: Mapping[str, str]) -> list[str]:
 def _telling(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.strip()
-        if len(bare) > 3 and not bare.startswith(("#", "from ", "import ", '"""')):
+        if len(bare) > 3 and not _THIN.match(bare):
             yield number, bare
 
 
@@ -168,8 +169,7 @@ def test_a_file_can_be_read_in_one_sitting() -> None:
 
 
 def test_no_module_reaches_itself() -> None:
-    found = cycles(TEXTS)
-    assert len(found) <= CYCLES, found
+    assert cycles(TEXTS) == []
 
 
 def test_modules_of_one_importer_stand_in_it() -> None:

@@ -204,18 +204,9 @@ def test_every_module_is_in_a_room(path: Path) -> None:
     )
 
 
-# Imports that still point upward: to be mended, never to be added to.
-UPWARD = frozenset(
-    {
-        *("dan.py", "guard.py", "predict.py", "simulate.py"),
-    }
-)
-
-
 @each_file
 def test_imports_point_downward(path: Path) -> None:
-    if path.name not in UPWARD:
-        assert upward(path.read_text("utf-8"), path) == []
+    assert upward(path.read_text("utf-8"), path) == []
 
 
 @each_file

@@ -13,7 +13,7 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
-from fednotes.experiments.grids import Jobs, Run, plan, seeds_of
+from fednotes.experiments.grids import GridRun, Jobs, plan, seeds_of
 from fednotes.experiments.reproduce import grids, load_grid, reproduce
 from fednotes.jobs.job_file import load_job
 
@@ -25,7 +25,7 @@ def _folder_of_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path / "corpora"))
 
 
-def planned(name: str, full: bool, out: Path) -> list[Run]:
+def planned(name: str, full: bool, out: Path) -> list[GridRun]:
     grid, path = load_grid(name)
     size = grid.full if full else grid.budget
     jobs = Jobs(path.parent.name)
@@ -120,7 +120,7 @@ full = true
 SITES = ("psytar", "bc5cdr", "ncbi")
 
 
-def score(run: Run, site: str, kind: str) -> float:
+def score(run: GridRun, site: str, kind: str) -> float:
     """A made-up F1 that differs in everything."""
     order = (len(run.row.label), run.condition == "alone", (*SITES, "mean").index(site))
     base = 0.31 + 0.017 * order[0] + 0.04 * order[1] + 0.021 * order[2]
@@ -128,14 +128,14 @@ def score(run: Run, site: str, kind: str) -> float:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[GridRun]:
     """The tiny grid in place of the real ones, its runs made up; returns those asked for."""
     path = tmp_path / "fedner" / "tiny.toml"
     path.parent.mkdir()
     path.write_text(GRID, encoding="utf-8")
-    asked: list[Run] = []
+    asked: list[GridRun] = []
 
-    def fake(run: Run) -> str:
+    def fake(run: GridRun) -> str:
         asked.append(run)
         scores = {
             name: {
@@ -157,7 +157,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     return asked
 
 
-def test_a_grid_to_its_table(tiny: list[Run], tmp_path: Path) -> None:
+def test_a_grid_to_its_table(tiny: list[GridRun], tmp_path: Path) -> None:
     """Cells by statistics.fmean and stdev (n - 1) from the made-up scores."""
     out, told = tmp_path / "out", []
     table = reproduce("fedner-tiny", out, tell=lambda *line: told.append(line), workers=1)
@@ -195,20 +195,20 @@ def test_a_grid_to_its_table(tiny: list[Run], tmp_path: Path) -> None:
     assert "seeds 1, 2, 3" in text
 
 
-def test_full_size_has_its_own_rows_and_seeds(tiny: list[Run], tmp_path: Path) -> None:
+def test_full_size_has_its_own_rows_and_seeds(tiny: list[GridRun], tmp_path: Path) -> None:
     table = reproduce("fedner-tiny", tmp_path / "out", full=True, workers=1)
     assert {row["label"] for row in table["rows"]} == {"first", "again", "second", "large"}
     assert {run.seed for run in tiny} == {1, 2}
     assert not any("training.epochs=2" in run.arguments for run in tiny)
 
 
-def test_chosen_seeds_take_the_place_of_the_grids(tiny: list[Run], tmp_path: Path) -> None:
+def test_chosen_seeds_take_the_place_of_the_grids(tiny: list[GridRun], tmp_path: Path) -> None:
     table = reproduce("fedner-tiny", tmp_path / "out", seeds=(3,), workers=1)
     assert {run.seed for run in tiny} == {3}
     assert table["seeds"] == [3]
 
 
-def test_one_seed_has_no_deviation(tiny: list[Run], tmp_path: Path) -> None:
+def test_one_seed_has_no_deviation(tiny: list[GridRun], tmp_path: Path) -> None:
     """A deviation of one number is unknown, not zero."""
     path = tmp_path / "fedner" / "tiny.toml"
     path.write_text(GRID.replace("seeds = [1, 2, 3]", "seeds = [2]"), encoding="utf-8")
@@ -220,13 +220,13 @@ def test_one_seed_has_no_deviation(tiny: list[Run], tmp_path: Path) -> None:
     assert f"| {strict:.1f} / {strict + 20:.1f} |" in row
 
 
-def test_a_wrong_setting_shows_before_any_run(tiny: list[Run], tmp_path: Path) -> None:
+def test_a_wrong_setting_shows_before_any_run(tiny: list[GridRun], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'epochs'"):
         reproduce("fedner-tiny", tmp_path / "out", settings=("training.epoch=1",))
     assert tiny == []
 
 
-def test_f1_at_equal_bytes_and_seconds(tiny: list[Run], tmp_path: Path) -> None:
+def test_f1_at_equal_bytes_and_seconds(tiny: list[GridRun], tmp_path: Path) -> None:
     """Three traced rounds of 1 MB up, 1 MB down and 10 s: at 4 MB the second, at 15 s the first."""
     path = tmp_path / "fedner" / "tiny.toml"
     path.write_text("megabytes = 4.0\nseconds = 15.0\n" + GRID, encoding="utf-8")
@@ -252,12 +252,12 @@ def test_f1_at_equal_bytes_and_seconds(tiny: list[Run], tmp_path: Path) -> None:
 
 
 def test_types_that_a_site_does_not_annotate_have_a_column(
-    tiny: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: list[GridRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By hand: psytar annotates A, is tested on A, B and C; the others annotate all they are
     tested on. (0.2 + 0.4) / 2 at psytar alone; D has no mention in the test data."""
 
-    def fake(run: Run) -> str:
+    def fake(run: GridRun) -> str:
         by_type = {
             name: {"strict": {"f1": f1}, "support": support}
             for name, f1, support in (("A", 0.9, 3), ("B", 0.2, 1), ("C", 0.4, 5), ("D", 0.0, 0))
@@ -282,7 +282,7 @@ def test_types_that_a_site_does_not_annotate_have_a_column(
     assert row.endswith("| 30.0 ± 0.0 |")
 
 
-def planned_from(path: Path, out: Path) -> list[Run]:
+def planned_from(path: Path, out: Path) -> list[GridRun]:
     grid, _ = module.load_grid("fedner-tiny")
     jobs, rows = Jobs(path.parent.name), [row for row in grid.runs if not row.full]
     return [r for row in rows for r in plan(row, jobs, grid.base, grid.budget, False, out, ())]

@@ -13,7 +13,7 @@ from scipy import stats
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
-from fednotes.experiments.grids import Row, Run
+from fednotes.experiments.grids import GridRun, Row
 from fednotes.experiments.reproduce import grids, load_grid, reproduce
 from fednotes.metrics.compare import paired_t
 
@@ -41,12 +41,12 @@ NOISE = {1: 0.0, 2: 0.011, 3: -0.004, 4: 0.02, 5: 0.007}  # of a seed, in scores
 BEST = {"alone": (0.003, "crf"), "federated": (0.001, "")}  # by validation data
 
 
-def setting(run: Run) -> tuple[float, str]:
+def setting(run: GridRun) -> tuple[float, str]:
     rate, private = (text.partition("=")[2] for text in run.choice)
     return float(rate), private.strip("[]'")
 
 
-def f1(run: Run) -> tuple[float, float]:
+def f1(run: GridRun) -> tuple[float, float]:
     """Validation and test F1, which disagree: what is best on the one is worst on the other."""
     if not run.choice:
         return 0.5, 0.5
@@ -54,7 +54,7 @@ def f1(run: Run) -> tuple[float, float]:
     return (0.6, 0.3 + NOISE[run.seed]) if chosen else (0.4, 0.9)
 
 
-Start = Callable[[str], tuple[Path, list[Run]]]
+Start = Callable[[str], tuple[Path, list[GridRun]]]
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path / "corpora"))
     path = tmp_path / "fedner" / "tiny.toml"
     path.parent.mkdir()
-    asked: list[Run] = []
+    asked: list[GridRun] = []
 
-    def fake(run: Run) -> str:
+    def fake(run: GridRun) -> str:
         if not run.done:
             asked.append(run)
         valid, test = f1(run)
@@ -77,7 +77,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         write_json(run.folder / "summary.json", made)
         return run.row.label
 
-    def start(text: str) -> tuple[Path, list[Run]]:
+    def start(text: str) -> tuple[Path, list[GridRun]]:
         path.write_text(text, encoding="utf-8")
         return path, asked
 
@@ -194,7 +194,7 @@ def test_without_validation_data_nothing_is_chosen(
 ) -> None:
     tiny(GRID)
 
-    def fake(run: Run) -> str:
+    def fake(run: GridRun) -> str:
         valid = {run.condition: {"mean": None, "sites": {"a": None}}}
         write_json(run.folder / "summary.json", {"valid": valid})
         return run.row.label
@@ -312,7 +312,9 @@ def test_a_run_that_fails_says_its_first_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the hint below it, nor what an earlier run wrote into the same log."""
-    run = Run(Row("a", ("alone",)), "alone", 1, tmp_path / "runs" / "x", ("simulate", "job.toml"))
+    run = GridRun(
+        Row("a", ("alone",)), "alone", 1, tmp_path / "runs" / "x", ("simulate", "job.toml")
+    )
 
     def call(command: object, stdout: IO[str], **others: object) -> int:
         stdout.write(next(said))
@@ -367,9 +369,9 @@ def test_the_other_jobs_of_a_grid(
     (tmp_path / "bert").mkdir()
     path = path.rename(tmp_path / "bert" / "tiny.toml")
     monkeypatch.setattr(module, "grids", lambda: {"bert-tiny": path})
-    asked: list[Run] = []
+    asked: list[GridRun] = []
 
-    def fake(run: Run) -> str:
+    def fake(run: GridRun) -> str:
         asked.append(run)
         spent = {run.condition: {"strict": {"f1": 0.5}}}
         made = {"seconds": 1.0, "bytes_up": 0, "bytes_down": 0, "sites": {}, "mean": spent,
@@ -427,7 +429,7 @@ class Planned(Exception):
 def no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run raises Planned."""
 
-    def stop(run: Run) -> str:
+    def stop(run: GridRun) -> str:
         raise Planned
 
     folders = ("FEDNOTES_CORPORA", "FEDNOTES_BACKBONE", "I2B2_2010", "I2B2_2012", "MIMIC_III")

@@ -11,7 +11,7 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
-from fednotes.experiments.grids import Run
+from fednotes.experiments.grids import GridRun
 from fednotes.experiments.reproduce import reproduce
 from fednotes.experiments.tables import plot
 
@@ -40,11 +40,11 @@ PAPER = """\
 KEYS = ("precision", "recall", "f1")
 
 
-def f1(run: Run, place: int) -> float:
+def f1(run: GridRun, place: int) -> float:
     return 0.4 + 0.11 * place + 0.03 * run.seed**2 - (0.07 if run.condition == "alone" else 0)
 
 
-def made(run: Run) -> dict[str, Any]:
+def made(run: GridRun) -> dict[str, Any]:
     """Asthma, and Zoster, which seed 2 does not have."""
     by_output = {
         name: {key: f1(run, place + k) for k, key in enumerate(KEYS)} | {"auroc": None, "sites": 1}
@@ -72,7 +72,7 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "fedner" / "tiny.toml"
     path.parent.mkdir()
 
-    def fake(run: Run) -> str:
+    def fake(run: GridRun) -> str:
         write_json(run.folder / "summary.json", made(run))
         return run.row.label
 
@@ -147,7 +147,7 @@ def test_a_number_that_does_not_exist_is_a_dash(grid: Path, tmp_path: Path) -> N
 def test_other_jobs_have_no_diseases(
     grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fake(run: Run) -> str:
+    def fake(run: GridRun) -> str:
         summary = made(run)
         del summary["mean"][run.condition]["by_output"]
         write_json(run.folder / "summary.json", summary)

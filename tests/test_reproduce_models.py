@@ -11,7 +11,7 @@ import pytest
 from fednotes.core.errors import ConfigError
 from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
-from fednotes.experiments.grids import Run
+from fednotes.experiments.grids import GridRun
 from fednotes.experiments.reproduce import grids, load_grid, reproduce
 from fednotes.experiments.tables import column, plot
 
@@ -41,12 +41,12 @@ set = ["model.encoder={central}"]
 """
 
 
-def score(run: Run, key: str) -> float:
+def score(run: GridRun, key: str) -> float:
     place = ("precision", "recall", "f1").index(key)
     return 0.4 + 0.1 * place + 0.03 * run.seed - (0.07 if run.condition == "federated" else 0)
 
 
-def summary(run: Run) -> dict[str, Any]:
+def summary(run: GridRun) -> dict[str, Any]:
     scores = {key: score(run, key) for key in ("precision", "recall", "f1")}
     both = {run.condition: {"strict": scores, "relaxed": scores}}
     spent = {"seconds": 10.0, "bytes_up": 9_000_000, "bytes_down": 0, "rounds": 3}
@@ -57,14 +57,14 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[GridRun]:
     """The grid in place of the real ones, its runs made up; returns those asked for."""
     path = tmp_path / "bert" / "tiny.toml"
     path.parent.mkdir()
     path.write_text(GRID, encoding="utf-8")
-    asked: list[Run] = []
+    asked: list[GridRun] = []
 
-    def fake(run: Run) -> str:
+    def fake(run: GridRun) -> str:
         asked.append(run)
         write_json(run.folder / "summary.json", summary(run))
         return run.row.label
@@ -75,7 +75,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
     return asked
 
 
-def test_models_come_first_and_once(tiny: list[Run], tmp_path: Path) -> None:
+def test_models_come_first_and_once(tiny: list[GridRun], tmp_path: Path) -> None:
     reproduce("bert-tiny", tmp_path / "out", workers=1)
     assert [(r.row.label, r.condition, r.seed) for r in tiny] == [
         ("central", "pooled", 1),
@@ -92,7 +92,7 @@ def test_models_come_first_and_once(tiny: list[Run], tmp_path: Path) -> None:
     assert f"model.encoder={first.folder}/pooled/model" in last.arguments
 
 
-def test_the_tables_own_columns(tiny: list[Run], tmp_path: Path) -> None:
+def test_the_tables_own_columns(tiny: list[GridRun], tmp_path: Path) -> None:
     """Means and deviations by `statistics`; the last column against the named row."""
     reproduce("bert-tiny", tmp_path / "out", workers=1)
     text = (tmp_path / "out" / "bert-tiny" / "results.md").read_text("utf-8")
@@ -113,7 +113,7 @@ def test_the_tables_own_columns(tiny: list[Run], tmp_path: Path) -> None:
     assert rows[2][4:6] == ["3.00 ± 0.00", "10 ± 0"]
 
 
-def test_how_far_rows_fall_behind(tiny: list[Run], tmp_path: Path) -> None:
+def test_how_far_rows_fall_behind(tiny: list[GridRun], tmp_path: Path) -> None:
     changed = GRID.replace('"micro strict f1", "MB up", "s"', '"micro strict f1"')
     (tmp_path / "bert" / "tiny.toml").write_text(changed, encoding="utf-8")
     table = reproduce("bert-tiny", tmp_path / "out", workers=1)
@@ -124,7 +124,7 @@ def test_how_far_rows_fall_behind(tiny: list[Run], tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_column_that_is_not_there_is_named(tiny: list[Run], tmp_path: Path) -> None:
+def test_a_column_that_is_not_there_is_named(tiny: list[GridRun], tmp_path: Path) -> None:
     reproduce("bert-tiny", tmp_path / "out", workers=1)
     run = tiny[1]
     with pytest.raises(ConfigError, match="'mean masked loss': this job has no such score"):
@@ -140,9 +140,9 @@ def test_the_real_grids_plan(
 ) -> None:
     """Every run is asked for with settings that its job takes; attention gets real folders."""
     monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path))
-    asked: list[Run] = []
+    asked: list[GridRun] = []
 
-    def fake(run: Run) -> str:
+    def fake(run: GridRun) -> str:
         asked.append(run)
         made = summary(run) | {"valid": {run.condition: {"mean": 0.5, "sites": {"a": 0.5}}}}
         masked = {run.condition: {"masked": {"loss": 1.0, "accuracy": 0.5}}}

@@ -182,7 +182,7 @@ class Jobs:
 
 
 @dataclass(frozen=True)
-class Run:
+class GridRun:
     """One row, condition and seed; its folder is named by what it runs, so grids share runs.
 
     choice: the settings that it tries, where its row searches. beyond: what the run adds to
@@ -269,7 +269,7 @@ def befores_of(grid: Grid, rows: Sequence[Row], jobs: Jobs) -> tuple[Before, ...
     return found
 
 
-def plan_before(before: Before, jobs: Jobs, size: Size, full: bool, out: Path) -> Iterator[Run]:
+def plan_before(before: Before, jobs: Jobs, size: Size, full: bool, out: Path) -> Iterator[GridRun]:
     """The runs of a model that others start from; the grid's own settings are not for them."""
     own = before.own is not None and before.base in jobs.own
     budget = before.own if own and before.own is not None else before.budget
@@ -289,7 +289,7 @@ def plan(
     out: Path,
     settings: Settings,
     models: Models | None = None,
-) -> Iterator[Run]:
+) -> Iterator[GridRun]:
     """The runs of one row. A wrong setting shows now, not in an hour: ConfigError.
 
     base: the grid's own job. models: seed → the folder that stands for each `{name}` in the
@@ -311,7 +311,9 @@ def plan(
                 place = out / "runs" / _digest(made, path is not None)
                 sets = [word for setting in chosen for word in ("--set", setting)]
                 command = ("simulate", job, "--out", str(place), *sets)
-                yield Run(row, condition, seed, place, command, choice, _beyond(made, condition))
+                yield GridRun(
+                    row, condition, seed, place, command, choice, _beyond(made, condition)
+                )
 
 
 def _beyond(job: Job, condition: str) -> str:

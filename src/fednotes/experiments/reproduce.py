@@ -30,10 +30,10 @@ from fednotes.experiments.grids import (
     Attention,
     Before,
     Grid,
+    GridRun,
     Jobs,
     Models,
     Row,
-    Run,
     Settings,
     Size,
     befores_of,
@@ -134,7 +134,7 @@ def _seeds(rows: Sequence[Row], size: Size, full: bool) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*size.seeds, *found)))
 
 
-def _models(befores: Sequence[Before], first: Sequence[Run], seeds: tuple[int, ...]) -> Models:
+def _models(befores: Sequence[Before], first: Sequence[GridRun], seeds: tuple[int, ...]) -> Models:
     """Seed → name → the folder of the model that the run ends with."""
     once = {each.name for each in befores if each.seed}
     return {
@@ -147,19 +147,19 @@ def _models(befores: Sequence[Before], first: Sequence[Run], seeds: tuple[int, .
     }
 
 
-def _groups(planned: Sequence[Run]) -> list[list[Run]]:
+def _groups(planned: Sequence[GridRun]) -> list[list[GridRun]]:
     """The runs of each row and condition."""
-    found: dict[tuple[int, str], list[Run]] = {}
+    found: dict[tuple[int, str], list[GridRun]] = {}
     for run in planned:
         found.setdefault((id(run.row), run.condition), []).append(run)
     return list(found.values())
 
 
 def _chosen(
-    groups: Sequence[Sequence[Run]], search_seeds: int
-) -> tuple[list[Run], dict[tuple[str, str], list[dict[str, Any]]]]:
+    groups: Sequence[Sequence[GridRun]], search_seeds: int
+) -> tuple[list[GridRun], dict[tuple[str, str], list[dict[str, Any]]]]:
     """The runs of the settings that validation data choose; and what was tried."""
-    kept: list[Run] = []
+    kept: list[GridRun] = []
     tried = {}
     for runs in groups:
         choice = runs[0].choice
@@ -169,7 +169,7 @@ def _chosen(
     return kept, tried
 
 
-def _trials(runs: Sequence[Run], search_seeds: int) -> Iterator[Run]:
+def _trials(runs: Sequence[GridRun], search_seeds: int) -> Iterator[GridRun]:
     """Of one row and condition, what its choice depends on; nothing where there is none."""
     if len({run.choice for run in runs}) > 1:
         seeds = list(dict.fromkeys(run.seed for run in runs))[:search_seeds]
@@ -191,7 +191,9 @@ class _Work:
         self._all = self._left = self._done = 0
         self._timed = False
 
-    def expect(self, first: Sequence[Run], planned: Sequence[Run], search_seeds: int) -> None:
+    def expect(
+        self, first: Sequence[GridRun], planned: Sequence[GridRun], search_seeds: int
+    ) -> None:
         """Say how things stand before anything runs."""
         needed = [*first]
         for group in _groups(planned):  # whichever setting is chosen runs on the other seeds
@@ -206,7 +208,7 @@ class _Work:
             f"{self._all} runs: {done} done, {begun} begun, {max(0, self._left - begun)} to begin"
         )
 
-    def do(self, runs: Sequence[Run]) -> None:
+    def do(self, runs: Sequence[GridRun]) -> None:
         """Run what was not run before. Raises FednotesError."""
         new = [run for run in {r.folder: r for r in runs}.values() if run.folder not in self._seen]
         self._seen |= {run.folder for run in new}
@@ -237,14 +239,14 @@ class _Work:
                 self._agree(line)
 
 
-def _timed_run(run: Run) -> tuple[str, float]:
+def _timed_run(run: GridRun) -> tuple[str, float]:
     """Its label, and the seconds that it took; 0 if it was done before."""
     done, started = run.done, time.monotonic()
     label = _run(run)
     return label, 0.0 if done else time.monotonic() - started
 
 
-def _run(run: Run) -> str:
+def _run(run: GridRun) -> str:
     """One simulate command; its output goes into a log beside its folder."""
     if not run.done:
         run.folder.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from fednotes.core.errors import ConfigError, MissingExtra
 from fednotes.core.parsing import parse_json
-from fednotes.experiments.grids import Grid, Row, Run, Settings, Size
+from fednotes.experiments.grids import Grid, GridRun, Row, Settings, Size
 from fednotes.jobs.results import read_result
 from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
 
@@ -28,7 +28,7 @@ def gather(
     grid: Grid,
     rows: Sequence[Row],
     size: Size,
-    runs: Sequence[Run],
+    runs: Sequence[GridRun],
     tried: Tried,
     names: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -67,7 +67,9 @@ def gather(
     }
 
 
-def _row(grid: Grid, row: Row, own: Sequence[Run], read: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(
+    grid: Grid, row: Row, own: Sequence[GridRun], read: list[dict[str, Any]]
+) -> dict[str, Any]:
     """One row and condition; read: the summaries of its runs, one a seed."""
     condition = own[0].condition
     columns = [{c: column(run, condition, c) for c in grid.columns} for run in read]
@@ -90,7 +92,7 @@ def _row(grid: Grid, row: Row, own: Sequence[Run], read: list[dict[str, Any]]) -
     }
 
 
-def choose(runs: Sequence[Run]) -> tuple[Settings, list[dict[str, Any]]]:
+def choose(runs: Sequence[GridRun]) -> tuple[Settings, list[dict[str, Any]]]:
     """The setting with the best validation score, and all that were tried with theirs.
 
     runs: of one row and condition, each setting with the same seeds. A setting's score is the

@@ -384,7 +384,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LedgerReport:
     """What `verify` found. lines: in the file. notes: what a killed process explains.
     head: the ledger's end, as its head file has it; None if that is missing or damaged."""
 
@@ -411,7 +411,7 @@ class Report:
         return "\n".join((*found, *self.notes))
 
 
-def verify(path: Path, noted: Head | None = None) -> Report:
+def verify(path: Path, noted: Head | None = None) -> LedgerReport:
     """Read a whole ledger and judge it. noted: an end that was noted elsewhere, which shows a
     history that somebody wrote anew together with its head.
 
@@ -443,7 +443,7 @@ def noted_end(text: str) -> Head:
     return Head(int(lines), hash=noted)
 
 
-def judge(path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None) -> Report:
+def judge(path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | None) -> LedgerReport:
     """`verify` of lines that were read already, each with its line end, and the head file's
     bytes; `path` is for messages."""
     reading = _Reading(noted.lines if noted else 0)
@@ -459,7 +459,7 @@ def judge(path: Path, lines: Iterable[bytes], raw_head: bytes, noted: Head | Non
             what = "was noted elsewhere, and the ledger ends before it"
         faults.append(Fault(noted.lines, what))
     faults.sort(key=lambda fault: fault.line)
-    return Report(path, reading.lines, tuple(faults), (note,) if note else (), head)
+    return LedgerReport(path, reading.lines, tuple(faults), (note,) if note else (), head)
 
 
 class _Reading:
