@@ -52,11 +52,7 @@ class BartBackbone:
         return [list(piece.ids) for piece in sub_words(self.tokenizer, [[w] for w in words])]
 
     def view(self, dropout: float) -> Any:
-        """Modules of one's own on the shared weights, in eval mode; dropout for train mode.
-
-        Copying the modules alone costs milliseconds. Training mode, dropout rates and a
-        replaced part are then each model's own affair.
-        """
+        """Modules of one's own on the shared weights, in eval mode; dropout for train mode."""
         shared: list[Tensor] = [*self.model.parameters(), *self.model.buffers()]
         mine = copy.deepcopy(self.model, {id(tensor): tensor for tensor in shared})
         for module in mine.modules():
@@ -119,11 +115,8 @@ def _load(directory: Path, device: str, dtype: torch.dtype, stamp: Stamp) -> Bar
 
 
 def set_layer_norm_eps(model: Any) -> None:
-    """Give every LayerNorm the epsilon that config.json names as "layer_norm_eps", if it does.
-
-    To be called after loading a grafted directory. Nothing happens to a published BART, whose
-    configuration names none.
-    """
+    """Give every LayerNorm the epsilon that config.json names as "layer_norm_eps", if it does: a
+    grafted directory's does, a published BART's does not."""
     eps = getattr(model.config, "layer_norm_eps", None)
     if eps is None:
         return

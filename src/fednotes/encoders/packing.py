@@ -77,11 +77,7 @@ class Sequences:
 
 
 def _pieces(tokens: Tokens, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sentences cut so that none is longer: bounds in the ids, and documents' bounds in them.
-
-    A sentence too long for a sequence (a table, a note without a full stop) is cut into parts
-    of `longest` tokens and a rest, so that its parts fill sequences and nothing of it is lost.
-    """
+    """Sentences cut so that none is longer: bounds in the ids, and documents' bounds in them."""
     if len(tokens.ids) == 0 or len(tokens.documents) < 2:
         raise DataError("the corpus holds no token: give notes with text")
     starts, ends = np.asarray(tokens.sentences[:-1]), np.asarray(tokens.sentences[1:])
@@ -94,11 +90,8 @@ def _pieces(tokens: Tokens, longest: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
-    """Sequences of whole sentences, documents in a random order; no next-sentence prediction.
-
-    Every token of the corpus stands in exactly one sequence. A sequence goes on in the next
-    document where there is room, with a [SEP] between the two.
-    """
+    """Sequences of whole sentences, documents in a random order; every token in exactly one. A
+    sequence goes on in the next document where there is room, with a [SEP] between the two."""
     if length < 3:
         raise ConfigError(f"sequences of {length} tokens hold no text: ask for at least 3")
     room = length - 2
@@ -134,10 +127,9 @@ def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
 
     Sentences of a document are taken up to a target length (a tenth of the pairs gets a
     shorter one); A is a random number of them; with probability 1/2, or if there is only
-    one, B comes from a random place of another document, else it is the rest. What a random B
-    leaves over of the document is taken up again. A pair that is too long loses tokens of its
-    longer half at either end. The one difference: sentences longer than half a sequence are
-    cut first, where the original would throw the most of them away.
+    one, B comes from a random place of another document, else it is the rest. A pair that is too
+    long loses tokens of its longer half at either end. The one difference: sentences longer than
+    half a sequence are cut first, where the original would throw the most of them away.
     """
     if length < 5:
         raise ConfigError(f"pairs of {length} tokens hold no text: ask for at least 5")
@@ -203,11 +195,8 @@ def _elsewhere(
 def _shorten(
     a: tuple[int, int], b: tuple[int, int], room: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Both halves cut to fit together: token by token off the longer one, at a random end.
-
-    In closed form: what is left is the shorter one whole, or half of the room each; how many
-    tokens go at the front is a binomial number.
-    """
+    """Both halves cut to fit together: token by token off the longer one, at a random end, in
+    closed form: how many tokens go at the front is a binomial number."""
     na, nb = a[1] - a[0], b[1] - b[0]
     if na + nb > room:
         left_a = max(min(na, room - nb), min(na, room - room // 2))

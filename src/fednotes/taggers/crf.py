@@ -100,9 +100,8 @@ class CRF(nn.Module):
 
         -log p(any sequence within `allowed`) (Tsuboi et al. 2008), `allowed` (batch, tokens,
         tags) bool being the tags that each token may have; and -log p(target | within
-        `allowed`). They share their forward and backward messages, and their sum is `loss`; of
-        expected counts (`posterior` of another CRF; they get no gradient) E[-log p(y)] over a
-        distribution that has them, which distillation of structures minimises (Wang et al. 2020b).
+        `allowed`). Their sum is `loss`; of expected counts (`posterior` of another CRF; they get
+        no gradient) E[-log p(y)], which distillation minimises (Wang et al. 2020b).
         """
         chosen = target.long() if isinstance(target, Tensor) else target
         source, rest = self._losses(emissions, [allowed.bool(), chosen], lengths)
@@ -318,11 +317,8 @@ _PAIR_BUDGET = 1 << 24  # numbers in one block of pair posteriors (128 MiB in fl
 
 
 class TorchOps:
-    """The recursions for every device: log-space, all sentences at once.
-
-    Same functions, arguments and results as `crf_kernels.py`. Forward and backward messages are
-    one scan over two stacked batches (the backward one runs over the reversed sentences), so
-    that a GPU is asked half as often.
+    """The recursions for every device: log-space, all sentences at once, forward and backward
+    messages one scan over two stacked batches. Functions, arguments, results: `crf_kernels.py`.
     """
 
     @staticmethod

@@ -93,11 +93,8 @@ def allowed_tags(tags: Tensor, tagset: TagSet, known: Collection[str]) -> Tensor
     """The tags that each token may have, given the annotation of the known types.
 
     tags: (…) tag ids, at padding any. Returns (…, tags) bool: for a tag of a known type that
-    tag alone, otherwise O and all tags of the other types. With no type known everything is
-    allowed, with all of them the tag alone. The sequence `tags` itself is always within, and so
-    is that with O in place of all tags of other types.
-
-    Raises ConfigError for a known type that the tag set lacks.
+    tag alone, otherwise O and all tags of the other types. The sequence `tags` itself is always
+    within, and so is that with O in place of all tags of other types. Raises as `require_types`.
     """
     fixed = _known_tags(tagset, require_types(known, tagset))
     table = np.where(fixed[:, None], np.eye(len(fixed), dtype=bool), ~fixed)  # (tag, tags)
@@ -120,10 +117,8 @@ def split_loss(
     emissions: (batch, tokens, tags). tags: (batch, tokens), known and added mentions.
     allowed: (batch, tokens, tags) from `allowed_tags`; None where every type is known.
     lengths: (batch,). soft: posterior to be learnt in place of the added mentions in `tags`,
-    (batch, tokens, tags) and (batch, tags, tags), see `CRF.posterior`.
-
-    Where no token has a choice, source is the ordinary loss and target exactly 0 without a
-    gradient, at no extra cost. Raises ModelError as `CRF.loss`.
+    see `CRF.posterior`. Where no token has a choice, source is the ordinary loss and target
+    exactly 0 without a gradient.
     """
     if allowed is None or bool((allowed.sum(-1) == 1).all()):
         source = crf.loss(emissions, tags, lengths)
@@ -218,14 +213,12 @@ def _wide(logits: Tensor) -> Tensor:
 
 
 def retag(encoded: Encoded, documents: Sequence[Document], known: Collection[str]) -> Encoded:
-    """The same tokens and sentences with the mentions of `documents` as tags.
+    """The same tokens with the mentions of `documents`, other spans on the same texts.
 
-    documents: those of `encoded`, in order, with other spans. A span that crosses the end of a
-    sentence (or of a piece of one) ends there, as in `encode_corpus`. Where a mention of a type
-    that is not in `known` wants a token of one that is, it is lost: what the site annotated
-    itself is never changed by what was added.
-
-    Raises DataError (other texts, a label that the tag set does not have).
+    A span that crosses the end of a sentence (or of a piece of one) ends there. Where a mention
+    of a type that is not in `known` wants a token of one that is, it is lost: what the site
+    annotated itself is never changed by what was added. Raises DataError (other texts, a label
+    that the tag set does not have).
     """
     given = tuple(documents)
     require_same_texts(encoded, given)
@@ -291,10 +284,8 @@ def _flat(
 def _ranges(
     encoded: Encoded, spans: list[Span], owners: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First token, token after the last (both of the corpus) and sentence of each span, (spans,).
-
-    All at once: characters are counted through the corpus, documents one after the other.
-    """
+    """First token, token after the last (both of the corpus) and sentence of each span, (spans,):
+    characters are counted through the corpus, documents one after the other."""
     sizes = [len(document.text) + 1 for document in encoded.documents]
     base = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)  # of each document
     shift = base[np.repeat(encoded.sentence_document, encoded.lengths)][:, None]

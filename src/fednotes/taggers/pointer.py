@@ -11,9 +11,8 @@ alone, in training as in use. The layout of the ids, for T types and a sentence 
     3+T + p      the sentence's sub-word p = 0 ... n-1
 
 A span's end is its last sub-word, inclusive: [0, 1, Drug] is the drug that the first two
-sub-words name ("Clozapine", Figure 2). Positions count sub-words of the text alone: the begin
-mark that a tokeniser puts before them is not counted, so sub-word p is the encoder's input
-p + 1 where there is one such mark, as in BART (LightNER counts the mark: its p is ours + 1).
+sub-words name ("Clozapine", Figure 2). Positions count sub-words of the text alone, without the
+begin mark that a tokeniser puts before them (LightNER counts it: its p is ours + 1).
 
 Entities come in one order: by start, the longer first, then by type as in the tag set. Eq. 5
 writes a site's own annotation first and the pseudo-annotation behind it; by that rule one and
@@ -68,10 +67,9 @@ def encode_entities(entities: np.ndarray, types: int) -> np.ndarray:
 def repair(ids: Iterable[int], types: int, length: int) -> np.ndarray:
     """What can be read of any output: (entities, 3) start, end (inclusive), type, in order.
 
-    As the paper says of "Drug, Drug" (Figure 2), a type that no span precedes is discarded;
-    so is a type behind one position or more than two, a span whose end comes before its
-    start, a position outside the sentence, and what is unfinished at the end. BEGIN and PAD
-    are passed over; nothing is read behind END. ids: with or without END. length: sub-words.
+    As the paper says of "Drug, Drug" (Figure 2), a type that no span precedes is discarded; so
+    is one behind one position or more than two, a span that ends before it starts or outside the
+    sentence, and what is unfinished. Nothing is read behind END. length: sub-words.
     """
     shift = first_position(types)
     found: list[tuple[int, int, int]] = []
@@ -225,9 +223,8 @@ def encode_pointers(
 ) -> PointerCorpus:
     """Documents → sub-words and entities, every type known.
 
-    An entity that alone exceeds a limit is cut with its sentence and keeps its first piece; one
-    word that does keeps its first sub-words; both stay where they are in the document.
-    Raises DataError for a label that the tag set does not have.
+    An entity that alone exceeds a limit keeps its first piece, one word that does its first
+    sub-words. Raises DataError for a label that the tag set does not have.
     """
     _check_labels(documents, tagset)
     whole = encode_corpus(documents, tagset, max_tokens=sys.maxsize)
