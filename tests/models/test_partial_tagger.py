@@ -321,9 +321,7 @@ def test_retag_equals_encoding_anew(
 def _found(spans: list[Span], known: str, max_tokens: int = 256) -> list[tuple[str, str]]:
     """Token and tag wherever the tag is not O."""
     tagset = TagSet(("X", "Y"))
-    encoded = encode_corpus(
-        [Document("0", "", ()), Document("1", TEXT)], tagset, "drop", max_tokens
-    )
+    encoded = encode_corpus([Document("0", "", ()), Document("1", TEXT)], tagset, max_tokens)
     ours = retag(encoded, [Document("0", ""), Document("1", TEXT, tuple(spans))], set(known))
     names = [tagset.tags[i] for i in ours.tags]
     forms = [TEXT[a:b] for a, b in ours.offsets]
