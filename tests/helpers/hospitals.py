@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from fednotes.core.errors import FednotesError
 from fednotes.core.messages import Frame
 from fednotes.data.synthetic import generate, write_sites
-from fednotes.engines.host import explained, placeless
+from fednotes.engines.host import SiteHost, explained, placeless
 from fednotes.engines.pipe import Setup
 from fednotes.jobs.deployed.server import server_main
-from fednotes.jobs.deployed.site import Member, site_main
+from fednotes.jobs.deployed.site import site_main
 from fednotes.jobs.deployed.site_file import SITE_FILE, install, whole_table
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
@@ -109,7 +109,7 @@ class Network:
 
     def __init__(self, setups: Mapping[str, Setup]) -> None:
         self.setups = setups
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, SiteHost] = {}
         self.down: set[str] = set()
         self.failed: dict[str, str] = {}
         self.lines: list[Mapping[str, Any]] = []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fednotes.core.errors import ConfigError
+from fednotes.core.messages import Request
 from fednotes.rules.policy import (
     Policy,
     PolicyRefusal,
@@ -27,7 +28,8 @@ LSTM = ("lstm.weight_ih", "cnn.weight")
 WORDS = (*LSTM, "encoder.embeddings.word_embeddings.weight")
 BEHIND = {"tokens": 900, "steps": 12, "patients": 8}
 JOB = partial(check_job, method="fedner", sites=3, threshold=3, rounds=20, secure=True)
-ASKED = partial(check_request, task="train", round=4, sites=3, threshold=3, secure=True, now=NIGHT)
+ASK = {n: Request("job", 1, 1, "train", round=n) for n in (4, 99, 100)}
+ASKED = partial(check_request, request=ASK[4], sites=3, threshold=3, secure=True, now=NIGHT)
 REPLY = partial(
     check_update, task="train", round=4, tensors=LSTM, behind=BEHIND, size=5_000, secure=True,
     scores=False, left=None,
@@ -58,7 +60,7 @@ CASES: list[tuple[str, dict[str, Any], Wish, dict[str, Any], str]] = [
      "asks for 1,500 rounds; this site allows at most 100"),
     ("max_rounds", {"max_rounds": 100}, partial(JOB, rounds=None), {"rounds": 1},
      "does not say how many rounds"),
-    ("max_rounds", {"max_rounds": 100}, partial(ASKED, round=100), {"round": 99},
+    ("max_rounds", {"max_rounds": 100}, partial(ASKED, request=ASK[100]), {"request": ASK[99]},
      "round 100 was asked for; this site allows rounds 0 to 99"),
     ("max_rounds", {"max_rounds": 100}, partial(REPLY, left=101), {"left": 100},
      "would be number 101 of this job; this site allows 100 rounds; a new approval counts anew"),

@@ -121,6 +121,9 @@ class SiteHost:
             if self._pace and self._sealer and self._worked:  # refused after it was done, too
                 self._pace.wait(request.task, begun, self._sealer.pace(request))
 
+    def close(self) -> None:
+        """The job is over; what it kept stays until a person deletes it."""
+
     def _answer(self, request: Request, frame: Frame) -> bytes:
         self._require_current(request)
         if self._guard is not None:

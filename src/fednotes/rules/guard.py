@@ -214,15 +214,8 @@ class SiteGuard:
         named = set(request.counted) & self._sites if self._sites else request.counted
         if policy.hours:
             self._require_clock(time, policy)
-        check_request(
-            policy,
-            request.task,
-            request.round,
-            len(named),
-            self._threshold,
-            secure=self._secure,
-            now=time,
-        )
+        least, secure = self._threshold, self._secure
+        check_request(policy, request, len(named), least, secure=secure, now=time)
 
     def leaving(
         self, request: Request, reply: Frame, update: Update | None, reason: str = ""

@@ -21,6 +21,7 @@ from annotated_types import Ge, MinLen
 
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.messages import Request
 from fednotes.core.settings import build, checked
 from fednotes.rules.approval import Quorum
 
@@ -171,22 +172,12 @@ def check_job(
 
 
 def check_request(
-    policy: Policy,
-    task: str,
-    round: int,
-    sites: int,
-    threshold: int,
-    *,
-    secure: bool,
-    now: datetime,
+    policy: Policy, request: Request, sites: int, threshold: int, *, secure: bool, now: datetime
 ) -> None:
-    """Whether the site may serve a request. round: from 0. now: with a time zone.
-
-    Raises PolicyRefusal.
-    """
-    what, most = f"task {_name(task)} of round {round}", policy.max_rounds
+    """Whether the site may serve a request. now: with a time zone. Raises PolicyRefusal."""
+    what, most = f"task {_name(request.task)} of round {request.round}", policy.max_rounds
     _check_sites(policy, sites, threshold)
-    few = not most or round < most
+    few = not most or request.round < most
     policy.require(few, "max_rounds", f"{what} was asked for", f"rounds 0 to {most - 1:,}")
     is_open, clock = policy.open_at(now)
     asked, allowed = f"{what} was asked for at {clock:%H:%M}", f"{policy.hours} ({policy.timezone}"

@@ -67,24 +67,14 @@ _ABOUT: tuple[tuple[type[FednotesError], str], ...] = (
 )
 
 
-class Member:
-    """A site's part of one job, as its process holds it (`engines.pipe.Host`)."""
-
-    def __init__(self, host: SiteHost) -> None:
-        self.host, self.handle = host, host.handle
-
-    def close(self) -> None:
-        """The job is over; what it kept stays until a person deletes it."""
-
-
-def site_main(setup: Setup) -> Member:
+def site_main(setup: Setup) -> SiteHost:
     """Join a job that was approved here, with this site's own notes.
 
     Raises NotApproved (asked again later), PolicyRefusal, or what reading the notes raises, in
     words that may leave the site.
     """
     with discreet(setup.site):
-        return Member(_host(setup))
+        return _host(setup)
 
 
 def _host(setup: Setup) -> SiteHost:
