@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_taggers import MODEL, assert_same
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError
@@ -22,12 +23,8 @@ from fednotes.methods import adversarial, distill
 from fednotes.methods.adversarial import discriminators
 from fednotes.taggers.prompt_bart import PromptBartConfig
 from fednotes.taggers.saving import build_model, load_model
-from fednotes.taggers.tagger import TaggerConfig
 
 VARIANTS = ("ganin", "peng", "hong")
-MODEL = TaggerConfig(
-    char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4
-)
 WIDTHS, OUTPUTS = (10, 10), 10  # the CNN's, the BiLSTM's; the CRF reads the latter
 
 
@@ -57,12 +54,6 @@ def by_distill(sites: list[SiteData]) -> tuple[InProcess, dict[str, Tensor]]:
     settings = distill.for_sites(base, sites)
     engine = InProcess([distill.Site(site, settings) for site in sites])
     return engine, dict(distill.train(engine, settings).tensors)
-
-
-def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 def test_one_k_by_d_matrix_a_layer(sites) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_taggers import MODEL, NO_DROPOUT, assert_same
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.seeds import rng_of, seed_of
@@ -24,12 +24,7 @@ from fednotes.methods.distill import pseudo_complete, weighted_loss
 from fednotes.taggers.model import Losses
 from fednotes.taggers.prompt_bart import PromptBartConfig
 from fednotes.taggers.saving import build_model, load_model
-from fednotes.taggers.tagger import TaggerConfig
 
-MODEL = TaggerConfig(
-    char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4
-)
-NO_DROPOUT = replace(MODEL, dropout=0.0)
 QUICK: dict[str, Any] = {"unannotated": "marginal", "batch_size": 4, "learning_rate": 0.03}
 
 
@@ -55,12 +50,6 @@ def federate(sites, settings, **options):
 
 def shared(state) -> dict[str, torch.Tensor]:
     return {k: v for k, v in state.tensors.items() if k.startswith("shared.")}
-
-
-def assert_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 def local_training(data: SiteData, settings: distill.Config, start, round: int = 0):

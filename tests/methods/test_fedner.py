@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from tiny_taggers import MODEL, NO_DROPOUT, assert_same
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
@@ -21,12 +22,7 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.deployed.site import outward
 from fednotes.methods import fedner
 from fednotes.metrics.spans import SpanCounts
-from fednotes.taggers.tagger import TaggerConfig, build_tagger
-
-MODEL = TaggerConfig(
-    char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4
-)
-NO_DROPOUT = replace(MODEL, dropout=0.0)
+from fednotes.taggers.tagger import build_tagger
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +46,6 @@ def federate(sites, settings, **options):
 
 def weights(member) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in member.model.trainable().items()}
-
-
-def assert_same(left, right) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 def plain_loop(

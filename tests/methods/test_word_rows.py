@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_taggers import MODEL, assert_same
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.tensors import nbytes
@@ -17,11 +18,8 @@ from fednotes.core.update import Total
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import fedner, word_rows
-from fednotes.taggers.tagger import TaggerConfig
 
-MODEL = TaggerConfig(
-    char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=2048, word_dim=4
-)
+LARGE = replace(MODEL, hashed_words=2048)  # a table that travels by rows
 
 
 @pytest.fixture(scope="module")
@@ -33,19 +31,13 @@ def config(sites: list[SiteData], **changes: Any) -> fedner.Config:
     tags = sites[0].tags
     for site in sites[1:]:
         tags = tags.union(site.tags)
-    base = fedner.Config(model=MODEL, batch_size=12, epochs=2, seed=3, tags=tags, sites=3)
+    base = fedner.Config(model=LARGE, batch_size=12, epochs=2, seed=3, tags=tags, sites=3)
     return replace(base, **changes)
 
 
 def trained(sites: list[SiteData], settings: fedner.Config, **options: Any) -> Any:
     members = [fedner.Site(site, settings) for site in sites]
     return members, fedner.train(InProcess(members, **options), settings)
-
-
-def assert_same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 @pytest.mark.parametrize("private", [("lstm", "crf"), ()])
