@@ -235,9 +235,9 @@ def test_killed_and_resumed_is_bit_identical_to_never_killed(tmp_path: Path) -> 
     whole = simulate(job(tmp_path, **LONG), tmp_path / "whole")
     again = simulate(job(tmp_path, **LONG), killed, resume=True)
     assert again.sites == whole.sites
-    assert again["mean"] == whole["mean"]
+    assert again.mean == whole.mean
     assert again.conditions["federated"]["bytes_up"] == whole.bytes_up
-    assert again["bytes_down"] == whole["bytes_down"]
+    assert again.bytes_down == whole.bytes_down
     models = files(tmp_path / "whole", "tagger.safetensors")
     assert len(models) == 4
     assert files(killed, "tagger.safetensors") == models

@@ -126,9 +126,6 @@ def _strict(schema: Any) -> Any:
 
 @functools.cache
 def _adapter(cls: Any) -> TypeAdapter[Any]:
-    if not hasattr(cls, "__get_pydantic_core_schema__"):  # a plain dataclass
-        cls.__get_pydantic_core_schema__ = classmethod(_schema)
-        cls.__pydantic_config__ = _CONFIG
     return TypeAdapter(cls)
 
 

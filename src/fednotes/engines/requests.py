@@ -21,6 +21,7 @@ from fednotes.core.messages import (
     decode_reply,
     encode,
 )
+from fednotes.core.settings import checked
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors
 from fednotes.engines.summing import UpdateLimits, check_update
@@ -125,7 +126,7 @@ class Earlier:
     options: Mapping[str, Option]
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class RunState:
     """Where a run stands. number: of the checkpoint's request. counted, prepared: by site, the
     last request that counts, and how much of the prologue it has done."""

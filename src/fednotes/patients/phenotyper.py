@@ -215,7 +215,7 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
 _UNREADABLE = (OSError, KeyError, TypeError, ValueError)
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class _Facts:
     """phenotyper.json. sha256: of the tensors' file. checksum: of all the other facts."""
 

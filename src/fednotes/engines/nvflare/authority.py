@@ -28,6 +28,7 @@ from pydantic import BaseModel
 
 from fednotes.core.errors import ConfigError, MissingExtra, RefusedError, nearest
 from fednotes.core.parsing import read_json
+from fednotes.core.settings import checked
 from fednotes.core.store import make_private, private_folder, write_folder, write_json, write_text
 from fednotes.engines.nvflare.certificates import (
     MOST_BYTES,
@@ -362,7 +363,7 @@ def _pem_of(key: Any, encryption: Any) -> str:
 # ---- a project, and its kits --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True)
 class ProjectConfig:
     """A network of sites.
 
