@@ -73,7 +73,7 @@ class PairedTest:
 def paired_t(differences: Sequence[float]) -> PairedTest:
     """Student's paired t test: is the mean difference over seeds other than zero?
 
-    mean ± t(0.975, n − 1) · s / √n, s the sample's deviation. Differences without any spread
+    mean ± t(0.975, n − 1) · s / √n, s the sample's deviation. Differences without a spread
     have an interval of no width, and p = 0 unless they are zero.
     Raises DataError for fewer than two, MissingExtra without scipy.
     """
@@ -85,7 +85,7 @@ def paired_t(differences: Sequence[float]) -> PairedTest:
     except ModuleNotFoundError as error:
         raise MissingExtra("scipy", "plot") from error
     mean = math.fsum(differences) / n
-    if len(set(differences)) == 1:
+    if max(differences) - min(differences) < 1e-12:  # rounding is no spread
         return PairedTest(mean, mean, mean, float(mean == 0), n)
     found = stats.ttest_1samp(differences, 0.0)
     low, high = found.confidence_interval()
