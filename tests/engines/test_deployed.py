@@ -14,7 +14,7 @@ import torch
 from fault_net import STRICT, Net
 from fault_toy import JOB, SITES, Toy, by_hand, toy_job
 
-from fednotes.core import store
+from fednotes.core import tensors as core_tensors
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.messages import Attached, Frame, Reply, Request, encode
@@ -238,9 +238,9 @@ def test_a_full_disk_at_the_server_ends_the_run_and_it_can_go_on(tmp_path: Path)
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(tensors, path)
 
-    real = store.save_file
+    real = core_tensors.save_file
     with (
-        mock.patch.object(store, "save_file", full),
+        mock.patch.object(core_tensors, "save_file", full),
         pytest.raises(FednotesError, match="No space left on device"),
     ):
         toy_job(net.engine(SITES), {})

@@ -15,6 +15,7 @@ import torch
 from fault_toy import JOB, Toy
 
 from fednotes.core import store
+from fednotes.core import tensors as core_tensors
 from fednotes.core.errors import RefusedError
 from fednotes.core.messages import (
     BEGIN,
@@ -257,7 +258,7 @@ def test_a_full_disk_is_a_refusal_for_now(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     request = server.request("train", X, first=True, options={"round": 1})
-    for module, name in ((store.os, "replace"), (store, "save_file"), (store.os, "fsync")):
+    for module, name in ((store.os, "replace"), (core_tensors, "save_file"), (store.os, "fsync")):
         with mock.patch.object(module, name, full):
             reply = server.send(request)
         assert "No space left on device" in reply.refusal

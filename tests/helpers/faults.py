@@ -21,6 +21,7 @@ import torch
 from fault_toy import JOB, SITES, Took, Toy, by_hand, toy_job
 
 from fednotes.core import store
+from fednotes.core import tensors as core_tensors
 from fednotes.core.errors import FednotesError
 from fednotes.core.messages import BEGIN, CHECKPOINT, Frame, decode_reply, decode_request
 from fednotes.core.update import Update
@@ -230,7 +231,7 @@ class Line:
 
         with (
             mock.patch.object(store.os, "replace", full),
-            mock.patch.object(store, "save_file", full),
+            mock.patch.object(core_tensors, "save_file", full),
         ):
             try:
                 return [self.host(site).handle(frame)]
