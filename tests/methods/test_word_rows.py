@@ -159,7 +159,7 @@ def test_marks_are_of_the_rows_that_a_batch_reads(sites: list[SiteData]) -> None
     other = fedner.Site(sites[0], settings)
     other.restore(member.state())
     assert torch.equal(marks, other._marks()["words.hashed.marks"])
-    fresh = fedner.Site(sites[0], replace(settings, model=replace(MODEL, dropout=0.0)))
+    fresh = fedner.Site(sites[0], replace(settings, model=replace(LARGE, dropout=0.0)))
     assert not torch.equal(marks, fresh._marks()["words.hashed.marks"])
     assert torch.equal(marks != 0, fresh._marks()["words.hashed.marks"] != 0)
     fresh._backward(fresh._batch(0))
@@ -201,7 +201,7 @@ def test_rows_that_do_not_fit_are_refused(
 def test_bytes_of_a_round(sites: list[SiteData]) -> None:
     """A table of 20,000 rows of 50: 4 MB whole each way; by rows four bytes a row for the marks,
     and the union's rows."""
-    settings = config(sites, model=replace(MODEL, hashed_words=20_000, word_dim=50))
+    settings = config(sites, model=replace(LARGE, hashed_words=20_000, word_dim=50))
     federation = Lossy([fedner.Site(site, settings) for site in sites], {})
     server = rounds(federation, settings, 3)
     table = 20_000 * 50 * 4
