@@ -223,3 +223,12 @@ def test_a_reader_that_has_seen_enough(model: Path) -> None:
         reader.wait()
         done = process("predict", model, "--text", "Took it.", stdout=reader.stdin)
     assert done.stderr == b""
+
+
+def test_help_waits_for_no_large_package() -> None:
+    """Nor does the package itself: torch takes longer than all else together."""
+    program = "import sys, fednotes.cli.app; print({'torch', 'numba', 'pydantic'} & {*sys.modules})"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "set()\n"
