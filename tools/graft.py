@@ -102,13 +102,8 @@ class Pieces:
 
 
 def read_texts(paths: Sequence[Path], seed: int) -> tuple[list[str], list[str]]:
-    """The texts of corpora, and the corpora's names.
-
-    paths: files or folders that `data.formats` reads, or of .txt and .csv files; of a CSV file
-    every cell that is longer than a code. Annotation is left aside. Without paths: generated
-    notes, a poor substitute that is there everywhere.
-    Raises DataError for a path without text.
-    """
+    """The texts of corpora that `data.formats` reads, or of .txt and .csv files (of these every
+    cell longer than a code), and the corpora's names; without paths generated notes."""
     if paths:
         return [text for path in paths for text in _read_one(path)], [p.name for p in paths]
     made = generate(num_sites=3, sentences_per_site=_GENERATED, seed=seed)
@@ -144,11 +139,8 @@ def make_pieces(
     most: int,
     seed: int,
 ) -> Pieces:
-    """At most `most` different pieces of at most `longest` sub-words, in a seeded order.
-
-    tokenizer: the `tokenizers.Tokenizer` of the backbone. marks: its begin and end marks' ids.
-    Raises ConfigError where the texts hold too little to learn from.
-    """
+    """At most `most` different pieces of at most `longest` sub-words, in a seeded order. marks:
+    ids of the begin and end marks. Raises ConfigError for too little text."""
     sentences = dict.fromkeys(  # without repetitions, in order
         text[start:end]
         for text in texts
@@ -244,9 +236,7 @@ def cluster(
     vectors: np.ndarray, weights: np.ndarray, count: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Spherical k-means of unit vectors (words, dim): (words,) clusters, (count, dim) centres.
-
-    weights: how often a word occurs; a frequent word counts as the square root of that.
-    """
+    weights: how often a word occurs; it counts as the square root of that."""
     rng = rng_of(seed, "graft", "clusters")
     strength = np.sqrt(weights)
     chosen = rng.choice(len(vectors), size=count, replace=False, p=strength / strength.sum())
@@ -290,13 +280,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Schedule:
-    """batch: pieces a step. listing: share of the steps that list; the others denoise.
-
-    pool: pieces at most; a piece is listed again and again, each time other classes of it, and
-    what the frozen encoder says of it is kept (half precision, 23 kB a piece of MiniLM's).
-    kinds: clusters of head words. masked: share of the sub-words that denoising hides.
-    negatives: other pieces whose sub-words denoising has to rule out.
-    """
+    """batch: pieces a step. listing: share of the steps that list; the others denoise. pool:
+    pieces at most. kinds: clusters of head words. masked: share of the sub-words that denoising
+    hides. negatives: other pieces whose sub-words denoising has to rule out."""
 
     steps: int = 2500
     batch: int = 16
@@ -353,10 +339,7 @@ def train_decoder(
     seed: int,
     progress: Progress | None = None,
 ) -> tuple[Measured, Measured]:
-    """Train the decoder of a BartModel in place: held-out losses before and after.
-
-    tokenizer: the Hugging Face tokenizer of the model. The global random state is left alone.
-    """
+    """Train the decoder of a BartModel in place: held-out losses before and after."""
     classes = make_classes(model, pieces, tokenizer, schedule.kinds, seed)
     trainer = _Trainer(model, pieces, classes, int(tokenizer.mask_token_id), schedule, seed)
     before = trainer.measure()
@@ -587,10 +570,9 @@ def _take(candidates: Tensor, index: Tensor) -> Tensor:
 def decode(model: Any, inputs: Tensor, states: Tensor, mask: Tensor, told: Tensor | None) -> Tensor:
     """The decoder's last hidden states: (batch, steps, width).
 
-    inputs: (batch, steps, width) embeddings without positions. told: (batch, told, width)
-    embeddings whose keys and values are joined to every self-attention's; they take no
-    position. The library's cache counts them as positions before the first one: what it adds
-    to `inputs` too much is taken off beforehand.
+    inputs: (batch, steps, width) embeddings without positions. told: (batch, told, width), whose
+    keys and values are joined to every self-attention's without a position: what the library's
+    cache adds to `inputs` for them is taken off beforehand.
     """
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
@@ -635,10 +617,9 @@ def graft(
 ) -> dict[str, Any]:
     """Build a BART directory from a BERT directory and train its decoder; what was measured.
 
-    out: an empty or new folder, or an earlier graft, which is replaced when the new one is
-    whole. sources: names of the corpora, for the record. The same arguments give the same files
-    (on one thread). Raises ModelError (not a BERT), ConfigError (settings, too little text,
-    something else at `out`), MissingExtra.
+    out: an empty or new folder, or an earlier graft, which is replaced. sources: names of the
+    corpora, for the record. The same arguments give the same files (on one thread). Raises
+    ModelError (not a BERT), ConfigError (settings, too little text, something else at `out`).
     """
     if decoder_layers < 1 or schedule.steps < 0 or schedule.batch < 1:
         raise ConfigError("a graft needs one decoder layer or more, 0 steps or more")
