@@ -4,7 +4,7 @@
     python benchmarks/phenotype.py --vocabulary 100000 --batch 128
     python benchmarks/phenotype.py --patients 4421     a tenth of it
 
-Invented patients (`synthetic_cohort.py`). An epoch here is a whole global cycle of
+Invented patients (`tools/synthetic_cohort.py`). An epoch here is a whole global cycle of
 `methods/phenotype.py` with one local epoch, the agreement on outputs included. "Padded" is
 what one would write first: concepts padded to the longest patient of a batch, embedded,
 averaged under a mask, Adam over the whole table; it trains `--steps` batches spread over the
@@ -28,7 +28,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from synthetic_cohort import generate
 from torch import Tensor, nn
 
 from fednotes.engines.inprocess import InProcess
@@ -38,7 +37,9 @@ from fednotes.patients.dan import Dan, DanConfig
 from fednotes.patients.phenotyper import PhenotypeConfig
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))
 from scratch import scratch
+from synthetic_cohort import generate
 
 RATE = 1e-3
 
