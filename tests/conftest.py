@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from scratch import ended_with_us
+from tiny_models import save_bart, save_bert
 
 Give = Callable[..., tuple[int, str, str]]
 
@@ -92,3 +93,43 @@ def give(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         return (code, *capsys.readouterr())
 
     return given
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., Path]:
+    """file(content, name) writes a file below a folder of the test's and gives its path."""
+
+    def make(content: str | bytes, name: str = "f.txt") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_bart() -> Callable[..., Path]:
+    """make_bart(folder, **changes of its configuration) writes a tiny random BART."""
+    pytest.importorskip("transformers")
+    return save_bart
+
+
+@pytest.fixture(scope="session")
+def bart(make_bart: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One such directory for all tests; they only read it."""
+    return make_bart(tmp_path_factory.mktemp("bart"))
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random BERT with its prediction heads; tests only read it."""
+    pytest.importorskip("transformers")
+    return save_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="session")
+def bare_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without prediction heads, as encoders are often published."""
+    pytest.importorskip("transformers")
+    return save_bert(tmp_path_factory.mktemp("bare_bert"), head=False)

@@ -13,19 +13,6 @@ from fednotes.data.formats import read
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Callable[..., Path]:
-    """file(content, name) writes a file below a folder of the test's and gives its path."""
-
-    def make(content: str | bytes, name: str = "f.txt") -> Path:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        return path
-
-    return make
-
-
-@pytest.fixture
 def forms() -> Callable[[Document], list[tuple[str, str]]]:
     """forms(document): the text and label of each span."""
     return lambda document: [(document.text[s.start : s.end], s.label) for s in document.spans]

@@ -12,7 +12,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -126,6 +126,10 @@ def _strict(schema: Any) -> Any:
 
 @functools.cache
 def _adapter(cls: Any) -> TypeAdapter[Any]:
+    if is_dataclass(cls) and "__get_pydantic_core_schema__" not in vars(cls):  # a plain one
+        plain: Any = cls
+        plain.__get_pydantic_core_schema__ = classmethod(_schema)
+        plain.__pydantic_config__ = _CONFIG
     return TypeAdapter(cls)
 
 

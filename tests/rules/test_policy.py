@@ -135,7 +135,7 @@ def test_a_wish_that_breaks_a_rule_is_refused(
 
 
 def test_every_rule_has_a_case() -> None:
-    of_people = {"approvals", "approvers"}  # tests/privacy/test_approvers.py
+    of_people = {"approvals", "approvers"}  # tests/rules/test_approvers.py
     keys = set(Policy.__dataclass_fields__) - {"source", "timezone", "steady_replies"} - of_people
     assert {case[0] for case in CASES} == keys
 

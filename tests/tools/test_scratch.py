@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from scratch import end_all, working_in
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import signal, subprocess, sys, time
 from scratch import scratch

@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from fednotes.cli.app import app
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHOWN = [ROOT / "docs" / name for name in ("privacy.md", "security.md")]  # by the tests they name
 BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)  # also in a list
@@ -67,7 +67,7 @@ def test_the_checks_see() -> None:
     said = ["fednotes site fly KIT", "fednotes site stop KIT --hard: --hard"]
     assert unknown_commands(text) == said
     assert unknown_commands("```sh\nfednotes pay  # fednotes or not\n```") == ["fednotes pay"]
-    here = "tests/test_documents.py"
+    here = "tests/jobs/test_documents.py"
     text = f"`{here}::test_the_checks_see`, `::test_no`, `tests/test_no.py`, `test_documents.py`"
     assert unknown_tests(text) == ["test_documents.py::test_no", "tests/test_no.py"]
     assert unknown_tests("`test_the_checks_see`, `test_nowhere`") == ["test_nowhere"]

@@ -20,7 +20,7 @@ from fednotes import methods
 from fednotes.core.settings import read_toml
 from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
 
-TEXT = (Path(__file__).parents[1] / "docs" / "papers.md").read_text("utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "papers.md").read_text("utf-8")
 METHODS = {  # by the section of docs/papers.md; a section that is not here has a test of its own
     "FedNER": ("fedner",),
     "Federated domain adaptation with heterogeneous tag sets": ("distill", "adversarial"),

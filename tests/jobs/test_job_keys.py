@@ -84,7 +84,7 @@ def of_method(schema: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_the_page_is_of_these_tables() -> None:
-    page = Path(__file__).parents[1] / "docs" / "job.md"
+    page = Path(__file__).parents[2] / "docs" / "job.md"
     assert page.read_text("utf-8") == markdown(), "fednotes job keys --markdown > docs/job.md"
 
 
