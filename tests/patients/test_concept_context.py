@@ -7,6 +7,8 @@ stands in square brackets.
 
 from __future__ import annotations
 
+import pytest
+
 from fednotes.patients.concepts import KINDS, contexts, fingerprint_of_rules, phrases
 
 
@@ -100,9 +102,8 @@ Prophylaxis against [thrombosis]
 
 def cases(table: str) -> list[str]:
     """One case a line; a line that is indented or begins a new block belongs to the one before."""
-    joined = table.strip().replace("\n\n[", "\n\n[")
     found: list[str] = []
-    for line in joined.split("\n"):
+    for line in table.strip().split("\n"):
         if found and "[" not in found[-1]:
             found[-1] += "\n" + line
         else:
@@ -110,17 +111,42 @@ def cases(table: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("sentence", "expected"),
+    [
+        *((case, "negated") for case in cases(NEGATED)),
+        *((case, "") for case in cases(HOLDS)),
+        *((case, "family") for case in cases(FAMILY)),
+        *((case, "hypothetical") for case in cases(HYPOTHETICAL)),
+        ("No family history of [gout]", "negated family"),
+        ("Mother denied [gout]", "negated"),
+        ("Dr. Smith saw no [gout]", "negated"),
+        ("No pain, per Dr. Smith, or [gout]", "negated"),
+        ("İİİİİİİİİİİİ. No [fever]. İ", "negated"),  # `İ`.lower() has two characters
+        *(("no " + n * "word " + "[fever]", "negated" * (n < 12)) for n in range(15)),
+        *(("[fever] " + n * "word " + "was ruled out", "negated" * (n < 6)) for n in range(9)),
+    ],
+)
+def test_what_the_definitions_say(sentence: str, expected: str) -> None:
+    """The last ones: how many words may stand between a trigger and a mention."""
+    text, spans = parsed(sentence)
+    assert spans
+    assert [kinds(context) for context in contexts(text, spans)] == [expected] * len(spans)
+
+
+def test_each_mention_of_a_text_has_its_own() -> None:
+    marked = "No [fever] but [cough]. Father: [gout]. [Asthma]. [Rash] absent; return if [pain]."
+    text, spans = parsed(marked)
+    expected = ["negated", "", "family", "", "negated", "hypothetical"]
+    assert [kinds(context) for context in contexts(text, spans)] == expected
+    assert contexts(text, []) == []
+
+
 def test_saved_models_know_these_rules() -> None:
     """Models and caches name the hash of all phrases: another order of them is another one."""
     assert fingerprint_of_rules() == (
         "23a6b445deae2405f8c1d3e92719342bb733e6126cad9fc889cfeee698387cb3"
     )
-
-
-def test_offsets_hold_where_lower_case_is_longer() -> None:
-    """`İ`.lower() has two characters."""
-    text, (span,) = parsed("İİİİİİİİİİİİ. No [fever]. İ")
-    assert contexts(text, [span]) == [1]
 
 
 def test_tables_hold_lower_case_words_alone() -> None:

@@ -31,7 +31,6 @@ from fednotes.patients.cohort import (
     Cohort,
     FeatureSpace,
     SitePatients,
-    Vectors,
 )
 from fednotes.patients.dan import KNOWN, Dan, DanConfig, Mixtures, RowAdam
 from fednotes.patients.phenotyper import PhenotypeConfig, Phenotyper, Representation
@@ -210,8 +209,7 @@ class CodeLearner(AveragingSite):
         if self.config.require_output:
             some = (labels == PRESENT).any(axis=1)
             cohort, labels = cohort.take(some), labels[some]
-        bags = cohort.bags
-        return self.network.read(bags.values if isinstance(bags, Vectors) else bags), labels
+        return self.network.read(cohort.bags), labels
 
     @cached_property
     def _held_out(self) -> tuple[Read, np.ndarray]:

@@ -224,18 +224,17 @@ class LinearSVMs:
 
     def epoch(
         self,
-        features: np.ndarray | Features,
+        features: Features,
         labels: np.ndarray,
-        order: np.ndarray | None = None,
+        order: np.ndarray,
         weights: np.ndarray | None = None,
     ) -> tuple[float, int]:
-        """One pass over the patients in this order (rows; without it, as they come).
+        """One pass over the patients in this order (rows).
 
         weights: (machines, 2), see `balanced`. Returns the sum of losses before each step and
         how many pairs of patient and machine it is over.
         """
-        x, config = self._read(features), self.config
-        rows = np.arange(len(x)) if order is None else np.asarray(order, np.int64)
+        x, rows, config = self._fitting(features), np.asarray(order, np.int64), self.config
         targets = self.targets(labels)
         if len(targets) != len(x) or (len(rows) and not 0 <= rows.min() <= rows.max() < len(x)):
             raise DataError(f"{len(x)} patients have {len(targets)} rows of labels, or rows beyond")
@@ -250,32 +249,31 @@ class LinearSVMs:
         )
         return float(loss), int(np.count_nonzero(targets[rows]))
 
-    def scores(self, features: np.ndarray | Features) -> np.ndarray:
+    def scores(self, features: Features) -> np.ndarray:
         """(patients, machines) w·x + b."""
-        x = self._read(features)
+        x = self._fitting(features)
         out = np.empty((len(x), len(self.machines)))
         _scores(x.values, x.columns, x.offsets, self.weight, self.intercept, out)
         return out
 
-    def decision(self, features: np.ndarray | Features) -> np.ndarray:
+    def decision(self, features: Features) -> np.ndarray:
         """(patients, diseases, 3) scores of CLASSES; -inf for what is no class of a disease."""
-        return self._spread(self.scores(features), lambda score: -score, lone=0.0, other=-np.inf)
+        scores = self.scores(features)
+        return self._spread(scores, -scores, lone=0.0, other=-np.inf)
 
-    def ranking(self, features: np.ndarray | Features) -> np.ndarray:
+    def ranking(self, features: Features) -> np.ndarray:
         """(patients, diseases) scores of "present", which only rank; 0 where it is no class."""
         scores = self.decision(features)[:, :, PRESENT]
         return np.where(np.isfinite(scores), scores, 0.0)
 
-    def predict(self, features: np.ndarray | Features) -> np.ndarray:
+    def predict(self, features: Features) -> np.ndarray:
         """(patients, diseases) int8: the class with the highest score; -1 without classes."""
         decision = self.decision(features)
         best = decision.argmax(axis=2)
         known = np.isfinite(decision.max(axis=2, initial=-np.inf))
         return np.where(known, best, UNLABELLED).astype(np.int8)
 
-    def probabilities(
-        self, features: np.ndarray | Features, platt: np.ndarray | None = None
-    ) -> np.ndarray:
+    def probabilities(self, features: Features, platt: np.ndarray | None = None) -> np.ndarray:
         """(patients, diseases, 3) sigmoid(a · score + b), scaled to sum to 1 over the classes.
 
         platt: (machines, 2) a and b of `fit_platt`. Without it 1 and 0, which is what the loss
@@ -284,37 +282,31 @@ class LinearSVMs:
         a, b = np.broadcast_to((1.0, 0.0) if platt is None else platt, (len(self.machines), 2)).T
         with np.errstate(over="ignore"):  # exp of a large negative score: the sigmoid is zero
             sigmoids = 1 / (1 + np.exp(-(a * self.scores(features) + b)))
-        spread = self._spread(sigmoids, lambda p: 1 - p, lone=1.0, other=0.0)
+        spread = self._spread(sigmoids, 1 - sigmoids, lone=1.0, other=0.0)
         total = spread.sum(axis=2, keepdims=True)
         # Where all sigmoids of a disease underflow to zero, no class is preferred.
         even = [[(c in each) / max(1, len(each)) for c in CLASSES] for each in self.classes]
-        return np.where(
-            total > 0, spread / np.where(total > 0, total, 1), np.reshape(even, (-1, 3))
-        )
+        share = spread / np.where(total > 0, total, 1)
+        return np.where(total > 0, share, np.reshape(even, (-1, 3)))
 
     def _spread(
-        self,
-        values: np.ndarray,
-        opposite: Callable[[np.ndarray], np.ndarray],
-        lone: float,
-        other: float,
+        self, values: np.ndarray, opposites: np.ndarray, lone: float, other: float
     ) -> np.ndarray:
         """(patients, machines) → (patients, diseases, 3)."""
         out = np.full((len(values), len(self.classes), len(CLASSES)), other)
-        for column, (disease, positive) in enumerate(self.machines):
-            out[:, disease, positive] = values[:, column]
-            if len(self.classes[disease]) == 2:
-                out[:, disease, self.classes[disease][0]] = opposite(values[:, column])
         for disease, each in enumerate(self.classes):
             if len(each) == 1:
                 out[:, disease, each[0]] = lone
+        for column, (disease, positive) in enumerate(self.machines):
+            out[:, disease, positive] = values[:, column]
+            if len(self.classes[disease]) == 2:
+                out[:, disease, self.classes[disease][0]] = opposites[:, column]
         return out
 
-    def _read(self, features: np.ndarray | Features) -> Features:
-        found = features if isinstance(features, Features) else Features.of(features)
-        if found.width != len(self.weight):
-            raise DataError(f"{found.width} features for classifiers of {len(self.weight)}")
-        return found
+    def _fitting(self, features: Features) -> Features:
+        if features.width != len(self.weight):
+            raise DataError(f"{features.width} features for classifiers of {len(self.weight)}")
+        return features
 
 
 # ---- kernels: all machines side by side ------------------------------------------------------

@@ -57,23 +57,29 @@ class System:
 
     length: how many characters of a code make its category; None, all of them, and a code then
     has no longer ones below it. form: of a whole code; ending in zeros must be possible in it,
-    so that beginnings can be told. example: a code, for messages.
+    so that beginnings can be told. example: a code, for messages. categories: their forms, of
+    capitals and the characters that a small letter stands for (`_PLACES`).
     """
 
     length: int | None
     form: re.Pattern[str]
     example: str
+    categories: tuple[str, ...] = ()
 
 
+_PLACES: Final = {
+    **{"d": digits, "m": digits + "FMTU", "p": _PCS, "u": ascii_uppercase},
+    "v": ascii_uppercase[:22],
+}
+_ICD9 = r"(?:[0-9]{3}|V[0-9]{2})(?:\.?[0-9]{1,2})?|E[0-9]{3}(\.?[0-9])?"
+# Neither book of ICD-10 has an O or I behind the first letter: they would be taken for 0 and 1.
+_ICD10 = rf"[A-Z][0-9][{_PCS}](?:\.?[{_PCS}]{{1,4}})?"
 SYSTEMS: Final[dict[str, System]] = {
-    "icd9": System(
-        3, re.compile(r"(?:[0-9]{3}|V[0-9]{2})(?:\.?[0-9]{1,2})?|E[0-9]{3}(\.?[0-9])?"), "401.9"
-    ),
-    "icd9proc": System(2, re.compile(r"[0-9]{2}(?:\.?[0-9]{1,2})?"), "36.01"),
-    "cpt": System(5, re.compile(r"[0-9]{4}[0-9FMTU]|[A-V][0-9]{4}"), "99254"),
-    # Neither book of ICD-10 has an O or I behind the first letter: they would be taken for 0 and 1.
-    "icd10": System(3, re.compile(rf"[A-Z][0-9][{_PCS}](?:\.?[{_PCS}]{{1,4}})?"), "E11.9"),
-    "icd10pcs": System(3, re.compile(rf"[{_PCS}]{{3,7}}"), "BW03ZZZ"),
+    "icd9": System(3, re.compile(_ICD9), "401.9", ("ddd", "Edd", "Vdd")),
+    "icd9proc": System(2, re.compile(r"[0-9]{2}(?:\.?[0-9]{1,2})?"), "36.01", ("dd",)),
+    "cpt": System(5, re.compile(r"[0-9]{4}[0-9FMTU]|[A-V][0-9]{4}"), "99254", ("ddddm", "vdddd")),
+    "icd10": System(3, re.compile(_ICD10), "E11.9", ("udp",)),
+    "icd10pcs": System(3, re.compile(rf"[{_PCS}]{{3,7}}"), "BW03ZZZ", ("ppp",)),
     "condition": System(None, re.compile(r"[1-9][0-9]*"), "316866"),
     "procedure": System(None, re.compile(r"[1-9][0-9]*"), "4230911"),
 }
@@ -86,6 +92,7 @@ def system_of(name: str) -> System:
     return SYSTEMS[name]
 
 
+@lru_cache(maxsize=1 << 17)
 def code_of(system: str, text: str) -> str | None:
     """The code `<system>:<code>` that a table's text stands for; None if it is no such code.
 
@@ -186,25 +193,16 @@ def public_categories(
     ICD-10-PCS 39,304. Raises ConfigError for OMOP's systems, whose concepts have no such list:
     give the concepts that are asked for.
     """
-    forms: dict[str, list[tuple[str, ...]]] = {  # the characters that each place can have
-        "icd9": [
-            (digits,) * 3,
-            ("E", *(digits,) * (3 if whole_causes else 2)),
-            ("V", digits, digits),
-        ],
-        "icd9proc": [(digits,) * 2],
-        "cpt": [(*(digits,) * 4, digits + "FMTU"), (ascii_uppercase[:22], *(digits,) * 4)],
-        "icd10": [(ascii_uppercase, digits, _PCS)],
-        "icd10pcs": [(_PCS,) * 3],
-    }
     listed: list[str] = []
     for system in systems:
         if system_of(system).length is None:
             raise ConfigError(
                 f"there is no list of all categories of {system!r}: give the concepts to predict"
             )
-        for places in forms[system]:
-            listed += [f"{system}:{''.join(code)}" for code in product(*places)]
+        for form in SYSTEMS[system].categories:
+            places = form + "d" if whole_causes and form[0] == "E" else form
+            codes = product(*(_PLACES.get(place, place) for place in places))
+            listed += [f"{system}:{''.join(code)}" for code in codes]
     return tuple(listed)
 
 
@@ -241,12 +239,10 @@ def hold_out(
     kept: dict[str, frozenset[str]] = {}
     found = dict.fromkeys(tests, 0)
     for patient, given in codes.items():
-        gone: set[str] = set()
-        for name, is_meant in tests.items():
-            matching = {code for code in given if is_meant(code)}
-            found[name] += bool(matching)
-            gone |= matching
-        kept[patient] = frozenset(given) - gone
+        gone = {name: {*filter(is_meant, given)} for name, is_meant in tests.items()}
+        kept[patient] = frozenset(given).difference(*gone.values())
+        for name, own in gone.items():
+            found[name] += bool(own)
     return kept, found
 
 

@@ -47,7 +47,7 @@ from functools import lru_cache
 from importlib.resources import files
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -67,13 +67,14 @@ from fednotes.patients.dictionary import (
     unfit,
     words_of,
 )
-from fednotes.patients.tables import Damaged, TableReport, XmlFile, lines
+from fednotes.patients.tables import Damaged, TableReport, elements, lines
 
 MOST: Final = 10_000  # concepts of a patient; Liu, Dligach and Miller 2019 leave out more
 RECIPE: Final = "concepts-1"  # raise it when the same text gives other concepts: caches name it
 
 Notes = Mapping[str, Sequence[str]]  # patient → texts
 Progress = Callable[[int, int], None]  # told of patients done, and of all
+T = TypeVar("T")
 _BASE: Final = 100
 _UNKNOWN: Final = "\0"
 _VISIBLE = re.compile(r"[^ ]+")
@@ -125,36 +126,22 @@ def fingerprint_of_rules() -> str:
     return hashlib.sha256(repr(rules).encode()).hexdigest()
 
 
-class _Node:
-    """A word of some phrase: what may follow, and what a phrase that ends here does (bits)."""
-
-    __slots__ = ("ends", "next", "phrase", "sets")
-
-    def __init__(self) -> None:
-        self.next: dict[str, _Node] = {}
-        self.phrase, self.sets, self.ends = False, 0, 0
-
-    def end_of(self, phrase: str) -> _Node:
-        """The node of a phrase's last word."""
-        node = self
-        for word in phrase.split():
-            node = node.next.setdefault(word, _Node())
-        node.phrase = True
-        return node
-
-
 @lru_cache(maxsize=2)
-def _tree(side: str) -> dict[str, _Node]:
-    """Phrases that matter "before" or "after" a mention, by first word."""
-    root, given = _Node(), phrases()
-    for phrase in given["pseudo"]["all"]:
-        root.end_of(phrase)
+def _rules(side: str) -> tuple[dict[tuple[str, ...], list[int]], dict[str, int]]:
+    """Phrases that matter "before" or "after" a mention, as words: the kinds that each sets and
+    those whose reach it ends (bits of KINDS); and how long those of a first word are at most."""
+    given = phrases()
+    rules: dict[tuple[str, ...], list[int]] = {
+        tuple(p.split()): [0, 0] for p in given["pseudo"]["all"]
+    }
     for bit, kind in enumerate(KINDS):
-        for phrase in given[side][kind]:
-            root.end_of(phrase).sets |= 1 << bit
-        for phrase in given["terminators"][kind]:
-            root.end_of(phrase).ends |= 1 << bit
-    return root.next
+        for at, table in enumerate((side, "terminators")):
+            for phrase in given[table][kind]:
+                rules.setdefault(tuple(phrase.split()), [0, 0])[at] |= 1 << bit
+    longest: dict[str, int] = {}
+    for words in rules:
+        longest[words[0]] = max(len(words), longest.get(words[0], 0))
+    return rules, longest
 
 
 def contexts(text: str, mentions: Sequence[tuple[int, int]]) -> list[int]:
@@ -192,7 +179,7 @@ class _Sentence:
         words = [match.group().removesuffix("'s") for match in found]
         self._plain = plain
         self._starts, self._ends = [m.start() for m in found], [m.end() for m in found]
-        self._before, self._after = _hits(words, _tree("before")), _hits(words, _tree("after"))
+        self._before, self._after = _hits(words, "before"), _hits(words, "after")
 
     def context(self, start: int, end: int) -> int:
         first, behind = bisect_right(self._ends, start), bisect_left(self._starts, end)
@@ -225,22 +212,18 @@ class _Sentence:
         return kinds
 
 
-def _hits(words: Sequence[str], rules: Mapping[str, _Node]) -> list[tuple[int, ...]]:
+def _hits(words: Sequence[str], side: str) -> list[tuple[int, ...]]:
     """Where phrases stand, the longest at each word: (first word, word behind, sets, ends)."""
     hits: list[tuple[int, ...]] = []
+    rules, longest = _rules(side)
     free = 0
     for at, word in enumerate(words):
-        if word not in rules or at < free:
-            continue
-        node: _Node | None = rules[word]
-        behind = at + 1
-        while node is not None:
-            if node.phrase:
-                free, longest = behind, node
-            node = node.next.get(words[behind]) if behind < len(words) else None
-            behind += 1
-        if free > at:
-            hits.append((at, free, longest.sets, longest.ends))
+        if word in longest and at >= free:
+            for stop in range(min(at + longest[word], len(words)), at, -1):
+                if does := rules.get(tuple(words[at:stop])):
+                    hits.append((at, stop, *does))
+                    free = stop
+                    break
     return hits
 
 
@@ -305,8 +288,12 @@ class Matcher:
         self._automaton.make_automaton()
         for word, code in list(self._codes.items()):
             self._codes.update(dict.fromkeys(plurals_of(word), code))
-        self._lengths = lengths
-        self._bounds, self._concepts = self._members(len(lengths), numbers, owners)
+        self._lengths, given = lengths, self.dictionary
+        source, offsets = stretches(given.bounds, np.asarray(owners, dtype=np.int64))
+        own = np.repeat(np.asarray(numbers, dtype=np.int64), np.diff(offsets))
+        distinct = np.unique(own * len(given) + given.members[source])  # (term, concept)
+        self._bounds = np.searchsorted(distinct // len(given), np.arange(len(lengths) + 1))
+        self._concepts = (distinct % len(given)).astype(np.int32)
 
     def _code(self, word: str) -> str:
         """Three characters for a word; the first one's range tells where a word begins."""
@@ -317,17 +304,6 @@ class Matcher:
             code = chr(1 + 2 * _BASE + top) + chr(1 + middle) + chr(1 + _BASE + low)
             self._codes[word] = code
         return code
-
-    def _members(
-        self, terms: int, numbers: array[int], owners: array[int]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(terms + 1,) int64 bounds and int32 concepts of the matched terms."""
-        given = self.dictionary
-        source, offsets = stretches(given.bounds, np.asarray(owners, dtype=np.int64))
-        term = np.repeat(np.asarray(numbers, dtype=np.int64), np.diff(offsets))
-        distinct = np.unique(term * len(given) + given.members[source])  # (term, concept)
-        bounds = np.searchsorted(distinct // len(given), np.arange(terms + 1))
-        return bounds.astype(np.int64), (distinct % len(given)).astype(np.int32)
 
     def _matches(self, words: Sequence[str]) -> tuple[list[str], list[tuple[int, int, int]]]:
         """The words' codes, and leftmost longest matches as (start, end in codes, term)."""
@@ -383,7 +359,7 @@ class Matcher:
         if self.context == "mark":
             moved = np.asarray(marks, dtype=np.int32) * len(self.dictionary)
             found = found + np.repeat(moved, np.diff(bounds))
-        return found.astype(np.int32)
+        return found
 
 
 # ---- patients --------------------------------------------------------------------------------
@@ -409,8 +385,16 @@ def by_patient(notes: Iterable[Note]) -> dict[str, list[str]]:
     return found
 
 
+def told(items: Iterable[T], number: int, progress: Progress | None) -> Iterator[T]:
+    """The items; `progress` hears of each that is done, but for the last."""
+    for done, item in enumerate(items):
+        if progress is not None and done:
+            progress(done, number)
+        yield item
+
+
 def bags(
-    notes_by_patient: Notes,
+    notes: Notes,
     matcher: Matcher,
     processes: int = 1,
     progress: Progress | None = None,
@@ -422,44 +406,48 @@ def bags(
     processes: patients are shared out to so many; the result does not depend on it. cache: a
     folder for results. most: patients with more concepts are left out.
     """
-    patients = tuple(notes_by_patient)
-    key = f"{matcher.fingerprint} {most}"
 
     def made() -> dict[str, np.ndarray]:
-        return _collect(notes_by_patient, matcher, processes, progress, most)
+        texts = [text for own in notes.values() for text in own]
+        total = Counter(patients=len(notes), notes=len(texts), characters=sum(map(len, texts)))
+        with _pool(matcher, min(processes, max(len(notes), 1))) as run:
+            own = _gathered(told(run(notes.values()), len(notes), progress), total, most)
+        return {**own, "counts": np.array([total[name] for name in _COUNTED], np.int64)}
 
-    found = kept_arrays(cache, notes_by_patient, key, made)
-    counts = dict(zip(_COUNTED, found["counts"].tolist(), strict=True))
+    found = kept_arrays(cache, notes, f"{matcher.fingerprint} {most}", made)
     if progress is not None:
-        progress(len(patients), len(patients))
-    own = Bags(found["concepts"], found["offsets"], matcher.vocabulary)
-    return Made(tuple(patients[row] for row in found["kept"].tolist()), own, counts)
+        progress(len(notes), len(notes))
+    counts = dict(zip(_COUNTED, found["counts"].tolist(), strict=True))
+    return _made(tuple(notes), found, matcher.vocabulary, counts)
 
 
 _COUNTED: Final = ("patients", "notes", "characters", "mentions", "left_out", "without")
 
 
-def _collect(
-    notes: Notes, matcher: Matcher, processes: int, progress: Progress | None, most: int
-) -> dict[str, np.ndarray]:
+def _gathered(bags: Iterable[np.ndarray], total: Counter[str], most: int) -> dict[str, np.ndarray]:
+    """The bags of at most `most` concepts in one array; which ones they are; `total` with them."""
     arrays: list[np.ndarray] = [np.zeros(0, np.int32)]
     kept: list[int] = []
-    total = Counter[str](patients=len(notes))
-    with _pool(matcher, min(processes, max(len(notes), 1))) as run:
-        for row, (bag, texts) in enumerate(zip(run(notes.values()), notes.values(), strict=True)):
-            total.update(notes=len(texts), characters=sum(map(len, texts)), mentions=len(bag))
-            total.update(left_out=len(bag) > most, without=not len(bag))
-            if len(bag) <= most:
-                kept.append(row)
-                arrays.append(bag)
-            if progress is not None and row + 1 < len(notes):
-                progress(row + 1, len(notes))
+    for row, bag in enumerate(bags):
+        total.update(mentions=len(bag), left_out=len(bag) > most, without=not len(bag))
+        if len(bag) <= most:
+            kept.append(row)
+            arrays.append(bag)
     return {
         "concepts": np.concatenate(arrays),
         "offsets": offsets_of([len(bag) for bag in arrays[1:]]),
         "kept": np.array(kept, dtype=np.int64),
-        "counts": np.array([total[name] for name in _COUNTED], dtype=np.int64),
     }
+
+
+def _made(
+    patients: Sequence[str],
+    found: Mapping[str, np.ndarray],
+    vocabulary: int,
+    counts: Mapping[str, int],
+) -> Made:
+    own = Bags(found["concepts"], found["offsets"], vocabulary)
+    return Made(tuple(patients[row] for row in found["kept"].tolist()), own, counts)
 
 
 _Run = Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]
@@ -554,7 +542,7 @@ def read_ctakes(path: Path) -> tuple[Mentions, TableReport]:
                 raise DataError(
                     f"{file}: another file has the same name: give one folder at a time"
                 )
-            found[name] = _Xmi(file).mentions()
+            found[name] = _xmi(file)
             report.rows += 1
         return found, report
     for file in files:
@@ -575,52 +563,45 @@ def _is_xmi(path: Path) -> bool:
     return path.suffix.lower() in (".xmi", ".xml")
 
 
-class _Xmi(XmlFile):
-    """Collects mentions, concepts and lists of concepts while the file goes by."""
+def _xmi(path: Path) -> list[Mention]:
+    """The mentions that have a CUI, by their place in the text.
 
-    doctype = False
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._whole = False
-        self._cuis: dict[str, str] = {}  # xmi:id → CUI
-        self._lists: dict[str, list[str]] = {}  # xmi:id of a list → xmi:ids
-        self._mentions: list[tuple[int, int, list[str], bool]] = []
-
-    def startElement(self, tag: str, attrs: Any) -> None:  # noqa: N802
+    Raises DataError for a file that is no XMI, not whole, or has a DOCTYPE.
+    """
+    whole = False
+    cuis: dict[str, str] = {}  # xmi:id → CUI
+    lists: dict[str, list[str]] = {}  # xmi:id of a list → xmi:ids
+    found: list[tuple[int, int, list[str], bool]] = []
+    for line, tag, attrs, _ in elements(path, doctype=False):
+        if attrs is None:
+            continue
         prefix, _, name = tag.rpartition(":")
         id, references = attrs.get("xmi:id", ""), attrs.get("ontologyConceptArr", "").split()
         if name == "XMI":
-            self._whole = True
+            whole = True
         elif name == "UmlsConcept":
             if _CUI.fullmatch(attrs.get("cui", "")):
-                self._cuis[id] = attrs["cui"]
+                cuis[id] = attrs["cui"]
         elif name in ("FSArray", "NonEmptyFSList") and "elements" in attrs:
-            self._lists[id] = attrs["elements"].split()
+            lists[id] = attrs["elements"].split()
         elif prefix == "textsem" and references:
             try:
                 place = int(attrs.get("begin", "")), int(attrs.get("end", ""))
             except ValueError:
-                raise self.error("a mention has no begin and end: is it XMI?") from None
+                reason = "a mention has no begin and end: is it XMI?"
+                raise DataError.at(path, line, reason) from None
             denied = attrs.get("polarity") == "-1" or attrs.get("conditional") == "true"
             holds = not denied and attrs.get("subject", "").lower() in ("", "patient")
-            self._mentions.append((*place, references, holds))
-
-    def mentions(self) -> list[Mention]:
-        """Those that have a CUI, by their place in the text.
-
-        Raises DataError for a file that is no XMI, not whole, or has a DOCTYPE.
-        """
-        self.read()
-        if not self._whole:
-            raise DataError(f"{self.path}: this is no XMI of cTAKES (no element xmi:XMI)")
-        made = []
-        for _, _, references, holds in sorted(self._mentions, key=lambda mention: mention[:2]):
-            every = (one for ref in references for one in self._lists.get(ref, (ref,)))
-            # a concept of another kind has no CUI
-            if cuis := dict.fromkeys(self._cuis[one] for one in every if one in self._cuis):
-                made.append(Mention(tuple(cuis), holds))
-        return made
+            found.append((*place, references, holds))
+    if not whole:
+        raise DataError(f"{path}: this is no XMI of cTAKES (no element xmi:XMI)")
+    made = []
+    for _, _, references, holds in sorted(found, key=lambda mention: mention[:2]):
+        every = (one for ref in references for one in lists.get(ref, (ref,)))
+        # a concept of another kind has no CUI
+        if own := dict.fromkeys(cuis[one] for one in every if one in cuis):
+            made.append(Mention(tuple(own), holds))
+    return made
 
 
 def _flat(path: Path, found: Mentions, report: TableReport, name: str) -> None:
@@ -648,7 +629,7 @@ def bags_of_mentions(
     mentions: Mapping[str, Iterable[Mention]],
     concepts: Sequence[str],
     context: Option = "drop",
-    most: int = 10_000,
+    most: int = MOST,
 ) -> Made:
     """One bag a patient or note.
 
@@ -656,19 +637,18 @@ def bags_of_mentions(
     of mentions that do not hold, as for a Matcher. most: patients with more concepts are left out.
     """
     index = {concept: at for at, concept in enumerate(concepts)}
-    kept: dict[str, np.ndarray] = {}
-    counts = Counter[str](patients=0, mentions=0, unknown=0, left_out=0, without=0)
-    for patient, found in mentions.items():
-        bag: list[int] = []
+    counts = Counter(patients=len(mentions), mentions=0, unknown=0, left_out=0, without=0)
+
+    def bag(found: Iterable[Mention]) -> np.ndarray:
+        own: list[int] = []
         for one in found:
-            other = context != "off" and not one.holds
-            if other and context == "drop":
-                continue
-            places = [index[cui] for cui in one.cuis if cui in index]
-            counts["unknown"] += len(one.cuis) - len(places)
-            bag.extend(place + len(concepts) * other for place in places)
-        counts.update(patients=1, mentions=len(bag), left_out=len(bag) > most, without=not bag)
-        if len(bag) <= most:
-            kept[patient] = np.array(bag, dtype=np.int32)
-    made = Bags.of(kept.values(), len(concepts) * (2 if context == "mark" else 1))
-    return Made(tuple(kept), made, dict(counts))
+            if one.holds or context != "drop":
+                moved = 0 if one.holds or context == "off" else len(concepts)
+                places = [index[cui] + moved for cui in one.cuis if cui in index]
+                counts["unknown"] += len(one.cuis) - len(places)
+                own += places
+        return np.array(own, dtype=np.int32)
+
+    found = _gathered(map(bag, mentions.values()), counts, most)
+    vocabulary = len(concepts) * (2 if context == "mark" else 1)
+    return _made(tuple(mentions), found, vocabulary, dict(counts))

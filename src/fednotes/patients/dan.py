@@ -30,7 +30,7 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.kernels import dropout, kernel
 from fednotes.core.settings import checked
 from fednotes.core.tensors import require_like, seeded
-from fednotes.patients.cohort import ABSENT, PRESENT, Bags, Rows, stretches
+from fednotes.patients.cohort import ABSENT, PRESENT, Bags, Rows, Vectors, offsets_of, stretches
 
 FIRST_VECTORS = 0.05  # of the uniform initial vectors: Keras' default, which the 2018 program used
 KNOWN = "known"  # the name of `Dan.known` among tensors
@@ -80,14 +80,12 @@ class Mixtures:
     @classmethod
     def of(cls, bags: Bags, mean: str = "occurrences") -> Mixtures:
         """Count each patient's concepts; once for a corpus, not for every batch."""
-        concepts = np.empty(len(bags.concepts), np.int32)
-        shares = np.empty(len(bags.concepts), np.float32)
-        offsets = np.zeros(len(bags) + 1, np.int64)
-        counter = np.zeros(bags.vocabulary, np.int64)
-        once = mean == "concepts"
-        _distinct(bags.concepts, bags.offsets, once, counter, concepts, shares, offsets)
-        end = offsets[-1]
-        return cls(concepts[:end].copy(), shares[:end].copy(), offsets, bags.vocabulary)
+        row, concepts, count = bags.counts()
+        offsets = offsets_of(np.bincount(row, minlength=len(bags)))
+        sizes = np.diff(offsets) if mean == "concepts" else bags.sizes
+        shares = (1 if mean == "concepts" else count) / sizes[row]
+        arrays = (concepts.astype(np.int32), shares.astype(np.float32), offsets)
+        return cls(*arrays, bags.vocabulary)
 
     def over(self, known: np.ndarray, sizes: np.ndarray, length: int) -> Mixtures:
         """The same patients over a table of the `known` concepts; the others share its row 0.
@@ -119,7 +117,7 @@ class Mixtures:
         return Mixtures(self.concepts[source], self.shares[source], offsets, self.vocabulary)
 
 
-Inputs = Bags | Mixtures | np.ndarray
+Inputs = Bags | Vectors | Mixtures | np.ndarray
 
 
 class Dan(nn.Module):
@@ -180,6 +178,7 @@ class Dan(nn.Module):
 
         Raises DataError for another vocabulary or width than the network's.
         """
+        patients = patients.values if isinstance(patients, Vectors) else patients
         if isinstance(patients, np.ndarray):
             if self.embedding is not None or patients.shape[1:] != (self.inputs,):
                 wanted = f"(patients, {self.inputs})" if self.embedding is None else "bags"
@@ -317,25 +316,6 @@ class _Pool(torch.autograd.Function):
             indices, part, ctx.shape, is_coalesced=True, check_invariants=False
         )
         return sparse, None, None
-
-
-@kernel("void(i4[::1], i8[::1], b1, i8[::1], i4[::1], f4[::1], i8[::1])")
-def _distinct(concepts, offsets, once, counter, found, shares, bounds):
-    end = 0
-    for patient in range(offsets.shape[0] - 1):
-        start, size = end, offsets[patient + 1] - offsets[patient]
-        for e in range(offsets[patient], offsets[patient + 1]):
-            c = concepts[e]
-            if counter[c] == 0:
-                found[end] = c
-                end += 1
-            counter[c] += 1
-        found[start:end].sort()
-        for e in range(start, end):
-            c = found[e]
-            shares[e] = np.float32(1.0 / (end - start) if once else counter[c] / size)
-            counter[c] = 0
-        bounds[patient + 1] = end
 
 
 @kernel("void(f4[:,::1], i4[::1], f4[::1], i8[::1], f4[:,::1])")

@@ -35,6 +35,7 @@ from fednotes.patients.concepts import (
     Progress,
     bags,
     kept_arrays,
+    told,
 )
 from fednotes.patients.dictionary import read_dictionary
 
@@ -121,12 +122,8 @@ class TextFeatures:
         """One vector a patient; zeros for a patient whose notes have no word."""
 
         def vectors() -> dict[str, np.ndarray]:
-            found = np.zeros((len(notes), self.space.width), np.float32)
-            for row, texts in enumerate(notes.values()):
-                found[row] = self._mean_of(texts)
-                if progress is not None and row + 1 < len(notes):
-                    progress(row + 1, len(notes))
-            return {"vectors": found}
+            means = told(map(self._mean_of, notes.values()), len(notes), progress)
+            return {"vectors": np.array([*means], np.float32).reshape(-1, self.space.width)}
 
         values = kept_arrays(cache, notes, f"{self.space.fingerprint} 0", vectors)["vectors"]
         if progress is not None:

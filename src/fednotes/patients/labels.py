@@ -46,10 +46,17 @@ import numpy as np
 from fednotes.core.errors import DataError, nearest
 from fednotes.core.parsing import JsonError, parse_json
 from fednotes.data.formats.files import open_file, visible
-from fednotes.data.notes import LARGEST, Note
+from fednotes.data.notes import Note
 from fednotes.patients.cohort import ABSENT, LABELS, PRESENT, QUESTIONABLE, UNLABELLED
 from fednotes.patients.concepts import by_patient
-from fednotes.patients.tables import EXAMPLES, PATIENT_COLUMNS, Damaged, Table, TableReport, XmlFile
+from fednotes.patients.tables import (
+    EXAMPLES,
+    PATIENT_COLUMNS,
+    Damaged,
+    Table,
+    TableReport,
+    elements,
+)
 
 DISEASES: Final = (
     *("Asthma", "CAD", "CHF", "Depression", "Diabetes", "GERD", "Gallstones", "Gout"),
@@ -117,6 +124,9 @@ class PatientLabels:
         return (*told, *self.conflicts[:EXAMPLES], *tail)
 
 
+_Pair = tuple[int, str, str, int | None] | Damaged  # line, patient, phenotype, label if any
+
+
 class _Found:
     """What files say so far.
 
@@ -126,14 +136,27 @@ class _Found:
 
     def __init__(self, later_holds: bool) -> None:
         self._later_holds = later_holds
-        self.reports: list[TableReport] = []
-        self.phenotypes: dict[str, None] = {}
+        self._reports: list[TableReport] = []
+        self.phenotypes: set[str] = set()
         self._pairs: dict[tuple[str, str], tuple[int | None, TableReport, int]] = {}
         self._conflicts: dict[tuple[str, str], str] = {}
 
-    def add(self, line: int, patient: str, phenotype: str, value: int) -> None:
+    def collect(self, path: Path, pairs: Iterable[_Pair]) -> TableReport:
+        """Adds a file's labels; what became of its pairs."""
+        report = TableReport(path)
+        self._reports.append(report)
+        for line, patient, phenotype, value in report.sound(pairs):
+            self.phenotypes.add(phenotype)  # a damaged row may name none
+            if value is None:
+                report.empty += 1
+            else:
+                report.kept += 1
+                self._add(line, (patient, phenotype), value)
+        return report
+
+    def _add(self, line: int, pair: tuple[str, str], value: int) -> None:
         """A label in the last file."""
-        pair, report = (patient, phenotype), self.reports[-1]
+        report = self._reports[-1]
         old, table, at = self._pairs.get(pair, (value, report, line))
         holds = old == value
         if not holds:
@@ -154,12 +177,10 @@ class _Found:
             if value is not None:
                 values.setdefault(patient, {})[phenotype] = value
         conflicts = tuple(self._conflicts.values())
-        return PatientLabels(tuple(phenotypes), values, tuple(self.reports), conflicts)
+        return PatientLabels(tuple(phenotypes), values, tuple(self._reports), conflicts)
 
 
 # ---- tables ----------------------------------------------------------------------------------
-
-_Pair = tuple[int, str, str, str] | Damaged  # line, patient, phenotype, label as it stands
 
 
 def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLabels:
@@ -175,13 +196,14 @@ def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLab
         table = Table(each, "labels")
         named = patient_column if table.has(patient_column) else ""
         patient = table.column(named, PATIENT_COLUMNS, "patient_column")
-        found.reports.append(TableReport(each))
         if table.has(*_PHENOTYPE, *_LABEL):
-            _collect(found, table, _long(table, patient), wide=False)
+            pairs = _long(table, patient)
         else:
             titles = _titles(table, patient)
-            found.phenotypes |= dict.fromkeys(titles.values())
-            _collect(found, table, _wide(table, patient, titles), wide=True)
+            found.phenotypes |= set(titles.values())
+            pairs = _wide(table, patient, titles)
+        report = found.collect(each, pairs)
+        report.require_sound(report.rows - report.empty)
     seen: dict[str, str] = {}
     for name in sorted(found.phenotypes):
         if (other := seen.setdefault(name.casefold(), name)) != name:
@@ -193,27 +215,46 @@ def read_labels(path: Path, *more: Path, patient_column: str = "") -> PatientLab
 
 
 def _long(table: Table, patient: int) -> Iterator[_Pair]:
-    phenotype, label = (table.column("", names) for names in (_PHENOTYPE, _LABEL))
+    columns = (patient, *(table.column("", names) for names in (_PHENOTYPE, _LABEL)))
     for row in table.rows():
         if isinstance(row, Damaged):
             yield row
             continue
-        who, name, text = (row[1][at].strip() for at in (patient, phenotype, label))
-        if not who or not 0 < len(name) <= _LONGEST:
+        who, name, text = (row[1][at].strip() for at in columns)
+        if who and 0 < len(name) <= _LONGEST:
+            yield _pair(row[0], who, name, text, "the label")
+        else:
             reason = "no phenotype" if not name else "the phenotype's name is too long"
             yield Damaged(row[0], reason if who else "no patient")
-        else:
-            yield row[0], who, name, text
 
 
 def _wide(table: Table, patient: int, titles: Mapping[int, str]) -> Iterator[_Pair]:
+    """Raises DataError for a column in which most cells are no labels."""
+    odd = dict.fromkeys(titles.values(), 0)  # cells that are no labels
+    cells = odd.copy()  # that are not empty
     for row in table.rows():
         if isinstance(row, Damaged):
             yield row
         elif not (who := row[1][patient].strip()):
             yield Damaged(row[0], "no patient")
         else:
-            yield from ((row[0], who, name, row[1][at].strip()) for at, name in titles.items())
+            for at, name in titles.items():
+                pair = _pair(row[0], who, name, row[1][at].strip(), f"the label of {name!r}")
+                odd[name] += isinstance(pair, Damaged)
+                cells[name] += isinstance(pair, Damaged) or pair[3] is not None
+                yield pair
+    for name, bad in odd.items():
+        if 2 * bad > cells[name]:
+            raise table.error(
+                f"column {name!r} holds no labels ({bad} cells are none): take it out"
+            )
+
+
+def _pair(line: int, patient: str, phenotype: str, text: str, what: str) -> _Pair:
+    value = _VALUES.get(text.lower())
+    if text and value is None:
+        return Damaged(line, f"{what} is none of {_EXPECTED}")
+    return line, patient, phenotype, value
 
 
 def _titles(table: Table, patient: int) -> dict[int, str]:
@@ -227,36 +268,6 @@ def _titles(table: Table, patient: int) -> dict[int, str]:
         if list(titles.values()).count(title) > 1:
             raise table.error(f"two columns are called {title!r}: rename one")
     return titles
-
-
-def _collect(found: _Found, table: Table, pairs: Iterable[_Pair], wide: bool) -> None:
-    """Adds a table's labels, and what became of its pairs."""
-    report = found.reports[-1]
-    sound: dict[str, list[int]] = {}  # a wide table's phenotype → labels and other cells
-    for row in pairs:
-        report.rows += 1
-        if not isinstance(row, Damaged):
-            line, patient, phenotype, text = row
-            value = _VALUES.get(text.lower())
-            if text:
-                sound.setdefault(phenotype, [0, 0])[value is None] += 1
-            if text and value is None:
-                of = f"the label of {phenotype!r}" if wide else "the label"
-                row = Damaged(line, f"{of} is none of {_EXPECTED}")
-            else:
-                found.phenotypes[phenotype] = None  # a damaged row may name none
-                report.empty += not text
-        if isinstance(row, Damaged):
-            report.damage(row)
-        elif value is not None:
-            report.kept += 1
-            found.add(line, patient, phenotype, value)
-    for name, (good, bad) in sound.items():
-        if wide and bad > good:
-            raise table.error(
-                f"column {name!r} holds no labels ({bad} cells are none): take it out"
-            )
-    report.require_sound(report.rows - report.empty)
 
 
 # ---- the obesity challenge -------------------------------------------------------------------
@@ -274,8 +285,7 @@ def read_obesity(
     notes = read_texts(_files(folder, "patient_records", "records"))
     found = _Found(later_holds=True)
     for path in _files(folder, "annotations", "annotations"):
-        found.reports.append(TableReport(path))
-        _Judged(found, path, judgment).read()
+        found.collect(path, _judgments(path, judgment))
     labels = found.labels(DISEASES)
     if not labels.values:
         raise DataError(f"{folder}: there is no {judgment} judgment of a known disease")
@@ -303,88 +313,49 @@ def read_texts(paths: Iterable[Path]) -> tuple[Note, ...]:
     notes: dict[str, Note] = {}
     places: dict[str, str] = {}
     for path in paths:
-        documents = _Documents(path)
-        documents.read()
-        if not documents.made:
+        number = len(notes)
+        begin, id, found = 0, "", ""
+        for line, name, attrs, text in elements(path, texts="text"):
+            if name == "doc" and attrs is not None:
+                begin, id, found = line, attrs.get("id", "").strip(), ""
+            elif name == "text":
+                found = found or text
+            elif name == "doc":
+                if not id or not found.strip():
+                    reason = "no text" if id else "the document has no id"
+                    raise DataError.at(path, begin, reason)
+                if id in notes:
+                    reason = f"the document's id is also that at {places[id]}"
+                    raise DataError.at(path, begin, reason)
+                places[id] = f"{path}:{begin}"
+                notes[id] = Note(id, found, id, "Discharge summary", path.name.split(".")[0])
+        if len(notes) == number:
             raise DataError(f"{path}: there is no doc element: these are no patient records")
-        for line, id, text in documents.made:
-            if not id or not text.strip():
-                raise DataError.at(path, line, "the document has no id" if not id else "no text")
-            if id in notes:
-                raise DataError.at(path, line, f"the document's id is also that at {places[id]}")
-            places[id] = f"{path}:{line}"
-            notes[id] = Note(id, text, id, "Discharge summary", path.name.split(".")[0])
     return tuple(notes.values())
 
 
-class _Documents(XmlFile):
-    """Line, id and text of each `doc` of a file."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.made: list[tuple[int, str, str]] = []
-        self._doc: tuple[int, str] | None = None
-        self._pieces: list[str] | None = None
-        self._text, self._length = "", 0
-
-    def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802
-        if name == "doc":
-            self._doc, self._text, self._length = (self.line, attrs.get("id", "").strip()), "", 0
-        self._pieces = [] if name == "text" and self._doc is not None else self._pieces
-
-    def characters(self, content: str) -> None:
-        if self._pieces is not None:
-            self._length += len(content)
-            if self._length > LARGEST:
-                raise self.error(f"a text has more than {LARGEST:,} characters")
-            self._pieces.append(content)
-
-    def endElement(self, name: str) -> None:  # noqa: N802
-        if name == "text" and self._pieces is not None:
-            self._text, self._pieces = self._text or "".join(self._pieces), None
-        elif name == "doc" and self._doc is not None:
-            self.made.append((*self._doc, self._text))
-            self._doc = None
-
-
-class _Judged(XmlFile):
-    """The judgments of one source in a file, which has been added to the reports."""
-
-    def __init__(self, found: _Found, path: Path, judgment: str) -> None:
-        super().__init__(path)
-        self._found, self._wanted = found, judgment
-        self._names = {name.casefold(): name for name in DISEASES}
-        self._source = self._disease = ""
-
-    def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802
-        if name == "diseases":
-            self._source = attrs.get("source", "").strip().lower()
-        elif name == "disease":
-            self._disease = attrs.get("name", "").strip()
-        elif name == "doc" and self._disease and self._source == self._wanted:
-            self._judgment(attrs.get("id", "").strip(), attrs.get("judgment", "").strip().lower())
-
-    def _judgment(self, document: str, letter: str) -> None:
-        report, disease = self._found.reports[-1], self._names.get(self._disease.casefold())
-        report.rows += 1
-        if disease is None:
-            hint = nearest(self._disease, DISEASES)
-            reason = f"the disease is none of the challenge's: {hint}"
-        elif letter not in ("y", "n", "q", "u"):
-            reason = "the judgment is none of Y, N, Q and U"
-        elif not document:
-            reason = "the judgment is of no document"
-        else:
-            report.kept += 1
-            self._found.add(self.line, document, disease, _VALUES[letter])
-            return
-        report.damage(Damaged(self.line, reason))
-
-    def endElement(self, name: str) -> None:  # noqa: N802
-        if name == "diseases":
-            self._source = ""
-        elif name == "disease":
-            self._disease = ""
+def _judgments(path: Path, wanted: str) -> Iterator[_Pair]:
+    """The judgments of one source in a file."""
+    names = {name.casefold(): name for name in DISEASES}
+    source = disease = ""
+    for line, element, attrs, _ in elements(path):
+        given = attrs or {}  # nothing of an element is left where it ends
+        if element == "diseases":
+            source = given.get("source", "").strip().lower()
+        elif element == "disease":
+            disease = given.get("name", "").strip()
+        elif element == "doc" and attrs is not None and disease and source == wanted:
+            document, letter = given.get("id", "").strip(), given.get("judgment", "").strip()
+            name = names.get(disease.casefold())
+            if name is None:
+                hint = nearest(disease, DISEASES)
+                yield Damaged(line, f"the disease is none of the challenge's: {hint}")
+            elif letter.lower() not in ("y", "n", "q", "u"):
+                yield Damaged(line, "the judgment is none of Y, N, Q and U")
+            elif not document:
+                yield Damaged(line, "the judgment is of no document")
+            else:
+                yield line, document, name, _VALUES[letter.lower()]
 
 
 # ---- what a model is scored on ---------------------------------------------------------------

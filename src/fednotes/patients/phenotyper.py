@@ -81,8 +81,7 @@ class Representation:
     def features(self, inputs: Inputs) -> Features:
         """(patients, width). Raises DataError for inputs of another kind or vocabulary."""
         if self.network is not None:
-            read = inputs.values if isinstance(inputs, Vectors) else inputs
-            dense = self.network.representation(read)
+            dense = self.network.representation(inputs)
             if self.scale == "l2":
                 length = np.linalg.norm(dense, axis=1, keepdims=True)
                 dense = dense / np.where(length > 0, length, 1)
@@ -129,7 +128,7 @@ class Phenotyper:
         network = self.representation.network
         if network is None or not self.code_names:
             return np.zeros((len(inputs), 0), np.float32)
-        return network.probabilities(inputs.values if isinstance(inputs, Vectors) else inputs)
+        return network.probabilities(inputs)
 
     def _machines(self) -> LinearSVMs:
         if self.machines is None:

@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from sys import intern
-from typing import Final
+from typing import Any, Final, TypeVar
 from xml.sax import ContentHandler, SAXParseException
 
 from defusedxml import DefusedXmlException, DTDForbidden
@@ -35,12 +35,15 @@ from defusedxml.sax import make_parser
 
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.data.formats.files import BROKEN, broken, open_bytes, visible
+from fednotes.data.notes import LARGEST
 from fednotes.patients.codes import SYSTEMS, code_of, system_of
 
 EXAMPLES: Final = 10  # damaged rows that a report names
 _WRONG: Final = 100  # rows of which all are damaged: the rest of the file is not read
 PATIENT_COLUMNS: Final = ("patient", "patient_id", "patientid", "subject_id", "person_id", "pat_id")
 _LONGEST = 1 << 20  # bytes of a row; more is no row
+_PIECE = 1 << 16  # bytes of XML that are read at once
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,15 @@ class TableReport:
     damaged: int = 0
     unknown: int = 0
     examples: list[Damaged] = field(default_factory=list)
+
+    def sound(self, rows: Iterable[T | Damaged]) -> Iterator[T]:
+        """The rows that are not damaged; all of them are counted."""
+        for row in rows:
+            self.rows += 1
+            if isinstance(row, Damaged):
+                self.damage(row)
+            else:
+                yield row
 
     def damage(self, row: Damaged) -> None:
         """Count a row that is left out. Raises DataError where all of the first hundred are."""
@@ -101,26 +113,24 @@ class TableReport:
 
 def lines(path: Path) -> Iterator[tuple[int, str | None]]:
     """Numbered lines without their ends; None for one that is no text or too long for a row."""
+    number, inside = 0, False  # inside: within a line that is too long
     with open_bytes(path) as file:
-        number, inside = 0, False  # inside: within a line that is too long
-        while True:
-            try:
-                data = file.readline(_LONGEST)
-            except BROKEN as error:
-                raise broken(path, error) from None
-            if not data:
-                return
-            goes_on = len(data) == _LONGEST and not data.endswith(b"\n")
-            if not inside:
-                number += 1
-                text = None
-                try:
-                    if not goes_on:
-                        text = data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                except UnicodeDecodeError:
-                    pass
-                yield number, text
-            inside = goes_on
+        try:
+            while data := file.readline(_LONGEST):
+                whole = len(data) < _LONGEST or data.endswith(b"\n")
+                if not inside:
+                    number += 1
+                    yield number, _text(data, number) if whole else None
+                inside = not whole
+        except BROKEN as error:
+            raise broken(path, error) from None
+
+
+def _text(data: bytes, number: int) -> str | None:
+    try:
+        return data.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:
+        return None
 
 
 def rows(
@@ -133,19 +143,15 @@ def rows(
     for number, line in lines:
         if line is None:
             yield Damaged(number, "a byte is not UTF-8, or the row is too long")
-            continue
-        if not line.strip():
-            continue
-        try:
-            plain = not quoted or '"' not in line
-            row = line.split(delimiter) if plain else cells_of(line, delimiter)
-        except csv.Error:
-            yield Damaged(number, "a quote is not closed")
-            continue
-        if len(row) == width:
-            yield number, row
-        else:
-            yield Damaged(number, f"{len(row)} columns instead of {width}")
+        elif line.strip():
+            try:
+                row = cells_of(line, delimiter) if quoted and '"' in line else line.split(delimiter)
+            except csv.Error:
+                yield Damaged(number, "a quote is not closed")
+            else:
+                fits = len(row) == width
+                why = "" if fits else f"{len(row)} columns instead of {width}"
+                yield (number, row) if fits else Damaged(number, why)
 
 
 def cells_of(line: str, delimiter: str) -> list[str]:
@@ -213,57 +219,87 @@ def _plain(title: str) -> str:
     return "_".join(title.lower().replace("-", " ").split())
 
 
-class XmlFile(ContentHandler):
-    """A file's elements, one after the other: a subclass takes them as they come.
+_ENTITIES = "the file declares or uses entities of its own: replace them by their text"
+# line, name, attributes; where an element ends: None, and the text of one whose text is asked for
+_Element = tuple[int, str, Mapping[str, str] | None, str]
 
-    Nothing is fetched, and entities of the file's own are refused, so that it can neither grow in
-    memory nor reach for another one. doctype: whether the file may have one at all.
-    """
 
-    doctype = True
+class _Handler(ContentHandler):
+    """The elements since the last look. texts: the name of those whose text is kept."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, texts: str, parser: Any) -> None:
         super().__init__()
-        self.path = path
-        self._parser = make_parser()
-        self._parser.forbid_dtd, self._parser.forbid_external = not self.doctype, False
-        self._parser.setContentHandler(self)
-
-    @property
-    def line(self) -> int:
-        """Where the reader is."""
-        return int(self._parser.getLineNumber() or 1)
+        self.path, self.texts, self.found = path, texts, list[_Element]()
+        self._parser = parser
+        self._pieces: list[str] | None = None
+        self._length = 0
 
     def error(self, message: str) -> DataError:
-        """An error there."""
-        return DataError.at(self.path, self.line, message)
+        """An error where the reader is."""
+        return DataError.at(self.path, self._line, message)
 
-    def skippedEntity(self, name: str) -> None:  # noqa: N802 - sax calls it so
+    @property
+    def _line(self) -> int:
+        return int(self._parser.getLineNumber() or 1)
+
+    def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802 - sax calls it so
+        self.found.append((self._line, name, dict(attrs), ""))
+        if name == self.texts:
+            self._pieces, self._length = [], 0
+
+    def characters(self, content: str) -> None:
+        if self._pieces is not None:
+            self._length += len(content)
+            if self._length > LARGEST:
+                raise self.error(f"a text has more than {LARGEST:,} characters")
+            self._pieces.append(content)
+
+    def endElement(self, name: str) -> None:  # noqa: N802
+        text = ""
+        if name == self.texts and self._pieces is not None:
+            text, self._pieces = "".join(self._pieces), None
+        self.found.append((self._line, name, None, text))
+
+    def skippedEntity(self, name: str) -> None:  # noqa: N802
         raise self.error(_ENTITIES)
 
-    def read(self) -> None:
-        """Raises DataError, with the line, for a file that is no XML, not whole or not safe."""
-        with open_bytes(self.path) as file:
+
+def elements(path: Path, texts: str = "", doctype: bool = True) -> Iterator[_Element]:
+    """Where the elements of an XML file begin and end, one after the other, while it is read.
+
+    Nothing is fetched, and entities of the file's own are refused, so that it can neither grow in
+    memory nor reach for another one. texts: the name of elements whose text is wanted. doctype:
+    whether the file may have one at all.
+
+    Raises DataError, with the line, for a file that is no XML, not whole or not safe.
+    """
+    parser = make_parser()
+    handler = _Handler(path, texts, parser)
+    parser.forbid_dtd, parser.forbid_external = not doctype, False
+    parser.setContentHandler(handler)
+    parser.reset()
+    with open_bytes(path) as file:
+        more = True
+        while more:
             try:
-                self._parser.parse(file)
+                more = bool(data := file.read(_PIECE))
+                parser.feed(data) if more else parser.close()
             except SAXParseException as error:
                 message = f"the file is no XML ({error.getMessage()})"
-                raise DataError.at(self.path, error.getLineNumber() or 1, message) from None
+                raise DataError.at(path, error.getLineNumber() or 1, message) from None
             except DTDForbidden:
-                raise self.error("the file has a DOCTYPE, which its program never writes") from None
+                raise handler.error(
+                    "the file has a DOCTYPE, which its program never writes"
+                ) from None
             except DefusedXmlException:
-                raise self.error(_ENTITIES) from None
+                raise handler.error(_ENTITIES) from None
             except BROKEN as error:
-                raise broken(self.path, error) from None
-
-
-_ENTITIES = "the file declares or uses entities of its own: replace them by their text"
+                raise broken(path, error) from None
+            yield from handler.found
+            handler.found.clear()
 
 
 # ---- codes -----------------------------------------------------------------------------------
-
-# line, patient, code, coding system (None: none that is known)
-_CodeRow = tuple[int, str, str, str | None] | Damaged
 
 
 @dataclass
@@ -316,9 +352,10 @@ def read_mimic(folder: Path, tables: Collection[str] = ()) -> PatientCodes:
     for path, (_, column, system, dictionary) in zip(paths, wanted, strict=True):
         known = None
         if dictionary and (beside := _find(folder, dictionary)):
-            listed = _of_table(beside, (column, column), system)
-            known = {code_of(system, row[2]) for row in listed if not isinstance(row, Damaged)}
-        _collect(made, path, _of_table(path, ("SUBJECT_ID", column), system), known)
+            listed = Table(beside)
+            at, each = listed.column(column), listed.rows()
+            known = {code_of(system, r[1][at]) for r in each if not isinstance(r, Damaged)}
+        _of_table(made, path, ("SUBJECT_ID", column), system, known)
     return made
 
 
@@ -340,7 +377,7 @@ def read_omop(
     paths = [_needed(folder, f"{kind}_occurrence") for kind in wanted]
     for path, (kind, system) in zip(paths, wanted.items(), strict=True):
         column = f"{kind}_{'concept_id' if system in _CONCEPTS else 'source_value'}"
-        _collect(made, path, _of_table(path, ("person_id", column), system))
+        _of_table(made, path, ("person_id", column), system)
     return made
 
 
@@ -358,7 +395,7 @@ def read_codiesp(path: Path, kinds: str = "DP") -> PatientCodes:
         for kind in kinds:
             if file.name.removesuffix(".gz").endswith(f"{kind}.tsv"):
                 system = _CODIESP[kind]
-                _collect(made, file, _pairs(rows(lines(file), 2, "\t"), 0, 1, system))
+                _collect(made, file, rows(lines(file), 2, "\t"), (0, 1), system)
     if not made.tables:
         ends = " or ".join(f"{kind}.tsv" for kind in kinds)
         raise DataError(f"{path}: no file of codes here: their names end in {ends}")
@@ -379,7 +416,7 @@ def read_codes(
     table, made = Table(path), PatientCodes()
     patient = table.column(patient_column, PATIENT_COLUMNS, "patient_column")
     code = table.column(code_column, _CODE, "code_column")
-    _collect(made, path, _pairs(table.rows(), patient, code, _systems(table, system)))
+    _collect(made, path, table.rows(), (patient, code), _systems(table, system))
     return made
 
 
@@ -430,59 +467,50 @@ def _needed(folder: Path, name: str) -> Path:
     )
 
 
+_System = str | Callable[[Sequence[str]], str | None]  # of all rows, or by a row's cells
+
+
+def _of_table(
+    made: PatientCodes,
+    path: Path,
+    columns: tuple[str, str],
+    system: str,
+    known: Collection[str | None] | None = None,
+) -> None:
+    """Adds the codes of a table with these columns. Raises DataError for a missing one."""
+    table = Table(path)
+    patient, code = map(table.column, columns)
+    _collect(made, path, table.rows(), (patient, code), system, known)
+
+
 def _collect(
     made: PatientCodes,
     path: Path,
-    given: Iterable[_CodeRow],
+    given: Iterable[Row],
+    columns: tuple[int, int],
+    system: _System,
     known: Collection[str | None] | None = None,
 ) -> None:
     """Adds a table's codes, and what became of its rows.
 
-    known: the codes that there are; others are kept and counted. Raises DataError where most rows
-    are damaged.
+    columns: of patients and of codes. known: the codes that there are; others are kept and
+    counted. Raises DataError where most rows are damaged.
     """
     report = TableReport(path)
     made.tables.append(report)
-    parsed: dict[tuple[str, str], str | None] = {}
-    for row in given:
-        report.rows += 1
-        if not isinstance(row, Damaged):
-            line, patient, text, system = row
-            if patient and (not text or (text == "0" and system in _CONCEPTS)):
-                report.empty += 1
-                continue
-            if system is None:
-                report.damage(Damaged(line, f"the coding system is none of {', '.join(SYSTEMS)}"))
-                continue
-            if (system, text) not in parsed:
-                parsed[system, text] = code_of(system, text)
-            code = parsed[system, text]
-            if patient and code is not None:
-                made.codes.setdefault(intern(patient), set()).add(code)
-                report.kept += 1
-                report.unknown += known is not None and code not in known
-                continue
-            row = Damaged(line, "no patient" if not patient else f"the code is none of {system}")
-        report.damage(row)
+    for line, cells in report.sound(given):
+        patient, text = (cells[at].strip() for at in columns)
+        of = system if isinstance(system, str) else system(cells)
+        code = None if of is None else code_of(of, text)
+        if patient and (not text or (text == "0" and of in _CONCEPTS)):
+            report.empty += 1
+        elif patient and code is not None:
+            made.codes.setdefault(intern(patient), set()).add(code)
+            report.kept += 1
+            report.unknown += known is not None and code not in known
+        elif of is None:
+            report.damage(Damaged(line, f"the coding system is none of {', '.join(SYSTEMS)}"))
+        else:
+            reason = f"the code is none of {of}" if patient else "no patient"
+            report.damage(Damaged(line, reason))
     report.require_sound(report.rows)
-
-
-def _of_table(path: Path, columns: tuple[str, str], system: str) -> Iterator[_CodeRow]:
-    """The patients and codes of a table. Raises DataError for a missing column."""
-    table = Table(path)
-    patient, code = map(table.column, columns)
-    return _pairs(table.rows(), patient, code, system)
-
-
-_System = str | Callable[[Sequence[str]], str | None]  # of all rows, or by a row's cells
-
-
-def _pairs(given: Iterable[Row], patient: int, code: int, system: _System) -> Iterator[_CodeRow]:
-    """Each row's patient, code and coding system."""
-    for row in given:
-        if isinstance(row, Damaged):
-            yield row
-            continue
-        line, cells = row
-        named = system if isinstance(system, str) else system(cells)
-        yield line, cells[patient].strip(), cells[code].strip(), named
