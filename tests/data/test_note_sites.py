@@ -6,6 +6,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,12 @@ from hypothesis import strategies as st
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import seed_of
 from fednotes.core.types import Document
-from fednotes.data.notes import Note, NoteCounts, patient_of
+from fednotes.data.notes import Note, patient_of, read_notes
 from fednotes.data.notes.sites import (
     NoteCorpus,
     SiteNotes,
     assign,
     fingerprint,
-    note_files,
     pooled_notes,
     site_notes,
 )
@@ -255,7 +255,7 @@ def _table(path: Path, rows: Iterable[str]) -> Path:
 
 
 def _files(*paths: Path, **settings: object) -> NoteCorpus:
-    source = note_files("a", paths, **settings)  # type: ignore[arg-type]
+    source = partial(read_notes, paths, source="a", **settings)  # type: ignore[arg-type]
     return NoteCorpus("a", source, ", ".join(path.name for path in paths))
 
 
@@ -281,10 +281,10 @@ def test_several_files_and_what_is_left_out(tmp_path: Path) -> None:
     ((site,), told) = site_notes([_files(first, second, categories=("X",))], 1)
     assert sorted(n.text for n in _all(site)) == ["four", "one"]
     assert told == ("a: notes left out: 2 without text, 1 marked as errors, 1 of another category",)
-    stream = note_files("a", [first, second])()
-    assert stream.counts == NoteCounts()
+    stream = read_notes([first, second], source="a")
+    assert stream.counts == Counter()
     assert [n.source for n in stream] == ["a", "a", "a/1"]
-    assert stream.counts == NoteCounts(3, 2, 1, 0)
+    assert stream.counts == Counter({"notes": 3, "without text": 2, "marked as errors": 1})
 
 
 @pytest.mark.parametrize(

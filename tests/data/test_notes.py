@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.notes import Note, NoteCounts, guess_notes, read_notes
+from fednotes.data.notes import EMPTY, MISTAKEN, OTHER, Note, guess_notes, read_notes
 
 HEADER = (
     "ROW_ID,SUBJECT_ID,HADM_ID,CHARTDATE,CHARTTIME,STORETIME,CATEGORY,DESCRIPTION,CGID,ISERROR,TEXT"
@@ -50,7 +51,7 @@ def test_mimic(tmp_path: Path, packed: bool) -> None:
     path = _write(tmp_path / ("NOTEEVENTS.csv" + ".gz" * packed), data)
     notes = read_notes(path)
     first = next(notes)
-    assert notes.counts == NoteCounts(notes=1)
+    assert notes.counts == Counter({"notes": 1})
     assert first == Note(
         "1",
         'Admission Date:  [**2130-1-1**]\nPatient with "hypertension" .\n',
@@ -63,7 +64,7 @@ def test_mimic(tmp_path: Path, packed: bool) -> None:
         ("2", "102", "Nursing", "Pt stable."),
         ("5", "103", "Radiology", "No effusion."),
     ]
-    assert notes.counts == NoteCounts(notes=3, empty=1, errors=1)
+    assert notes.counts == Counter({"notes": 3, EMPTY: 1, MISTAKEN: 1})
 
 
 def test_lower_case_header_crlf_and_a_byte_order_mark(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_category_filter(tmp_path: Path) -> None:
     path = _write(tmp_path / "n.csv", MIMIC)
     notes = read_notes(path, categories=["nursing", "Discharge summary "])
     assert [n.id for n in notes] == ["1", "2"]
-    assert notes.counts == NoteCounts(notes=2, empty=1, errors=1, other_category=1)
+    assert notes.counts == Counter({"notes": 2, EMPTY: 1, MISTAKEN: 1, OTHER: 1})
     _complains(path, "no note of category nursin: did you mean 'Nursing'", categories=["Nursin"])
     with pytest.raises(ConfigError, match="must be a list"):
         read_notes(path, categories="Nursing")
@@ -87,7 +88,7 @@ def test_category_filter(tmp_path: Path) -> None:
 def test_headers_alone_are_no_notes(tmp_path: Path) -> None:
     notes = read_notes(_write(tmp_path / "n.csv", HEADER + "\r\n"))
     assert list(notes) == []
-    assert notes.counts == NoteCounts()
+    assert notes.counts == Counter()
 
 
 def test_a_note_longer_than_csv_allows(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_jsonl(tmp_path: Path) -> None:
         Note("5", "a\nb", "p", "Nursing", "n"),
         Note("n:3", "c", None, None, "n"),
     ]
-    assert notes.counts == NoteCounts(notes=2, empty=1, errors=1)
+    assert notes.counts == Counter({"notes": 2, EMPTY: 1, MISTAKEN: 1})
     for bad, message in [
         ('{"text": "Zyxwolan', "no JSON"),
         ("[1]", "no JSON object"),
@@ -210,7 +211,7 @@ def test_folder_of_texts(tmp_path: Path) -> None:
         ("a/1", "one\nline", "notes"),
         ("b", "two", "notes"),
     ]
-    assert notes.counts == NoteCounts(notes=2, empty=1)
+    assert notes.counts == Counter({"notes": 2, EMPTY: 1})
     with pytest.raises(ConfigError, match="no category"):
         read_notes(tmp_path / "notes", categories=["x"])
     (lone,) = read_notes(tmp_path / "notes/b.txt", source="ward")
@@ -289,6 +290,6 @@ def test_real_corpora(corpora: Path) -> None:
     talk = read_notes(corpora / "aci_bench/train.csv", column="dialogue")
     assert next(talk).text == rows[0]["dialogue"].replace("\r\n", "\n")
     demo = read_notes(corpora / "mimic_iii_demo/NOTEEVENTS.csv")
-    assert (list(demo), demo.counts) == ([], NoteCounts())
+    assert (list(demo), demo.counts) == ([], Counter())
     assert guess_notes(corpora / "mimic_iii_demo/NOTEEVENTS.csv") == "mimic"
     assert list(read_notes(corpora / "mimic_iii_demo")) == []

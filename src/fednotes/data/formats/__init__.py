@@ -18,7 +18,7 @@ from typing import Any
 
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.types import Document
-from fednotes.data.formats.files import OnError, Problems, read_text, visible
+from fednotes.data.formats.files import OnError, Problems, mixed, read_text, visible
 
 
 def discover() -> dict[str, ModuleType]:
@@ -86,8 +86,7 @@ def guess_format(path: str | os.PathLike[str]) -> str:
         if len(counts) == 1:
             return next(iter(counts))
         if counts:
-            mixed = ", ".join(f"{name} ({n} files)" for name, n in sorted(counts.items()))
-            raise DataError(f"{path}: the folder mixes formats: {mixed}; name one of them")
+            raise mixed(path, counts)
     raise DataError(f"{path}: no file in this folder is of a known format: {known}")
 
 

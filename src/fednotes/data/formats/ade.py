@@ -20,15 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import (
-    DERIVED,
-    Found,
-    Problems,
-    first_line,
-    listing,
-    numbered,
-    unique,
-)
+from fednotes.data.formats import files as corpus
 
 _NEGATIVE = re.compile(r"(\d+) NEG (.*\S)")
 _PLACE = r"([^|]*[^|\s][^|]*)\|([0-9]{1,9})\|([0-9]{1,9})"  # text, start, end
@@ -50,11 +42,11 @@ class _Row(NamedTuple):
 
 def accepts(path: Path) -> bool:
     """Whether the first line is a relation or a negative sentence."""
-    line = first_line(path).rstrip()
+    line = corpus.first_line(path).rstrip()
     return any(pattern.fullmatch(line) for pattern in (_NEGATIVE, _RELATION))
 
 
-def read(path: Path, problems: Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """One document per distinct sentence of an article, over all files of the folder.
 
     Labels: Drug, ADE, Dosage. `meta`: "pmid", to split by; "relations", rows (label, start,
@@ -63,30 +55,30 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     be placed, each of them.
     """
     sentences: dict[tuple[str, str], list[_Row]] = {}
-    for file in listing(path, accepts, "the ADE corpus"):
+    for file in corpus.listing(path, accepts, "the ADE corpus"):
         with problems.passing("file", file):
             for pmid, text, row in _rows(file, problems):
                 sentences.setdefault((pmid, text), []).extend([row] if row else [])
     numbers: Counter[str] = Counter()
-    documents: list[Found] = []
+    documents: list[corpus.Found] = []
     unplaced: list[_Row] = []
     for (pmid, text), rows in sentences.items():
         numbers[pmid] += 1
         document, missing = _document(pmid, text, rows, f"{pmid}:{numbers[pmid]}")
-        documents.append(Found(document, path, DERIVED))
+        documents.append(corpus.Found(document, path, corpus.DERIVED))
         unplaced += missing
     total = sum(map(len, sentences.values()))
     if len(unplaced) > _MAX_UNPLACED * total:
         message = f"a mention is not in its sentence ({len(unplaced)} of {total} rows)"
         for row in unplaced:
             problems.note("mention", row.path, row.line, message)
-    return unique(documents, problems)
+    return corpus.unique(documents, problems)
 
 
-def _rows(path: Path, problems: Problems) -> Iterator[tuple[str, str, _Row | None]]:
+def _rows(path: Path, problems: corpus.Problems) -> Iterator[tuple[str, str, _Row | None]]:
     """PMID, sentence and relation of each line."""
     label = "Dosage" if "DOSE" in path.name.upper() else "ADE"
-    for number, line in numbered(path):
+    for number, line in corpus.numbered(path):
         if negative := _NEGATIVE.fullmatch(line.rstrip()):
             yield negative.group(1), negative.group(2).strip(), None
         elif match := _RELATION.fullmatch(line.rstrip()):

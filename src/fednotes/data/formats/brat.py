@@ -13,6 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from sys import intern
 from typing import NamedTuple
@@ -21,17 +22,7 @@ from urllib.parse import quote, unquote
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats.files import (
-    Found,
-    Problems,
-    gather,
-    head,
-    listing,
-    lying,
-    read_text,
-    same_text,
-    visible,
-)
+from fednotes.data.formats import files as corpus
 from fednotes.data.text import joined
 
 LOOSE = 0
@@ -59,12 +50,12 @@ def accepts(path: Path) -> bool:
     """Whether the file is an `.ann` file, or the `.txt` file beside one."""
     if path.suffix != ".ann":
         return path.suffix == ".txt" and path.with_suffix(".ann").is_file()
-    lines = head(path)
+    lines = corpus.head(path)
     known = not lines or any(re.match(r"[TREAMN#*]\S*\t", line) for line in lines)
     return known or path.with_suffix(".txt").is_file()
 
 
-def read(path: Path, problems: Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """Documents of one `.txt`/`.ann` pair or of all pairs in a folder; id: the file's name.
 
     The folders below are read too, their names before a / of the id, as `write` puts them.
@@ -73,35 +64,33 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     partner and, with the line, a line that is cut short or does not fit the text, and a text
     that most of its mentions do not fit.
     """
-    files = listing(path, lambda p: p.suffix == ".ann" and accepts(p), "brat", True)
+    files = corpus.listing(path, lambda p: p.suffix == ".ann" and accepts(p), "brat", True)
     base = path if path.is_dir() else path.parent
     if path.is_dir() and any(file.with_suffix(".txt").is_file() for file in files):
-        texts = {p.with_suffix("") for p in visible(path, True) if p.suffix == ".txt"}
+        texts = {p.with_suffix("") for p in corpus.visible(path, True) if p.suffix == ".txt"}
         problems.without += len(texts - {file.with_suffix("") for file in files})
-    return gather(files, lambda file, noted: [_read_pair(file, base, noted)], problems, "document")
+    return corpus.gather(files, partial(_read_pair, base), problems, "document")
 
 
-def _read_pair(file: Path, base: Path, problems: Problems) -> Found:
+def _read_pair(base: Path, file: Path, problems: corpus.Problems) -> list[corpus.Found]:
     stem = file.with_suffix("")
     ann, beside = Path(f"{stem}.ann"), Path(f"{stem}.txt")
     if not beside.is_file():  # CADEC has them in a folder beside that of the annotations
         folders = (stem.parent.parent / name for name in ("text", "txt"))
-        beside = lying(beside.name, folders) or beside
-    raw = read_text(beside, empty=True, exact=True)
-    lines = dict(enumerate(read_text(ann, empty=True).removesuffix("\n").split("\n"), 1))
+        beside = corpus.lying(beside.name, folders) or beside
+    raw = corpus.read_text(beside, empty=True, exact=True)
+    lines = dict(enumerate(corpus.read_text(ann, empty=True).removesuffix("\n").split("\n"), 1))
     mentions: dict[int, _Mention] = {}
     ids: set[str] = set()
     for number, line in tuple(lines.items()):
-        whole = False
-        with problems.passing("line", ann, number):
+        with problems.passing("line", ann, number) as wrong:
             mention = _parse(line)
             if mention is not None:
                 if mention.id in ids:
                     raise DataError(f"the id {mention.id} is used twice")
                 ids.add(mention.id)
                 mentions[number] = mention
-            whole = True
-        if not whole:
+        if wrong:
             del lines[number]
     text, failed = _matching(raw, mentions)
     if len(failed) >= _STRAY and 2 * len(failed) > len(mentions):
@@ -113,7 +102,8 @@ def _read_pair(file: Path, base: Path, problems: Problems) -> Found:
     spans = tuple(mention.span for mention in mentions.values())
     name = "/".join(map(_unsafe, stem.relative_to(base).parts))
     kept = tuple(lines.values())
-    return Found(Document(name, text, spans, meta={"brat": kept} if any(kept) else {}), file)
+    meta = {"brat": kept} if any(kept) else {}
+    return [corpus.Found(Document(name, text, spans, meta=meta), file)]
 
 
 def _parse(line: str) -> _Mention | None:
@@ -155,7 +145,7 @@ def _misfit(text: str, mention: _Mention) -> str:
     if end > len(text):
         return f"{where} lies outside the text ({len(text)} characters)"
     found = _form(text, mention.pieces)
-    same = same_text(found, mention.form)
+    same = corpus.same_text(found, mention.form)
     if len(mention.pieces) > 1:
         same = sorted(found.split()) == sorted(mention.form.split())
     return "" if same else f"{where} is not what the text holds there"

@@ -24,16 +24,7 @@ import numpy as np
 from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Scheme, Span, TagSet
-from fednotes.data.formats.files import (
-    DERIVED,
-    Found,
-    Problems,
-    gather,
-    head,
-    laid_out,
-    listing,
-    read_text,
-)
+from fednotes.data.formats import files as corpus
 from fednotes.data.tags import decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
@@ -60,7 +51,7 @@ class _Part:
 
     marker: str = ""
     name: str = ""
-    line: int = DERIVED
+    line: int = corpus.DERIVED
     sentences: list[_Sentence] = field(default_factory=list)
 
 
@@ -68,23 +59,23 @@ def accepts(path: Path) -> bool:
     """Whether most lines of the file end in a tag, or its name says so."""
     if path.suffix.lower() in _SUFFIXES:
         return True
-    lines = [line for line in head(path)[:400] if not line.startswith("# ")]
+    lines = [line for line in corpus.head(path)[:400] if not line.startswith("# ")]
     rows = (_split(line, "\t" if "\t" in line else " ") for line in lines)
     tokens = [row for row in rows if len(row) > 1 and _TAG.fullmatch(row[-1])]
     return 2 * len(tokens) > len(lines)
 
 
-def read(path: Path, problems: Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """Documents with the file's own tokens and sentences; tokens are joined by a space.
 
     A tag that its scheme does not allow there (an I- that continues nothing) is mended as
     conlleval reads it; `meta["repaired"]` counts such tags. Noted, with the line, are a wrong
     number of columns and something that is no tag; with such a line its sentence is left out.
     """
-    return gather(listing(path, accepts, "CoNLL"), _read_file, problems)
+    return corpus.gather(corpus.listing(path, accepts, "CoNLL"), _read_file, problems)
 
 
-def _read_file(path: Path, problems: Problems) -> list[Found]:
+def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     before = problems.number
     parts, separator = _parse(path, problems)
     tags = [[row[-1] for row in s.rows] for part in parts for s in part.sentences]
@@ -99,14 +90,14 @@ def _read_file(path: Path, problems: Problems) -> list[Found]:
     documents = []
     for number, part in enumerate(parts, 1):
         name = part.name or f"{path.stem}:{number}"
-        line = part.line if part.name else DERIVED
-        documents.append(Found(_document(name, part, tagset, shared), path, line))
+        line = part.line if part.name else corpus.DERIVED
+        documents.append(corpus.Found(_document(name, part, tagset, shared), path, line))
     return documents
 
 
-def _parse(path: Path, problems: Problems) -> tuple[list[_Part], str]:
+def _parse(path: Path, problems: corpus.Problems) -> tuple[list[_Part], str]:
     """The file cut into documents and sentences, and its separator."""
-    lines = read_text(path).split("\n")
+    lines = corpus.read_text(path).split("\n")
     separator, width = _layout(lines)
     parts, sentence, marked = [_Part()], _Sentence(), False
     for number, line in enumerate(lines, 1):
@@ -184,7 +175,7 @@ def _scheme_of(sentences: Iterable[Sequence[str]]) -> str:
 def _document(name: str, part: _Part, tagset: TagSet, shared: dict[str, Any]) -> Document:
     """One document; `shared` is the meta of all documents without more to keep."""
     ids = {tag: i for i, tag in enumerate(tagset.tags)}
-    text, bounds, tokens = laid_out([[row[0] for row in s.rows] for s in part.sentences])
+    text, bounds, tokens = corpus.laid_out([[row[0] for row in s.rows] for s in part.sentences])
     spans: list[Span] = []
     first = repaired = 0
     for sentence in part.sentences:

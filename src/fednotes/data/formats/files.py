@@ -13,14 +13,14 @@ import os
 import stat
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 from fednotes.core.errors import DataError, Problem
-from fednotes.core.parsing import NotAFile, regular, require_file
+from fednotes.core.parsing import JsonError, NotAFile, parse_json, regular, require_file
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.text import normalise
 
@@ -191,6 +191,36 @@ def in_text(start: int, end: int, length: int) -> tuple[int, int]:
     return start, end
 
 
+def mixed(folder: Path, counts: Mapping[str, int]) -> DataError:
+    """The message for a folder with files of several formats. counts: of the files, by format."""
+    held = ", ".join(f"{name} ({n} files)" for name, n in sorted(counts.items()))
+    return DataError(f"{folder}: the folder mixes formats: {held}; name one of them")
+
+
+def json_value(line: str) -> Any:
+    """What a line of JSONL holds. Raises DataError."""
+    try:
+        return parse_json(line, strict=False)
+    except JsonError as error:
+        raise DataError(f"no JSON ({error}): expected one whole object a line") from None
+
+
+def json_text(record: Any, *keys: str) -> str | None:
+    """The first of the keys that a record has: it holds its text. None for a record that an
+    annotator rejected or ignored (Prodigy's "answer"). Raises DataError where there is no text."""
+    if not isinstance(record, dict):
+        raise DataError("the line is no JSON object")
+    if record.get("answer", "accept") != "accept":
+        return None
+    key = next((key for key in keys if key in record), keys[0])
+    text = record.get(key)
+    if not isinstance(text, str):
+        raise DataError(f'the key "{key}" is missing or no string')
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise DataError("the text holds half of a surrogate pair")
+    return key
+
+
 def mismatched(
     path: Path, text: str, mentions: Sequence[tuple[Span, str, int]], what: str
 ) -> dict[str, int]:
@@ -246,11 +276,16 @@ class Problems:
         self.add(DataError.at(path, line, message), kind)
 
     @contextmanager
-    def passing(self, kind: str, path: Path, line: int = 0) -> Iterator[None]:
-        """Note a DataError of the block, at this place if it names none, and go on behind it."""
+    def passing(self, kind: str, path: Path, line: int = 0) -> Iterator[list[DataError]]:
+        """Note a DataError of the block, at this place if it names none, and go on behind it.
+
+        Gives a list that holds the error then.
+        """
+        wrong: list[DataError] = []
         try:
-            yield
+            yield wrong
         except DataError as error:
+            wrong.append(error)
             self.add(error if error.problems else DataError.at(path, line, str(error)), kind)
 
     def refuse(self) -> None:

@@ -15,17 +15,7 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import (
-    Found,
-    Problems,
-    first_line,
-    gather,
-    listing,
-    lying,
-    mismatched,
-    numbered,
-    read_text,
-)
+from fednotes.data.formats import files as corpus
 
 LOOSE = 0
 _PLACE = r"([0-9]{1,9}):([0-9]{1,9})"  # line:token
@@ -36,11 +26,11 @@ def accepts(path: Path) -> bool:
     """Whether the file is a `.con` file, or the `.txt` file beside one."""
     if path.suffix != ".con":
         return path.suffix == ".txt" and path.with_suffix(".con").is_file()
-    line = first_line(path)
+    line = corpus.first_line(path)
     return not line or line.startswith('c="')
 
 
-def read(path: Path, problems: Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """One document per record; tokens and sentences are the file's own.
 
     `meta["mismatched"]` counts concepts whose text is not what their offsets hold. Noted
@@ -49,18 +39,18 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     """
     if path.suffix == ".txt" and path.is_file() and not path.with_suffix(".con").is_file():
         raise DataError(f"{path}: there is no .con file beside it; give the .con file")
-    files = listing(path, lambda p: p.suffix == ".con" and accepts(p), "i2b2 2010")
+    files = corpus.listing(path, lambda p: p.suffix == ".con" and accepts(p), "i2b2 2010")
     records = [file.with_suffix(".con") for file in files]
-    return gather(records, _read_record, problems, "document")
+    return corpus.gather(records, _read_record, problems, "document")
 
 
-def _read_record(con: Path, problems: Problems) -> list[Found]:
+def _read_record(con: Path, problems: corpus.Problems) -> list[corpus.Found]:
     name, folder = f"{con.stem}.txt", con.parent
     near = (folder, folder.parent / "txt", folder.parent / "test_data", folder.parent)
-    file = lying(name, (*near, folder.parent.parent / "test_data"))
+    file = corpus.lying(name, (*near, folder.parent.parent / "test_data"))
     if file is None:
         raise DataError(f"its text {name} is neither beside it nor in a folder txt beside")
-    text = read_text(file)
+    text = corpus.read_text(file)
     position = 0
     lines: list[list[tuple[int, int]]] = [[]]  # token offsets by line, which counts from 1
     for line in text.split("\n"):
@@ -68,18 +58,18 @@ def _read_record(con: Path, problems: Problems) -> list[Found]:
         lines.append([(position + m.start(), position + m.end()) for m in found])
         position += len(line) + 1
     concepts: list[tuple[Span, str, int]] = []
-    for number, line in numbered(con, empty=True):
+    for number, line in corpus.numbered(con, empty=True):
         with problems.passing("mention", con, number):
             concepts.append((*_concept(line.rstrip(), lines), number))
     document = Document(
         con.stem,
         text,
         tuple(span for span, _, _ in concepts),
-        meta=mismatched(con, text, concepts, "concepts"),
+        meta=corpus.mismatched(con, text, concepts, "concepts"),
         sentences=tuple((tokens[0][0], tokens[-1][1]) for tokens in lines if tokens),
         tokens=tuple(token for tokens in lines for token in tokens),
     )
-    return [Found(document, con)]
+    return [corpus.Found(document, con)]
 
 
 def _concept(row: str, lines: list[list[tuple[int, int]]]) -> tuple[Span, str]:

@@ -19,15 +19,7 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import (
-    Found,
-    Problems,
-    gather,
-    head,
-    listing,
-    mismatched,
-    read_text,
-)
+from fednotes.data.formats import files as corpus
 from fednotes.data.text import normalise
 
 LOOSE = 0
@@ -45,22 +37,24 @@ def accepts(path: Path) -> bool:
     """Whether the file is XML whose first lines open a TEXT."""
     if path.suffix.lower() != ".xml":
         return False
-    lines = head(path)[:6]
+    lines = corpus.head(path)[:6]
     return bool(lines) and lines[0].startswith("<") and any("<TEXT>" in line for line in lines)
 
 
-def read(path: Path, problems: Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """One document per record; its lines are its sentences.
 
     `meta["mismatched"]` counts mentions whose text is not what their offsets hold. Noted
     are a file without text or tags, and with the line a broken tag or offsets outside the text,
     and where most mentions do not match.
     """
-    return gather(listing(path, accepts, "i2b2 2012"), _read_record, problems, "document")
+    return corpus.gather(
+        corpus.listing(path, accepts, "i2b2 2012"), _read_record, problems, "document"
+    )
 
 
-def _read_record(path: Path, problems: Problems) -> list[Found]:
-    content = read_text(path)
+def _read_record(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+    content = corpus.read_text(path)
     found = _TEXT.search(content)
     if found is None:
         raise DataError("there is no TEXT element: it is no i2b2 2012 record")
@@ -86,11 +80,11 @@ def _read_record(path: Path, problems: Problems) -> list[Found]:
         path.stem,
         text,
         tuple(dict.fromkeys(span for span, _, _ in mentions)),
-        meta=mismatched(path, text, mentions, "mentions"),
+        meta=corpus.mismatched(path, text, mentions, "mentions"),
         # The lines that hold something, trimmed.
         sentences=tuple(m.span() for m in re.finditer(r"\S(?:[^\n]*\S)?", text)),
     )
-    return [Found(document, path)]
+    return [corpus.Found(document, path)]
 
 
 def _mention(line: str) -> tuple[Span, str]:

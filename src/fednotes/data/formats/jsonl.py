@@ -19,19 +19,9 @@ from sys import intern
 from typing import Any
 
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import JsonError, parse_json
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.formats.files import (
-    DERIVED,
-    Found,
-    Problems,
-    first_line,
-    gather,
-    in_text,
-    listing,
-    numbered,
-)
+from fednotes.data.formats import files as corpus
 
 # Keys that hold spans; those of the second pair mean something else beside one of the first.
 _SPAN_KEYS = (("spans", "entities"), ("labels", "label"))
@@ -40,48 +30,39 @@ _OWN_KEYS = {"id", "text", "patient", "codes", "meta", "sentences", "tokens"}
 
 def accepts(path: Path) -> bool:
     """Whether the first line begins a JSON object, or the file's name says so."""
-    return path.suffix == ".jsonl" or first_line(path).lstrip().startswith("{")
+    return path.suffix == ".jsonl" or corpus.first_line(path).lstrip().startswith("{")
 
 
-def read(path: Path, problems: Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """A document per line; id: the record's, else `<file>:<line>`.
 
     Records that an annotator rejected or ignored (Prodigy's "answer") are left out. Noted, with
     the line, are bad JSON, offsets outside the text and other wrong values.
     """
-    return gather(listing(path, accepts, "JSONL"), _read_file, problems)
+    return corpus.gather(corpus.listing(path, accepts, "JSONL"), _read_file, problems)
 
 
-def _read_file(path: Path, problems: Problems) -> list[Found]:
+def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     found, before = [], problems.number
-    for number, line in numbered(path):
-        try:
-            record = parse_json(line, strict=False)
-        except JsonError as error:
-            reason = f"no JSON ({error}): expected one whole object a line"
-            problems.note("line", path, number, reason)
-            continue
-        with problems.passing("document", path, number):
-            document = _document(record, path, number, problems)
-            if document is not None:
-                derived = record.get("id") is None
-                found.append(Found(document, path, DERIVED if derived else number))
+    for number, line in corpus.numbered(path):
+        with problems.passing("line", path, number):
+            record = corpus.json_value(line)
+            with problems.passing("document", path, number):
+                document = _document(record, path, number, problems)
+                if document is not None:
+                    derived = record.get("id") is None
+                    line_of_id = corpus.DERIVED if derived else number
+                    found.append(corpus.Found(document, path, line_of_id))
     if not found and problems.number == before:
         raise DataError("every record is marked as rejected or ignored")
     return found
 
 
-def _document(record: Any, path: Path, number: int, problems: Problems) -> Document | None:
+def _document(record: Any, path: Path, number: int, problems: corpus.Problems) -> Document | None:
     """The document of a record, None if it was rejected."""
-    if not isinstance(record, dict):
-        raise DataError("the line is no JSON object")
-    if record.get("answer", "accept") != "accept":
+    if corpus.json_text(record, "text") is None:
         return None
-    text = record.get("text")
-    if not isinstance(text, str):
-        raise DataError('the key "text" is missing or no string')
-    if any("\ud800" <= c <= "\udfff" for c in text):
-        raise DataError("the text holds half of a surrogate pair")
+    text: str = record["text"]
     key = _span_key(record)
     patient, given = record.get("patient"), record.get("id")
     rest = (
@@ -159,7 +140,7 @@ def _offsets(value: Any, length: int) -> tuple[int, int]:
         start, end = value[:2] if isinstance(value, list) and len(value) >= 2 else (None, None)
     if type(start) is not int or type(end) is not int:
         raise DataError("a span, token or sentence has no start and end")
-    return in_text(start, end, length)
+    return corpus.in_text(start, end, length)
 
 
 def _meta(record: Mapping[str, Any], key: str | None) -> dict[str, Any]:

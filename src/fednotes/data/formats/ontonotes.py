@@ -18,15 +18,7 @@ from sys import intern
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import (
-    Found,
-    Problems,
-    first_line,
-    gather,
-    laid_out,
-    listing,
-    read_text,
-)
+from fednotes.data.formats import files as corpus
 
 LOOSE = 0
 _BEGIN = re.compile(r"#begin document \(([^()\s]+)\)(?:;\s*part\s+(\d+))?\s*")
@@ -70,7 +62,7 @@ class _Part:
             self._sentences.append([])
 
     def document(self) -> Document:
-        text, sentences, tokens = laid_out(self._sentences[:-1])
+        text, sentences, tokens = corpus.laid_out(self._sentences[:-1])
         spans = [Span(tokens[a][0], tokens[b][1], label) for a, b, label in self._mentions]
         return Document(
             f"{self.name}:{self.part}",
@@ -84,10 +76,10 @@ class _Part:
 
 def accepts(path: Path) -> bool:
     """Whether the file begins with a document of the shared task."""
-    return _BEGIN.fullmatch(first_line(path)) is not None
+    return _BEGIN.fullmatch(corpus.first_line(path)) is not None
 
 
-def read(path: Path, problems: Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """A document for each part of each document; `meta["genre"]`: nw, bc, bn, mz, tc, wb or pt.
 
     Words are joined by a space, sentences by a line end; brackets get their own form back
@@ -95,21 +87,20 @@ def read(path: Path, problems: Problems) -> tuple[Document, ...]:
     any: the same texts with automatic columns lie beside them. Noted, with the line, is
     what is wrong; with it its part of a document is left out.
     """
-    files = listing(path, accepts, "OntoNotes in CoNLL-2012 columns")
+    files = corpus.listing(path, accepts, "OntoNotes in CoNLL-2012 columns")
     gold = [file for file in files if file.name.endswith("gold_conll")]
-    return gather(gold or files, _read_file, problems)
+    return corpus.gather(gold or files, _read_file, problems)
 
 
-def _read_file(path: Path, problems: Problems) -> list[Found]:
-    documents: list[Found] = []
+def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+    documents: list[corpus.Found] = []
     part: _Part | None = None
     number, damaged, before = 0, False, problems.number
-    for number, line in enumerate(read_text(path).split("\n"), 1):
+    for number, line in enumerate(corpus.read_text(path).split("\n"), 1):
         row = line.split()
         if damaged and not line.startswith("#begin"):
             continue
-        whole = False
-        with problems.passing("document", path, number):
+        with problems.passing("document", path, number) as wrong:
             if line.startswith("#begin"):
                 part, damaged = _begun(line, part, number), False
             elif part is None:
@@ -119,12 +110,13 @@ def _read_file(path: Path, problems: Problems) -> list[Found]:
                 part.end_sentence()
                 if row:
                     document = part.document()
-                    documents += [Found(document, path, part.line)] if document.tokens else []
+                    documents += (
+                        [corpus.Found(document, path, part.line)] if document.tokens else []
+                    )
                     part = None
             else:
                 part.add(row)
-            whole = True
-        if not whole:
+        if wrong:
             part, damaged = None, True
     if part is not None:
         problems.note("document", path, number, "the file ends before `#end document`")

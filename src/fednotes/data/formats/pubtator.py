@@ -18,16 +18,7 @@ from typing import Any
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import (
-    Found,
-    Problems,
-    first_line,
-    gather,
-    in_text,
-    listing,
-    numbered,
-    same_text,
-)
+from fednotes.data.formats import files as corpus
 
 _PASSAGE = re.compile(r"([^\s|]+)\|([ta])\|(.*)", re.DOTALL)
 _OFFSET = re.compile(r"[0-9]{1,9}")
@@ -46,22 +37,22 @@ class _Article:
 
 def accepts(path: Path) -> bool:
     """Whether the first line is a title, or the file's name says so."""
-    match = _PASSAGE.fullmatch(first_line(path))
+    match = _PASSAGE.fullmatch(corpus.first_line(path))
     return path.suffix == ".pubtator" or (match is not None and match.group(2) == "t")
 
 
-def read(path: Path, problems: Problems) -> tuple[Document, ...]:
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     """One document per article; id: its PMID.
 
     Noted, with the line, are a line that fits no pattern and offsets that do not hold the
     mention's text.
     """
-    return gather(listing(path, accepts, "PubTator"), _read_file, problems)
+    return corpus.gather(corpus.listing(path, accepts, "PubTator"), _read_file, problems)
 
 
-def _read_file(path: Path, problems: Problems) -> list[Found]:
+def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     articles: list[_Article] = []
-    for number, line in numbered(path):
+    for number, line in corpus.numbered(path):
         passage = _PASSAGE.fullmatch(line)
         if passage and passage.group(2) == "t":
             articles.append(_Article(passage.group(1), passage.group(3), number))
@@ -76,10 +67,10 @@ def _read_file(path: Path, problems: Problems) -> list[Found]:
                 raise DataError("a second abstract for one PMID")
             else:
                 articles[-1].abstract = passage.group(3)
-    return [Found(_document(path, a, problems), path, a.line) for a in articles]
+    return [corpus.Found(_document(path, a, problems), path, a.line) for a in articles]
 
 
-def _document(path: Path, article: _Article, problems: Problems) -> Document:
+def _document(path: Path, article: _Article, problems: corpus.Problems) -> Document:
     text = f"{article.title}\n{article.abstract}" if article.abstract else article.title
     spans, concepts, relations = [], [], []
     for number, columns in article.rows:
@@ -110,8 +101,8 @@ def _is_relation(columns: list[str], text: str) -> bool:
 def _span(columns: list[str], text: str) -> Span:
     if len(columns) < 5 or not all(map(_OFFSET.fullmatch, columns[1:3])):
         raise DataError(f"{len(columns)} columns, expected PMID, start, end (numbers), text, type")
-    start, end = in_text(int(columns[1]), int(columns[2]), len(text))
-    if not same_text(text[start:end], columns[3]):
+    start, end = corpus.in_text(int(columns[1]), int(columns[2]), len(text))
+    if not corpus.same_text(text[start:end], columns[3]):
         raise DataError(f"{start}:{end} is not what the text holds there")
     if not columns[4].strip():
         raise DataError("the type is empty")

@@ -17,23 +17,24 @@ import csv
 import io
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.parsing import JsonError, parse_json
-from fednotes.core.types import Counts
-from fednotes.data.formats.files import BROKEN, broken, open_bytes, visible
+from fednotes.data.formats import files as corpus
 
 LARGEST = 1 << 26  # characters of one note; more is a quote that was never closed
 
 Key = tuple[str, ...]
-_HEAD = 1 << 16  # bytes that hold any header
+_HEAD = 1 << 16  # characters that hold any header
 _TEXT_SUFFIXES = (".txt", ".text")
-_JSON_SUFFIXES = (".jsonl", ".ndjson")
 _MANY_CATEGORIES = 1000  # remembered for a message
 _FEW_CATEGORIES = 30  # more may be titles that say something of a patient
 
@@ -42,6 +43,8 @@ _TABLES: Final[dict[str, Any]] = tomllib.loads(
 )
 _KEYS: Final = _TABLES["csv"]  # JSON has the same
 FORMATS: Final = (*_TABLES, "jsonl", "text")
+EMPTY, MISTAKEN, OTHER = "without text", "marked as errors", "of another category"
+SHARED = "that share a sentence with an excluded corpus"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,89 +70,105 @@ def patient_of(note: Note) -> Key:
     return ("note", note.source, note.id)
 
 
-@dataclass(frozen=True, slots=True)
-class NoteCounts(Counts):
-    """What became of the records so far: read, empty, marked as errors, of another category."""
-
-    notes: int = 0
-    empty: int = 0
-    errors: int = 0
-    other_category: int = 0
-
-
 class NoteStream(Iterator[Note]):
-    """Notes one by one; `counts` says at any time what was read and what was left out."""
+    """Notes one by one. counts: of "notes", and of records left out by why, at any time."""
 
-    def __init__(self, records: Iterator[Note | None], path: Path, wanted: frozenset[str]) -> None:
-        self.counts = NoteCounts()
-        self._records, self._path, self._wanted = records, path, wanted
-        self._seen: set[str] = set()
+    def __init__(self, notes: Iterator[Note], counts: Counter[str]) -> None:
+        self._notes, self.counts = notes, counts
 
     def __next__(self) -> Note:
-        for note in self._records:
-            if note is None:
-                self.counts += NoteCounts(errors=1)
-            elif not note.text.strip():
-                self.counts += NoteCounts(empty=1)
-            elif self._wanted and (note.category or "").casefold() not in self._wanted:
-                self.counts += NoteCounts(other_category=1)
-                if note.category and len(self._seen) < _MANY_CATEGORIES:
-                    self._seen.add(note.category)
-            else:
-                self.counts += NoteCounts(notes=1)
-                return note
-        if self.counts.other_category and not self.counts.notes:
-            asked = sorted(self._wanted)
-            hint = nearest(asked[0].capitalize(), self._seen)
-            if len(self._seen) > _FEW_CATEGORIES and not hint.startswith("did"):
-                hint = f"there are {len(self._seen)} others"
-            raise DataError(f"{self._path}: no note of category {', '.join(asked)}: {hint}")
-        raise StopIteration
+        return next(self._notes)
+
+
+def left_out(counts: Mapping[str, int]) -> str:
+    """What was left out and why, for people; "" for nothing."""
+    numbers = ((counts.get(why, 0), why) for why in (EMPTY, MISTAKEN, OTHER, SHARED))
+    return ", ".join(f"{number:,} {why}" for number, why in numbers if number)
 
 
 def read_notes(
-    path: str | os.PathLike[str],
+    paths: str | os.PathLike[str] | Sequence[Path],
     format: str | None = None,
     categories: Collection[str] = (),
     *,
     column: str | None = None,
     source: str | None = None,
 ) -> NoteStream:
-    """The notes of a file or folder, read as they are asked for.
+    """The notes of a file or folder, or of several, read as they are asked for.
 
     format: one of `FORMATS`; None guesses it from the content.
     categories: keep only notes of these, compared without case and without blanks around them
         (MIMIC has "Nursing " and "Discharge summary"); empty keeps all.
     column: the table's column, or the JSON key, that holds the text; None takes the format's own.
-    source: what every note's `source` says; None takes the name of `path`.
+    source: what every note's `source` says, of a second path with "/1" and so on, by which notes
+        without a patient are told apart; None takes the name of the path.
 
     Notes without a visible character are left out and counted. Raises ConfigError for a
     setting that cannot be, DataError for a file that is missing, not UTF-8, broken off or
     without a needed column, with file and line, some of it only when the reader gets there.
     """
-    path = Path(path)
-    if format is not None and format not in FORMATS:
+    if format and format not in FORMATS:
         raise ConfigError(f"unknown format {format!r} of notes: {nearest(format, FORMATS)}")
     if isinstance(categories, str):
         raise ConfigError(f"categories must be a list of names, not the text {categories!r}")
-    if not os.path.exists(path):
-        raise DataError(f"{path}: no such file or folder")
     wanted = frozenset(c.strip().casefold() for c in categories)
-    format, files = _files(path, format, column)
-    if wanted and format == "text":
-        raise ConfigError(f"{path}: text files have no category: leave out the category filter")
-    source = source or path.resolve().name.split(".")[0]
+    counts, streams = Counter[str](), list[Iterator[Note]]()
+    for number, path in enumerate([paths] if isinstance(paths, str | os.PathLike) else paths):
+        place = Path(path)
+        if not os.path.exists(place):
+            raise DataError(f"{place}: no such file or folder")
+        kind, files = _files(place, format, column)
+        if wanted and kind == "text":
+            told = "text files have no category: leave out the category filter"
+            raise ConfigError(f"{place}: {told}")
+        name = (source or place.resolve().name.split(".")[0]) + (f"/{number}" if number else "")
+        records = _records(place, kind, files, column, bool(wanted), name)
+        streams.append(_kept(records, place, wanted, counts))
+    return NoteStream(chain.from_iterable(streams), counts)
 
-    def records() -> Iterator[Note | None]:
-        for file in files:
-            if format == "text":
-                yield _text_note(file, path, source)
-            elif format == "jsonl":
-                yield from _json_notes(file, column, source)
-            else:
-                yield from _table_notes(file, _TABLES[format], column, bool(wanted), source)
 
-    return NoteStream(records(), path, wanted)
+def _records(
+    root: Path, format: str, files: list[Path], column: str | None, categorised: bool, source: str
+) -> Iterator[Note | None]:
+    """The records of files of one format; None for one that is marked as a mistake."""
+    for file in files:
+        if format == "text":
+            yield _text_note(file, root, source)
+        elif format == "jsonl":
+            yield from _json_notes(file, column, source)
+        else:
+            yield from _table_notes(file, _TABLES[format], column, categorised, source)
+
+
+def _kept(
+    records: Iterator[Note | None], path: Path, wanted: frozenset[str], counts: Counter[str]
+) -> Iterator[Note]:
+    """The notes with text, and of a wanted category where some are. counts: what became of each."""
+    kept, seen = 0, set[str]()
+    for note in records:
+        left = _left(note, wanted)
+        counts[left or "notes"] += 1
+        if note is not None and not left:
+            kept += 1
+            yield note
+        elif note is not None and left == OTHER and len(seen) < _MANY_CATEGORIES:
+            seen.add(note.category or "")
+        del note  # one text is in memory at a time
+    if wanted and seen and not kept:
+        asked = sorted(wanted)
+        hint = nearest(asked[0].capitalize(), seen - {""})
+        if len(seen) > _FEW_CATEGORIES and not hint.startswith("did"):
+            hint = f"there are {len(seen)} others"
+        raise DataError(f"{path}: no note of category {', '.join(asked)}: {hint}")
+
+
+def _left(note: Note | None, wanted: frozenset[str]) -> str:
+    """Why a record is left out; "" for a note."""
+    if note is None:
+        return MISTAKEN
+    if not note.text.strip():
+        return EMPTY
+    return OTHER if wanted and (note.category or "").casefold() not in wanted else ""
 
 
 def _files(path: Path, format: str | None, column: str | None) -> tuple[str, list[Path]]:
@@ -161,20 +180,19 @@ def _files(path: Path, format: str | None, column: str | None) -> tuple[str, lis
     if not path.is_dir():
         return format or guess_notes(path, column), [path]
     found: dict[str, list[Path]] = {}
-    for file in visible(path, below=True):
+    for file in corpus.visible(path, below=True):
         try:
             kind = guess_notes(file, column)
         except DataError:
             continue
         if kind != "text" or file.suffix.lower() in _TEXT_SUFFIXES:
             found.setdefault(kind, []).append(file)
-    if format is not None:
+    if format:
         found = {k: v for k, v in found.items() if k == format}
     elif len(found) > 1:
         found.pop("text", None)
     if len(found) > 1:
-        mixed = ", ".join(f"{kind} ({len(files)} files)" for kind, files in sorted(found.items()))
-        raise DataError(f"{path}: the folder mixes formats: {mixed}; name one of them")
+        raise corpus.mixed(path, {kind: len(files) for kind, files in found.items()})
     if not found:
         raise DataError(
             f"{path}: no file in this folder holds notes of {format or 'a known format'}; "
@@ -188,17 +206,12 @@ def guess_notes(path: Path, column: str | None = None) -> str:
 
     Raises DataError for a table in which no column is known to hold text.
     """
-    suffixes = {suffix.lower() for suffix in path.suffixes}
-    names = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
-    suffix = names[-1] if names else ""
-    with open_bytes(path) as file:
-        try:
-            data = file.read(_HEAD)
-        except BROKEN as error:
-            raise broken(path, error) from None
-    text = data.decode("utf-8", errors="replace").removeprefix("\ufeff").lstrip("\r\n")
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
+    suffix = suffixes[-1] if suffixes else ""
+    with _reading(path, errors="replace") as file:
+        text = file.read(_HEAD).lstrip("\r\n")
     first = text.splitlines()[0] if text else ""
-    if suffix in _JSON_SUFFIXES or _holds_json(first, column):
+    if suffix in (".jsonl", ".ndjson") or _holds_json(first, column):
         return "jsonl"
     header = set(_header(first))
     for name, table in _TABLES.items():
@@ -206,7 +219,7 @@ def guess_notes(path: Path, column: str | None = None) -> str:
             return name
     # The first line of a note may hold a comma and the word "text": here the name must say csv.
     wanted = {column.lower()} if column else set(_KEYS["text"])
-    if (column is not None or {".csv", ".tsv"} & suffixes) and wanted & header:
+    if (column is not None or {".csv", ".tsv"} & {*suffixes}) and wanted & header:
         return "csv"
     if suffix in (".csv", ".tsv") or (column is not None and suffix not in _TEXT_SUFFIXES):
         message = "no column of this table is known to hold notes: name it"
@@ -214,17 +227,23 @@ def guess_notes(path: Path, column: str | None = None) -> str:
     return "text"
 
 
-def _not_utf8(path: Path) -> DataError:
-    """The message for bytes that are no UTF-8, with their line."""
-    line = 0
-    with open_bytes(path) as file:
-        for line, data in enumerate(file, 1):  # noqa: B007 - used after the loop
-            try:
-                data.decode("utf-8")
-            except UnicodeDecodeError:
-                break
-    told = "a byte is not UTF-8: convert the file, for example with `iconv -f latin1 -t utf-8`"
-    return DataError.at(path, line, told)
+@contextmanager
+def _reading(path: Path, newline: str = "\n", errors: str = "strict") -> Iterator[TextIO]:
+    """A file as UTF-8 text without its byte-order mark, unpacked where its name ends in .gz.
+
+    Raises DataError for bytes that are no UTF-8, with their line, and a file that is not whole.
+    """
+    with io.TextIOWrapper(corpus.open_bytes(path), "utf-8-sig", errors, newline) as file:
+        try:
+            yield file
+        except UnicodeDecodeError:
+            with io.TextIOWrapper(corpus.open_bytes(path), "utf-8", "surrogateescape") as again:
+                escaped = (any("\udc80" <= c <= "\udcff" for c in text) for text in again)
+                line = next((n for n, odd in enumerate(escaped, 1) if odd), 0)
+            remedy = "convert the file, for example with `iconv -f latin1 -t utf-8`"
+            raise DataError.at(path, line, f"a byte is not UTF-8: {remedy}") from None
+        except corpus.BROKEN as error:
+            raise corpus.broken(path, error) from None
 
 
 def _plain(text: str) -> str:
@@ -237,27 +256,14 @@ def _stem(path: Path) -> str:
     return path.name.removesuffix(".gz").rpartition(".")[0] or path.name
 
 
-# ---- text ----------------------------------------------------------------------------------------
-
-
 def _text_note(path: Path, root: Path, source: str) -> Note:
     """A text file as a note; its id is its path below `root` without the suffix."""
-    with open_bytes(path) as file:
-        try:
-            data = file.read(LARGEST + 1)
-        except BROKEN as error:
-            raise broken(path, error) from None
-    if len(data) > LARGEST:
-        raise DataError(f"{path}: more than {LARGEST:,} bytes in one note: give one file a note")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise _not_utf8(path) from None
+    with _reading(path) as file:
+        text = file.read(LARGEST + 1)
+    if len(text) > LARGEST:
+        raise DataError(f"{path}: over {LARGEST:,} characters in one note: give one file a note")
     name = path.relative_to(root).parent / _stem(path) if path != root else Path(_stem(path))
     return Note(name.as_posix(), _plain(text), None, None, source)
-
-
-# ---- JSON ----------------------------------------------------------------------------------------
 
 
 def _json_notes(path: Path, column: str | None, source: str) -> Iterator[Note | None]:
@@ -265,36 +271,31 @@ def _json_notes(path: Path, column: str | None, source: str) -> Iterator[Note | 
 
     None for a record that an annotator rejected (Prodigy's "answer").
     """
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            record = parse_json(line, strict=False)
-        except JsonError as error:
-            reason = f"no JSON ({error}): expected one whole object a line"
-            raise DataError.at(path, number, reason) from None
-        if not isinstance(record, dict):
-            raise DataError.at(path, number, "the line is no JSON object")
-        if record.get("answer", "accept") != "accept":
-            yield None
-            continue
-        key = column or next((k for k in _KEYS["text"] if k in record), "text")
-        text = record.get(key)
-        if not isinstance(text, str):
-            raise DataError.at(path, number, f'the key "{key}" is missing or no string')
-        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-            raise DataError.at(path, number, "the text holds half of a surrogate pair")
-        name = _value(record, _KEYS["id"]) or f"{_stem(path)}:{number}"
-        about = _value(record, _KEYS["patient"]), _value(record, _KEYS["category"])
-        yield Note(name, _plain(text), *about, source)
+    number = 0
+    with _reading(path) as file:
+        while line := file.readline(LARGEST):
+            number += 1
+            if len(line) == LARGEST:
+                raise DataError.at(path, number, f"the line has {LARGEST:,} characters or more")
+            if not line.strip():
+                continue
+            try:
+                record = corpus.json_value(line)
+                key = corpus.json_text(record, *((column,) if column else _KEYS["text"]))
+            except DataError as error:
+                raise DataError.at(path, number, str(error)) from None
+            if key is None:
+                yield None
+                continue
+            name = _value(record, _KEYS["id"]) or f"{_stem(path)}:{number}"
+            about = _value(record, _KEYS["patient"]), _value(record, _KEYS["category"])
+            yield Note(name, _plain(record[key]), *about, source)
 
 
 def _holds_json(line: str, column: str | None) -> bool:
     """Whether a file's first line is a JSON object with a text."""
-    if not line.startswith("{"):
-        return False
     try:
-        record = parse_json(line, strict=False)
+        record = parse_json(line, strict=False) if line.startswith("{") else {}
     except JsonError:
         return False
     return any(key in record for key in ((column,) if column else _KEYS["text"]))
@@ -305,27 +306,6 @@ def _value(record: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     values = (record.get(key) for key in keys)
     said = (str(value).strip() for value in values if isinstance(value, str | int))
     return next(filter(None, said), None)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a UTF-8 file; none longer than a note may be."""
-    with open_bytes(path) as file:
-        number = 0
-        while True:
-            try:
-                data = file.readline(LARGEST)
-            except BROKEN as error:
-                raise broken(path, error) from None
-            if not data:
-                return
-            number += 1
-            if len(data) == LARGEST:
-                raise DataError.at(path, number, f"the line is longer than {LARGEST:,} bytes")
-            try:
-                line = data.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise _not_utf8(path) from None
-            yield number, line
 
 
 # ---- tables: csv or tab-separated, text over many lines in quotes, a header first ----------------
@@ -352,22 +332,18 @@ def _table_notes(
     """
     if csv.field_size_limit() < LARGEST:
         csv.field_size_limit(LARGEST)  # the default, 131,072, is less than a long stay's summary
-    with io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="") as file:
+    line = 2
+    with _reading(path, newline="") as file:
         try:
             first = file.readline()
             header = _header(first)
             at = _columns(path, header, table, column, categorised)
             prefix = "" if "own_ids" in table else f"{_stem(path)}:"
-            line = 2
             reader = csv.reader(file, delimiter=_delimiter(first), strict=True)
             for row in reader:
                 if row and len(row) != len(header):
-                    raise DataError.at(
-                        path,
-                        line,
-                        f"the row has {len(row)} columns, the header {len(header)}: is the file "
-                        "broken off, or a quote?",
-                    )
+                    told = f"the row has {len(row)} columns, the header {len(header)}: "
+                    raise DataError.at(path, line, f"{told}is the file broken off, or a quote?")
                 if row:
                     mistake, name, patient, category = (
                         next((row[i].strip() for i in at[what] if row[i].strip()), None)
@@ -377,12 +353,8 @@ def _table_notes(
                     about = _plain(row[at["text"][0]]), patient, category, source
                     yield None if wrong else Note(f"{prefix}{name or line}", *about)
                 line = reader.line_num + 2
-        except UnicodeDecodeError:
-            raise _not_utf8(path) from None
         except csv.Error as error:
             raise DataError.at(path, line, _csv_message(error)) from None
-        except BROKEN as error:
-            raise broken(path, error) from None
 
 
 def _csv_message(error: csv.Error) -> str:

@@ -18,14 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.seeds import rng_of, seed_of
-from fednotes.data.notes import Key, Note, NoteCounts, NoteStream, patient_of, read_notes
+from fednotes.data.notes import SHARED, Key, Note, NoteStream, left_out, patient_of
 from fednotes.data.overlap import TextIndex, shares_sentence
 
 NoteSource = Callable[[], Iterable[Note]]  # gives the notes from the first one on
@@ -73,15 +72,13 @@ def pooled_notes(sites: Sequence[SiteNotes]) -> SiteNotes:
 
 def fingerprint(site: SiteNotes) -> str:
     """SHA-256 of a site's texts, patients and parts; reads the notes unless it is known."""
-    if site.content:
-        return site.content
-    return _content(map(_digest, site.train()), map(_digest, site.valid()))
+    return site.content or _content(map(_digest, site.train()), map(_digest, site.valid()))
 
 
-def _content(train: Iterable[bytes], valid: Iterable[bytes]) -> str:
-    """The fingerprint of a site, from the digests of its notes."""
+def _content(*parts: Iterable[bytes]) -> str:
+    """The fingerprint of a site, from the digests of its training notes and of those held out."""
     sums = hashlib.sha256()
-    for part in (train, valid):
+    for part in parts:
         sums.update(b"\x1d")
         for digest in part:
             sums.update(digest)
@@ -93,54 +90,8 @@ def _digest(note: Note) -> bytes:
     sums = hashlib.sha256()
     for part in (*patient_of(note), note.text):
         data = part.encode("utf-8")
-        sums.update(len(data).to_bytes(8, "little"))
-        sums.update(data)
+        sums.update(len(data).to_bytes(8, "little") + data)
     return sums.digest()
-
-
-class NoteStreams(Iterator[Note]):
-    """Several streams, one after the other; `counts` adds up what became of their records."""
-
-    def __init__(self, streams: Iterable[NoteStream]) -> None:
-        self._streams = iter(streams)
-        self._done: list[NoteStream] = []
-
-    def __next__(self) -> Note:
-        while True:
-            if self._done:
-                try:
-                    return next(self._done[-1])
-                except StopIteration:
-                    pass
-            self._done.append(next(self._streams))  # its end is the end of all
-
-    @property
-    def counts(self) -> NoteCounts:
-        """Of all streams so far."""
-        return sum((stream.counts for stream in self._done), NoteCounts())
-
-
-def note_files(
-    name: str,
-    paths: Sequence[Path],
-    format: str = "",
-    categories: tuple[str, ...] = (),
-    column: str = "",
-) -> Callable[[], NoteStreams]:
-    """A source of the notes of several files or folders; `name` is what their notes come from.
-
-    Notes without a patient are told apart by path and id.
-    """
-    return lambda: NoteStreams(
-        read_notes(
-            path,
-            format or None,
-            categories,
-            column=column or None,
-            source=f"{name}/{number}" if number else name,
-        )
-        for number, path in enumerate(paths)
-    )
 
 
 def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
@@ -192,8 +143,7 @@ class _Scan:
     lengths: np.ndarray
     order: np.ndarray
     digests: bytes
-    excluded: int
-    counts: NoteCounts
+    left_out: str
     code: np.ndarray
 
     def digest(self, at: int) -> bytes:
@@ -232,8 +182,7 @@ def site_notes(
     table: dict[Key, int] = {}  # patients' positions, over all corpora
     scans = [_scanned(corpus, seed, table) for corpus in corpora]
     patients = list(table)
-    left = ((scan.corpus.id, _reasons(scan.counts, scan.excluded)) for scan in scans)
-    told = [f"{name}: notes left out: {gone}" for name, gone in left if gone]
+    told = [f"{s.corpus.id}: notes left out: {s.left_out}" for s in scans if s.left_out]
     if silos:
         names = [f"silo{number + 1}" for number in range(silos)]
         _deal(scans, patients, seed, silos, by)
@@ -279,25 +228,13 @@ def _scanned(corpus: NoteCorpus, seed: int, table: dict[Key, int]) -> _Scan:
             del note  # or two texts would be in memory while the next one is read
     except FednotesError as error:
         raise type(error)(f"site {corpus.id!r}: {error}") from error
-    counts = stream.counts if isinstance(stream, NoteStreams) else NoteCounts(len(patients))
+    counts = stream.counts if isinstance(stream, NoteStream) else {}
+    gone = left_out({**counts, SHARED: excluded})
     if len(patients) == excluded:
-        gone = _reasons(counts, excluded)
-        raise ConfigError(
-            f"site {corpus.id!r}: there is no note in {corpus.where}"
-            + (f" but {gone}" if gone else ": it is empty")
-        )
+        why = f" but {gone}" if gone else ": it is empty"
+        raise ConfigError(f"site {corpus.id!r}: there is no note in {corpus.where}{why}")
     arrays = (np.array(patients), np.array(lengths), np.array(order))
-    return _Scan(corpus, *arrays, bytes(digests), excluded, counts, np.array([]))
-
-
-def _reasons(counts: NoteCounts, excluded: int) -> str:
-    numbers = {
-        "without text": counts.empty,
-        "marked as errors": counts.errors,
-        "of another category": counts.other_category,
-        "that share a sentence with an excluded corpus": excluded,
-    }
-    return ", ".join(f"{number:,} {what}" for what, number in numbers.items() if number)
+    return _Scan(corpus, *arrays, bytes(digests), gone, np.array([]))
 
 
 def _deal(scans: Sequence[_Scan], patients: Sequence[Key], seed: int, silos: int, by: By) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document
 from fednotes.data import synthetic
 from fednotes.data.formats import read
-from fednotes.data.notes import Note
-from fednotes.data.notes.sites import NoteCorpus, SiteNotes, fingerprint, note_files, site_notes
+from fednotes.data.notes import Note, read_notes
+from fednotes.data.notes.sites import NoteCorpus, SiteNotes, fingerprint, site_notes
 from fednotes.data.overlap import TextIndex, index_documents
 from fednotes.jobs.job import CountTable, Job, NotesConfig, SiteKind, Sites, SyntheticConfig
 
@@ -40,9 +40,10 @@ def _from_files(job: Job) -> Iterator[NoteCorpus]:
     for name, site in job.sites.items():
         assert isinstance(site, NotesConfig)
         paths = [job.located(path, f"sites.{name}.path") for path in site.files]
+        how = {"column": site.column or None, "source": name}
         yield NoteCorpus(
             name,
-            note_files(name, paths, site.format, site.categories, site.column),
+            partial(read_notes, paths, site.format, site.categories, **how),
             ", ".join(map(str, paths)),
             site.valid_fraction,
             site.max_notes,

@@ -22,8 +22,7 @@ import numpy as np
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import expand
-from fednotes.data.notes import Note
-from fednotes.data.notes.sites import note_files
+from fednotes.data.notes import Note, left_out, read_notes
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.vectors import load_vectors
 from fednotes.jobs.job import CountTable, Job, SiteKind, Sites
@@ -229,7 +228,9 @@ def _notes(
     name: str, site: PatientsConfig, paths: Sequence[Path], told: list[str], what: str = "notes"
 ) -> dict[str, list[str]]:
     """Texts by patient. Raises ConfigError where there is no note at all."""
-    stream = note_files(name, paths, site.format, site.categories, site.column)()
+    stream = read_notes(
+        paths, site.format, site.categories, column=site.column or None, source=name
+    )
     nameless = 0
 
     def counted() -> Iterator[Note]:
@@ -239,13 +240,7 @@ def _notes(
             yield note
 
     found = by_patient(counted())
-    counts = stream.counts
-    numbers = {
-        "without text": counts.empty,
-        "marked as errors": counts.errors,
-        "of another category": counts.other_category,
-    }
-    gone = ", ".join(f"{number:,} {why}" for why, number in numbers.items() if number)
+    gone = left_out(stream.counts)
     if not found:
         where = ", ".join(map(str, paths))
         raise ConfigError(f"there is no note in {where}" + (f" but {gone}" if gone else ""))
