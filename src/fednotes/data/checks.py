@@ -4,19 +4,17 @@
     report = check_sites(sites)                      each part, each site, and all together
     for finding in report.findings: print(finding)   "warning  psytar/train: 3 of …"
 
-Levels: `data/checks.py`.
-
-What a check found: a level, a name that stays, a place, a sentence and its numbers.
-
 Levels: info (good to know), warning (look at it), error (training would fail or mislead).
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
 from itertools import combinations
 from typing import Any, Literal
 
@@ -64,26 +62,18 @@ class Report:
         return Report(self.findings + other.findings)
 
 
-_WITHOUT_MENTIONS: tuple[tuple[str, Level, str, str], ...] = (  # part, level, code, effect
-    ("train", "error", "no_mentions", ""),
-    ("valid", "warning", "no_valid_mentions", ": no round can be chosen, the last model is kept"),
-    ("test", "warning", "no_test_mentions", ": nothing can be measured here"),
-)
+_TOLD = tomllib.loads(resources.files(__package__).joinpath("findings.toml").read_text("utf-8"))
 _COUNTED = re.compile(r":[0-9]+$")  # an id that a reader made of a file and a number
-_REMEDY = ": what is measured there is known from there; keep each in one part"
 RARE = 20  # mentions below which a type can hardly be learnt or measured
 
-# One line of a check: it is a finding if the first, a number of something, is not zero. Then
-# level, code, message and counts.
-Row = tuple[int, Level, str, str, Mapping[str, int]]
 
-
-def _found(where: str, rows: Iterable[Row]) -> tuple[Finding, ...]:
-    return tuple(
-        Finding(level, code, where, message, counts)
-        for number, level, code, message, counts in rows
-        if number
-    )
+def _finding(
+    where: str, code: str, counts: Mapping[str, int], level: Level | None = None, **words: object
+) -> Finding:
+    """One of `findings.toml`. level: in place of its own; words: what its sentence has besides."""
+    own = _TOLD[code]
+    told = own["told"].format_map({**counts, **words, "MIN_WORDS": MIN_WORDS, "RARE": RARE})
+    return Finding(level or own["level"], code.split(":")[-1], where, told, counts)
 
 
 def check_documents(
@@ -98,19 +88,19 @@ def check_documents(
     max_tokens: the length in tokens at which a sentence is cut in training.
     """
     if not documents:
-        return Report((Finding("error", "empty", name, "no documents"),))
+        return Report((_finding(name, "empty", {}, what="documents"),))
     types = tagset.types if tagset else types_of(documents)
+    found: list[Finding] = []
     bad = sum(not 0 <= s.start < s.end <= len(d.text) for d in documents for s in d.spans)
-    told = f"{bad} mentions lie outside their document's text or are empty"
-    rows: list[Row] = [
-        (bad, "error", "offsets", told, {"mentions": bad}),
-        *_labels(documents, types, tagset is not None),
-        *_bare(documents),
-        *_text(documents),
-    ]
+    if bad:
+        found.append(_finding(name, "offsets", {"mentions": bad}))
+    found += _labels(documents, types, tagset is not None, name)
+    found += bare_documents(documents, name)
+    found += _text(documents, name)
     if not bad:  # what follows relies on the offsets
-        rows += [*_lengths_and_alignment(documents, types, max_tokens), *_repeats(documents)]
-    return Report(_found(name, rows))
+        found += _lengths_and_alignment(documents, types, max_tokens, name)
+        found += _repeats(documents, name)
+    return Report(tuple(found))
 
 
 def _listed(counts: Mapping[str, int]) -> str:
@@ -121,53 +111,44 @@ def _braces(types: Collection[str]) -> str:
     return "{" + ", ".join(types) + "}"
 
 
-def _labels(documents: Sequence[Document], types: Sequence[str], told: bool) -> Iterator[Row]:
+def _labels(
+    documents: Sequence[Document], types: Sequence[str], told: bool, where: str
+) -> Iterator[Finding]:
     """told: whether the types are asked for, not only those that occur."""
     counts = Counter(s.label for d in documents for s in d.spans)
-    ordered = dict(sorted(counts.items()))
-    mentions = counts.total()
-    yield 1, "info", "types", f"{mentions} mentions: {_listed(ordered) or 'none'}", dict(counts)
+    ordered, total = dict(sorted(counts.items())), counts.total()
+    yield _finding(where, "types", dict(counts), total=total, listed=_listed(ordered) or "none")
     unknown = {label: n for label, n in ordered.items() if label not in types}
-    message = (
-        f"labels {_braces(unknown)} ({sum(unknown.values())} mentions) are not in "
-        f"the tag set {_braces(types)}: add a label map"
-    )
-    yield len(unknown), "error", "unknown_labels", message, unknown
-    yield not told and not mentions, "error", "no_mentions", "nothing is annotated", {}
-    rare = {label: counts[label] for label in types if counts[label] < RARE}
-    message = f"types with fewer than {RARE} mentions: {_listed(rare)}"
-    yield len(rare), "warning", "rare_types", message, rare
+    if unknown:
+        words = {"unknown": _braces(unknown), "types": _braces(types)}
+        yield _finding(where, "unknown_labels", unknown, total=sum(unknown.values()), **words)
+    if not told and not total:
+        yield _finding(where, "no_mentions", {})
+    if rare := {label: counts[label] for label in types if counts[label] < RARE}:
+        yield _finding(where, "rare_types", rare, listed=_listed(rare))
 
 
 def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Finding]:
     """What the reader of a corpus left out, and what else it noted. name: of file or folder."""
     if problems.number:
-        told = f"{problems} of {name} cannot be used: left out"
-        found = tuple(problems.found)
-        yield Finding("warning", "left_out", where, told, dict(problems.counts), found)
-    if repeated := len(problems.repeated):
-        told = f"{repeated} documents of {name} repeat an id; the later ones get another"
-        counts = {"documents": repeated}
-        yield Finding("error", "repeated_ids", where, told, counts, tuple(problems.repeated))
+        left = _finding(where, "left_out", dict(problems.counts), problems=problems, name=name)
+        yield replace(left, problems=tuple(problems.found))
+    if repeated := tuple(problems.repeated):
+        again = _finding(where, "read:repeated_ids", {"documents": len(repeated)}, name=name)
+        yield replace(again, problems=repeated)
     if problems.without:
-        told = f"{problems.without} texts of {name} have no annotations beside them: passed over"
         counts = {"texts": problems.without}
-        yield Finding("warning", "texts_without_annotations", where, told, counts)
+        yield _finding(where, "texts_without_annotations", counts, name=name)
 
 
-def bare_documents(documents: Sequence[Document], where: str) -> Iterable[Finding]:
+def bare_documents(documents: Sequence[Document], where: str) -> Iterator[Finding]:
     """How many documents have no mention; sentences of a document that was cut count once."""
-    return _found(where, _bare(documents))
-
-
-def _bare(documents: Sequence[Document]) -> Iterator[Row]:
     annotated: dict[str, bool] = {}
     for number, document in enumerate(documents):
         name = _counted_as(document, number)
         annotated[name] = annotated.get(name, False) or bool(document.spans)
-    bare = sum(not found for found in annotated.values())
-    told = f"{bare} of {len(annotated)} documents have no mention"
-    yield bare, "info", "bare_documents", told, {"documents": bare, "of": len(annotated)}
+    if bare := sum(not found for found in annotated.values()):
+        yield _finding(where, "bare_documents", {"documents": bare, "of": len(annotated)})
 
 
 def _counted_as(document: Document, number: int) -> str:
@@ -175,87 +156,62 @@ def _counted_as(document: Document, number: int) -> str:
     return str(document.meta.get("document", f"#{number}"))
 
 
-def _text(documents: Sequence[Document]) -> Iterator[Row]:
-    blank = sum(not d.text.strip() for d in documents)
-    told = f"{blank} documents are blank"
-    yield blank, "warning", "blank_documents", told, {"documents": blank}
+def _text(documents: Sequence[Document], where: str) -> Iterator[Finding]:
+    if blank := sum(not d.text.strip() for d in documents):
+        yield _finding(where, "blank_documents", {"documents": blank})
     odd: Counter[str] = Counter()
     for place, document in enumerate(documents):
         if not document.text.isprintable():
             unseen = sum(not c.isprintable() and not c.isspace() for c in document.text)
             odd[_counted_as(document, place)] += unseen - len(joiners(document.text))
-    held = sum(number > 0 for number in odd.values())
-    told = (
-        f"{odd.total()} characters in {held} documents cannot be printed (control characters, "
-        "byte-order marks, private use)"
-    )
-    counts = {"characters": odd.total(), "documents": held}
-    yield odd.total(), "warning", "unprintable", told, counts
+    if odd.total():
+        held = sum(number > 0 for number in odd.values())
+        yield _finding(where, "unprintable", {"characters": odd.total(), "documents": held})
 
 
 def _lengths_and_alignment(
-    documents: Sequence[Document], types: tuple[str, ...], max_tokens: int
-) -> Iterator[Row]:
-    lengths: list[int] = []
+    documents: Sequence[Document], types: tuple[str, ...], max_tokens: int, where: str
+) -> Iterator[Finding]:
+    found: list[int] = []
     fell, flat = Alignment(), FlattenCounts()
     for document in documents:
         tokens = tokenize(document.text)  # (tokens, 2)
         edges = np.searchsorted(tokens[:, 0], np.array(split_sentences(document)).reshape(-1, 2))
-        lengths += (edges[:, 1] - edges[:, 0]).tolist()
+        found += (edges[:, 1] - edges[:, 0]).tolist()
         known = [s for s in document.spans if s.label in types]
         if known:
             spans, counts = flatten(known, "outermost")
             flat += counts
             fell += encode(spans, tokens, TagSet(types))[1]
-    if lengths:
-        yield _lengths(np.array(lengths))
-    long = sum(n > max_tokens for n in lengths)
-    told = f"{long} sentences have more than {max_tokens} tokens; they are cut in training"
-    yield long, "warning", "long_sentences", told, {"sentences": long}
-    moved = fell.snapped + fell.shortened
-    level: Level = "warning" if moved > 0.01 * fell.spans else "info"
-    told = f"{moved} of {fell.spans} mentions do not fall on token boundaries; they are "
-    numbers = {"snapped": fell.snapped, "shortened": fell.shortened}
-    yield moved, level, "snapped", f"{told}moved outward", numbers
-    gone = fell.lost + fell.merged
-    told = f"{gone} mentions have no token of their own and are lost"
-    yield gone, "warning", "lost", told, {"lost": fell.lost, "merged": fell.merged}
+    lengths = np.array(found)
+    if found:
+        numbers = {"sentences": len(found), "tokens": int(lengths.sum())}
+        marks = np.percentile(lengths, [5, 50, 95]).astype(int).tolist()
+        numbers |= dict(zip(("p5", "median", "p95"), marks, strict=True))
+        yield _finding(where, "lengths", {**numbers, "longest": int(lengths.max())})
+    if long := int((lengths > max_tokens).sum()):
+        yield _finding(where, "long_sentences", {"sentences": long}, most=max_tokens)
+    if moved := fell.snapped + fell.shortened:
+        level: Level = "warning" if moved > 0.01 * fell.spans else "info"
+        numbers = {"snapped": fell.snapped, "shortened": fell.shortened}
+        yield _finding(where, "snapped", numbers, level, moved=moved, of=fell.spans)
+    if gone := fell.lost + fell.merged:
+        yield _finding(where, "lost", {"lost": fell.lost, "merged": fell.merged}, gone=gone)
     kinds = ("discontinuous", "nested", "crossing", "duplicates")
-    shapes = {kind: n for kind in kinds if (n := getattr(flat, kind))}
-    shown = ", ".join(f"{n} {kind}" for kind, n in shapes.items())
-    told = f"mentions that one tag per token cannot hold: {shown}; the flatten rule decides"
-    yield len(shapes), "info", "not_flat", told, shapes
+    if shapes := {kind: n for kind in kinds if (n := getattr(flat, kind))}:
+        shown = ", ".join(f"{n} {kind}" for kind, n in shapes.items())
+        yield _finding(where, "not_flat", shapes, shown=shown)
 
 
-def _lengths(lengths: np.ndarray) -> Row:
-    low, median, high = np.percentile(lengths, [5, 50, 95]).astype(int).tolist()
-    counts = {
-        "sentences": len(lengths),
-        "tokens": int(lengths.sum()),
-        "p5": low,
-        "median": median,
-        "p95": high,
-        "longest": int(lengths.max()),
-    }
-    told = (
-        f"{len(lengths)} sentences of {median} tokens (median; 5 % under {low}, 5 % over {high}, "
-        f"longest {counts['longest']})"
-    )
-    return 1, "info", "lengths", told, counts
-
-
-def _repeats(documents: Sequence[Document]) -> Iterator[Row]:
-    ids = len(documents) - len({d.id for d in documents})
-    told = f"{ids} documents repeat an id"
-    yield ids, "warning", "repeated_ids", told, {"documents": ids}
+def _repeats(documents: Sequence[Document], where: str) -> Iterator[Finding]:
+    if again := len(documents) - len({d.id for d in documents}):
+        yield _finding(where, "repeated_ids", {"documents": again})
     notes = [text for d in documents if (text := _whole(d))]
-    again = len(notes) - len(set(notes))
-    told = f"{again} documents of several sentences repeat an earlier one"
-    yield again, "warning", "repeated_documents", told, {"documents": again}
+    if again := len(notes) - len(set(notes)):
+        yield _finding(where, "repeated_documents", {"documents": again})
     keys = [key for d in documents for key in sentence_keys(d)]
-    again = len(keys) - len(set(keys))
-    told = f"{again} of {len(keys)} sentences repeat an earlier one; split() keeps them together"
-    yield again, "info", "repeated_sentences", told, {"sentences": again, "of": len(keys)}
+    if again := len(keys) - len(set(keys)):
+        yield _finding(where, "repeated_sentences", {"sentences": again, "of": len(keys)})
 
 
 def check_sites(
@@ -267,7 +223,7 @@ def check_sites(
     is in two parts is then a warning.
     """
     if not sites:
-        return Report((Finding("error", "empty", "job", "no sites"),))
+        return Report((_finding("job", "empty", {}, what="sites"),))
     found: list[Finding] = []
     keys: dict[tuple[str, str], Counter[str]] = {}
     for site in sites:
@@ -281,15 +237,15 @@ def check_sites(
                 # In other parts not wrong: `unlearnt` says what becomes of them.
                 found += [f for f in own if part == "train" or f.code != "unknown_labels"]
             else:
-                found.append(Finding("warning", "empty_part", where, "no documents"))
-            keys[site.id, part] = Counter(k for d in documents for k in sentence_keys(d))
-        found += _found(site.id, _leaks({part: keys[site.id, part] for part in parts}))
+                found.append(_finding(where, "empty_part", {}))
+            keys[site.id, part] = _sentences(documents)
+        found += _leaks({part: keys[site.id, part] for part in parts}, site.id)
         found += in_two_parts(parts, site.id, "warning" if site.id in chosen else "error")
         found += unlearnt(site)
-        for part, level, code, effect in _WITHOUT_MENTIONS:
-            if parts[part] and not any(d.spans for d in parts[part]):
-                told = f"nothing is annotated{effect}"
-                found.append(Finding(level, code, f"{site.id}/{part}", told))
+        for part, documents in parts.items():
+            if documents and not any(d.spans for d in documents):
+                code = "no_mentions" if part == "train" else f"no_{part}_mentions"
+                found.append(_finding(f"{site.id}/{part}", code, {}))
     return Report((*found, *_between(sites, keys)))
 
 
@@ -297,64 +253,56 @@ def _parts(site: SiteData) -> dict[str, tuple[Document, ...]]:
     return {"train": site.train, "valid": site.valid, "test": site.test}
 
 
+def _sentences(documents: Iterable[Document]) -> Counter[str]:
+    return Counter(key for document in documents for key in sentence_keys(document))
+
+
 def unlearnt(site: SiteData) -> Iterator[Finding]:
     """Mentions held out whose types no training mention has, where the job names no types."""
     for part, types in (("valid", site.tags.types), ("test", site.scored_types)):
         labels = Counter(s.label for d in _parts(site)[part] for s in d.spans)
         unknown = {label: n for label, n in sorted(labels.items()) if label not in types}
-        told = (
-            f"{sum(unknown.values())} mentions are of types that no training mention has "
-            f"({', '.join(unknown)}): they are not scored; map them to others (label_map), or "
-            "name all types of the site (types)"
-        )
-        row: Row = (len(unknown), "warning", "unlearnt_types", told, unknown)
-        yield from _found(f"{site.id}/{part}", [row])
+        if unknown:
+            words = {"total": sum(unknown.values()), "types": ", ".join(unknown)}
+            yield _finding(f"{site.id}/{part}", "unlearnt_types", unknown, **words)
 
 
-def leaks(parts: Mapping[str, Sequence[Document]], where: str) -> Iterable[Finding]:
+def leaks(parts: Mapping[str, Sequence[Document]], where: str) -> Iterator[Finding]:
     """Sentences that are in two parts, each pair of parts by itself."""
-    keys = {p: Counter(k for d in own for k in sentence_keys(d)) for p, own in parts.items()}
-    return _found(where, _leaks(keys))
+    return _leaks({part: _sentences(own) for part, own in parts.items()}, where)
 
 
-def _leaks(keys: Mapping[str, Counter[str]]) -> Iterator[Row]:
+def _leaks(keys: Mapping[str, Counter[str]], where: str) -> Iterator[Finding]:
     for a, b in combinations(keys, 2):
-        yield _leak(keys[a], keys[b], "leakage", f"sentences of {b} occur in {a}")
+        yield from _leak(keys[a], keys[b], where, "leakage", a=a, b=b)
 
 
-def _leak(train: Mapping[str, int], test: Mapping[str, int], code: str, what: str) -> Row:
+def _leak(
+    train: Mapping[str, int], test: Counter[str], where: str, code: str, **words: str
+) -> Iterator[Finding]:
     shared = [key for key in test if key in train]
-    total, leaked = sum(test.values()), sum(test[key] for key in shared)
-    long = sum(test[key] for key in shared if len(key.split()) >= MIN_WORDS)
-    told = f"{leaked} of {total} {what} ({long} of them with {MIN_WORDS} words or more)"
-    counts = {"sentences": leaked, "of": total, "long": long}
-    return leaked, "warning" if long else "info", code, told, counts
+    if leaked := sum(test[key] for key in shared):
+        long = sum(test[key] for key in shared if len(key.split()) >= MIN_WORDS)
+        counts = {"sentences": leaked, "of": test.total(), "long": long}
+        yield _finding(where, code, counts, "warning" if long else "info", **words)
 
 
 def in_two_parts(
     parts: Mapping[str, Sequence[Document]], where: str, level: Level = "error"
-) -> Iterable[Finding]:
+) -> Iterator[Finding]:
     """Patients and notes that are in two parts. A note is known by its text, or by its id where
     that is no number of a line or sentence of its file."""
-    rows: list[Row] = []
     patients = {p: {d.patient for d in own if d.patient is not None} for p, own in parts.items()}
-    names = {part: set(map(note_of, own)) for part, own in parts.items()}
+    names = {part: {str(d.meta.get("document", d.id)) for d in own} for part, own in parts.items()}
     notes = {p: {name for name in own if not _COUNTED.search(name)} for p, own in names.items()}
     texts = {p: {text for d in own if (text := _whole(d))} for p, own in parts.items()}
     for a, b in combinations(parts, 2):
-        shared = len(patients[a] & patients[b])
-        told = f"{shared} patients are in {a} and in {b}{_REMEDY}"
-        rows.append((shared, level, "shared_patients", told, {"patients": shared}))
+        if shared := len(patients[a] & patients[b]):
+            yield _finding(where, "shared_patients", {"patients": shared}, level, a=a, b=b)
         ids = notes[a] & notes[b]
-        shared = len(ids) + sum(d.id not in ids and _whole(d) in texts[a] for d in parts[b])
-        told = f"{shared} notes are in {a} and in {b}, by their ids or texts{_REMEDY}"
-        rows.append((shared, level, "shared_notes", told, {"notes": shared}))
-    return _found(where, rows)
-
-
-def note_of(document: Document) -> str:
-    """The id of the note that a document is, or was cut out of."""
-    return str(document.meta.get("document", document.id))
+        again = sum(d.id not in ids and _whole(d) in texts[a] for d in parts[b])
+        if shared := len(ids) + again:
+            yield _finding(where, "shared_notes", {"notes": shared}, level, a=a, b=b)
 
 
 def _whole(document: Document) -> str:
@@ -369,22 +317,16 @@ def _between(
     """What sites have, or do not have, in common."""
     for name, number in Counter(site.id for site in sites).items():
         if number > 1:
-            told = f"{number} sites have this id"
-            yield Finding("error", "site_ids", name, told, {"sites": number})
+            yield _finding(name, "site_ids", {"sites": number})
     if len(sites) < 2:
         return
     for a in sites:
         others = [b for b in sites if b is not a]
         known = sorted({t for b in others for t in b.tags.types})
-        told = (
-            f"its types {_braces(a.tags.types)} occur at no other site ({_braces(known)}): "
-            "if some mean the same, add a label map"
-        )
-        apart: Row = (not set(a.tags.types) & set(known), "warning", "no_shared_types", told, {})
+        if not set(a.tags.types) & set(known):
+            words = {"own": _braces(a.tags.types), "known": _braces(known)}
+            yield _finding(a.id, "no_shared_types", {}, **words)
         pooled = sum((keys[b.id, "train"] for b in others), Counter[str]())
-        told = "sentences of test occur in another site's train"
-        leaked = _leak(pooled, keys[a.id, "test"], "leakage_between_sites", told)
-        yield from _found(a.id, [apart, leaked])
+        yield from _leak(pooled, keys[a.id, "test"], a.id, "leakage_between_sites")
     forms = len(overlapping_forms(site.train for site in sites))
-    told = f"{forms} entity names are annotated in train at two sites or more"
-    yield Finding("info", "overlapping_forms", "all sites", told, {"forms": forms})
+    yield _finding("all sites", "overlapping_forms", {"forms": forms})
