@@ -21,7 +21,6 @@ from fednotes.jobs.simulate import LARGE, LONG, Display, Part, Traffic, site_met
 
 if TYPE_CHECKING:
     from fednotes.data.checks import Report
-    from fednotes.data.stats import CorpusStats
     from fednotes.jobs.compare import Comparison
     from fednotes.jobs.job import CountTable
 
@@ -369,24 +368,26 @@ def _bar(console: Console) -> Progress:
     )
 
 
-def stats_tables(stats: CorpusStats) -> list[Table]:
+def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
     """Table 1 of Ge et al. 2020: each site's counts, then the forms that sites share."""
     table = sheet(
         *("site", "documents", "sentences", "tokens", "entities", "forms"), title="corpora"
     )
     table.add_column("types")
-    for site in stats.sites:
-        numbers = (site.documents, site.sentences, site.tokens, site.mentions, site.forms)
-        types = ", ".join(f"{label} {count:,}" for label, count in site.entities.items())
-        table.add_row(Text(site.site), *(f"{n:,}" for n in numbers), Text(types))
-    if len(stats.sites) == 1:
+    for site in stats["sites"]:
+        numbers = ("documents", "sentences", "tokens", "mentions", "forms")
+        types = ", ".join(f"{label} {count:,}" for label, count in site["entities"].items())
+        table.add_row(Text(site["site"]), *(f"{site[n]:,}" for n in numbers), Text(types))
+    if len(stats["sites"]) == 1:
         return [table]
-    shared = Table(title=f"overlapping entities: {stats.overlapping:,} forms at two sites or more")
+    shared = Table(
+        title=f"overlapping entities: {stats['overlapping']:,} forms at two sites or more"
+    )
     shared.add_column("forms in common")
-    for site in stats.sites:
-        shared.add_column(Text(site.site), justify="right")
-    for site, row in zip(stats.sites, stats.pairwise, strict=True):
-        shared.add_row(Text(site.site), *(f"{n:,}" for n in row))
+    for site in stats["sites"]:
+        shared.add_column(Text(site["site"]), justify="right")
+    for site, row in zip(stats["sites"], stats["pairwise"], strict=True):
+        shared.add_row(Text(site["site"]), *(f"{n:,}" for n in row))
     return [table, shared]
 
 

@@ -100,7 +100,7 @@ def corpus_stats(
     left = {name: problems for name, (_, problems) in read.items() if problems.number}
     if json_output:
         counts = {name: dict(problems.counts) for name, problems in left.items()}
-        console.print_json(data=stats.to_dict() | {"left_out": counts})
+        console.print_json(data=stats | {"left_out": counts})
         return
     for name, problems in left.items():
         say(f"note: left out of {name}: {problems}")
