@@ -1,29 +1,51 @@
-"""What all readers and writers share: guessing, folders, ids, whole files, round trips."""
+"""The readers and writers of every format: what each holds, what is wrong, and what comes back.
+
+Corpora and records are invented; the real ones are counted where they lie.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 import re
 import sys
-from collections.abc import Callable
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.types import Document, Span
 from fednotes.data import formats
-from fednotes.data.formats import FORMATS, brat, jsonl, read
+from fednotes.data.formats import FORMATS, brat, conll, guess_format, jsonl, read
 
 File = Callable[..., Path]
-Complains = Callable[..., None]
+
+
+def forms(document: Document) -> list[tuple[str, str]]:
+    """The text and label of each span."""
+    return [(document.text[s.start : s.end], s.label) for s in document.spans]
+
+
+def complains(path: Path, message: str, format: str | None = None) -> None:
+    """Reading it is refused, in one line, without its text."""
+    with pytest.raises(DataError, match=message) as caught:
+        read(path, format)
+    assert "\n" not in str(caught.value)
+    assert "Zyxwolan" not in str(caught.value)
+
+
+# ---- what all share: guessing, folders, ids, whole files, a new format ---------------------------
+
 
 BIO = "He\tO\ntook\tO\nthe\tB-Drug\ndrug\tI-Drug\n\n#\tO\n1\tB-ADR\n\n"
 
 
-def test_wrong_files(file: File, tmp_path: Path, complains: Complains) -> None:
+def test_wrong_files(file: File, tmp_path: Path) -> None:
     """One line each, with the remedy."""
     complains(tmp_path / "nowhere", "no such file or folder")
     complains(file("", "empty.tsv"), "empty.tsv: the file is empty")
@@ -34,7 +56,7 @@ def test_wrong_files(file: File, tmp_path: Path, complains: Complains) -> None:
         read(tmp_path, "conl")
 
 
-def test_folders(file: File, complains: Complains) -> None:
+def test_folders(file: File) -> None:
     """One format a folder, other files passed over, folders below only if they must."""
     folder = file(BIO, "c/b.tsv").parent
     file(BIO, "c/a.tsv")
@@ -70,8 +92,6 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path) -> None:
         brat.write([Document("a", "b")], path)
     assert [p.read_bytes() for p in tmp_path.iterdir()] == [before]
 
-
-# Any document comes back
 
 CHARACTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 VALUES = st.recursive(
@@ -127,14 +147,6 @@ def test_brat_round_trip(document: Document, tmp_path: Path) -> None:
     assert (again.text, set(again.spans)) == (text, set(spans))
 
 
-def test_every_format_reads() -> None:
-    """The interface that `formats/__init__.py` promises."""
-    assert set(FORMATS) == {
-        *("ade", "brat", "conll", "i2b2", "i2b2-2012", "jsonl", "ontonotes", "pubtator")
-    }
-    assert all(callable(FORMATS[name].write) for name in ("brat", "conll", "jsonl"))
-
-
 SHOUTED = '''
 """A note a line, mentions in capitals."""
 
@@ -160,10 +172,10 @@ def _read_file(path, problems):
 '''
 
 
-def test_a_format_is_one_file(
-    file: File, forms: Callable[[Document], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_format_is_one_file(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that is laid into the folder is found, guessed, read, and named in messages."""
+    known = {"ade", "brat", "conll", "i2b2", "i2b2-2012", "jsonl", "ontonotes", "pubtator"}
+    assert set(FORMATS) == known
     folder = file(SHOUTED, "more/loud_notes.py").parent
     file("no_format = True", "more/other.py")
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(folder)])
@@ -177,3 +189,736 @@ def test_a_format_is_one_file(
     for name in ("loud_notes", "other"):
         sys.modules.pop(f"fednotes.data.formats.{name}")
         monkeypatch.delattr(formats, name)
+
+
+# ---- ADE Corpus V2: mentions are found where the rows' offsets put them --------------------------
+
+
+def _corpus(seed: int) -> tuple[dict[str, str], dict[tuple[str, str], set[Span]]]:
+    """Invented abstracts in the corpus' files, and the spans that were put into them.
+
+    Words repeat within a sentence, so that only the offsets tell which occurrence is meant;
+    each sentence has three rows or more, one of them a dose.
+    """
+    rng = random.Random(seed)
+    words = ["rash", "fever", "aspirin", "lithium", "and", "with", "rash", "aspirin"]
+    files: dict[str, list[str]] = {"DRUG-AE.rel": [], "DRUG-DOSE.rel": [], "ADE-NEG.txt": []}
+    truth: dict[tuple[str, str], set[Span]] = {}
+    for pmid in ("11", "22"):
+        position = rng.randrange(50)
+        for number in range(6):
+            drawn = [rng.choice(words) for _ in range(7)]
+            drawn += ["rash", "aspirin", "5mg", f"x{number}."]
+            rng.shuffle(drawn)
+            sentence = " ".join(drawn)
+            starts = [sum(len(f) + 1 for f in drawn[:i]) for i in range(len(drawn))]
+            spans = truth.setdefault((pmid, sentence), set())
+
+            def place(names: tuple[str, ...], forms=drawn, starts=starts) -> tuple[str, int]:
+                i = rng.choice([i for i, f in enumerate(forms) if f in names])
+                return forms[i], starts[i]
+
+            for row in range(4):
+                name, label, kind = ("DRUG-AE.rel", "ADE", ("rash", "fever"))
+                if row == 3:
+                    name, label, kind = "DRUG-DOSE.rel", "Dosage", ("5mg",)
+                ends = []
+                for form, start in (place(kind), place(("aspirin", "lithium"))):
+                    what = label if form in kind else "Drug"
+                    spans.add(Span(start, start + len(form), what))
+                    ends += [form, str(position + start), str(position + start + len(form))]
+                files[name].append("|".join([pmid, sentence, *ends]))
+            if number == 0:
+                files["ADE-NEG.txt"].append(f"{pmid} NEG {sentence}")
+            position += len(sentence) + rng.randrange(1, 40)
+        files["ADE-NEG.txt"].append(f"{pmid} NEG Nothing was | seen.")
+        truth[pmid, "Nothing was | seen."] = set()
+    return {name: "\n".join(lines) + "\n" for name, lines in files.items()}, truth
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ade_spans_are_where_they_were_put(file: File, seed: int) -> None:
+    """`_corpus` puts mentions at random occurrences; the reader must find just those."""
+    files, truth = _corpus(seed)
+    for name, text in files.items():
+        file(text, f"ade/{name}")
+    folder = file("about", "ade/README").parent
+    assert guess_format(folder) == "ade"
+    documents = read(folder)
+    assert len(documents) == len({d.id for d in documents}) == len(truth)
+    assert {(d.meta["pmid"], d.text): set(d.spans) for d in documents} == truth
+    assert not any("unplaced" in d.meta for d in documents)
+
+
+def test_ade_alone_rows(file: File) -> None:
+    """One row: the distance of the two offsets decides; case and spaces are forgiven."""
+    text = "7|Rash after aspirin; no rash after  Lithium salt.|rash|125|129|lithium salt|137|149\n"
+    (document,) = read(file(text))
+    assert forms(document) == [("rash", "ADE"), ("Lithium salt", "Drug")]
+    assert document.spans[0].start == 23
+    assert document.id == "7:1"
+    assert document.meta["relations"] == (("ADE", 23, 27, 35, 47),)
+
+
+def test_ade_row_that_fits_nowhere(file: File) -> None:
+    """1 of 21 is counted, 1 of 1 is an error with its line."""
+    good = [f"7|Rash {i} after aspirin.|Rash|0|4|aspirin|13|20" for i in range(20)]
+    bad = "7|Rash 3 after aspirin.|fever|0|4|aspirin|13|20"
+    documents = read(file("\n".join([*good, bad])))
+    assert sum(d.meta.get("unplaced", 0) for d in documents) == 1
+    complains(file(bad), r"f.txt:1: a mention is not in its sentence \(1 of 1 rows\)")
+
+
+# ---- brat: pieces, counted offsets, lines that refer to each other, names of files ---------------
+
+ANN = """T1\tADE 12 22\tbelly pain
+T2\tADE 6 11;18 22\tupper pain
+R1\tCause Arg1:T1 Arg2:T3
+T3\tDrug 29 36\taspirin
+E1\tADE:T1
+A1\tNegated E1
+#1\tAnnotatorNotes T3\tsure?
+*\tOVERLAP T1 T2
+"""
+NOTE = "Had a upper belly pain after\naspirin.\n"
+
+
+def _pair(file: File, note: str, ann: str) -> Path:
+    file(note, "p/n1.txt")
+    return file(ann, "p/n1.ann")
+
+
+def _moved(ann: str, by: int) -> str:
+    """The annotations with all offsets moved."""
+
+    def move(match: re.Match[str]) -> str:
+        return re.sub(r"\d+", lambda m: str(int(m.group()) + by), match.group())
+
+    return re.sub(r"(?<= )\d+ \d+(;\d+ \d+)*(?=\t)", move, ann)
+
+
+def test_brat_mentions(file: File, tmp_path: Path) -> None:
+    """Overlapping and discontinuous mentions; the other lines survive a round trip."""
+    path = _pair(file, NOTE, ANN)
+    for source in (path, path.with_suffix(".txt"), path.parent):
+        (document,) = read(source)
+        assert document.id == "n1"
+        assert document.spans[1] == Span(6, 22, "ADE", ((6, 11), (18, 22)))
+        assert forms(document) == [
+            ("belly pain", "ADE"),
+            ("upper belly pain", "ADE"),
+            ("aspirin", "Drug"),
+        ]
+    brat.write([document], tmp_path / "out")
+    assert (tmp_path / "out/n1.txt").read_bytes() == NOTE.encode()
+    assert (tmp_path / "out/n1.ann").read_bytes() == ANN.encode()
+
+
+def test_brat_changed_mentions(file: File, tmp_path: Path) -> None:
+    """A mention that went takes along what refers to it; a new one gets a new id."""
+    (document,) = read(_pair(file, NOTE, ANN))
+    new = Document("n1", NOTE, (*document.spans[1:], Span(0, 3, "X")), meta=document.meta)
+    brat.write([new], tmp_path / "out")
+    lines = (tmp_path / "out/n1.ann").read_text().split("\n")
+    assert [line.split("\t")[0] for line in lines] == ["T2", "T3", "#1", "T4", ""]
+    assert lines[3] == "T4\tX 0 3\tHad"
+    assert read(tmp_path / "out")[0].spans == new.spans
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_brat_windows_text(file: File, counted: bool) -> None:
+    """Offsets may count the BOM and both characters of a line end, or neither."""
+    note = "\ufeff" + NOTE.replace("\n", "\r\n")
+    ann = _moved(ANN, 1).replace("30 37", "31 38") if counted else ANN
+    (document,) = read(_pair(file, note, ann.replace("\n", "\r\n")))
+    assert forms(document)[0] == ("belly pain", "ADE")
+    assert forms(document)[2] == ("aspirin", "Drug")
+
+
+def test_brat_counts_characters(file: File) -> None:
+    """Not bytes, not UTF-16 units; a line break inside a mention is written as a space."""
+    (document,) = read(_pair(file, "é😀 ear\npain", "T1\tX 3 11\tear pain\n"))
+    assert document.spans == (Span(3, 11, "X"),)
+
+
+def test_brat_text_in_the_folder_beside(file: File) -> None:
+    """CADEC's layout; pieces out of order, overlapping, their words in another order."""
+    file("bad upper pain", "cadec/text/a.txt")
+    file("T1\tADR 10 14;0 3\tbad pain\nT2\tADR 4 9;5 14\tx\n".replace("x", "upper pper pain"),
+         "cadec/original/a.ann")  # fmt: skip
+    (document,) = read(file("", "cadec/original/b.ann").parent / "a.ann")
+    assert document.spans == (Span(0, 14, "ADR", ((0, 3), (10, 14))), Span(4, 14, "ADR"))
+
+
+@pytest.mark.parametrize("blank", ["", " \n\t\n"])
+def test_brat_keeps_empty_notes(tmp_path: Path, blank: str) -> None:
+    """One empty note among others, or alone: what was written is what is read."""
+    documents = (Document("a", blank), Document("b", "has rash", (Span(4, 8, "ADE"),)))
+    for name, some in (("both", documents), ("alone", documents[:1])):
+        brat.write(some, tmp_path / name)
+        found = [(d.id, d.text, d.spans) for d in read(tmp_path / name)]
+        assert found == [(d.id, d.text, d.spans) for d in some]
+    (lone,) = read(tmp_path / "both/a.txt")
+    assert (lone.id, lone.text) == ("a", blank)
+
+
+def test_brat_texts_and_annotations_alone(file: File) -> None:
+    """An empty text alone is no corpus, a mark alone no text; nothing is annotated in none."""
+    folder = file("", "p/a.txt").parent
+    complains(folder, "no file in this folder looks like brat", "brat")
+    file("T1\tADE 0 4\tZyxwolan\n", "p/a.ann")
+    complains(folder, r"a.ann:1: T1 at 0:4 lies outside the text \(0 characters\)")
+    file("\ufeff", "p/a.txt")
+    file("", "p/a.ann")
+    assert read(folder) == (Document("a", ""),)
+    complains(file("T1\tX 0 1\ta\n", "x.ann"), "x.txt: no such file")
+
+
+ID = st.text(st.sampled_from(list('ab/.:%*?"<>|\\\n\x7f~ é2356AECF')), max_size=10)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=ID)
+@example(name="odd:1")
+@example(name="odd%3A1")
+@example(name="%")
+@example(name="..")
+@example(name="/a//.b/")
+@example(name="100%/%253A%2")
+def test_brat_keeps_ids(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever characters, hidden or relative names; in one file below the folder."""
+    folder = tmp_path_factory.mktemp("b") / "in"
+    brat.write([Document(name, "x")], folder)
+    assert [p.name for p in folder.parent.iterdir()] == ["in"]
+    assert [d.id for d in read(folder)] == [name]
+
+
+def test_brat_ids_of_other_tools(file: File, tmp_path: Path) -> None:
+    """A name that only looks escaped is left; names that mean one id are told apart."""
+    for name in ("50%41", "a%3A1", "a:1", "100%"):
+        file("x", f"p/{name}.txt")
+        file("", f"p/{name}.ann")
+    documents = read(tmp_path / "p")
+    assert [d.id for d in documents] == ["100%", "50%41", "a:1", "a:1~2"]
+    brat.write(documents[:2], tmp_path / "out")
+    assert {p.stem for p in (tmp_path / "out").iterdir()} == {"100%", "50%41"}
+
+
+def test_brat_folders_below(file: File, tmp_path: Path) -> None:
+    """Ids with and without a / beside each other: all of them come back, as each folder's own."""
+    ids = ["a", "b", "b/c", "b/d/a", "e/a"]
+    brat.write([Document(name, f"Text of {name}.") for name in ids], tmp_path / "o")
+    documents = read(tmp_path / "o")
+    assert sorted((d.id, d.text) for d in documents) == [(n, f"Text of {n}.") for n in ids]
+    assert [d.id for d in read(tmp_path / "o/b")] == ["c", "d/a"]
+    assert [d.id for d in read(tmp_path / "o/b.ann")] == ["b"]
+    file("No note.", "o/b/README.txt")
+    file("", "o/.old/a.ann")
+    assert read(tmp_path / "o") == documents
+
+
+def test_brat_ids_cannot_leave_the_folder(tmp_path: Path) -> None:
+    """An id is data: it must not name a path elsewhere."""
+    brat.write([Document("../../evil", "a"), Document("/etc/x", "b")], tmp_path / "o/p")
+    written = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.txt")}
+    assert written == {"o/p/%2E%2E/%2E%2E/evil.txt", "o/p/%/etc/x.txt"}
+
+
+@pytest.mark.corpora
+def test_maccrobat(corpora: Path, tmp_path: Path) -> None:
+    """200 documents, 25,189 mentions, 44 in pieces; written again every file is the same."""
+    documents = read(corpora / "maccrobat")
+    spans = [s for d in documents for s in d.spans]
+    assert (len(documents), len(spans)) == (200, 25_189)
+    assert sum(bool(s.fragments) for s in spans) == 44
+    brat.write(documents, tmp_path / "m")
+    for path in (corpora / "maccrobat").iterdir():
+        assert (tmp_path / "m" / path.name).read_bytes() == path.read_bytes()
+    jsonl.write(documents, tmp_path / "m.jsonl")
+    assert read(tmp_path / "m.jsonl") == documents
+
+
+# ---- CoNLL: documents, schemes, repairs, and the same bytes when written again -------------------
+
+OTHER_SCHEMES = {
+    "IOB1": "a\tI-X\nb\tB-X\nc\tI-X\nd\tO\n\n",
+    "BIOES": "a\tS-X\nb\tB-X\nc\tE-X\nd\tO\n\n",
+    "BILOU": "a\tU-X\nb\tB-X\nc\tL-X\nd\tO\n\n",
+    "BMES": "a\tS-X\nb\tB-X\nc\tM-X\nd\tE-X\n\n",
+    "IO": "a\tI-X\nb\tI-X\nc\tO\nd\tI-Y\n\n",
+}
+
+
+def test_conll_without_markers_has_a_document_per_sentence(file: File) -> None:
+    """Tokens joined by a space; a token # stays a token."""
+    first, second = read(file(BIO, "train.tsv"))
+    assert (first.id, first.text) == ("train:1", "He took the drug")
+    assert (second.id, second.text) == ("train:2", "# 1")
+    assert forms(first) == [("the drug", "Drug")]
+    assert forms(second) == [("1", "ADR")]
+    assert first.tokens == ((0, 2), (3, 7), (8, 11), (12, 16))
+    assert first.sentences == ((0, 16),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# newdoc id = n1\na\tO\nb\tB-X\n\n# sent 2\n# more\nc\tI-X\n\n# newdoc id = n2\nd\tO\n\n",
+        "-DOCSTART-\t-X-\tO\n\na\tNN\tO\nb\tVB\tB-X\n\nc\tNN\tO\n\n-DOCSTART-\t-X-\tO\n\nd\tNN\tO\n\n",
+        "-DOCSTART- O\n\na O\nb B-X\n\nc O\n\n-DOCSTART- O\n\n# O\n\n",
+    ],
+)
+def test_conll_with_markers(file: File, text: str, tmp_path: Path) -> None:
+    """A document per marker, sentences on lines; written again it is the same file."""
+    path = file(text.replace("c\tI-X", "c\tB-X"))
+    documents = read(path)
+    assert documents[0].text == "a b\nc"
+    assert len(documents) == 2
+    assert documents[0].sentences == ((0, 3), (4, 5))
+    assert forms(documents[0])[0] == ("b", "X")
+    conll.write(documents, tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("scheme", OTHER_SCHEMES)
+def test_conll_schemes(file: File, scheme: str, tmp_path: Path) -> None:
+    """Each scheme is recognised, means the same spans by hand, and is written as it was."""
+    path = file(OTHER_SCHEMES[scheme])
+    (document,) = read(path)
+    assert document.meta["conll"]["scheme"] == scheme
+    assert "repaired" not in document.meta
+    spans = {"BMES": [("a", "X"), ("b c d", "X")], "IO": [("a b", "X"), ("d", "Y")]}
+    assert forms(document) == spans.get(scheme, [("a", "X"), ("b c", "X")])
+    conll.write([document], tmp_path / "out")
+    assert (tmp_path / "out").read_bytes() == path.read_bytes()
+
+
+def test_conll_repairs_are_counted(file: File) -> None:
+    """Two I- tags that continue nothing in a file that writes B- elsewhere."""
+    first, second = read(file("a\tI-X\nb\tO\nc\tB-X\nd\tI-Y\n\ne\tB-X\n\n"))
+    assert forms(first) == [("a", "X"), ("c", "X"), ("d", "Y")]
+    assert first.meta["repaired"] == 2
+    assert "repaired" not in second.meta
+
+
+def test_conll_windows_file(file: File) -> None:
+    """A byte-order mark and CRLF change nothing."""
+    plain = read(file(BIO))
+    assert read(file("\ufeff" + BIO.replace("\n", "\r\n"))) == plain
+
+
+def test_conll_from_other_sources(tmp_path: Path) -> None:
+    """Documents without tokens are cut by the project's rule."""
+    spans = (Span(3, 9, "X"), Span(3, 6, "Y"), Span(12, 15, "X"))
+    document = Document("n 1", "He has 60mg. Newly up.", spans)
+    conll.write([document], tmp_path / "o.conll")
+    lines = "He\tO|has\tB-X|60mg\tI-X|.\tO||Newly\tB-X|up\tO|.\tO||"
+    expected = "# newdoc id = n 1\n" + lines.replace("|", "\n")
+    assert (tmp_path / "o.conll").read_text() == expected
+    (again,) = read(tmp_path / "o.conll")
+    assert again.id == "n 1"
+
+
+FORM = st.text(st.characters(exclude_categories=["Cs", "Z", "C"]), min_size=1, max_size=6)
+ROWS = st.lists(
+    st.lists(st.tuples(FORM, st.sampled_from(["O", "B-X", "B-Y"])), min_size=1, max_size=6),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rows=ROWS)
+def test_conll_round_trip(rows: list[list[tuple[str, str]]], tmp_path: Path) -> None:
+    """Any tokens, also `#` and accents: the written file is the read one."""
+    text = "".join("".join(f"{f}\t{t}\n" for f, t in s) + "\n" for s in [[("a", "O")], *rows])
+    if "-DOCSTART-" in text:
+        return
+    (tmp_path / "a").write_bytes(text.encode())
+    documents = read(tmp_path / "a", "conll")
+    assert len(documents) == len(rows) + 1
+    conll.write(documents, tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == text.encode()
+
+
+LABELS = {
+    "psytar": Counter(ADR=3543, DI=716, WD=444, SSI=340),
+    "ncbi_disease": Counter(Disease=787 + 960 + 5134),
+}
+
+
+@pytest.mark.corpora
+@pytest.mark.parametrize("folder", ["psytar", "ncbi_disease", "bc5cdr", "gum"])
+def test_real_conll_files_come_out_as_they_went_in(
+    corpora: Path, folder: str, tmp_path: Path
+) -> None:
+    """Byte for byte; mentions are counted on the raw lines (each has one B-)."""
+    labels: Counter[str] = Counter()
+    for path in sorted(corpora.joinpath(folder).iterdir()):
+        if not path.is_file() or not conll.accepts(path):
+            continue
+        documents = read(path)
+        conll.write(documents, tmp_path / path.name)
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+        found = Counter(s.label for d in documents for s in d.spans)
+        assert found == Counter(re.findall(r"\tB-(.+)$", path.read_text("utf-8"), re.MULTILINE))
+        labels += found
+    assert labels == LABELS.get(folder, labels)
+    assert labels.total() > 5000
+
+
+# ---- i2b2 2010 (lines and tokens as offsets, texts beside or in another folder) and 2012 ---------
+
+I2B2_TEXT = (
+    'Admission Date :\nShe  had chest\tpain and " no " fever .\n\nA chest\nx-ray was done .\n'
+)
+I2B2_CON = """c="had chest\tpain" 2:1 2:2||t="problem"
+c="" no " fever" 2:4 2:7||t="problem"
+c="a chest x-ray" 4:0 5:0||t="test"
+"""
+
+
+@pytest.mark.parametrize(
+    "layout", ["r.txt r.con", "txt/r.txt concept/r.con", "test_data/r.txt ref/concepts/r.con"]
+)
+def test_i2b2(file: File, layout: str) -> None:
+    """Lines from 1, tokens from 0 and parted by spaces only, the end included."""
+    text, con = layout.split()
+    file(I2B2_TEXT, text)
+    path = file(I2B2_CON, con)
+    (document,) = read(path.parent)
+    assert document == read(path)[0]
+    concepts = [
+        ("had chest\tpain", "problem"),
+        ('" no " fever', "problem"),
+        ("A chest\nx-ray", "test"),
+    ]
+    assert forms(document) == concepts
+    assert document.id == "r"
+    assert len(document.sentences) == 4
+    assert [document.text[a:b] for a, b in document.tokens[:3]] == ["Admission", "Date", ":"]
+
+
+def test_i2b2_mismatches_are_counted(file: File) -> None:
+    """A few concepts may be written otherwise than the text."""
+    file(I2B2_TEXT, "r.txt")
+    path = file(I2B2_CON + 'c="it" 2:0 2:0||t="x"\n', "r.con")
+    assert read(path)[0].meta == {"mismatched": 1}
+    complains(file(I2B2_CON, "other/lone.con"), "its text lone.txt is neither")
+
+
+# i2b2 2012: an invented record, its dirt, and what is refused. No real record is public.
+
+REST = 'modality="FACTUAL" polarity="POS"'
+RECORD = """<?xml version="1.0" encoding="UTF-8" ?>
+<ClinicalNarrativeTemporalAnnotation>
+<TEXT><![CDATA[
+Admission Date :
+2001-02-03
+He had chest pain and was given aspirin .
+]]></TEXT>
+<TAGS>
+<EVENT id="E0" start="36" end="46" text="chest pain" REST type="PROBLEM" />
+<EVENT id="E1" start="61" end="68" text="aspirin" REST type="TREATMENT" />
+<TIMEX3 id="T0" start="18" end="28" text="2001-02-03" type="DATE" val="2001-02-03" mod="NA" />
+<SECTIME id="S0" start="18" end="28" text="2001-02-03" type="ADMISSION" dvalue="2001-02-03" />
+<TLINK id="TL0" fromID="E0" fromText="chest pain" toID="E1" toText="aspirin" type="BEFORE" />
+</TAGS>
+</ClinicalNarrativeTemporalAnnotation>
+""".replace("REST", REST)
+
+
+def test_events_and_times(file: File) -> None:
+    path = file(RECORD, "1.xml")
+    assert guess_format(path) == "i2b2-2012"
+    (document,) = read(path)
+    text = "Admission Date :\n2001-02-03\nHe had chest pain and was given aspirin .\n"
+    assert (document.id, document.text, document.meta) == ("1", text, {})
+    assert forms(document) == [
+        ("chest pain", "PROBLEM"),
+        ("aspirin", "TREATMENT"),
+        ("2001-02-03", "DATE"),
+    ]
+    assert [text[a:b] for a, b in document.sentences] == text.splitlines()
+
+
+def test_folder_and_line_ends(file: File) -> None:
+    """Other files beside records are passed over; CRLF counts as one character, as in XML."""
+    file(RECORD, "1.xml")
+    file(RECORD.replace("\n", "\r\n"), "2.xml")
+    one, two = read(file("x", "1.xml.extent").parent)
+    assert (one.id, two.id) == ("1", "2")
+    assert (one.text, one.spans) == (two.text, two.spans)
+
+
+def test_dirt(file: File) -> None:
+    """Quotes and ampersands as they are, or as entities; the same tag twice; text without CDATA."""
+    body = 'A 5" cut & burn , R&amp;D .'
+    mentions = [
+        (3, 9, '5" cut', "problem"),
+        (3, 9, "5&quot; cut", "PROBLEM"),
+        (10, 16, "& burn", "PROBLEM"),
+        (10, 16, "& scald", "TEST"),
+    ]
+    tags = "".join(
+        f'<EVENT id="E" start="{start}" end="{end}" text="{form}" {REST} type="{label}" />\n'
+        for start, end, form, label in mentions
+    )
+    record = f"<x>\n<TEXT><![CDATA[\n{body}\n]]></TEXT>\n<TAGS>\n{tags}</TAGS>\n</x>\n"
+    (document,) = read(file(record, "1.xml"))
+    assert document.text == body + "\n"
+    assert document.spans == (
+        Span(2, 8, "PROBLEM"),
+        Span(9, 15, "PROBLEM"),
+        Span(9, 15, "TEST"),
+    )
+    assert document.meta == {"mismatched": 1}
+    escaped = (
+        record.replace("<![CDATA[", "")
+        .replace("]]>", "")
+        .replace(body, "A 5&quot; cut &amp; burn .")
+    )
+    (document,) = read(file(escaped, "2.xml"))
+    assert document.text == 'A 5" cut & burn .\n'
+    assert document.spans[0] == Span(2, 8, "PROBLEM")
+
+
+def test_offsets_after_a_strip(file: File) -> None:
+    """Public readers strip the text and subtract one: with three line ends first, that fits."""
+    (document,) = read(file(RECORD.replace("[CDATA[\n", "[CDATA[\n\n\n"), "1.xml"))
+    assert [form for form, _ in forms(document)] == ["chest pain", "aspirin", "2001-02-03"]
+
+
+def test_a_record_without_mentions(file: File) -> None:
+    lines = [line for line in RECORD.splitlines() if not line.startswith(("<EVENT", "<TIMEX3"))]
+    (document,) = read(file("\n".join(lines), "1.xml"))
+    assert document.spans == ()
+
+
+# ---- JSONL of several tools ----------------------------------------------------------------------
+
+
+def test_jsonl_of_other_tools(file: File) -> None:
+    """Prodigy's and doccano's three forms say the same."""
+    text = "Took aspirin."
+    prodigy = {"text": text, "spans": [{"start": 5, "end": 12, "label": "Drug", "token_end": 1}]}
+    prodigy |= {"tokens": [{"text": "Took", "start": 0, "end": 4, "id": 0}], "answer": "accept"}
+    records = [
+        prodigy,
+        {"id": 7, "text": text, "label": [[5, 12, "Drug"]]},
+        {"id": 7, "text": text, "labels": [[5, 12, "Drug"]], "source": ["a"]},
+        {
+            "text": text,
+            "entities": [{"id": 1, "start_offset": 5, "end_offset": 12, "label": "Drug"}],
+        },
+        {"text": text, "answer": "reject"},
+    ]
+    documents = read(file("\n".join(map(json.dumps, records))))
+    assert [d.id for d in documents] == ["f:1", "7", "7~2", "f:4"]
+    assert all(d.text == text and d.spans == (Span(5, 12, "Drug"),) for d in documents)
+    assert documents[0].tokens == ((0, 4),)
+    assert documents[2].meta == {"source": ("a",)}
+
+
+@pytest.mark.parametrize(
+    ("more", "spans"),
+    [
+        ({"label": None}, 0),
+        ({"label": []}, 0),
+        ({"spans": None, "entities": None, "labels": None}, 0),
+        ({"spans": None, "label": [[0, 2, "X"]]}, 1),
+        ({"spans": [], "entities": [[0, 2, "X"]]}, 1),
+        ({"label": [], "labels": [[0, 2, "X"]]}, 1),
+        ({"spans": [], "label": "positive"}, 0),
+        ({"spans": [{"start": 0, "end": 2, "label": "X"}], "label": ["positive"]}, 1),
+    ],
+)
+def test_jsonl_keys_that_are_fine(file: File, more: dict[str, object], spans: int) -> None:
+    """Nothing annotated, or a document's class beside its spans (kept in meta)."""
+    (document,) = read(file(json.dumps({"text": "abc", **more})))
+    assert document.spans == (Span(0, 2, "X"),) * spans
+    if more.get("label") in ("positive", ["positive"]):
+        assert document.meta["label"] in ("positive", ("positive",))
+
+
+# ---- OntoNotes in CoNLL-2012 columns -------------------------------------------------------------
+
+SAMPLE = """\
+#begin document (nw/made/00/made_0001); part 000
+nw/made/00/made_0001   0    0      Ada     NNP  (TOP(S(NP*   -   -   -   -   (PERSON*   (ARG0*   (3
+nw/made/00/made_0001   0    1   Sample     NNP           *)   -   -   -   -          *)       *)   3)
+nw/made/00/made_0001   0    2     left     VBD        (VP*   leave   01   2   -          *     (V*)    -
+nw/made/00/made_0001   0    3    Basel     NNP        (NP*)   -   -   -   -       (GPE)   (ARG1*)    -
+nw/made/00/made_0001   0    4    -LRB-   -LRB-        (PRN*   -   -   -   -          *        *    -
+nw/made/00/made_0001   0    5      two      CD        (NP*   -   -   -   -      (DATE*   (TMP*    -
+nw/made/00/made_0001   0    6    years     NNS           *   -   -   -   -          *        *    -
+nw/made/00/made_0001   0    7      ago      RB         *))   -   -   -   -         *)       *)    -
+nw/made/00/made_0001   0    8    -RRB-   -RRB-           *)   -   -   -   -          *        *    -
+nw/made/00/made_0001   0    9       /.       .          *))   -   -   -   -          *        *    -
+
+nw/made/00/made_0001   0    0      She     PRP   (TOP(S(NP*)   -   -   -   -          *   (3)
+nw/made/00/made_0001   0    1    slept     VBD       (VP*))   -   -   -   -          *    -
+
+#end document
+#begin document (nw/made/00/made_0001); part 001
+nw/made/00/made_0001   1    0      Bank     NN        (TOP*   -   -   -   -   (ORG(NORP*   -
+nw/made/00/made_0001   1    1        of     IN           *   -   -   -   -          *   -
+nw/made/00/made_0001   1    2     Hills     NN           *)   -   -   -   -         *))   -
+
+#end document
+"""  # noqa: E501
+
+
+def test_a_sample_as_one_reads_it(file: File) -> None:
+    """Expected by eye from the columns above."""
+    path = file(SAMPLE, "made_0001.v4_gold_conll")
+    assert guess_format(path) == "ontonotes"
+    assert not conll.accepts(path)
+    first, second = read(path)
+    assert (first.id, second.id) == ("nw/made/00/made_0001:0", "nw/made/00/made_0001:1")
+    assert first.meta == second.meta == {"genre": "nw"}
+    assert first.text == "Ada Sample left Basel ( two years ago ) .\nShe slept"
+    assert forms(first) == [("Ada Sample", "PERSON"), ("Basel", "GPE"), ("two years ago", "DATE")]
+    assert [first.text[a:b] for a, b in first.sentences] == first.text.split("\n")
+    assert [first.text[a:b] for a, b in first.tokens] == first.text.split()
+    assert set(forms(second)) == {("Bank of Hills", "ORG"), ("Bank of Hills", "NORP")}
+
+
+def test_a_folder_is_read_to_its_end_without_automatic_columns(file: File, tmp_path: Path) -> None:
+    for genre, name in (("nw", "a"), ("bc", "b"), ("tc", "c")):
+        text = SAMPLE.replace("nw/made", f"{genre}/made").replace("made_0001", name)
+        for columns in ("gold", "auto"):
+            file(text, f"o/data/{genre}/00/{name}.{columns}_conll")
+    file("what this is\n", "o/README")
+    assert guess_format(tmp_path / "o") == "ontonotes"
+    genres = [d.meta["genre"] for d in read(tmp_path / "o")]
+    assert genres == ["bc", "bc", "nw", "nw", "tc", "tc"]
+    assert read(file(SAMPLE, "x.conll12")) == read(file(SAMPLE, "y.v9_gold_conll"))
+
+
+mentions = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(0, 2), st.sampled_from(["GPE", "WORK_OF_ART"])),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(mentions, min_size=1, max_size=3))
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, made: list) -> None:
+    """A writer of this test's own: mentions of 1 to 3 words with 0 to 2 words between."""
+    lines, expected, words = ["#begin document (wb/x/00/x_1); part 002"], [], []
+    position = 0
+    for sentence in made:
+        bits: list[tuple[str, str]] = []
+        for length, gap, label in sentence:
+            names = [f"w{len(words) + len(bits) + i}" for i in range(length)]
+            middle = [(n, "*") for n in names[1:-1]]
+            ends = [(names[-1], "*)")] if length > 1 else []
+            start = position + sum(len(w) + 1 for w, _ in bits)
+            expected.append(Span(start, start + len(" ".join(names)), label))
+            bits += [(names[0], f"({label}*" if length > 1 else f"({label})"), *middle, *ends]
+            bits += [(f"gap{i}", "*") for i in range(gap)]
+        lines += [f"wb/x/00/x_1 2 {i} {w} X * - - - - {b} -" for i, (w, b) in enumerate(bits)]
+        lines += [""]
+        words += [w for w, _ in bits]
+        position += sum(len(w) + 1 for w, _ in bits)
+    path = tmp_path_factory.mktemp("x") / "x"
+    path.write_text("\n".join([*lines, "#end document", ""]))
+    (document,) = read(path)
+    assert document.text.split() == words
+    assert list(document.spans) == expected
+    assert len(document.sentences) == len(made)
+
+
+# ---- PubTator: offsets over title and abstract, concepts, relations ------------------------------
+
+PUBTATOR = """1|t|Lithium toxicity.
+1|a|A case | of cardiac and renal failure.
+1\t0\t7\tLithium\tChemical\tD008094
+1\t30\t55\tcardiac and renal failure\tDisease\tD1|D2\tcardiac failure|renal failure
+1\tCID\tD008094\tD1
+
+2|t|Nothing here.
+2|a|
+"""
+
+
+def test_pubtator(file: File) -> None:
+    """Offsets count one character between title and abstract; concepts and relations kept."""
+    first, second = read(file(PUBTATOR))
+    assert (first.id, second.id) == ("1", "2")
+    assert first.text == "Lithium toxicity.\nA case | of cardiac and renal failure."
+    assert forms(first) == [("Lithium", "Chemical"), ("cardiac and renal failure", "Disease")]
+    assert first.meta["concepts"][0] == (0, 7, "Chemical", "D008094")
+    assert first.meta["concepts"][1][3:] == ("D1|D2", "cardiac failure|renal failure")
+    assert first.meta["relations"] == (("CID", "D008094", "D1"),)
+    assert (second.text, second.spans) == ("Nothing here.", ())
+
+
+@pytest.mark.corpora
+def test_pubtator_of_bc5cdr(corpora: Path) -> None:
+    """1,500 articles; mentions and relations counted on the raw lines."""
+    folder = corpora / "bc5cdr" / "pubtator"
+    documents = read(folder)
+    lines = "\n".join(p.read_text("utf-8") for p in sorted(folder.glob("*_corpus.txt")))
+    assert len(documents) == 1500
+    mentions = len(re.findall(r"^\d+\t\d+\t\d+\t", lines, re.MULTILINE))
+    assert sum(len(d.spans) for d in documents) == mentions == 28_785
+    relations = len(re.findall(r"^\d+\tCID\t", lines, re.MULTILINE))
+    assert sum(len(d.meta.get("relations", ())) for d in documents) == relations == 3116
+
+
+ARTICLE = "1|t|Zyxwolan toxicity of rs12.\n1|a|A case.\n1\t0\t8\tZyxwolan\tChemical\tD1\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1\tCID\tD1\tD2",
+        "1\tAssociation\t3175\tD1\tNovel",  # BioRED: a gene's number, and novelty
+        "1\tPositive_Correlation\t3175\trs12\tNo",
+        "1\tCID\t8\tD2",
+    ],
+)
+def test_pubtator_relations(file: File, line: str) -> None:
+    (document,) = read(file(f"{ARTICLE}{line}\n"))
+    assert document.meta["relations"] == (tuple(line.split("\t")[1:]),)
+    assert document.spans == (Span(0, 8, "Chemical"),)
+
+
+# ---- what is wrong, by path and line, never with the text ----------------------------------------
+
+
+def _refused() -> Iterator[tuple[str, str, str]]:
+    """Format, text and message: the rows of `refused.toml`, and texts too long for it."""
+    table = tomllib.loads((Path(__file__).parent / "refused.toml").read_text("utf-8"))
+    for name, parts in table.items():
+        for part in parts:
+            for text, message in part.get("rows", ()):
+                yield name, part.get("before", "") + text, message
+            for old, new, message in part.get("changes", ()):
+                yield (
+                    name,
+                    (SAMPLE if name == "ontonotes" else RECORD).replace(old, new, 1),
+                    message,
+                )
+    yield "brat", f"T1\tADE 1 {'9' * 5000}\tbelly\n", "n1.ann:1: no whole"
+    yield "jsonl", "{" * 5000, "f.txt:1: no JSON"
+    yield (
+        "ontonotes",
+        SAMPLE.removesuffix("#end document\n"),
+        "f.txt:22: the file ends before `#end",
+    )
+
+
+@pytest.mark.parametrize(("format", "text", "message"), list(_refused()))
+def test_what_is_wrong_is_named(file: File, format: str, text: str, message: str) -> None:
+    if format == "brat":
+        path = _pair(file, NOTE, text)
+    elif format == "i2b2":
+        file(I2B2_TEXT, "r.txt")
+        path = file(text, "r.con")
+    else:
+        path = file(text, "1.xml" if format == "i2b2-2012" else "f.txt")
+    complains(path, message, format)
