@@ -120,7 +120,7 @@ def _labels(
     yield _finding(where, "types", dict(counts), total=total, listed=_listed(ordered) or "none")
     unknown = {label: n for label, n in ordered.items() if label not in types}
     if unknown:
-        words = {"unknown": _braces(unknown), "types": _braces(types)}
+        words: dict[str, Any] = {"unknown": _braces(unknown), "types": _braces(types)}
         yield _finding(where, "unknown_labels", unknown, total=sum(unknown.values()), **words)
     if not told and not total:
         yield _finding(where, "no_mentions", {})
@@ -263,7 +263,7 @@ def unlearnt(site: SiteData) -> Iterator[Finding]:
         labels = Counter(s.label for d in _parts(site)[part] for s in d.spans)
         unknown = {label: n for label, n in sorted(labels.items()) if label not in types}
         if unknown:
-            words = {"total": sum(unknown.values()), "types": ", ".join(unknown)}
+            words: dict[str, Any] = {"total": sum(unknown.values()), "types": ", ".join(unknown)}
             yield _finding(f"{site.id}/{part}", "unlearnt_types", unknown, **words)
 
 
@@ -324,7 +324,7 @@ def _between(
         others = [b for b in sites if b is not a]
         known = sorted({t for b in others for t in b.tags.types})
         if not set(a.tags.types) & set(known):
-            words = {"own": _braces(a.tags.types), "known": _braces(known)}
+            words: dict[str, Any] = {"own": _braces(a.tags.types), "known": _braces(known)}
             yield _finding(a.id, "no_shared_types", {}, **words)
         pooled = sum((keys[b.id, "train"] for b in others), Counter[str]())
         yield from _leak(pooled, keys[a.id, "test"], a.id, "leakage_between_sites")
