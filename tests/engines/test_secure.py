@@ -14,8 +14,8 @@ import pytest
 import torch
 from fault_net import Net
 from fault_toy import JOB
+from secagg import Ed25519Identity, identities
 from secure_net import SITES, Giver, check, network, random_updates, tasks
-from signing import Ed25519Identity
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.federation import State
@@ -84,15 +84,13 @@ def test_the_bytes_are_about_twice_those_in_the_clear(tmp_path: Path) -> None:
 
 
 def test_signed_keys_and_confirmed_lists(tmp_path: Path) -> None:
-    known = {site: Ed25519Identity(bytes([i] * 32), {}).public for i, site in enumerate(SITES)}
-    identities = {site: Ed25519Identity(bytes([i] * 32), known) for i, site in enumerate(SITES)}
-    updates = random_updates(2)
-    net, engine, _, _ = network(tmp_path, updates, identities=identities)
+    own, updates = identities(SITES), random_updates(2)
+    net, engine, _, _ = network(tmp_path, updates, identities=own)
     for turn in range(2):
         check(engine.sum("give"), [updates[s][turn] for s in SITES])
     assert tasks(net)[3:] == ["give", "@confirm", "@unmask"] * 2
-    identities["b"] = Ed25519Identity(b"B" * 32, known)  # not the key that the others know
-    net, engine, events, _ = network(tmp_path / "2", updates, identities=identities)
+    own["b"] = Ed25519Identity(b"B" * 32, own["b"].known)  # not the key that the others know
+    net, engine, events, _ = network(tmp_path / "2", updates, identities=own)
     with pytest.raises(TrainingError, match="nothing was opened"):
         engine.sum("give")
     assert any("the keys of site 'b' are not signed by it" in event.text for event in events)

@@ -7,7 +7,9 @@ import hmac
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from itertools import combinations, product
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -129,14 +131,22 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         Parties(("a", "b", "c"))
 
 
+def shares_of(secret: int, factors: Iterable[int], points: Iterable[int]) -> dict[int, int]:
+    """Point → share, as numbers, of the polynomial with these factors."""
+    drawn = [*factors]
+    with mock.patch("secrets.randbelow", side_effect=drawn):
+        made = masks.split(secret.to_bytes(32, "big"), 1 + len(drawn), [*points])
+    return {point: int.from_bytes(share, "big") for point, share in made.items()}
+
+
+@mock.patch.object(masks, "PRIME", 1613)
 def test_published_shares() -> None:
     """The worked example of Wikipedia's article (f(x) = 1234 + 166x + 94x², modulo 1613)."""
     published = {1: 1494, 2: 329, 3: 965, 4: 176, 5: 1188, 6: 775}
-    coefficients = iter([166, 94])
-    made = masks.split(1234, 3, range(1, 7), prime=1613, below=lambda _: next(coefficients))
-    assert made == published
+    assert shares_of(1234, [166, 94], range(1, 7)) == published
     for three in combinations(published, 3):
-        assert masks.combine({x: published[x] for x in three}, prime=1613) == 1234
+        found = masks.combine({x: published[x].to_bytes(33, "big") for x in three})
+        assert int.from_bytes(found, "big") == 1234
 
 
 def test_the_prime_is_the_least_above_2_to_the_256() -> None:
@@ -156,23 +166,17 @@ def test_the_prime_is_the_least_above_2_to_the_256() -> None:
     assert not any(probably_prime(2**256 + add) for add in range(1, 297, 2))
 
 
+@mock.patch.object(masks, "PRIME", 7)
 def test_fewer_shares_than_the_threshold_fit_every_secret_alike() -> None:
     """Brute force over all polynomials modulo 7: for t - 1 given shares, each secret is left
     with equally many polynomials."""
-    prime, threshold, points = 7, 3, (1, 2, 4, 6)
-    for seen in combinations(points, threshold - 1):
-        left: Counter[tuple[tuple[int, ...], int]] = Counter()
-        for polynomial in product(range(prime), repeat=threshold):
-            coefficients = iter(polynomial[1:])
-            shares = masks.split(
-                polynomial[0],
-                threshold,
-                points,
-                prime=prime,
-                below=lambda _, c=coefficients: next(c),
-            )
-            left[tuple(shares[x] for x in seen), polynomial[0]] += 1
-        assert len(left) == prime**threshold  # every pair of shares with every secret
+    made = [
+        (secret, shares_of(secret, factors, (1, 2, 4, 6)))
+        for secret, *factors in product(range(7), repeat=3)
+    ]
+    for seen in combinations((1, 2, 4, 6), 2):
+        left = Counter((secret, *(shares[x] for x in seen)) for secret, shares in made)
+        assert len(left) == 7**3  # every pair of shares with every secret
         assert set(left.values()) == {1}
 
 
@@ -181,20 +185,18 @@ def test_any_threshold_of_shares_gives_the_secret(n: int) -> None:
     draw = random.Random(n)
     for secret in (bytes(32), b"\xff" * 32, draw.randbytes(32)):
         threshold = n // 2 + 1
-        shares = masks.share_bytes(secret, threshold, range(1, n + 1))
+        shares = masks.split(secret, threshold, range(1, n + 1))
         assert {len(share) for share in shares.values()} == {masks.SHARE_BYTES}
         for size in (threshold, n):
             chosen = draw.sample(range(1, n + 1), size)
-            assert masks.combine_bytes({x: shares[x] for x in chosen}) == secret
+            assert masks.combine({x: shares[x] for x in chosen}) == secret
         few = draw.sample(range(1, n + 1), threshold - 1)
-        assert masks.combine({x: int.from_bytes(shares[x], "big") for x in few}) != (
-            int.from_bytes(secret, "big")
-        )
+        assert masks.combine({x: shares[x] for x in few}) != secret
 
 
 def test_impossible_input_is_refused() -> None:
     with pytest.raises(TrainingError, match="not in the field"):
-        masks.combine_bytes({1: b"\xff" * 33, 2: bytes(33)})
+        masks.combine({1: b"\xff" * 33, 2: bytes(33)})
     above = (2**256 + 5).to_bytes(33, "big")  # in the field, but no 32 bytes
     with pytest.raises(TrainingError, match="do not fit together"):
-        masks.combine_bytes({1: above, 2: above})
+        masks.combine({1: above, 2: above})

@@ -1,23 +1,29 @@
-"""The secure sum: totals, drop-outs and what ends an exchange."""
+"""The secure sum: totals, drop-outs, exchanges in a row, and what the server refuses of a site."""
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
 import pytest
 import torch
+from secagg import Exchange, powers
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Total, Update
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
-from fednotes.privacy.secure_sum.server import SecureServer
-from fednotes.privacy.secure_sum.site import SecureSite
+from fednotes.privacy.secure_sum.masks import SHARE_BYTES, split
+from fednotes.privacy.secure_sum.messages import KeysMessage, UnmaskMessage
+from fednotes.privacy.secure_sum.server import SecureServer, ServerChain
+from fednotes.privacy.secure_sum.site import SecureSite, SiteChain
 
-A, B, C, D, E = "abcde"
+A, B, C, D, E, F = SIX = tuple("abcdef")
 
 
 def names(n: int) -> tuple[str, ...]:
@@ -34,9 +40,8 @@ def updates_of(sites: tuple[str, ...], seed: int = 0) -> dict[str, Update]:
             "layer.bias": torch.randn(4, generator=draw, dtype=torch.float64),
             "count": torch.randint(-9, 9, (2,), generator=draw),
         }
-        return Update(
-            tensors, weight, {"tp": weight * 3, "loss": float(torch.rand(1, generator=draw))}
-        )
+        metrics = {"tp": weight * 3, "loss": float(torch.rand(1, generator=draw))}
+        return Update(tensors, weight, metrics)
 
     return {site: update(1.0 + 37 * i) for i, site in enumerate(sites)}
 
@@ -67,95 +72,85 @@ def drop_outs(sites: tuple[str, ...], threshold: int) -> Iterator[tuple[str, ...
         yield from combinations(sites, size)
 
 
-def exact_at(exchange: type, n: int, threshold: int, sets: list[tuple[str, ...]]) -> None:
+def exact_at(n: int, threshold: int, sets: list[tuple[str, ...]]) -> None:
     """Each set of drop-outs in five ways: gone before shares, before the update, before the
     answer, and split over these."""
-    sites, split = names(n), random.Random(n)
+    sites, chance = names(n), random.Random(n)
     updates = updates_of(sites, n)
     for gone in sets:
         parts: list[list[str]] = [[], [], []]
         for site in gone:
-            split.choice(parts).append(site)
+            chance.choice(parts).append(site)
         ways = [(gone, (), ()), ((), gone, ()), ((), (), gone), parts]
         for no_shares, no_update, no_answer in ways[: len(gone) * 4 or 1]:
-            total = exchange(sites, threshold).run(
-                updates, no_shares=no_shares, no_update=no_update, no_answer=no_answer
-            )
-            out = {*no_shares, *no_update}
-            check(total, updates, [s for s in sites if s not in out], n)
+            lost = {"no_shares": no_shares, "no_update": no_update, "no_answer": no_answer}
+            total = Exchange(sites, threshold).run(updates, **lost)
+            check(total, updates, [s for s in sites if s not in {*no_shares, *no_update}], n)
 
 
 @pytest.mark.parametrize(
     ("n", "threshold"), [(3, 2), (3, 3), (4, 3), (4, 4), (5, 3), (5, 4), (6, 4), (7, 5)]
 )
-def test_exact_at_each_set_of_drop_outs(exchange: type, n: int, threshold: int) -> None:
-    exact_at(exchange, n, threshold, list(drop_outs(names(n), threshold)))
+def test_exact_at_each_set_of_drop_outs(n: int, threshold: int) -> None:
+    exact_at(n, threshold, list(drop_outs(names(n), threshold)))
 
 
 @pytest.mark.parametrize("n", [7, 8, 9, 10])
-def test_exact_at_drop_outs_of_many_sites(exchange: type, n: int) -> None:
+def test_exact_at_drop_outs_of_many_sites(n: int) -> None:
     """Ten sets drawn, the largest among them; every set is the slow test's."""
     sets = list(drop_outs(names(n), n // 2 + 1))
-    exact_at(exchange, n, n // 2 + 1, [sets[-1], *random.Random(n).sample(sets, 9)])
+    exact_at(n, n // 2 + 1, [sets[-1], *random.Random(n).sample(sets, 9)])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [7, 8, 9, 10])
-def test_exact_at_each_set_of_drop_outs_of_many_sites(exchange: type, n: int) -> None:
-    exact_at(exchange, n, n // 2 + 1, list(drop_outs(names(n), n // 2 + 1)))
+def test_exact_at_each_set_of_drop_outs_of_many_sites(n: int) -> None:
+    exact_at(n, n // 2 + 1, list(drop_outs(names(n), n // 2 + 1)))
 
 
-def test_fifty_sites(exchange: type) -> None:
+def test_fifty_sites() -> None:
     sites = tuple(f"h{i}" for i in range(50))
     updates = updates_of(sites)
-    total = exchange(sites).run(updates, no_update=sites[3:20], no_answer=sites[40:47])
+    total = Exchange(sites).run(updates, no_update=sites[3:20], no_answer=sites[40:47])
     check(total, updates, [s for s in sites if s not in sites[3:20]], 50)
 
 
-def test_the_order_of_arrival_does_not_matter(exchange: type) -> None:
+def test_the_order_of_arrival_does_not_matter() -> None:
     """Integers: every permutation gives the same bits."""
-    updates = updates_of((A, B, C))
-    totals = []
+    updates, totals = updates_of((A, B, C)), []
     for order in [(A, B, C), (C, A, B), (B, C, A)]:
-        run = exchange((A, B, C))
-        boxes = run.set_up()
-        run.upload({name: updates[name] for name in order}, boxes)
-        for name, answer in sorted(run.answers().items(), key=lambda x: order.index(x[0])):
-            assert name == answer.site
-            run.server.add_unmask(answer)
-        totals.append(run.server.total())
+        run = Exchange((A, B, C))
+        run.upload({name: updates[name] for name in order})
+        answers = run.answers()
+        totals.append(run.total([answers[name] for name in order]))
     for total in totals[1:]:
         assert total.included == (A, B, C)
         assert all(torch.equal(v, total.tensors[k]) for k, v in totals[0].tensors.items())
         assert total.metrics == totals[0].metrics
 
 
-def test_limits_and_names_of_metrics_travel_with_the_request(exchange: type) -> None:
+def test_limits_and_names_of_metrics_travel_with_the_request() -> None:
     """Against the plain sum: values are multiples of 2^-50, which the default limit drops."""
     updates = {s: Update({"w": torch.tensor([2.0**-50])}, 1.0, {s: 1.0}) for s in (A, B, C)}
     how = {"limits": {"w": 1}, "metrics": [A, B, C, "none"], "purpose": "r 1"}
-    total = exchange((A, B, C)).run(updates, **how)
+    total = Exchange((A, B, C)).run(updates, **how)
     assert total.tensors["w"].tolist() == [3 * 2.0**-50]
     assert total.metrics == {A: 1.0, B: 1.0, C: 1.0, "none": 0.0}
 
 
-def test_below_the_threshold_nothing_is_opened(exchange: type) -> None:
+def test_below_the_threshold_nothing_is_opened() -> None:
     """The server cannot ask, and sites would not answer."""
-    updates = updates_of((A, B, C, D, E))
-    run = exchange((A, B, C, D, E))
-    boxes = run.set_up()
-    run.upload({name: updates[name] for name in (A, B)}, boxes)
+    updates = updates_of(SIX[:5])
+    run = Exchange(SIX[:5])
+    run.upload({name: updates[name] for name in (A, B)})
     with pytest.raises(TrainingError, match="2 of 5 sites, and the threshold is 3: nothing"):
         run.server.requests()
     with pytest.raises(TrainingError, match="no updates to open"):
         run.server.total()
-    run = exchange((A, B, C, D, E))
-    boxes = run.set_up()
-    run.upload(updates, boxes)
-    for answer in list(run.answers().values())[:2]:
-        run.server.add_unmask(answer)
+    run = Exchange(SIX[:5])
+    run.upload(updates)
     with pytest.raises(TrainingError, match="opened shares of 2 of 5"):
-        run.server.total()
+        run.total(list(run.answers().values())[:2])
     parties = Parties((A, B, C))
     server = SecureServer(parties, b"")
     server.add_keys(SecureSite(A, parties, b"").keys())
@@ -167,72 +162,64 @@ def test_below_the_threshold_nothing_is_opened(exchange: type) -> None:
         server.boxes()
 
 
-def test_bad_values_are_refused_before_masking_and_the_exchange_goes_on(exchange: type) -> None:
+def test_bad_values_are_refused_before_masking_and_the_exchange_goes_on() -> None:
     """Out of range: with wider limits the same exchange gives the total; NaN: a drop-out."""
-    sites = (A, B, C)
-    updates = {s: Update({"v": torch.tensor([1e12])}, 1.0) for s in sites}
-    run = exchange(sites)
+    updates = {s: Update({"v": torch.tensor([1e12])}, 1.0) for s in (A, B, C)}
+    run = Exchange((A, B, C))
     boxes = run.set_up()
     with pytest.raises(TrainingError, match=r"tensor 'v'.*nothing was sent"):
         run.upload(updates, boxes)
     assert run.server.heard == ()
-    nan = {**updates, B: Update({"v": torch.tensor([float("nan")])})}
-    wide = {"v": 60}
+    nan, wide = Update({"v": torch.tensor([float("nan")])}), {"v": 60}
     with pytest.raises(TrainingError, match="tensor 'v' has a value that is not finite"):
-        run.upload({B: nan[B]}, boxes, limits=wide)
+        run.upload({B: nan}, boxes, limits=wide)
     run.upload({A: updates[A], C: updates[C]}, boxes, limits=wide)
-    for answer in run.answers().values():
-        run.server.add_unmask(answer)
-    total = run.server.total()
+    total = run.total()
     assert total.included == (A, C)
     assert total.tensors["v"].tolist() == [2 * float(torch.tensor(1e12))]
 
 
-def test_the_layout_of_most_sites_counts(exchange: type) -> None:
+def test_the_layout_of_most_sites_counts() -> None:
     """A site with another tensor is left out like a drop-out; without a majority the message
     names what differs."""
-    sites = (A, B, C)
-    odd = Update({"other": torch.ones(2)})
-    updates = {A: odd, B: Update({"w": torch.ones(2)}), C: Update({"w": torch.ones(2)})}
-    total = exchange(sites).run(updates)
+    updates = dict.fromkeys((A, B, C), Update({"w": torch.ones(2)}))
+    updates[A] = Update({"other": torch.ones(2)})
+    total = Exchange((A, B, C)).run(updates)
     assert total.included == (B, C)
     assert total.tensors["w"].tolist() == [2.0, 2.0]
-    two = exchange((A, B, C), 3)
-    boxes = two.set_up()
-    two.upload(updates, boxes)
+    two = Exchange((A, B, C), 3)
+    two.upload(updates)
     with pytest.raises(TrainingError, match=r"'a' and 'b'|'b' and 'a'") as error:
         two.server.requests()
     assert "tensor 'other'" in str(error.value)
 
 
-def test_a_total_is_made_of_masks_that_cancel_only(exchange: type) -> None:
+def test_a_total_is_made_of_masks_that_cancel_only() -> None:
     """Words changed on the way, and shares that fit no key, are noticed."""
     updates = updates_of((A, B, C))
-    run = exchange((A, B, C))
+    run = Exchange((A, B, C))
     boxes = run.set_up()
     message = run.sites[A].masked(boxes[A], updates[A])
     message.words[-1] += np.uint64(1)
     run.server.add_masked(message)
     run.upload({s: updates[s] for s in (B, C)}, boxes)
-    for answer in run.answers().values():
-        run.server.add_unmask(answer)
     with pytest.raises(TrainingError, match="did not cancel"):
-        run.server.total()
+        run.total()
     for part, gone in (("masks", ()), ("keys", (C,))):
-        run = exchange((A, B, C))
-        run.upload({s: u for s, u in updates.items() if s not in gone}, run.set_up())
-        for answer in run.answers().values():
+        run = Exchange((A, B, C))
+        run.upload({s: u for s, u in updates.items() if s not in gone})
+        answers = run.answers().values()
+        for answer in answers:
             shares = getattr(answer, part)
             name = sorted(shares)[-1]
             shares[name] = shares[name][:-1] + bytes([shares[name][-1] ^ 1])
-            run.server.add_unmask(answer)
         with pytest.raises(TrainingError, match=r"shares of the (mask|key) of site '[bc]'"):
-            run.server.total()
+            run.total(answers)
 
 
-def test_late_doubled_and_foreign_messages_are_refused(exchange: type) -> None:
+def test_late_doubled_and_foreign_messages_are_refused() -> None:
     updates = updates_of((A, B, C))
-    run, other = exchange((A, B, C)), exchange((A, B, C), context=b"job/run/1")
+    run, other = Exchange((A, B, C)), Exchange((A, B, C), context=b"job/run/1")
     for wrong, why in [
         (other.sites[A].keys(), "another exchange"),
         (SecureSite("x", Parties(("x", B, C)), b"job/run/0").keys(), "site 'x' takes no part"),
@@ -256,8 +243,7 @@ def test_late_doubled_and_foreign_messages_are_refused(exchange: type) -> None:
     run.server.add_unmask(answers[A])
     with pytest.raises(RefusedError, match="answered twice"):
         run.server.add_unmask(answers[A])
-    run.server.add_unmask(answers[B])
-    check(run.server.total(), updates, [A, B], 3)
+    check(run.total([answers[B]]), updates, [A, B], 3)
 
 
 def test_parameters_that_protect_nobody_are_refused() -> None:
@@ -272,12 +258,10 @@ def test_parameters_that_protect_nobody_are_refused() -> None:
             SecureSite(A, Parties(sites, threshold), b"")
 
 
-def test_update_of_encoded_words_is_what_is_masked(exchange: type) -> None:
+def test_update_of_encoded_words_is_what_is_masked() -> None:
     """The words that arrive, less the streams, are the encoding: nothing else is sent."""
     updates = updates_of((A, B, C))
-    run = exchange((A, B, C))
-    boxes = run.set_up()
-    messages = run.upload(updates, boxes)
+    messages = Exchange((A, B, C)).upload(updates)
     encoded = [encode(u, messages[A].layout) for u in updates.values()]
     assert all((m.words != e).all() for m, e in zip(messages.values(), encoded, strict=True))
     assert messages[A].words.shape == (messages[A].layout.words,)
@@ -304,3 +288,248 @@ def test_least_sum_of_a_lying_server(n: int, threshold: int) -> None:
     assert -(-n * (2 * threshold - n) // threshold) <= least
     assert least >= 2
     assert threshold < n or least == threshold  # where all are needed, no list need be confirmed
+
+
+# what the server refuses of a site, and sums in spite of wrong shares
+
+
+def test_a_layout_for_another_number_of_sites_is_refused() -> None:
+    """Of three and four sites the grid is the same, so only the number tells them apart."""
+    run = Exchange((A, B, C))
+    message = run.sites[A].masked(run.set_up()[A], powers((A,))[A])
+    with pytest.raises(RefusedError, match="for another number of sites"):
+        run.server.add_masked(replace(message, layout=replace(message.layout, sites=4)))
+    run.server.add_masked(message)
+    assert run.server.heard == (A,)
+
+
+@pytest.mark.parametrize("length", [0, SHARE_BYTES - 1, SHARE_BYTES + 1])
+def test_opened_shares_of_another_length_are_refused(length: int) -> None:
+    run = Exchange((A, B, C, D))
+    run.upload(powers((A, B, C)))
+    answer = run.answers()[A]
+    for part, site in (("masks", B), ("keys", D)):
+        given = dict(getattr(answer, part))
+        given[site] = (given[site] + bytes(1))[:length]
+        with pytest.raises(RefusedError, match="opened shares of site 'a' are not what was asked"):
+            run.server.add_unmask(replace(answer, **{part: given}))
+    run.server.add_unmask(answer)
+
+
+def spoilt(answer: UnmaskMessage) -> UnmaskMessage:
+    """All shares in it, each another number of the field."""
+
+    def wrong(shares: dict[str, bytes]) -> dict[str, bytes]:
+        return {s: bytes(1) + hashlib.sha256(share).digest() for s, share in shares.items()}
+
+    return replace(answer, masks=wrong(answer.masks), keys=wrong(answer.keys))
+
+
+def opened(liars: str, threshold: int, gone: str = "") -> tuple[Total, set[str]]:
+    """The total with wrong shares from the liars, and whom the server names."""
+    run = Exchange(SIX, threshold)
+    run.upload({s: u for s, u in powers(SIX).items() if s not in gone})
+    answers = run.answers().items()
+    total = run.total([spoilt(each) if site in liars else each for site, each in answers])
+    return total, {site for site, _ in run.server.doubtful}
+
+
+@pytest.mark.parametrize("liars", ["a", "c", "f", "ab", "cd", "af"])
+def test_the_sum_is_made_without_the_wrong_shares(liars: str) -> None:
+    """Against the plain sum. Sites that the server did not need lied to nobody: f is among the
+    first four of no attempt unless another one is left out."""
+    total, named = opened(liars, 4)
+    assert total.tensors["w"].tolist() == [63.0] * 4
+    assert total.included == SIX
+    assert named == (set() if liars == "f" else set(liars))
+    total, again = opened(liars[:1], 4, gone="e")  # its key is rebuilt too
+    assert total.tensors["w"].tolist() == [63.0 - 16.0] * 4
+    assert again == named & {liars[0]}
+
+
+def test_where_no_answer_can_be_spared_the_sum_is_given_up() -> None:
+    for liars, threshold in (("b", 6), ("ab", 5), ("abc", 4)):
+        with pytest.raises(TrainingError, match="shares of the mask of site 'a' do not fit"):
+            opened(liars, threshold)
+
+
+def test_a_site_that_dealt_a_wrong_share_is_named_with_who_opened_it() -> None:
+    """Nobody can tell which of the two it was; for all other secrets b's shares are right."""
+    run = Exchange(SIX, 4)
+    run.upload(powers(SIX))
+    other, answers = split(bytes(32), 4, range(1, 7)), run.answers()
+    answers[B] = replace(answers[B], masks={**answers[B].masks, D: other[2]})
+    assert run.total(answers.values()).tensors["w"].tolist() == [63.0] * 4
+    assert run.server.doubtful == [(B, D)]
+
+
+# exchanges in a row: two messages a site each while nothing fails, a fresh start when it does
+
+SITES = SIX[:4]
+PARTIES = Parties(SITES, confirmed=False)
+
+
+class Network:
+    """Sites and a server, and how many messages each site sent by kind."""
+
+    def __init__(self) -> None:
+        self.sites = {name: SiteChain(name, PARTIES, b"job") for name in SITES}
+        self.server, self.sent = ServerChain(PARTIES, b"job"), Counter[str]()
+        self.public: list[KeysMessage] = []
+
+    def start(self, alive: Collection[str], number: int | None = None) -> None:
+        if number is not None:
+            self.server.number = number - 2
+        now = self.server.start()
+        for name in alive:
+            now.add_keys(self.sites[name].keys(self.server.number))
+        keys = now.keys()
+        for name in keys:
+            now.add_shares(self.sites[name].at(self.server.number).shares(keys))
+        self.sent.update(keys=len(keys), shares=len(keys))
+        now.boxes()
+
+    def mask(self, updates: dict[str, Update]) -> None:
+        number, boxes = self.server.number, self.server.now.boxes()
+        for name, update in updates.items():
+            message = self.sites[name].masked(number, boxes[name], update)
+            assert message.next_keys is not None
+            self.public.append(message.next_keys)
+            self.server.add_masked(message)
+            self.sent["masked"] += 1
+
+    def sum(self, updates: dict[str, Update], silent: Collection[str] = ()) -> Total:
+        """An exchange with the sites of `updates`; those in `silent` do not answer the second
+        request. Starts afresh unless all of them are prepared."""
+        if not set(updates) <= set(self.server.prepared):
+            self.start(tuple(updates))
+        number = self.server.number
+        self.mask(updates)
+        requests, keys = self.server.requests()
+        for name, request in requests.items():
+            if name not in silent:
+                self.server.add_unmask(self.sites[name].unmask(number, request, keys))
+                self.sent["unmask"] += 1
+        return self.server.total()
+
+
+def given(round: int, sites: Collection[str] = SITES) -> dict[str, Update]:
+    """Integers, so that the plain sum is exact."""
+    return {
+        s: Update({"w": torch.arange(5.0) * (i + round)}, 1.0 + i, {"n": float(i)})
+        for i, s in enumerate(SITES)
+        if s in sites
+    }
+
+
+def right(total: Total, updates: dict[str, Update]) -> None:
+    """Against the plain sum."""
+    plain = Total.of(updates.values())
+    assert torch.equal(total.tensors["w"], plain.tensors["w"])
+    assert (total.weight, dict(total.metrics)) == (plain.weight, dict(plain.metrics))
+    assert total.included == tuple(updates)
+
+
+def test_two_messages_a_site_without_faults() -> None:
+    """The first exchange has four; every exchange has keys of its own."""
+    network = Network()
+    for round in range(5):
+        right(network.sum(given(round)), given(round))
+    assert network.sent == {"keys": 4, "shares": 4, "masked": 20, "unmask": 20}
+    assert network.server.number == 6
+    public = [raw for k in network.public for raw in (k.sharing, k.masking, k.commitment)]
+    assert len(set(public)) == len(public) == 60
+
+
+def test_a_drop_out_goes_on_at_two_messages_and_comes_back_at_four() -> None:
+    network = Network()
+    right(network.sum(given(0)), given(0))
+    assert network.server.prepared == SITES
+    three = given(1, "abc")
+    right(network.sum(three), three)  # d is silent
+    assert network.server.prepared == (A, B, C)
+    right(network.sum(three), three)
+    assert network.sent["keys"] == 4
+    right(network.sum(given(2)), given(2))  # d is back
+    assert network.sent["keys"] == 8
+    right(network.sum(given(3), silent=(B,)), given(3))  # in the sum all the same
+    assert network.server.prepared == (A, C, D)
+
+
+def test_after_a_failure_a_higher_number_starts_afresh() -> None:
+    network = Network()
+    network.sum(given(0))
+    with pytest.raises(TrainingError, match="threshold is 3"):
+        network.sum(given(1, "ab"))  # a and b sent masked updates of the prepared exchange
+    assert network.server.prepared == SITES  # still open for c and d, but nothing to reuse
+    network.start(SITES)
+    right(network.sum(given(2)), given(2))
+    with pytest.raises(RefusedError, match="was used before"):
+        network.sites[A].keys(1)
+    with pytest.raises(RefusedError, match="no keys for exchange 1"):
+        network.sites[A].masked(1, {}, Update())
+
+
+def test_restarted_processes_meet_again_at_a_fresh_start() -> None:
+    network = Network()
+    network.sum(given(0))
+    network.sites[B] = SiteChain(B, PARTIES, b"job")  # killed and started again
+    boxes = network.server.now.boxes()
+    with pytest.raises(RefusedError, match="start afresh"):
+        network.sites[B].masked(network.server.number, boxes[B], given(1)[B])
+    network.start(SITES)
+    right(network.sum(given(1)), given(1))
+    highest = network.server.number
+    network.server = ServerChain(PARTIES, b"job")
+    assert network.server.prepared == ()
+    with pytest.raises(TrainingError, match="start one"):
+        _ = network.server.now
+    network.start(SITES, highest + 100)
+    right(network.sum(given(2)), given(2))
+
+
+def test_a_spoilt_piggyback_costs_no_sum() -> None:
+    """The server sends a wrong list of next keys: the total is made, the next one starts afresh."""
+    network = Network()
+    network.start(SITES)
+    network.mask(given(0))
+    requests, keys = network.server.requests()
+    assert set(keys) == set(SITES)
+    for name, request in requests.items():
+        wrong = {A: keys[A]}
+        answer = network.sites[name].unmask(network.server.number, request, wrong)
+        assert answer.next_shares is None
+        network.server.add_unmask(answer)
+    right(network.server.total(), given(0))
+    assert network.server.prepared == ()
+    right(network.sum(given(1)), given(1))
+
+
+def test_numbers_rise_and_an_older_exchange_is_forgotten() -> None:
+    """A number has keys once, also the next one's that rode on a masked update. And what was
+    masked in an exchange that was passed over can be opened by nobody any more."""
+    network = Network()
+    network.sum(given(0))
+    site = network.sites[A]
+    newest = network.server.number  # its keys rode on the first exchange's masked updates
+    for number in (newest - 1, newest):
+        with pytest.raises(RefusedError, match="was used before"):
+            site.keys(number)
+    first = site._open[newest]
+    network.mask(given(1))
+    requests, keys = network.server.requests()
+    server = ServerChain(PARTIES, b"job")
+    server.number = newest - 1
+    following = server.start()
+    for name in SITES:
+        following.add_keys(keys[name])
+    keys = following.keys()
+    for name in SITES:
+        following.add_shares(network.sites[name].at(newest + 1).shares(keys))
+    site.masked(newest + 1, following.boxes()[A], given(2)[A])
+    with pytest.raises(RefusedError, match=f"no keys for exchange {newest}"):
+        site.unmask(newest, requests[A])
+    with pytest.raises(RefusedError, match="stands at 'closed'"):
+        first.unmask(requests[A])
+    assert not first._seed
+    assert not first._held

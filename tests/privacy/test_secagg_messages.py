@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from secagg import Exchange
 
 from fednotes.core.errors import RefusedError
 from fednotes.core.messages import plain
@@ -33,9 +34,9 @@ from fednotes.privacy.secure_sum.site import SiteChain
 SITES = ("a", "b", "c")
 
 
-def every_kind(exchange: type) -> list[Any]:
+def every_kind() -> list[Any]:
     """One message of each kind, the piggyback ones too."""
-    run = exchange(SITES, confirmed=True)
+    run = Exchange(SITES, confirmed=True)
     boxes = run.set_up()
     update = Update({"w": torch.ones(2, 3), "e": torch.zeros(0)}, 2.0, {"n": 1.0})
     masked = run.upload(dict.fromkeys(SITES, update), boxes, purpose="7/gradients")
@@ -59,10 +60,10 @@ def header(message: Any) -> tuple[Any, dict[str, Any]]:
     return json.loads(json.dumps(plain(message, *apart))), apart
 
 
-def test_there_and_back(exchange: type) -> None:
+def test_there_and_back() -> None:
     """Through JSON text; fields compared one by one."""
     kinds = set()
-    for message in every_kind(exchange):
+    for message in every_kind():
         facts, apart = header(message)
         again = read(type(message), facts, **apart)
         kinds.add(type(message))
@@ -74,8 +75,8 @@ def test_there_and_back(exchange: type) -> None:
     }  # fmt: skip
 
 
-def test_words_travel_as_they_are(exchange: type) -> None:
-    message = next(m for m in every_kind(exchange) if isinstance(m, MaskedMessage))
+def test_words_travel_as_they_are() -> None:
+    message = next(m for m in every_kind() if isinstance(m, MaskedMessage))
     sent = packed_masked(Masking(None, b"h"), message)
     words = masked_in(read(Masking, sent.facts), sent).words
     assert words.dtype == np.uint64
@@ -98,13 +99,13 @@ def places(table: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-def test_malformed_messages_are_refused_or_harmless(exchange: type) -> None:
+def test_malformed_messages_are_refused_or_harmless() -> None:
     """Each place of each message takes each of several wrong values: a RefusedError, or a
     message of the right kind (another name, say), never anything else."""
     draw = random.Random(0)
     wrong = [None, 1, -1, 2**70, 1.5, True, "x", "zz", "", [], {}, [1], {"a": 1}, {"a": "zz"}]
     refused = 0
-    for message in every_kind(exchange):
+    for message in every_kind():
         facts, apart = header(message)
         spots = places(facts)
         for spot in draw.sample(spots, min(40, len(spots))):
@@ -126,8 +127,8 @@ def test_malformed_messages_are_refused_or_harmless(exchange: type) -> None:
     assert refused > 1000
 
 
-def test_a_layout_that_no_site_could_have_made_is_not_added(exchange: type) -> None:
-    run = exchange(SITES)
+def test_a_layout_that_no_site_could_have_made_is_not_added() -> None:
+    run = Exchange(SITES)
     update = Update({"w": torch.ones(2, 3)}, 2.0, {"n": 1.0})
     message = run.sites["a"].masked(run.set_up()["a"], update)
     facts, apart = header(message)

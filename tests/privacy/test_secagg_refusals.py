@@ -7,34 +7,36 @@ from typing import Any
 
 import pytest
 import torch
-from signing import Ed25519Identity
+from secagg import Ed25519Identity, Exchange, identities, powers
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import Parties, masks
 from fednotes.privacy.secure_sum.fixed_point import encode
-from fednotes.privacy.secure_sum.masks import add_streams, combine_bytes
-from fednotes.privacy.secure_sum.messages import KeysMessage, UnmaskRequest
+from fednotes.privacy.secure_sum.masks import add_streams, combine
+from fednotes.privacy.secure_sum.messages import KeysMessage, MaskedMessage, UnmaskRequest
 from fednotes.privacy.secure_sum.site import SecureSite, pair_stream, self_stream, session_id
 
 A, B, C, D, E = "abcde"
 FIVE = (A, B, C, D, E)
 
 
-def ones(sites: tuple[str, ...]) -> dict[str, Update]:
-    return {s: Update({"w": torch.full((4,), float(i))}) for i, s in enumerate(sites)}
+def signing(sites: tuple[str, ...]) -> tuple[dict[str, SecureSite], dict[str, KeysMessage]]:
+    """Sites that sign their keys, and these."""
+    made = {s: SecureSite(s, Parties(sites), b"x", own) for s, own in identities(sites).items()}
+    return made, {s: site.keys() for s, site in made.items()}
 
 
-def asked(exchange: type, sites: tuple[str, ...], gone: tuple[str, ...] = ()) -> Any:
+def asked(sites: tuple[str, ...], gone: tuple[str, ...] = ()) -> Any:
     """An exchange that stands at the server's requests."""
-    run = exchange(sites)
-    run.upload({s: u for s, u in ones(sites).items() if s not in gone}, run.set_up())
+    run = Exchange(sites)
+    run.upload({s: u for s, u in powers(sites).items() if s not in gone})
     run.requests = run.server.requests()
     return run
 
 
-def test_lists_of_survivors_that_no_honest_server_sends(exchange: type) -> None:
-    run = asked(exchange, (A, B, C, D), gone=(D,))
+def test_lists_of_survivors_that_no_honest_server_sends() -> None:
+    run = asked((A, B, C, D), gone=(D,))
     fair = run.requests[A]
     assert (fair.survivors, fair.dropped) == ((A, B, C), (D,))
     lies: list[tuple[dict[str, Any], str]] = [
@@ -63,10 +65,10 @@ def test_lists_of_survivors_that_no_honest_server_sends(exchange: type) -> None:
     assert (set(answer.masks), set(answer.keys)) == ({A, B, C}, {D})
 
 
-def test_one_list_is_answered_and_only_that_again(exchange: type) -> None:
+def test_one_list_is_answered_and_only_that_again() -> None:
     """First c is a survivor, then it is said to have dropped out: both shares together would
     open its update."""
-    run = asked(exchange, (A, B, C, D))
+    run = asked((A, B, C, D))
     fair = run.requests[A]
     other = replace(fair, survivors=(A, B, D), dropped=(C,))
     answer = run.sites[A].unmask(fair)
@@ -80,37 +82,42 @@ def test_one_list_is_answered_and_only_that_again(exchange: type) -> None:
     assert set(run.sites[B].unmask(run.requests[B]).keys) == set()
 
 
-def short_roster(exchange: type) -> tuple[Any, dict[str, UnmaskRequest]]:
-    """Site a is shown a roster of a, b, c; the others one of five; then b and c "drop out"."""
-    run = exchange(FIVE)
-    boxes = run.set_up()
-    boxes[A] = {s: boxes[A][s] for s in (B, C)}
-    run.masked = {s: run.sites[s].masked(boxes[s], u) for s, u in ones(FIVE).items()}
-    shown = (A, D, E)
-    # b and c are asked too, as survivors of lists of their own
-    lists = {D: shown, E: shown, B: (A, B, D, E), C: (A, C, D, E)}
-    return run, {
+def asked_of(
+    run: Any, lists: dict[str, tuple[str, ...]], messages: dict[str, MaskedMessage]
+) -> dict[str, UnmaskRequest]:
+    """What a server asks that shows each site a list of its own."""
+    return {
         to: UnmaskRequest(
             run.server.exchange,
             listed,
             tuple(s for s in FIVE if s not in listed),
-            {s: run.masked[s].receipts.get(to, bytes(32)) for s in listed if s != to},
+            {s: messages[s].receipts.get(to, bytes(32)) for s in listed if s != to},
         )
         for to, listed in lists.items()
     }
 
 
-def test_a_short_roster_for_one_site_is_refused(
-    exchange: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def short_roster() -> tuple[Any, dict[str, UnmaskRequest]]:
+    """Site a is shown a roster of a, b, c; the others one of five; then b and c "drop out"."""
+    run = Exchange(FIVE)
+    boxes = run.set_up()
+    boxes[A] = {s: boxes[A][s] for s in (B, C)}
+    run.masked = {s: run.sites[s].masked(boxes[s], u) for s, u in powers(FIVE).items()}
+    shown = (A, D, E)
+    # b and c are asked too, as survivors of lists of their own
+    lists = {D: shown, E: shown, B: (A, B, D, E), C: (A, C, D, E)}
+    return run, asked_of(run, lists, run.masked)
+
+
+def test_a_short_roster_for_one_site_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without receipts this opens a single site's update, with no site having given both shares
     of any other: the second half does it, with the check of receipts switched off."""
-    run, requests = short_roster(exchange)
+    run, requests = short_roster()
     for to, request in requests.items():
         with pytest.raises(RefusedError, match="site 'a' was asked something else"):
             run.sites[to].unmask(request)
 
-    run, requests = short_roster(exchange)
+    run, requests = short_roster()
     monkeypatch.setattr(masks, "same", lambda left, right: True)
     answers = {to: run.sites[to].unmask(request) for to, request in requests.items()}
     assert not any(a.masks.keys() & a.keys.keys() for a in answers.values())
@@ -118,7 +125,7 @@ def test_a_short_roster_for_one_site_is_refused(
     def secret(part: str, of: str) -> bytes:
         given = {s: getattr(a, part)[of] for s, a in answers.items() if of in getattr(a, part)}
         assert len(given) >= 3
-        return combine_bytes({FIVE.index(s) + 1: share for s, share in list(given.items())[:3]})
+        return combine({FIVE.index(s) + 1: share for s, share in list(given.items())[:3]})
 
     keys, words = run.server.keys(), run.masked[A].words.copy()
     where = run.masked[A].layout.digest()
@@ -128,30 +135,22 @@ def test_a_short_roster_for_one_site_is_refused(
         shared = masks.agreed(masks.private_key(secret("keys", site)), keys[A].masking, A)
         streams.append((pair_stream(shared, session, A, site, where), -1))
     add_streams(words, streams)
-    assert (words == encode(ones(FIVE)[A], run.masked[A].layout)).all()
+    assert (words == encode(powers(FIVE)[A], run.masked[A].layout)).all()
 
 
-def two_lists(exchange: type, confirmed: bool) -> tuple[Any, dict[str, UnmaskRequest]]:
+def two_lists(confirmed: bool) -> tuple[Any, dict[str, UnmaskRequest]]:
     """Five sites, t = 3: lists that open the sum of a and b alone (c, d, e are each left out by
     three sites)."""
-    run = exchange(FIVE, confirmed=confirmed)
-    messages = run.upload(ones(FIVE), run.set_up())
+    run = Exchange(FIVE, confirmed=confirmed)
+    messages = run.upload(powers(FIVE))
     lists = {A: (A, B, C), B: (A, B, D), C: (A, B, C), D: (A, B, D), E: (A, B, E)}
-    return run, {
-        to: UnmaskRequest(
-            run.server.exchange,
-            listed,
-            tuple(s for s in FIVE if s not in listed),
-            {s: messages[s].receipts[to] for s in listed if s != to},
-        )
-        for to, listed in lists.items()
-    }
+    return run, asked_of(run, lists, messages)
 
 
-def test_different_lists_are_seen_by_confirmation(exchange: type) -> None:
+def test_different_lists_are_seen_by_confirmation() -> None:
     """With confirmation no site opens anything. Without it, the lists give shares enough for a
     sum of two, never of one: `test_least_sum_of_a_lying_server` says so."""
-    run, requests = two_lists(exchange, confirmed=True)
+    run, requests = two_lists(confirmed=True)
     confirmations = {to: run.sites[to].confirm(request) for to, request in requests.items()}
     for to, request in requests.items():
         given = {s: c.confirmations[to] for s, c in confirmations.items() if to in c.confirmations}
@@ -163,7 +162,7 @@ def test_different_lists_are_seen_by_confirmation(exchange: type) -> None:
         with pytest.raises(RefusedError, match=r"[12] sites confirmed"):
             run.sites[to].unmask(replace(request, confirmations={**same, "x": b"", to: b""}))
 
-    run, requests = two_lists(exchange, confirmed=False)
+    run, requests = two_lists(confirmed=False)
     answers = [run.sites[to].unmask(request) for to, request in requests.items()]
     masks_of = {s: sum(s in a.masks for a in answers) for s in FIVE}
     keys_of = {s: sum(s in a.keys for a in answers) for s in FIVE}
@@ -171,10 +170,10 @@ def test_different_lists_are_seen_by_confirmation(exchange: type) -> None:
     assert {s for s in FIVE if keys_of[s] >= 3} == {C, D, E}
 
 
-def test_confirmed_exchange_gives_the_same_total(exchange: type) -> None:
+def test_confirmed_exchange_gives_the_same_total() -> None:
     for gone in ((), (D, E)):
-        plain, sure = exchange(FIVE), exchange(FIVE, confirmed=True)
-        one, other = (run.run(ones(FIVE), no_update=gone) for run in (plain, sure))
+        plain, sure = Exchange(FIVE), Exchange(FIVE, confirmed=True)
+        one, other = (run.run(powers(FIVE), no_update=gone) for run in (plain, sure))
         assert torch.equal(one.tensors["w"], other.tensors["w"])
         assert one.included == other.included
     mixed = SecureSite(A, Parties(FIVE, confirmed=True), b"job/run/0")
@@ -182,8 +181,8 @@ def test_confirmed_exchange_gives_the_same_total(exchange: type) -> None:
         plain.server.__class__(Parties(FIVE, confirmed=False), b"job/run/0").add_keys(mixed.keys())
 
 
-def test_keys_that_no_honest_server_sends(exchange: type) -> None:
-    run = exchange((A, B, C))
+def test_keys_that_no_honest_server_sends() -> None:
+    run = Exchange((A, B, C))
     fair = {name: site.keys() for name, site in run.sites.items()}
     own = fair[A]
     lies: list[tuple[dict[str, KeysMessage], str]] = [
@@ -199,58 +198,73 @@ def test_keys_that_no_honest_server_sends(exchange: type) -> None:
         ({**fair, B: replace(fair[B], sharing=bytes(32))}, "not a usable X25519 key"),
     ]
     for keys, why in lies:
-        fresh = exchange((A, B, C)).sites[A]
+        fresh = Exchange((A, B, C)).sites[A]
         fresh._own_keys = own
         with pytest.raises(RefusedError, match=why):
             fresh.shares(keys)
 
 
-def test_different_keys_for_two_sites_are_seen_by_the_second(exchange: type) -> None:
-    """The server puts its own masking key in b's place, for a only: a and b then disagree on the
-    digest of all keys, which every box is bound to."""
-    run = exchange((A, B, C))
-    fair = {name: site.keys() for name, site in run.sites.items()}
+def test_different_keys_for_two_sites_are_seen_by_the_second() -> None:
+    """The server puts another commitment or its own masking key in b's place, for a only: a and b
+    then disagree on the digest of all keys, which every box is bound to."""
     theirs = masks.public_bytes(masks.private_key(b"7" * 32))
-    from_a = run.sites[A].shares({**fair, B: replace(fair[B], masking=theirs)})
-    from_b, from_c = run.sites[B].shares(fair), run.sites[C].shares(fair)
-    with pytest.raises(RefusedError, match="shares of site 'a' cannot be opened"):
-        run.sites[B].masked({A: from_a.boxes[B], C: from_c.boxes[B]}, ones((A,))[A])
+    for change in ({"commitment": bytes(32)}, {"masking": theirs}):
+        run = Exchange((A, B, C))
+        fair = {name: site.keys() for name, site in run.sites.items()}
+        from_a = run.sites[A].shares({**fair, B: replace(fair[B], **change)})
+        from_b, from_c = run.sites[B].shares(fair), run.sites[C].shares(fair)
+        with pytest.raises(RefusedError, match="shares of site 'a' cannot be opened"):
+            run.sites[B].masked({A: from_a.boxes[B], C: from_c.boxes[B]}, powers((A,))[A])
     with pytest.raises(RefusedError, match="shares of site 'b' cannot be opened"):
-        run.sites[A].masked({B: from_b.boxes[A]}, ones((A,))[A])
+        run.sites[A].masked({B: from_b.boxes[A]}, powers((A,))[A])
     with pytest.raises(RefusedError, match="1 sites in the list of shares"):
-        run.sites[A].masked({}, ones((A,))[A])
+        run.sites[A].masked({}, powers((A,))[A])
     with pytest.raises(RefusedError, match="shares of site 'c' cannot be opened"):
-        run.sites[B].masked({C: from_c.boxes[A]}, ones((A,))[A])  # meant for another
+        run.sites[B].masked({C: from_c.boxes[A]}, powers((A,))[A])  # meant for another
     with pytest.raises(RefusedError, match="site 'x' in the list of shares"):
-        run.sites[B].masked({C: from_c.boxes[B], "x": b""}, ones((A,))[A])
-    good = run.sites[B].masked({C: from_c.boxes[B]}, ones((A,))[A])
+        run.sites[B].masked({C: from_c.boxes[B], "x": b""}, powers((A,))[A])
+    good = run.sites[B].masked({C: from_c.boxes[B]}, powers((A,))[A])
     assert set(good.receipts) == {C}
 
 
-def test_signed_keys_cannot_be_replaced(exchange: type) -> None:
+def test_signed_keys_cannot_be_replaced() -> None:
     """A server in the middle with keys of its own would read every share; signatures, whose keys
     it does not hold, stop it at the first step."""
-    sites = (A, B, C)
-    private = {s: bytes([i]) * 32 for i, s in enumerate(sites, start=1)}
-    known = {s: Ed25519Identity(private[s], {}).public for s in sites}
-    parties = Parties(sites)
-    made = {s: SecureSite(s, parties, b"x", Ed25519Identity(private[s], known)) for s in sites}
-    keys = {s: site.keys() for s, site in made.items()}
+    parties, own = Parties((A, B, C)), identities((A, B, C))[B]
+    made, keys = signing((A, B, C))
     theirs = masks.public_bytes(masks.private_key(b"7" * 32))
     forged = replace(keys[B], sharing=theirs)
     signed = replace(forged, signature=Ed25519Identity(b"8" * 32, {}).sign(b""))
     unsigned = SecureSite(B, parties, b"x").keys()
-    old = SecureSite(B, parties, b"y", Ed25519Identity(private[B], known)).keys()
+    old = SecureSite(B, parties, b"y", own).keys()
     replayed = replace(old, exchange=keys[B].exchange)
-    for lie in (forged, signed, unsigned, replayed, replace(keys[C], site=B)):
+    committed = replace(keys[B], commitment=bytes(32))  # the server would believe another seed
+    for lie in (forged, signed, unsigned, replayed, committed, replace(keys[C], site=B)):
         with pytest.raises(RefusedError, match="site 'b' are not signed by it"):
             made[A].shares({**keys, B: lie})
     assert set(made[A].shares(keys).boxes) == {B, C}
 
 
-def test_steps_are_taken_once_and_in_order(exchange: type) -> None:
-    run = exchange((A, B, C))
-    site, update = run.sites[A], ones((A,))[A]
+def test_what_a_site_sent_is_no_message_to_itself() -> None:
+    """One key for each direction: a server that sends a site its own box or receipts back, as
+    another's, has nothing of it."""
+    run = Exchange((A, B, C, D))
+    boxes = run.set_up()
+    own = run.server._boxes[A].boxes
+    with pytest.raises(RefusedError, match="shares of site 'b' cannot be opened"):
+        run.sites[A].masked({**boxes[A], B: own[B]}, powers((A,))[A])
+    messages = run.upload(powers((A, B, C, D)), boxes)
+    assert messages[A].receipts[B] != messages[B].receipts[A]
+    request = run.server.requests()[A]
+    reflected = replace(request, receipts={**request.receipts, B: messages[A].receipts[B]})
+    with pytest.raises(RefusedError, match="site 'b' was asked something else"):
+        run.sites[A].unmask(reflected)
+    run.sites[A].unmask(request)
+
+
+def test_steps_are_taken_once_and_in_order() -> None:
+    run = Exchange((A, B, C))
+    site, update = run.sites[A], powers((A,))[A]
     nothing = UnmaskRequest(site.exchange, (A, B, C), (), {})
     with pytest.raises(RefusedError, match=r"'masked' is refused.*stands at 'keys'"):
         site.masked({}, update)
@@ -269,9 +283,9 @@ def test_steps_are_taken_once_and_in_order(exchange: type) -> None:
         site.unmask(nothing)
 
 
-def test_limits_cannot_be_tried_one_after_the_other(exchange: type) -> None:
+def test_limits_cannot_be_tried_one_after_the_other() -> None:
     """A search for the largest value ends after two refusals, also if a third limit would fit."""
-    run = exchange((A, B, C))
+    run = Exchange((A, B, C))
     boxes, update = run.set_up(), Update({"w": torch.full((2,), 5.0)})
     for limit in (0, 1):
         with pytest.raises(TrainingError, match="limit"):

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from secagg import Exchange
 
 from fednotes.core.messages import plain
 from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import masks, server
 from fednotes.privacy.secure_sum import site as secagg_site
 from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
-from fednotes.privacy.secure_sum.masks import SHARE_BYTES, add_streams, combine_bytes
+from fednotes.privacy.secure_sum.masks import SHARE_BYTES, add_streams, combine
 from fednotes.privacy.secure_sum.messages import UnmaskMessage
 from fednotes.privacy.secure_sum.site import pair_stream, self_stream
 
@@ -57,7 +58,7 @@ def tables(sent: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("gone", [(), (D,)])
 def test_the_transcript_does_not_determine_a_summand(
-    exchange: type, monkeypatch: pytest.MonkeyPatch, gone: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, gone: tuple[str, ...]
 ) -> None:
     """An algebraic proof. Let p(u, v) be the stream of a pair, y(u) = x(u) + b(u) + Σ ± p(u, v).
     For any x' with Σ x' = Σ x put d = x' - x and
@@ -84,16 +85,16 @@ def test_the_transcript_does_not_determine_a_summand(
     assert not (d[A] + d[B] + d[C]).any()
     assert all(part.any() for part in d.values())
 
-    real = exchange(sites, seed="same")
+    real = Exchange(sites, seed="same")
     with monkeypatch.context() as patch:
         Oracle(patch, {})
         total = real.run(first, no_update=gone)
     with monkeypatch.context() as patch:
         Oracle(patch, {frozenset((A, B)): np.uint64(0) - d[A], frozenset((B, C)): d[C]})
-        fake = exchange(sites, seed="same")
+        fake = Exchange(sites, seed="same")
         assert torch.equal(fake.run(other, no_update=gone).tensors["w"], total.tensors["w"])
     assert tables(fake.sent) == tables(real.sent)
-    plain = exchange(sites, seed="same")  # other inputs under the first masks show up
+    plain = Exchange(sites, seed="same")  # other inputs under the first masks show up
     plain.run(other, no_update=gone)
     assert tables(plain.sent) != tables(real.sent)
 
@@ -104,14 +105,14 @@ def uniform(words: masks.Words) -> float:
     return float(stats.chisquare(counts).pvalue)
 
 
-def test_masked_uploads_look_uniform(exchange: type) -> None:
+def test_masked_uploads_look_uniform() -> None:
     """SciPy's chi-square on all bytes and on each byte of the word, Pearson's correlation of
     every bit with the input; the bare encoding fails both. Fixed seed: no chance of 1 in 10^4."""
     draw = np.random.default_rng(0)
     values = np.where(draw.random(SIZE) < 0.5, 1.0, -1.0) * draw.uniform(1, 1000, SIZE)
     updates = {s: Update({"w": torch.from_numpy(values).float()}, 10.0) for s in (A, B, C)}
-    run = exchange((A, B, C), seed="uniform")
-    messages = run.upload(updates, run.set_up())
+    run = Exchange((A, B, C), seed="uniform")
+    messages = run.upload(updates)
     bare = encode(updates[A], messages[A].layout)
     assert uniform(bare) < 1e-100
     for message in messages.values():
@@ -133,14 +134,14 @@ def test_masked_uploads_look_uniform(exchange: type) -> None:
         assert correlation(messages[one].words + messages[other].words) < 4.5 / SIZE**0.5
 
 
-def test_equal_updates_under_fresh_keys_look_unrelated(exchange: type) -> None:
+def test_equal_updates_under_fresh_keys_look_unrelated() -> None:
     """The difference of two uploads of the same numbers is uniform, in two exchanges and at two
     sites, and so is an upload of zeros."""
     updates = {s: Update({"w": torch.zeros(SIZE)}) for s in (A, B, C)}
     uploads = []
     for number in (0, 1):
-        run = exchange((A, B, C), context=masks.joined("job", number), seed=f"fresh {number}")
-        uploads.append(run.upload(updates, run.set_up()))
+        run = Exchange((A, B, C), context=masks.joined("job", number), seed=f"fresh {number}")
+        uploads.append(run.upload(updates))
     assert uniform(uploads[0][A].words) > 1e-4
     assert uniform(uploads[0][A].words - uploads[1][A].words) > 1e-4
     assert uniform(uploads[0][A].words - uploads[0][B].words) > 1e-4
@@ -153,18 +154,16 @@ def opened(run: Any, answers: list[UnmaskMessage], dropped: str) -> tuple[bytes,
     def points(shares: dict[str, bytes]) -> dict[int, bytes]:
         return {run.names.index(site) + 1: share for site, share in shares.items()}
 
-    key = combine_bytes(points({a.site: a.keys[dropped] for a in answers}))
-    seeds = {
-        s: combine_bytes(points({a.site: a.masks[s] for a in answers})) for s in answers[0].masks
-    }
+    key = combine(points({a.site: a.keys[dropped] for a in answers}))
+    seeds = {s: combine(points({a.site: a.masks[s] for a in answers})) for s in answers[0].masks}
     return key, seeds
 
 
-def test_recovery_of_one_exchange_opens_no_other(exchange: type) -> None:
+def test_recovery_of_one_exchange_opens_no_other() -> None:
     """The server uses everything that it learnt in exchange 0, where c dropped out, against the
     messages of exchange 1, as an attacker would; the same steps do open c's pair masks of 0."""
     updates = {s: Update({"w": torch.ones(50)}) for s in (A, B, C)}
-    runs = [exchange((A, B, C), context=masks.joined("job", number)) for number in (0, 1)]
+    runs = [Exchange((A, B, C), context=masks.joined("job", number)) for number in (0, 1)]
     boxes = [run.set_up() for run in runs]
     sent = [
         runs[0].upload({s: updates[s] for s in (A, B)}, boxes[0]),
@@ -210,10 +209,10 @@ def test_recovery_of_one_exchange_opens_no_other(exchange: type) -> None:
     assert used not in runs[0].sites[A]._held.values()
 
 
-def test_secrets_are_gone_after_the_answer(exchange: type) -> None:
+def test_secrets_are_gone_after_the_answer() -> None:
     """No attribute of a site that answered, at any depth, holds a secret of the exchange."""
-    run = exchange((A, B, C), seed="gone")
-    source = exchange((A, B, C), seed="gone")
+    run = Exchange((A, B, C), seed="gone")
+    source = Exchange((A, B, C), seed="gone")
     kept = [(s._seed, s._masking_bytes) for s in source.sites.values()]
     run.run({s: Update({"w": torch.ones(2)}) for s in (A, B, C)})
     for site, (seed, key) in zip(run.sites.values(), kept, strict=True):

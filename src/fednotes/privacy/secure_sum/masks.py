@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -28,12 +28,8 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 32
 BLOCK = 2**15  # words masked at a time: they stay in the cache while every stream is added
-
-PRIME = 2**256 + 297
-SHARE_BYTES = 33
-
+PRIME, SHARE_BYTES = 2**256 + 297, 33
 Words = NDArray[np.uint64]
-Below = Callable[[int], int]  # a uniform integer in 0 … argument - 1
 
 
 def need_cryptography() -> None:
@@ -165,60 +161,39 @@ class Identity(Protocol):
 # shares of a secret
 
 
-def split(
-    secret: int,
-    threshold: int,
-    points: Sequence[int],
-    *,
-    prime: int = PRIME,
-    below: Below = secrets.randbelow,
-) -> dict[int, int]:
+def split(secret: bytes, threshold: int, points: Sequence[int]) -> dict[int, bytes]:
     """Point → value there of a random polynomial of degree threshold - 1 with f(0) = secret.
 
-    points: distinct, in 1 … prime - 1.
+    secret: 32 bytes. points: distinct, from 1. A share has 33 bytes.
     """
-    polynomial, values = [secret, *(below(prime) for _ in range(threshold - 1))], {}
+    polynomial = [int.from_bytes(secret, "big")]
+    polynomial += (secrets.randbelow(PRIME) for _ in range(threshold - 1))
+    shares = {}
     for point in points:
         value = 0
         for factor in reversed(polynomial):  # Horner's rule
-            value = (value * point + factor) % prime
-        values[point] = value
-    return values
+            value = (value * point + factor) % PRIME
+        shares[point] = value.to_bytes(SHARE_BYTES, "big")
+    return shares
 
 
-def combine(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
-    """f(0) of the polynomial through the shares, by Lagrange's formula.
+def combine(shares: Mapping[int, bytes]) -> bytes:
+    """f(0) of the polynomial through the shares, by Lagrange's formula: the secret of 32 bytes.
 
-    The caller gives as many shares as the threshold, or more; with fewer the result is
-    unrelated to the secret.
+    The caller gives as many shares as the threshold, or more; with fewer the result is unrelated
+    to the secret. Raises TrainingError if what they give is no secret (one of them is wrong).
     """
-    if not all(0 < point < prime and 0 <= value < prime for point, value in shares.items()):
+    values = {point: int.from_bytes(share, "big") for point, share in shares.items()}
+    if not all(0 < point < PRIME and value < PRIME for point, value in values.items()):
         raise TrainingError("a share of a secret is not in the field")
     secret = 0
-    for point, value in shares.items():
+    for point, value in values.items():
         above = below = 1
-        for other in shares:
+        for other in values:
             if other != point:
-                above = above * other % prime
-                below = below * (other - point) % prime
-        secret = (secret + value * above * pow(below, -1, prime)) % prime
-    return secret
-
-
-def share_bytes(
-    secret: bytes, threshold: int, points: Sequence[int], below: Below = secrets.randbelow
-) -> dict[int, bytes]:
-    """`split` for 32 bytes; a share has 33."""
-    shares = split(int.from_bytes(secret, "big"), threshold, points, below=below)
-    return {point: value.to_bytes(SHARE_BYTES, "big") for point, value in shares.items()}
-
-
-def combine_bytes(shares: Mapping[int, bytes]) -> bytes:
-    """The 32 bytes that were shared.
-
-    Raises TrainingError if what the shares give is no such secret (one of them is wrong).
-    """
-    secret = combine({point: int.from_bytes(share, "big") for point, share in shares.items()})
+                above = above * other % PRIME
+                below = below * (other - point) % PRIME
+        secret = (secret + value * above * pow(below, -1, PRIME)) % PRIME
     if secret >> (8 * KEY_BYTES):
         raise TrainingError("the shares of a secret do not fit together: one of them is wrong")
     return secret.to_bytes(KEY_BYTES, "big")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -13,7 +13,7 @@ from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Total
 from fednotes.privacy.secure_sum import Parties, masks
 from fednotes.privacy.secure_sum.fixed_point import SumLayout, check_layout, decode
-from fednotes.privacy.secure_sum.masks import SHARE_BYTES, combine_bytes
+from fednotes.privacy.secure_sum.masks import SHARE_BYTES
 from fednotes.privacy.secure_sum.messages import (
     BOX_BYTES,
     RECEIPT_BYTES,
@@ -103,10 +103,8 @@ class SecureServer:
         self._expect("shares", message.site, message.exchange, set(self._keys), self._boxes)
         if message.session != self._session:
             raise RefusedError(f"the shares of site {message.site!r} are for other keys")
-        if message.boxes.keys() != self._keys.keys() - {message.site}:
+        if not _one_each(message.boxes, self._keys.keys() - {message.site}, BOX_BYTES):
             raise RefusedError(f"the shares of site {message.site!r} are not for all sites")
-        if any(len(box) != BOX_BYTES for box in message.boxes.values()):
-            raise RefusedError(f"the shares of site {message.site!r} have a wrong length")
         self._boxes[message.site] = message
 
     def boxes(self) -> dict[str, dict[str, bytes]]:
@@ -129,9 +127,7 @@ class SecureServer:
         words = message.words
         if words.dtype != np.uint64 or words.shape != (message.layout.words,):
             raise RefusedError(f"the masked update of site {site!r} has a wrong size")
-        if message.receipts.keys() != set(self.roster) - {site} or any(
-            len(receipt) != RECEIPT_BYTES for receipt in message.receipts.values()
-        ):
+        if not _one_each(message.receipts, set(self.roster) - {site}, RECEIPT_BYTES):
             raise RefusedError(f"the receipts of site {site!r} are not one for each other site")
         where = message.layout.digest()
         if where not in self._sums:
@@ -169,9 +165,7 @@ class SecureServer:
         """A survivor's receipts of the list of survivors; then ask for `requests` again."""
         survivors = set(self.survivors)
         self._expect("unmask", message.site, message.exchange, survivors, self._confirmations)
-        if message.confirmations.keys() != survivors - {message.site} or any(
-            len(receipt) != RECEIPT_BYTES for receipt in message.confirmations.values()
-        ):
+        if not _one_each(message.confirmations, survivors - {message.site}, RECEIPT_BYTES):
             raise RefusedError(f"the confirmations of site {message.site!r} are not for all")
         self._confirmations[message.site] = dict(message.confirmations)
 
@@ -179,12 +173,9 @@ class SecureServer:
         """A survivor's shares. `threshold` of these are enough."""
         survivors = set(self.survivors)
         self._expect("unmask", message.site, message.exchange, survivors, self._answers)
-        shares = [*message.masks.values(), *message.keys.values()]
-        if (
-            message.masks.keys() != survivors
-            or message.keys.keys() != set(self.roster) - survivors
-            or any(len(share) != SHARE_BYTES for share in shares)
-        ):
+        dropped = set(self.roster) - survivors
+        asked = (message.masks, survivors), (message.keys, dropped)
+        if not all(_one_each(given, sites, SHARE_BYTES) for given, sites in asked):
             raise RefusedError(f"the opened shares of site {message.site!r} are not what was asked")
         self._answers[message.site] = message
 
@@ -237,7 +228,7 @@ class SecureServer:
 
         def secret(chosen: Collection[str]) -> bytes:
             try:
-                return combine_bytes({self._parties.point(site): shares[site] for site in chosen})
+                return masks.combine({self._parties.point(site): shares[site] for site in chosen})
             except TrainingError:
                 return b""
 
@@ -287,6 +278,11 @@ class SecureServer:
                 f"secure sum: {what} of {count} of {len(self._parties.sites)} sites, and the "
                 f"threshold is {self._parties.threshold}: nothing was opened"
             )
+
+
+def _one_each(given: Mapping[str, bytes], sites: Collection[str], size: int) -> bool:
+    """Whether something is there for each of these sites, and as long as it must be."""
+    return given.keys() == set(sites) and all(len(raw) == size for raw in given.values())
 
 
 def _difference(one: _Sum, other: _Sum) -> str:

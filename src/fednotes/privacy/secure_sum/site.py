@@ -15,16 +15,16 @@ starts afresh (`ServerChain.start`), which costs two small messages more.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Update
 from fednotes.privacy.secure_sum import Parties, masks
 from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
-from fednotes.privacy.secure_sum.masks import PRIME, SHARE_BYTES, share_bytes
+from fednotes.privacy.secure_sum.masks import KEY_BYTES, SHARE_BYTES
 from fednotes.privacy.secure_sum.messages import (
     ConfirmMessage,
     KeysMessage,
@@ -34,12 +34,8 @@ from fednotes.privacy.secure_sum.messages import (
     UnmaskRequest,
 )
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
 REFUSALS = 2  # updates out of range: each tells the server something of their size
 KEYS_SIZES = ("sharing", "masking", "commitment")
-Random = Callable[[int], bytes]
 
 
 class AskedOtherwise(RefusedError):
@@ -98,7 +94,7 @@ class SecureSite:
 
     site: its name. context: names this exchange, `joined(job, run, number)`; it need not be
     unpredictable. identity: signs this site's keys and checks the others'; None trusts the
-    server to relay. random: makes secret bytes; another source is for tests only.
+    server to relay.
 
     Secrets live in this object only: a process that ends takes its part of the exchange with
     it, and is one more site that dropped out. They are forgotten after `unmask`.
@@ -113,20 +109,18 @@ class SecureSite:
         parties: Parties,
         context: bytes,
         identity: masks.Identity | None = None,
-        *,
-        random: Random = secrets.token_bytes,
     ) -> None:
         if site not in parties.sites:
             raise ConfigError(f"secure sum: site {site!r} is not one of its sites")
         self._parties, self.exchange = parties, parties.exchange(context)
         self.site = site
-        self._identity, self._random = identity, random
-        self._sharing: X25519PrivateKey = masks.private_key(random(masks.KEY_BYTES))
-        self._masking_bytes, self._seed = random(masks.KEY_BYTES), random(masks.KEY_BYTES)
-        self._masking: X25519PrivateKey = masks.private_key(self._masking_bytes)
-        sharing, masking = map(masks.public_bytes, (self._sharing, self._masking))
+        self._identity = identity
+        drawn = (secrets.token_bytes(KEY_BYTES) for _ in range(3))
+        sharing, self._masking_bytes, self._seed = drawn
+        self._sharing, self._masking = map(masks.private_key, (sharing, self._masking_bytes))
+        sharing_key, masking_key = map(masks.public_bytes, (self._sharing, self._masking))
         bound = commitment(self._seed, self.exchange)
-        own = KeysMessage(self.exchange, site, sharing, masking, bound)
+        own = KeysMessage(self.exchange, site, sharing_key, masking_key, bound)
         self._own_keys = replace(own, signature=identity.sign(_signed(own))) if identity else own
         self._stage = "keys"
         self._refusals = 0
@@ -154,9 +148,8 @@ class SecureSite:
             if message.site != site:
                 raise RefusedError(f"the keys of site {message.site!r} are listed as {site!r}'s")
             check_keys(message, self.exchange)
-            if self._identity and not self._identity.verify(
-                site, _signed(message), message.signature
-            ):
+            who, signed = self._identity, _signed(message)
+            if who and not who.verify(site, signed, message.signature):
                 raise RefusedError(f"the keys of site {site!r} are not signed by it")
         order = self._parties.in_order(keys)
         public = [raw for site in order for raw in (keys[site].sharing, keys[site].masking)]
@@ -166,7 +159,7 @@ class SecureSite:
         self._peers = {site: keys[site] for site in order if site != self.site}
         points = [self._parties.point(site) for site in order]
         halves = [
-            share_bytes(secret, self._parties.threshold, points, self._below)
+            masks.split(secret, self._parties.threshold, points)
             for secret in (self._seed, self._masking_bytes)
         ]
         both = {s: halves[0][p] + halves[1][p] for s, p in zip(order, points, strict=True)}
@@ -220,12 +213,9 @@ class SecureSite:
         """Receipts of the list of survivors for the other survivors; for one list only."""
         self._at("masked", "confirm")
         self._check_request(request)
-        others = [site for site in request.survivors if site != self.site]
-        return ConfirmMessage(
-            self.exchange,
-            self.site,
-            {to: self._receipt(self.site, to, "survivors", *self._listed) for to in others},
-        )
+        others = (site for site in request.survivors if site != self.site)
+        told = {to: self._receipt(self.site, to, "survivors", *self._listed) for to in others}
+        return ConfirmMessage(self.exchange, self.site, told)
 
     def unmask(self, request: UnmaskRequest) -> UnmaskMessage:
         """For each survivor the share of its self mask, for each dropped site that of its key.
@@ -238,12 +228,9 @@ class SecureSite:
         self._check_request(request)
         if self._parties.confirmed:
             self._check_confirmations(request)
-        self._answer = UnmaskMessage(
-            self.exchange,
-            self.site,
-            {site: self._held[site][:SHARE_BYTES] for site in request.survivors},
-            {site: self._held[site][SHARE_BYTES:] for site in request.dropped},
-        )
+        seeds = {site: self._held[site][:SHARE_BYTES] for site in request.survivors}
+        keys = {site: self._held[site][SHARE_BYTES:] for site in request.dropped}
+        self._answer = UnmaskMessage(self.exchange, self.site, seeds, keys)
         self.forget()
         return self._answer
 
@@ -252,7 +239,7 @@ class SecureSite:
         self._stage = "closed"
         self._held, self._secrets = {}, {}
         self._seed = self._masking_bytes = b""
-        self._sharing = self._masking = masks.private_key(bytes(masks.KEY_BYTES))
+        self._sharing = self._masking = masks.private_key(bytes(KEY_BYTES))
 
     def _at(self, stage: str, action: str) -> None:
         if self._stage != stage:
@@ -331,14 +318,6 @@ class SecureSite:
             )
         return text
 
-    def _below(self, bound: int) -> int:
-        """Uniform below `bound` (at most the field's prime), by rejection."""
-        size = PRIME.bit_length()
-        while True:
-            drawn = int.from_bytes(self._random(SHARE_BYTES), "big") >> (8 * SHARE_BYTES - size)
-            if drawn < bound:
-                return drawn
-
 
 class SiteChain:
     """One site in a run of exchanges. Numbers rise; a number is never used twice.
@@ -364,7 +343,7 @@ class SiteChain:
         for old in self._open.values():
             old.forget()
         self._open = {}
-        return self._begin(number).keys()
+        return self._begin(number)
 
     def masked(
         self, number: int, boxes: Mapping[str, bytes], update: Update, **how: Unpack[LaidOut]
@@ -373,7 +352,7 @@ class SiteChain:
         message = self.at(number).masked(boxes, update, **how)
         for old in [at for at in self._open if at < number]:
             self._open.pop(old).forget()
-        return replace(message, next_keys=self._begin(number + 1).keys())
+        return replace(message, next_keys=self._begin(number + 1))
 
     def unmask(
         self,
@@ -392,11 +371,10 @@ class SiteChain:
                 message = replace(message, next_shares=shares)
         return message
 
-    def _begin(self, number: int) -> SecureSite:
-        self._newest = number
-        context = masks.joined(self._context, number)
+    def _begin(self, number: int) -> KeysMessage:
+        context, self._newest = masks.joined(self._context, number), number
         self._open[number] = SecureSite(self._site, self._parties, context, self._identity)
-        return self._open[number]
+        return self._open[number].keys()
 
     def at(self, number: int) -> SecureSite:
         """This site in exchange `number`. Raises RefusedError where that is not under way."""
