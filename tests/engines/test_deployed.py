@@ -19,9 +19,8 @@ from fednotes.core.errors import ConfigError, FednotesError, ModelError, Trainin
 from fednotes.core.federation import State
 from fednotes.core.messages import Attached, Frame, Reply, Request, encode
 from fednotes.core.update import Update
-from fednotes.engines.requests import Asker, Event, Patience
+from fednotes.engines.requests import Answers, Event, Participants, Patience, RunState
 from fednotes.engines.rounds import RoundResult
-from fednotes.engines.summing import UpdateLimits
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
@@ -120,23 +119,19 @@ def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("update", "limits", "reason"),
+    ("update", "most", "reason"),
     [
-        (Update({"least": torch.ones(5)}, 1.0), UpdateLimits(), "shape (5,), expected (4,)"),
-        (Update({"other": torch.ones(4)}, 1.0), UpdateLimits(), "tensor 'least' is missing"),
-        (Update({"least": torch.ones(4).double()}, 1.0), UpdateLimits(), "type torch.float64"),
-        (
-            Update({"least": torch.full((4,), 99.0)}, 1.0),
-            UpdateLimits(norm=50),
-            "its norm is above 50 (it is 198)",
-        ),
+        (Update({"least": torch.ones(5)}, 1.0), 0, "shape (5,), expected (4,)"),
+        (Update({"other": torch.ones(4)}, 1.0), 0, "tensor 'least' is missing"),
+        (Update({"least": torch.ones(4).double()}, 1.0), 0, "type torch.float64"),
+        (Update({"least": torch.full((4,), 99.0)}, 1.0), 50, "norm is above 50 (it is 198)"),
     ],
 )
 def test_a_bad_update_is_left_out_and_undone_at_its_site(
-    update: Update, limits: UpdateLimits, reason: str, tmp_path: Path
+    update: Update, most: float, reason: str, tmp_path: Path
 ) -> None:
     net, events = toys(tmp_path)
-    engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append, limits=limits)
+    engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append, max_norm=most)
     x = {"x": torch.ones(4)}
     net.host("b")._ready()
     bad = mock.patch.object(net.host("b")._site, "train", return_value=update)
@@ -169,31 +164,41 @@ class Scripted:
         yield "a", encode(self.left.pop(0))
 
 
+def asked(counted: int, *replies: Reply) -> tuple[Answers, list[tuple[str, str]]]:
+    """What came of request 9 of run 3 to one site, and what was told of it."""
+    told: list[tuple[str, str]] = []
+    members = Participants(
+        Scripted(*replies),
+        STRICT,
+        lambda event: told.append((event.kind, event.text)),
+        job=JOB,
+        run=3,
+        progress=RunState(9, {"a": counted}, {"a": 0}),
+        sleep=lambda seconds: None,
+    )
+    return members.ask({"a": Request(JOB, 3, 9, "t", counted={"a": counted})}, least=1), told
+
+
 @pytest.mark.parametrize("other", [{"job": "job-2"}, {"run": 2}, {"number": 8}], ids=str)
 def test_a_reply_to_another_request_is_dropped(other: dict[str, Any]) -> None:
     right = Reply(JOB, 3, 9, "a", Update({"x": torch.ones(1)}))
-    transport, events = Scripted(replace(right, **other), right), list[Event]()
-    asker = Asker(transport, STRICT, UpdateLimits(), events.append, sleep=lambda seconds: None)
-    answers = asker.ask({"a": Request(JOB, 3, 9, "t", counted={"a": 0})}, least=1)
-    assert [event.kind for event in events] == ["late"]
+    answers, told = asked(0, replace(right, **other), right)
+    assert [kind for kind, _ in told] == ["late"]
     assert {name: getattr(answers.replies["a"], name) for name in other} == {
         name: getattr(right, name) for name in other
     }
 
 
-def test_what_is_attached_has_a_size_limit_too() -> None:
+def test_what_is_attached_has_a_size_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """40 bytes of numbers, as a secure sum sends instead of an update."""
     words = {"words": torch.zeros(5, dtype=torch.int64)}
     reply = Reply(JOB, 3, 9, "a", Update(), attached=Attached(tensors=words))
-    request = {"a": Request(JOB, 3, 9, "t", counted={"a": 4})}
     for most, taken in ((40, True), (39, False)):
-        events: list[Event] = []
-        answers = Asker(Scripted(reply), STRICT, UpdateLimits(nbytes=most), events.append).ask(
-            request, least=1
-        )
+        monkeypatch.setattr("fednotes.engines.requests.MOST_BYTES", most)
+        answers, told = asked(4, reply)
         assert ("a" in answers.replies) == taken
         if not taken:
-            assert [e.text for e in events] == ["site 'a' attached 40 bytes, 39 are accepted"]
+            assert told == [("refused", "site 'a' attached 40 bytes, 39 are accepted")]
             assert (answers.refused["a"].has, answers.refused["a"].attached) == (4, Attached())
 
 
@@ -272,7 +277,7 @@ def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
         net.engine(SITES)
     with pytest.raises(TrainingError, match="4 or more with different names are needed"):
         net.engine(SITES, Patience(min_sites=4))
-    with pytest.raises(ConfigError, match="timeout = 0: a number above 0"):
+    with pytest.raises(ConfigError, match="timeout = 0: more than 0 is needed"):
         Patience(timeout=0)
 
 

@@ -34,8 +34,7 @@ from fednotes.engines.nvflare import processes
 from fednotes.engines.nvflare.authority import provision
 from fednotes.engines.nvflare.presence import SECOND_FILE
 from fednotes.engines.nvflare.processes import Known, contact_of
-from fednotes.engines.requests import Asker, Event, Patience
-from fednotes.engines.summing import LIMITS
+from fednotes.engines.requests import Event, Participants, Patience, RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]  # some two minutes: real processes
 
@@ -343,8 +342,9 @@ def test_the_server_takes_no_reply_that_it_was_given_before(ward: Ward, which: s
     true = h1[1]
     given = Given(("h1", choose(h1, h2)), ("h1", true), ("h1", true), ("h3", true))
     events: list[Event] = []
-    asker = Asker(given, Patience(timeout=1), LIMITS, events.append)
-    found = asker.ask({"h1": request}, least=1)
+    stands = {"job": request.job, "run": request.run, "progress": RunState(0, {"h1": 0}, {"h1": 0})}
+    members = Participants(given, Patience(timeout=1), events.append, **stands)
+    found = members.ask({"h1": request}, least=1)
     assert [event.kind for event in events] == [kind, "duplicate", "refused"]
     assert list(found.replies) == ["h1"]
     assert not found.refused

@@ -12,7 +12,8 @@ import torch
 
 from fednotes.core.errors import RefusedError
 from fednotes.core.update import Update
-from fednotes.engines.summing import UpdateLimits, agreed, check_like, check_update, limits_of
+from fednotes.engines import summing
+from fednotes.engines.summing import agreed, check_like, check_update
 
 GOOD = Update(
     {"w": torch.tensor([3.0, 0.0, -4.0]), "codes": torch.tensor([[1, 2]], dtype=torch.int8)},
@@ -71,48 +72,54 @@ def test_every_type_of_number_is_checked(dtype: torch.dtype) -> None:
         check_update(Update({"w": value}), "s")
 
 
-def test_bounds() -> None:
-    """The norm is NumPy's over all floating-point tensors together: 5 of (3, 0, -4)."""
+BIGGER = changed(v=torch.ones(2, dtype=torch.float64))
+SIZE = 3 * 4 + 2 + 2 * 8
+NOT_FINITE = changed(w=torch.tensor([math.inf]))
+
+
+@pytest.mark.parametrize(
+    ("update", "bound", "said", "value"),
+    [
+        (BIGGER, {"norm": 5}, "its norm is above 5", "it is 5.196"),
+        (BIGGER, {"BYTES": SIZE - 1}, f"it has more than {SIZE - 1} bytes", f"{SIZE}"),
+        (GOOD, {"WEIGHT": 1}, "its weight must be 0 to 1", "it is 2.0"),
+        (GOOD, {"METRICS": 0}, "it has more than 0 metrics", "1"),
+        (GOOD, {"norm": 4.5}, "its norm is above 4.5", "it is 5"),
+        (Update({}, math.nan), {}, "its weight must be 0 to 1e+12", "it is nan"),
+        (Update({}, 1.0, {"n": -math.inf}), {}, "the metric 'n' is not finite", "it is -inf"),
+        (NOT_FINITE, {}, "tensor 'w' is not finite (NaN or infinity)", ""),
+    ],
+)
+def test_a_sites_own_refusal_says_no_value_of_its_own(
+    update: Update,
+    bound: dict[str, float],
+    said: str,
+    value: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The refusals are listed by hand: nothing in them depends on the update's numbers, which are
+    in the site's own log. A server quotes what it was sent."""
+    most = bound.get("norm", 0.0)
+    for name, number in bound.items() - {("norm", most)}:
+        monkeypatch.setattr(summing, f"MOST_{name}", number)
+    refusal = f"site 's': its update is refused: {said}"
+    with pytest.raises(RefusedError) as refused:
+        check_update(update, "s", most)
+    assert str(refused.value) == refusal
+    assert (refusal + (f" ({value})" if value else "")) in caplog.text
+    with pytest.raises(RefusedError) as quoted:
+        check_update(update, "s", most, quoting=True)
+    assert str(quoted.value) == refusal + (f" ({value})" if value else "")
+
+
+def test_what_is_just_within_a_bound_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norm is NumPy's over all floating-point tensors together."""
     norm = float(np.linalg.norm([3.0, 0.0, -4.0, 1.0, 1.0]))
-    update = changed(v=torch.ones(2, dtype=torch.float64))
-    check_update(update, "s", limits=UpdateLimits(norm=norm * 1.000001))
-    with pytest.raises(RefusedError, match=r"its norm is above 5 \(it is 5.196\)"):
-        check_update(update, "s", limits=UpdateLimits(norm=5), quoting=True)
-    size = 3 * 4 + 2 + 2 * 8
-    check_update(update, "s", limits=UpdateLimits(nbytes=size))
-    with pytest.raises(RefusedError, match=rf"more than {size - 1} bytes \({size}\)"):
-        check_update(update, "s", limits=UpdateLimits(nbytes=size - 1), quoting=True)
-    with pytest.raises(RefusedError, match=r"its weight must be 0 to 1 \(it is 2.0\)"):
-        check_update(update, "s", limits=UpdateLimits(weight=1), quoting=True)
-    with pytest.raises(RefusedError, match=r"more than 0 metrics \(1\)"):
-        check_update(update, "s", limits=UpdateLimits(metrics=0), quoting=True)
-
-
-def test_the_setting_of_a_job_is_a_bound_or_none() -> None:
-    assert limits_of(0) == UpdateLimits()
-    assert limits_of(2.5) == UpdateLimits(norm=2.5)
-
-
-def test_a_sites_own_refusal_says_no_value_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    """The refusals are listed by hand: nothing in them depends on the update's numbers."""
-    metrics = {f"n{i}": 1.0 for i in range(7)}
-    for update, limits, said in (
-        (Update({}, 41.0), UpdateLimits(weight=9), "its weight must be 0 to 9"),
-        (Update({}, math.nan), UpdateLimits(), "its weight must be 0 to 1e+12"),
-        (Update({}, 1.0, metrics), UpdateLimits(metrics=3), "it has more than 3 metrics"),
-        (Update({}, 1.0, {"n": -math.inf}), UpdateLimits(), "the metric 'n' is not finite"),
-        (GOOD, UpdateLimits(nbytes=13), "it has more than 13 bytes"),
-        (GOOD, UpdateLimits(norm=4.5), "its norm is above 4.5"),
-        (
-            changed(w=torch.tensor([math.inf])),
-            UpdateLimits(),
-            "tensor 'w' is not finite (NaN or infinity)",
-        ),
-    ):
-        with pytest.raises(RefusedError) as refused:
-            check_update(update, "s", limits=limits)
-        assert str(refused.value) == f"site 's': its update is refused: {said}"
-    assert "its norm is above 4.5 (it is 5)" in caplog.text  # in the site's own log
+    for name, number in (("BYTES", SIZE), ("WEIGHT", 2), ("METRICS", 1)):
+        monkeypatch.setattr(summing, f"MOST_{name}", number)
+    check_update(BIGGER, "s", norm * 1.000001)
+    check_update(BIGGER, "s")
 
 
 def test_what_most_look_like_or_what_is_known_is_expected() -> None:

@@ -12,7 +12,7 @@ from fault_toy import JOB
 
 from fednotes.core.messages import Frame, Request, decode_request
 from fednotes.engines.deployed import Deployed
-from fednotes.engines.host import Keeping, SiteHost
+from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Patience
 
 STRICT = Patience(timeout=10, knock=1, knock_every=0, pause=1, give_up=300)
@@ -56,7 +56,7 @@ class Net:
                 job=JOB,
                 name=site,
                 sealer=self.seal and self.seal(site),
-                keeping=Keeping(seconds),
+                keeping=seconds,
             )
         return self.hosts[site]
 

@@ -24,7 +24,7 @@ from fault_toy import JOB, SITES, Toy, toy_job
 from fednotes.core import store
 from fednotes.core.messages import Frame, decode_request
 from fednotes.engines.deployed import Deployed
-from fednotes.engines.host import Keeping, SiteHost
+from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Patience
 
 PATIENCE = Patience(timeout=20, knock=1, knock_every=0, pause=0.02, give_up=60)
@@ -73,7 +73,7 @@ def site(name: str, folder: Path) -> None:
             own,
             job=JOB,
             name=name,
-            keeping=Keeping(seconds=1e9 if name == "a" else 0.0),
+            keeping=1e9 if name == "a" else 0.0,
         )
         while True:
             with listener.accept() as connection:

@@ -27,7 +27,7 @@ from fednotes.core.messages import BEGIN, CHECKPOINT, Frame, decode_reply, decod
 from fednotes.core.update import Update
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.history import OPENED
-from fednotes.engines.host import Keeping, SiteHost
+from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Event, Patience
 from fednotes.engines.secure import SecureSeal, SecureSum
 
@@ -139,7 +139,7 @@ class Line:
                 job=JOB,
                 name=site,
                 sealer=self._sealer(site) if self.secure else None,
-                keeping=Keeping(seconds=0.0 if site == "a" else 1e9),
+                keeping=0.0 if site == "a" else 1e9,
             )
         return self.hosts[site]
 

@@ -23,7 +23,6 @@ from fednotes.core.messages import decode_reply
 from fednotes.core.update import Update
 from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Event
-from fednotes.engines.summing import limits_of
 from fednotes.jobs.job import FederationConfig
 
 SITES = ("a", "b", "c")
@@ -49,7 +48,7 @@ def net_of(folder: Path, max_norm: float, secure: bool = False) -> Net:
             job=JOB,
             name=site,
             sealer=seal,
-            limits=limits_of(max_norm),
+            max_norm=max_norm,
         )
     return net
 
@@ -61,7 +60,7 @@ def test_the_others_are_added_without_it(at: str, tmp_path: Path) -> None:
     bound = float(np.linalg.norm(np.full((5, 4), BIG))) * 0.999
     net, events = net_of(tmp_path, bound if at == "site" else 0.0), list[Event]()
     patience = replace(STRICT, min_sites=2)
-    engine = net.engine(SITES, patience, notify=events.append, limits=limits_of(bound))
+    engine = net.engine(SITES, patience, notify=events.append, max_norm=bound)
     total = engine.sum("give")
     assert total.included == ("a", "c")
     assert total.mean()["w"].tolist() == np.full((5, 4), (0.5 - 1.0) / 2).tolist()
@@ -84,7 +83,7 @@ def test_under_the_secure_sum_the_site_alone_checks(tmp_path: Path) -> None:
         replace(STRICT, min_sites=2),
         notify=events.append,
         summing=SecureSum(SITES, job=JOB),
-        limits=limits_of(10.0),
+        max_norm=10.0,
     )
     total = engine.sum("give")
     assert total.included == ("a", "c")

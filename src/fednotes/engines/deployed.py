@@ -50,7 +50,7 @@ from fednotes.engines.rounds import (
     Parts,
     Rounds,
 )
-from fednotes.engines.summing import LIMITS, PlainSum, Replies, Sites, Summing, UpdateLimits
+from fednotes.engines.summing import PlainSum, Replies, Sites, Summing
 
 
 class Paused(Exception):
@@ -77,7 +77,7 @@ class Deployed(Rounds):
         *,
         job: str,
         patience: Patience = PATIENCE,
-        limits: UpdateLimits = LIMITS,
+        max_norm: float = 0.0,
         resume: bool = True,
         summing: Summing | None = None,
         observer: Observer | None = None,
@@ -101,8 +101,9 @@ class Deployed(Rounds):
         kept = self._files.newest(lambda facts: list(facts["progress"]["counted"]), _kept)
         zero = dict.fromkeys(sites, 0)
         state, (progress, prologue) = kept or (None, (RunState(0, zero, dict(zero)), ()))
-        self._members = Participants(transport, patience, limits, notify, clock, sleep)
-        self._members.begin(job, run, progress, prologue)
+        here: dict[str, Any] = {"job": job, "run": run, "progress": progress, "prologue": prologue}
+        here |= {"max_norm": max_norm, "clock": clock, "sleep": sleep}
+        self._members = Participants(transport, patience, notify, **here)
         self._members.marks = tuple(self._marks())
         self._summing.restore(progress.summing)
         super().__init__(observer, clock)

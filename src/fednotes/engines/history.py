@@ -22,7 +22,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from fednotes.core.messages import (
     decode_request,
 )
 from fednotes.core.parsing import parse_json, read_json
-from fednotes.core.store import private_folder, replace_file, sync_folder, write_json
+from fednotes.core.store import owned, private_folder, replace_file, sync_folder, write_json
 from fednotes.core.tensors import fingerprint, load_state, restoring, save_state
 from fednotes.core.update import Tensors
 from fednotes.privacy.secure_sum.masks import digest
@@ -62,13 +63,11 @@ class Journal:
         self._site, self._job = site, job
         self._states, self._entries = directory / "states", directory / "journal"
         self._run_file = directory / "run.json"
-        try:
+        with _disk(directory.name, "what it did"):
             for folder in (self._states, self._entries):
                 private_folder(folder)
                 for cut in folder.glob(".*"):  # a killed process's, half-written
                     shutil.rmtree(cut) if cut.is_dir() else cut.unlink()
-        except OSError as error:
-            raise _disk_error(directory.name, "what it did", error) from error
         self._own(f"{directory.parent.name}/{directory.name}")
         if not self.states:
             self._begin()
@@ -139,10 +138,8 @@ class Journal:
             )
         for ending, frame in ((REPLY, reply), (REQUEST, request)):
             path = self._entry(number, ending)
-            try:
+            with _disk(path.name, "what it did"):
                 replace_file(path, frame)
-            except OSError as error:
-                raise _disk_error(path.name, "what it did", error) from error
         for old in sorted(self._numbers(REPLY))[:-KEPT_REPLIES]:
             self._entry(old, REPLY).unlink(missing_ok=True)
 
@@ -354,10 +351,8 @@ class Opened:
         self._site, self._path = site, path
         self._survivors: dict[bytes, tuple[str, ...]] = {}
         self.lost = False  # since then nothing was opened
-        try:
+        with _disk(path, "what it opened"):
             text = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
-        except (OSError, ValueError) as error:
-            raise _disk_error(str(path), "what it opened", error) from error
         for line in text.splitlines(keepends=True):
             question, _, names = line.partition(" ")
             if line == LOST:
@@ -403,17 +398,18 @@ class Opened:
     def _append(self, line: str) -> None:
         if self._path is None:
             return
-        try:
-            made = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(made, "ab") as file:  # which begins at the end
-                # Never behind the cut end of another line.
-                file.write(("\n" * bool(file.tell()) + line).encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise _disk_error(str(self._path), "what it opened", error) from error
+        with _disk(self._path, "what it opened"), open(self._path, "ab", opener=owned) as file:
+            # Never behind the cut end of another line.
+            file.write(("\n" * bool(file.tell()) + line).encode())
+            file.flush()
+            os.fsync(file.fileno())
 
 
-def _disk_error(place: str, what: str, error: Exception) -> FednotesError:
-    reason = getattr(error, "strerror", None) or str(error)
-    return FednotesError(f"{place}: the site cannot keep {what} ({reason})")
+@contextmanager
+def _disk(place: Path | str | None, what: str) -> Iterator[None]:
+    """A disk that refuses is a FednotesError that says what cannot be kept."""
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FednotesError(f"{place}: the site cannot keep {what} ({reason})") from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
@@ -36,22 +36,12 @@ from fednotes.core.update import Tensors, Update
 from fednotes.engines.history import Asked, Journal
 from fednotes.engines.pipe import place_of
 from fednotes.engines.secure import AnswerTimes, SecureSeal
-from fednotes.engines.summing import LIMITS, UpdateLimits, check_update
+from fednotes.engines.summing import check_update
 from fednotes.rules.guard import SiteGuard
 
+KEEP_BYTES = 2**29  # of requests that would have to be done again without a newer state
 ROUND_LINE_SECONDS = 60.0  # between two lines of a site's log that say how far it is
 _FOLDERS = re.compile(r"""(?<![^\s'"(=:,\[])/(?:[^/\s:'"]+/)+(?=[^/\s:'"])""")
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """When a site's state is written at the start of a round, and not only at checkpoints.
-
-    seconds: of tasks, or nbytes: of requests, that would have to be done again without it.
-    """
-
-    seconds: float = 20.0
-    nbytes: int = 2**29
 
 
 class SiteHost:
@@ -62,6 +52,8 @@ class SiteHost:
     guard: its rules and ledger; what it cannot note does not leave. sealer: its part in a secure
     sum.
     public: further tasks "@…" that tell facts which are nobody's secret; no sum hides them.
+    keeping: a state is written at the start of a round, and not only at checkpoints, where so many
+    seconds of tasks would have to be done again without it.
     tell: is given one line for each thing that a person at the site may want to know.
     pace: when tasks are answered under a secure sum; None is at once.
     outward: what the server is told of an error, given the site's name; all of it by default.
@@ -80,15 +72,15 @@ class SiteHost:
         guard: SiteGuard | None = None,
         sealer: SecureSeal | None = None,
         public: Mapping[str, Callable[[SiteTasks], Tensors]] | None = None,
-        limits: UpdateLimits = LIMITS,
-        keeping: Keeping | None = None,
+        max_norm: float = 0.0,
+        keeping: float = 20.0,
         pace: AnswerTimes | None = None,
         tell: Callable[[str], None] = lambda line: None,
         outward: Callable[[Exception, str], str] | None = None,
     ) -> None:
         self._make, self._job, self._name = make, job, name
-        self._guard, self._sealer, self._limits = guard, sealer, limits
-        self._keeping, self._tell = keeping or Keeping(), tell
+        self._guard, self._sealer, self._max_norm = guard, sealer, max_norm
+        self._keeping, self._tell = keeping, tell
         self._pace = pace if sealer is not None else None
         self._line_at = -ROUND_LINE_SECONDS  # when a round was told last
         self._outward = outward or explained
@@ -207,13 +199,13 @@ class SiteHost:
                 asked = replace(self._asked, history=adopted)
                 self._journal.save(self._journal.last, site.state(), self._told, asked.kept())
                 self._asked = asked  # once it is on disk: a state made anew has it too
-        due = self._spent > self._keeping.seconds or self._journal.nbytes() > self._keeping.nbytes
+        due = self._spent > self._keeping or self._journal.nbytes() > KEEP_BYTES
         if request.first and due:
             self._save(site, request)
         try:
             started = time.monotonic()
             update = self._run_task(site, request)
-            check_update(update, self._name, limits=self._limits)
+            check_update(update, self._name, self._max_norm)
             done = replace(self._reply(request, update), has=request.number)
             if self._sealer is not None:
                 given = update

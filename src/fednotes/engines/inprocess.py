@@ -71,9 +71,10 @@ class InProcess(Rounds):
 
     def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
         """Run `task` at every site in turn and add the replies as they come."""
+        sent = tensors or {}
         if self.summing is not None:
-            return self.summing.total(_Exchange(self, task, tensors or {}, options))
-        total = Total.of(self._call(site, task, tensors, options) for site in self._sites)
+            return self.summing.total(_Exchange(self, task, sent, options))
+        total = Total.of(self._counted(self.run(s, task, sent, options)) for s in self._sites)
         return replace(total, included=self.names)
 
     def next_number(self) -> int:
@@ -81,10 +82,7 @@ class InProcess(Rounds):
         self._number += 1
         return self._number
 
-    def _call(
-        self, site: SiteTasks, task: str, tensors: Tensors | None, options: Mapping[str, Option]
-    ) -> Update:
-        update = self.run(site, task, tensors or {}, options)
+    def _counted(self, update: Update) -> Update:
         self.bytes_up += nbytes(update.tensors) + NUMBER_BYTES * (1 + len(update.metrics))
         return update
 

@@ -7,9 +7,11 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from annotated_types import Ge, Gt
+
+from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.federation import Option
 from fednotes.core.messages import (
     BEGIN,
@@ -24,7 +26,7 @@ from fednotes.core.messages import (
 from fednotes.core.settings import checked
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors
-from fednotes.engines.summing import UpdateLimits, check_update
+from fednotes.engines.summing import MOST_BYTES, check_update
 
 
 class Transport(Protocol):
@@ -42,7 +44,7 @@ class Transport(Protocol):
         """
 
 
-@dataclass(frozen=True)
+@checked(frozen=True)
 class Patience:
     """What a run does when sites do not answer. Times are in seconds.
 
@@ -51,25 +53,18 @@ class Patience:
     run ends when a request waited so long. pause: between two tries. knock: how long a site
     that was away may take to say that it is back; knock_every: it is asked no more often.
     checkpoint_seconds: a checkpoint is made so long after the last even without an evaluation.
+
+    Raises ConfigError for a value that no run can have.
     """
 
-    min_sites: int = 0
-    timeout: float = 600.0
-    grace: float = math.inf
-    give_up: float = math.inf
-    pause: float = 0.5
-    knock: float = 5.0
-    knock_every: float = 30.0
-    checkpoint_seconds: float = 600.0
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a value that no run can have."""
-        for name in ("min_sites", "grace", "pause", "knock_every", "checkpoint_seconds"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 0 is needed")
-        for name in ("timeout", "give_up", "knock"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: a number above 0 is needed")
+    min_sites: Annotated[int, Ge(0)] = 0
+    timeout: Annotated[float, Gt(0)] = 600.0
+    grace: Annotated[float, Ge(0)] = math.inf
+    give_up: Annotated[float, Gt(0)] = math.inf
+    pause: Annotated[float, Ge(0)] = 0.5
+    knock: Annotated[float, Gt(0)] = 5.0
+    knock_every: Annotated[float, Ge(0)] = 30.0
+    checkpoint_seconds: Annotated[float, Ge(0)] = 600.0
 
 
 PATIENCE = Patience()
@@ -140,35 +135,49 @@ class RunState:
     summing: Mapping[str, Any] = field(default_factory=dict)  # `Summing.state`
 
 
-class Asker:
-    """Sends requests and takes the replies that answer them; all else is told and dropped.
+class Participants:
+    """The sites of a run, in their fixed order. Sends them requests and takes the replies that
+    answer them; all else is told and dropped.
 
-    notify: told of what is dropped, and of waiting. clock, sleep: in seconds; tests have
-    their own.
+    job, run, progress, prologue: where the run stands. notify: told of what is dropped, and of
+    waiting. clock, sleep: in seconds; tests have their own.
+
+    counted: by site, the number of its last request that counts. prologue: what was asked
+    before the first round; prepared: how much of it each site has done. knows: by site, the
+    last request with tensors that it did. away: who did not answer last.
     """
+
+    round = 0
+    marks: tuple[int, ...] = ()
+    _started, _knocked = False, 0.0
 
     def __init__(
         self,
         transport: Transport,
         patience: Patience,
-        limits: UpdateLimits,
         notify: Callable[[Event], None],
+        *,
+        job: str,
+        run: int,
+        progress: RunState,
+        prologue: Iterable[Earlier] = (),
+        max_norm: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._transport, self.patience, self._limits = transport, patience, limits
+        self._transport, self.patience, self._max_norm = transport, patience, max_norm
         self.notify, self.clock, self._sleep = notify, clock, sleep
-        self.bytes_up = self.bytes_down = 0
+        self.job, self.run, self.number = job, run, progress.number
+        self.sites = tuple(progress.counted)
+        self.counted, self.prepared = dict(progress.counted), dict(progress.prepared)
+        self.bytes_up, self.bytes_down = progress.bytes_up, progress.bytes_down
+        self.prologue, self.knows, self.away = list(prologue), dict[str, int](), set(self.sites)
 
-    def ask(
+    def _answers(
         self, requests: Mapping[str, Request], *, least: int, timeout: float | None = None
     ) -> Answers:
-        """The sites' answers to one request (which may differ between sites in what it holds).
-
-        Repeats it to silent sites until all have answered, or the time is over and at least
-        `least` have. Ends early where that many can no longer do so.
-        Raises TrainingError after `give_up` seconds.
-        """
+        """Repeats a request to silent sites until all have answered, or the time is over and at
+        least `least` have. Ends early where that many can no longer do so."""
         encoded = {id(request): encode(request) for request in requests.values()}
         frames = {site: encoded[id(request)] for site, request in requests.items()}
         found, enough_at, begun = Answers(missing=set(requests)), math.inf, self.clock()
@@ -234,10 +243,10 @@ class Asker:
         found.missing.discard(site)
         if reply.update is not None:
             try:
-                check_update(reply.update, site, self._limits, quoting=True)
-                if (size := nbytes(reply.attached.tensors)) > (most := self._limits.nbytes):
+                check_update(reply.update, site, self._max_norm, quoting=True)
+                if (size := nbytes(reply.attached.tensors)) > MOST_BYTES:
                     raise RefusedError(
-                        f"site {site!r} attached {size:,} bytes, {most:,} are accepted"
+                        f"site {site!r} attached {size:,} bytes, {MOST_BYTES:,} are accepted"
                     )
                 found.replies[site] = reply
                 return
@@ -246,27 +255,6 @@ class Asker:
                 reply = replace(reply, update=None, refusal=str(error), has=has)
         found.refused[site] = replace(reply, attached=Attached())
         drop("refused", reply.refusal)
-
-
-class Participants(Asker):
-    """The sites of a run, in their fixed order.
-
-    counted: by site, the number of its last request that counts. prologue: what was asked
-    before the first round; prepared: how much of it each site has done. knows: by site, the
-    last request with tensors that it did. away: who did not answer last.
-    """
-
-    job, run, number, round = "", 0, 0, 0
-    marks: tuple[int, ...] = ()
-    _started, _knocked = False, 0.0
-
-    def begin(self, job: str, run: int, progress: RunState, prologue: Iterable[Earlier]) -> None:
-        """Where a run stands."""
-        self.job, self.run, self.number = job, run, progress.number
-        self.sites = tuple(progress.counted)
-        self.counted, self.prepared = dict(progress.counted), dict(progress.prepared)
-        self.bytes_up, self.bytes_down = progress.bytes_up, progress.bytes_down
-        self.prologue, self.knows, self.away = list(prologue), dict[str, int](), set(self.sites)
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -287,8 +275,12 @@ class Participants(Asker):
     def ask(
         self, requests: Mapping[str, Request], *, least: int, timeout: float | None = None
     ) -> Answers:
-        """The sites' answers; who gives none is away, who has lost its state is noted."""
-        answers = super().ask(requests, least=least, timeout=timeout)
+        """The sites' answers to one request (which may differ between sites in what it holds);
+        who gives none is away, who has lost its state is noted.
+
+        Raises TrainingError after `give_up` seconds in which fewer than `least` have answered.
+        """
+        answers = self._answers(requests, least=least, timeout=timeout)
         for site in sorted(answers.missing):
             if site not in self.away:
                 self._say("missing", site, f"did not answer request {self.number}")

@@ -169,15 +169,6 @@ class Rounds:
     ) -> None:
         """Tell of a round, before it is saved: what a restart repeats is told again."""
         if self._observer is not None:
-            self._observer(
-                RoundResult(
-                    round=state.round - 1,
-                    metrics=metrics,
-                    sites=sites,
-                    bytes_up=self.bytes_up,
-                    bytes_down=self.bytes_down,
-                    seconds=self.seconds,
-                    evaluated=evaluated,
-                    replies=replies or {},
-                )
-            )
+            so_far = self.bytes_up, self.bytes_down, self.seconds
+            done = RoundResult(state.round - 1, metrics, sites, *so_far, evaluated, replies or {})
+            self._observer(done)

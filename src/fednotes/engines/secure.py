@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.messages import Attached, Reply, Request
@@ -68,7 +68,6 @@ MARGIN = 1.25  # for the next answer, which may take a little longer
 SETTLED = 3  # answers after which an honest server's class is never below a site's own
 WARY = 64  # answers for which one that is below is not forgotten
 MOST_LIMITS = 3  # that are tried for one round and task: the last total's, the widest, one more
-C = TypeVar("C")
 ATTEMPTS = 3  # at a sum, if sites are lost while it is opened
 AGAIN = 2  # fresh exchanges of updates that sites could not mask at first
 M = TypeVar("M", KeysMessage, SharesMessage, ConfirmMessage, UnmaskMessage)
@@ -77,28 +76,6 @@ logger = logging.getLogger("fednotes.engines.secure")
 
 
 # a site's end
-
-
-class SecureEnd(Generic[C]):
-    """The server's or a site's end of the exchanges of one job, from one start of the server on.
-
-    sites, threshold: see `Parties`. job: the declarative job's fingerprint. Where a sum may leave
-    sites out, there is one message more, in which they confirm their list to each other.
-    """
-
-    def __init__(self, sites: Sequence[str], *, job: str, threshold: int | None = None) -> None:
-        self._parties, self._job = Parties(sites, threshold), job
-        self._run, self._chain = -1, self._new_chain(context_of(job, -1))
-
-    def _enter(self, run: int) -> bool:
-        """A server that was started again begins afresh: numbers begin again, with new keys."""
-        new = run != self._run
-        if new:
-            self._run, self._chain = run, self._new_chain(context_of(self._job, run))
-        return new
-
-    def _new_chain(self, context: bytes) -> C:
-        raise NotImplementedError
 
 
 def context_of(job: str, run: int) -> bytes:
@@ -135,10 +112,11 @@ class _Tried:
     refused: set[bytes] = field(default_factory=set)
 
 
-class SecureSeal(SecureEnd[SiteChain]):
-    """One site's part in the secure sum, for the life of its process.
+class SecureSeal:
+    """One site's part in the secure sum of one job, for the life of its process.
 
-    identity: signs this site's keys and checks the others'; None trusts the server to relay them.
+    sites, threshold: see `Parties`. job: the declarative job's fingerprint. identity: signs this
+    site's keys and checks the others'; None trusts the server to relay them.
     kept: file of the questions that were opened; without one they are forgotten with the process.
     """
 
@@ -153,8 +131,9 @@ class SecureSeal(SecureEnd[SiteChain]):
         kept: Path | None = None,
     ) -> None:
         self._site, self._identity = site, identity
-        super().__init__(sites, job=job, threshold=threshold)
-        self._opened = Opened(site, kept)
+        self._parties, self._job, self._opened = Parties(sites, threshold), job, Opened(site, kept)
+        self._run = -1
+        self._chain: SiteChain  # of that run
         self._kept: _Kept | None = None
         self._masked_in: tuple[int, bytes] = (-1, b"")  # the newest masked exchange, its question
         self._tried: dict[tuple[int, str], _Tried] = {}  # by round and task, whatever was sent
@@ -316,14 +295,14 @@ class SecureSeal(SecureEnd[SiteChain]):
         )
 
     def _begin(self, run: int) -> None:
-        """Nothing of a run before is opened any more."""
+        """A server that was started again begins afresh: numbers begin again, with new keys, and
+        nothing of a run before is opened any more."""
         if run < self._run:
             raise RefusedError(f"site {self._site!r}: run {run} of the secure sum is over")
-        if self._enter(run):
+        if run > self._run:
+            self._run, context = run, context_of(self._job, run)
+            self._chain = SiteChain(self._site, self._parties, context, self._identity)
             self._kept, self._answered, self._masked_in = None, (-1, Attached()), (-1, b"")
-
-    def _new_chain(self, context: bytes) -> SiteChain:
-        return SiteChain(self._site, self._parties, context, self._identity)
 
 
 def _digest(update: Update) -> bytes:
@@ -452,16 +431,18 @@ class _Told:
         return replace(self.terms, metrics=tuple(union), limits=limits)
 
 
-class SecureSum(SecureEnd[ServerChain]):
+class SecureSum:
     """Σ over sites of which the server sees the sum alone. See `privacy.secure_sum`.
 
-    Its parameters must be equal at the sites' `SecureSeal`; see `SecureEnd`.
+    Its parameters must be equal at the sites' `SecureSeal`. Where a sum may leave sites out, there
+    is one message more, in which they confirm their list to each other.
     """
 
     _whole = False  # the last exchange came to its end, so the next may be prepared
 
     def __init__(self, sites: Sequence[str], *, job: str, threshold: int | None = None) -> None:
-        super().__init__(sites, job=job, threshold=threshold)
+        self._parties, self._job, self._run = Parties(sites, threshold), job, -1
+        self._chain: ServerChain  # of that run
         self.least = self._parties.threshold
         self._metrics: dict[str, tuple[str, ...]] = {}  # by task
         self._limits: dict[str, dict[str, int]] = {}  # by task and tensor
@@ -498,8 +479,9 @@ class SecureSum(SecureEnd[ServerChain]):
     def _total(self, exchange: Exchange) -> Total:
         task, sites = exchange.request.task, exchange.sites
         self._enough(exchange, len(sites), TrainingError)
-        if self._enter(exchange.request.run):
-            self._whole = False
+        if (run := exchange.request.run) != self._run:
+            self._run, self._whole = run, False
+            self._chain = ServerChain(self._parties, context_of(self._job, run))
         prepared = set(self._chain.prepared) if self._whole else set()
         self._whole = False
         if not set(sites) <= prepared:
@@ -628,9 +610,6 @@ class SecureSum(SecureEnd[ServerChain]):
                 f"{exchange.request.task!r}: {count} sites can be added under the secure sum, "
                 f"{exchange.least} are needed{reasons}; nothing was opened"
             )
-
-    def _new_chain(self, context: bytes) -> ServerChain:
-        return ServerChain(self._parties, context)
 
 
 def _given(exchange: Exchange, replies: Mapping[str, Reply]) -> Iterator[tuple[str, Attached]]:

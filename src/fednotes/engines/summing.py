@@ -12,7 +12,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -25,23 +25,9 @@ from fednotes.core.update import Total, Update
 
 Expected = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # name → shape, type
 
-
-@dataclass(frozen=True)
-class UpdateLimits:
-    """The most that an update may be.
-
-    norm: of all its floating-point tensors together (L2); infinite for no bound. nbytes: of
-    its tensors, or of what a secure sum sends in their place. weight: how much one site may
-    count. metrics: how many.
-    """
-
-    norm: float = math.inf
-    nbytes: int = 2**36
-    weight: float = 1e12
-    metrics: int = 10_000
-
-
-LIMITS = UpdateLimits()
+MOST_BYTES = 2**36  # of an update's tensors, or of what a secure sum sends in their place
+MOST_WEIGHT = 1e12  # how much one site may count
+MOST_METRICS = 10_000
 logger = logging.getLogger("fednotes.validation")
 
 
@@ -61,21 +47,17 @@ def agreed(updates: Iterable[Update], known: Expected | None = None) -> Expected
     return dict(counts.most_common(1)[0][0]) if counts else {}
 
 
-def limits_of(max_norm: float) -> UpdateLimits:
-    """The limits of a job with this `[federation] max_norm`, where 0 is none."""
-    return UpdateLimits(norm=max_norm or math.inf)
-
-
 def check_update(
-    update: Update, site: str, limits: UpdateLimits = LIMITS, *, quoting: bool = False
+    update: Update, site: str, max_norm: float = 0.0, *, quoting: bool = False
 ) -> None:
     """Pass an update that may be added to a sum.
 
-    quoting: say the value that is wrong, as a server may of what it was sent. A site's own
-    refusal, which leaves it, names the tensor and the rule alone; the value is in its log.
+    max_norm: of all its floating-point tensors together (L2); 0 for no bound. quoting: say the
+    value that is wrong, as a server may of what it was sent. A site's own refusal, which leaves
+    it, names the tensor and the rule alone; the value is in its log.
     Raises RefusedError with the site and the reason.
     """
-    rule, value = _broken(update, limits)
+    rule, value = _broken(update, max_norm or math.inf)
     if not rule:
         return
     whole = f"{rule} ({value})" if value else rule
@@ -109,28 +91,28 @@ def _refusal(site: str, reason: str) -> RefusedError:
     return RefusedError(f"site {site!r}: its update is refused: {reason}")
 
 
-def _broken(update: Update, limits: UpdateLimits) -> tuple[str, str]:
+def _broken(update: Update, max_norm: float) -> tuple[str, str]:
     """The rule that is broken, and by what; both empty for none."""
     weight = float(update.weight)
-    if not 0 <= weight <= limits.weight:
-        return f"its weight must be 0 to {limits.weight:g}", f"it is {weight}"
-    if (count := len(update.metrics)) > limits.metrics:
-        return f"it has more than {limits.metrics:,} metrics", f"{count:,}"
+    if not 0 <= weight <= MOST_WEIGHT:
+        return f"its weight must be 0 to {MOST_WEIGHT:g}", f"it is {weight}"
+    if (count := len(update.metrics)) > MOST_METRICS:
+        return f"it has more than {MOST_METRICS:,} metrics", f"{count:,}"
     for name, number in update.metrics.items():
         if not math.isfinite(number):
             return f"the metric {name!r} is not finite", f"it is {float(number)}"
-    if (size := nbytes(update.tensors)) > limits.nbytes:
-        return f"it has more than {limits.nbytes:,} bytes", f"{size:,}"
+    if (size := nbytes(update.tensors)) > MOST_BYTES:
+        return f"it has more than {MOST_BYTES:,} bytes", f"{size:,}"
     square = 0.0
     for name, value in update.tensors.items():
         if not value.is_floating_point() or not value.numel():
             continue
         if not _finite(value):
             return f"tensor {name!r} is not finite (NaN or infinity)", ""
-        if limits.norm < math.inf:
+        if max_norm < math.inf:
             square += float(torch.linalg.vector_norm(value.detach(), dtype=torch.float64)) ** 2
-    if math.sqrt(square) > limits.norm:
-        return f"its norm is above {limits.norm:g}", f"it is {math.sqrt(square):.4g}"
+    if math.sqrt(square) > max_norm:
+        return f"its norm is above {max_norm:g}", f"it is {math.sqrt(square):.4g}"
     return "", ""
 
 
@@ -144,19 +126,15 @@ Sites = Collection[str] | None  # None: all that the exchange is with
 
 
 class Exchange(Protocol):
-    """What a way of summing may do: the method's task, and messages of its own around it."""
+    """What a way of summing may do: the method's task, and messages of its own around it.
 
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Who is asked, in the fixed order."""
+    sites: who is asked, in the fixed order. least: how many must be in the sum. request: the
+    method's; `task` gives it a later number where a stage comes before it.
+    """
 
-    @property
-    def least(self) -> int:
-        """How many must be in the sum."""
-
-    @property
-    def request(self) -> Request:
-        """The method's request; `task` gives it a later number where a stage comes before it."""
+    sites: tuple[str, ...]
+    least: int
+    request: Request
 
     @property
     def reasons(self) -> str:
@@ -196,12 +174,14 @@ class Summing(Protocol):
 
     def state(self) -> dict[str, Any]:
         """What later sums depend on, as JSON values."""
+        return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go back to a kept state."""
+        return
 
 
-class PlainSum:
+class PlainSum(Summing):
     """Updates added as they are, in the fixed order."""
 
     least = 1
@@ -222,10 +202,3 @@ class PlainSum:
                 del updates[site]
                 exchange.refuse(site, str(error))
         return replace(Total.of(updates.values()), included=tuple(updates))
-
-    def state(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Nothing to go back to."""

@@ -71,8 +71,6 @@ class Quorum:
     people: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.needed < 1:
-            raise ConfigError(f"approvals = {self.needed}: at least 1 is needed")
         for person, key in self.people.items():
             if not _PERSON.fullmatch(person) or _raw(key) is None:
                 raise ConfigError(

@@ -98,7 +98,7 @@ class Policy:
     steady_replies: bool = True
     share_scores: bool = False
     methods: Names = ()
-    approvals: int = 1
+    approvals: Annotated[int, Ge(1)] = 1
     approvers: Mapping[str, str] = field(default_factory=dict)
     source: str = "[policy] of the site's file"
 

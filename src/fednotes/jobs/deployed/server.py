@@ -38,7 +38,7 @@ from fednotes.engines.pipe import Setup
 from fednotes.engines.requests import Event, Patience, Transport
 from fednotes.engines.rounds import RoundResult
 from fednotes.engines.secure import SecureSum
-from fednotes.engines.summing import Summing, limits_of
+from fednotes.engines.summing import Summing
 from fednotes.jobs.deployed.agreement import (
     AGREE,
     DESCRIBE,
@@ -184,7 +184,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
         summing=_summing(job, setup, key),
         observer=progress.round,
         notify=progress.event,
-        limits=limits_of(asked.max_norm),
+        max_norm=asked.max_norm,
         stop=pipe.pause.is_set,
     )
     engine.progress = progress

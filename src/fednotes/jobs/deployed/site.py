@@ -35,7 +35,6 @@ from fednotes.engines.history import OPENED
 from fednotes.engines.host import SiteHost, explained
 from fednotes.engines.pipe import Setup
 from fednotes.engines.secure import AnswerTimes, SecureSeal
-from fednotes.engines.summing import limits_of
 from fednotes.jobs.deployed.agreement import (
     AGREE,
     DESCRIBE,
@@ -114,7 +113,7 @@ def _host(setup: Setup) -> SiteHost:
         guard=guard,
         sealer=_sealer(job, setup, key),
         public={DESCRIBE: lambda made: {"description": told}, SCORES: partial(_scores, kit)},
-        limits=limits_of(job.federation.max_norm),
+        max_norm=job.federation.max_norm,
         pace=AnswerTimes() if file.policy.steady_replies else None,
         tell=lambda line: logger.info("%s", line),
         outward=outward,
