@@ -11,10 +11,9 @@ task that the server did not count can be undone. A request names the one before
 counts, so a gap is found and never replayed over. Another job does not begin here, and a stored
 reply leaves for the very request that it answers alone.
 
-Under a secure sum only equal questions are added. A server that lies could ask each site for
-something else under one name, so that the others' parts of the sum are nothing or known, and the
-sum is one site's update. So the digest of the question is part of what the masks are made for
-(`secure`), and sites show each other by receipts that they were asked the same.
+Under a secure sum only equal questions are added, or a server that lies could make the others'
+parts nothing or known. So masks are made for the digest of the question (`secure`), and sites show
+each other by receipts that they were asked the same.
 """
 
 from __future__ import annotations

@@ -17,14 +17,6 @@ the same add up. An update is opened in one exchange at most: a site answers for
 and forgets the update with that. A task that is done again, as after a fault, is opened for the
 same sites as before alone (`history.Opened`). As an exchange takes over half of the sites to
 open, no two can be opened over different sites that hold the same update.
-
-When a site answers tells nothing of how many notes it has: who answers first has the fewest. So
-a site holds an answer back until the end of a class of times, 2^(k/2) / 16 seconds, that all
-sites keep to: the class of the slowest, which is known from the last sum of the task. Each site
-adds a 1 under its class to that sum; nobody learns which site it was. Where no class is told
-(the first time), one below its own (a server that lies), or the answer is late for it, a site
-waits for the next 4^k / 16 seconds: what is seen then is no more than that. A server that tries
-one class after the other gets such answers for long after the first.
 """
 
 from __future__ import annotations
@@ -338,7 +330,16 @@ def without(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 class AnswerTimes:
-    """One site's answers. clock, sleep: in seconds; tests have their own."""
+    """When one site answers: who answers first would have the fewest notes.
+
+    A site holds an answer back until the end of a class of times, 2^(k/2) / 16 seconds, that all
+    sites keep to: the class of the slowest, from the last sum of the task, to which each site adds
+    a 1 under its class. Where no class is told (the first time), one below its own (a server that
+    lies), or the answer is late for it, it waits for the next 4^k / 16 seconds; a server that tries
+    one class after the other gets such answers for long after the first.
+
+    clock, sleep: in seconds; tests have their own.
+    """
 
     def __init__(
         self,

@@ -256,15 +256,21 @@ def show(
 
     Raises DataError for a line that is none, with its number; hashes are `verify`'s to judge.
     """
+    with _readable(path), path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            found = parsed(raw)
+            if found is None or type(found.get("round")) is not int:
+                raise DataError.at(path, number, "not a line of a ledger; verify the ledger")
+            highest = found["round"] if last is None else last
+            if run in (None, found.get("run")) and first <= found["round"] <= highest:
+                yield found
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """A ledger that cannot be read is a DataError."""
     try:
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                found = parsed(raw)
-                if found is None or type(found.get("round")) is not int:
-                    raise DataError.at(path, number, "not a line of a ledger; verify the ledger")
-                highest = found["round"] if last is None else last
-                if run in (None, found.get("run")) and first <= found["round"] <= highest:
-                    yield found
+        yield
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; nothing has left this site yet") from error
     except OSError as error:
@@ -418,17 +424,13 @@ def verify(path: Path, noted: Head | None = None) -> LedgerReport:
     A process that appends meanwhile may look like a cut line. Raises DataError if the file
     cannot be read.
     """
-    try:
+    with _readable(path):
         raw_head = head_path(path).read_bytes() if head_path(path).exists() else b""
         gone = raw_head or (noted is not None and noted.lines)
         if gone and not path.exists():
             return judge(path, (), raw_head, noted)
         with path.open("rb") as file:
             return judge(path, file, raw_head, noted)
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; nothing has left this site yet") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def noted_end(text: str) -> Head:

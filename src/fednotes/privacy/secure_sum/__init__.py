@@ -20,33 +20,18 @@ What the paper calls      here
   U1, U2, U3, U4            who sent keys, shares (the roster), an update (survivors), shares back
   t                         threshold
 
-**What holds.** Against a server that follows the protocol and is curious, alone or with up to
-t - 1 sites: it learns the sum over the survivors (and what the colluding sites know), and
-every message before that is uniform noise to it. A drop-out reveals nothing: the server
-rebuilds the pair masks of who dropped out, and self masks stay on. With fewer than t
-survivors no site answers, and nothing is revealed. What a recovery opens is one exchange's.
+docs/privacy.md says against whom it holds and what it does not give. The conditions:
 
-**A server that lies.** Let c sites collude with it. `threshold` must be over n / 2, and
-should be over (n + c) / 2. Then no site's self mask *and* masking key can both be rebuilt,
-because a site gives one of the two for each other site, for one list, once. A site shows each
-other site by a receipt (HMAC under their X25519 secret) which roster and layout it masked for,
-and gives nothing for a survivor whose receipt is not its own: without that, a server could
-show one site a short roster and strip all its masks. Different lists of survivors to
-different sites can open a sum of fewer than t sites (of at least n(2t - n) / t, if c = 0);
-`confirmed=True` costs one small message more and rules that out: sites first tell each other
-the list, and open nothing unless t of them saw the same. `engines.secure_site` has it wherever
-t < n; with t = n sites take one list, that of all of them, so there is nothing to compare.
-
-All this stands on authentic keys: who can put its own key in a site's place reads what that
-site's peers send. So give each site an `Identity`, whose key the server does not hold
-(deployed sites have `CertificateIdentity`): keys are then signed, and a site
-refuses others. Sites that collude with the server see the sum minus their own part: with
-n - 2 others in it nothing can hide two sites' sum, with n - 1 not even the last one's.
-
-**What does not hold.** The sum itself is no secret, and may say much (see docs/privacy.md). A
-site that sends wrong numbers within the range is not stopped. A site that sends wrong shares,
-receipts or masks can spoil an exchange (it is noticed), but not read it. Wrong shares of one
-or two sites are passed over where enough others answer; with t = n none can be spared.
+- `threshold` must be over n / 2, and where c sites collude with a server that lies should be over
+  (n + c) / 2: a site gives one of two shares for each other site, for one list, once, so no site's
+  self mask *and* masking key can both be rebuilt. Receipts (HMAC under an X25519 secret) show each
+  pair of sites that they masked for the same roster and layout.
+- Different lists of survivors to different sites can open a sum of fewer than t sites (of at least
+  n(2t - n) / t, if c = 0). `confirmed=True` rules that out, for one small message more: sites open
+  nothing unless t of them saw the same list. With t = n there is nothing to compare.
+- All stands on authentic keys: give each site an `Identity`, whose key the server does not hold.
+- Who sends wrong shares, receipts or masks can spoil an exchange (it is noticed), but not read it.
+  Wrong shares of one or two sites are passed over where enough others answer.
 """
 
 from __future__ import annotations
