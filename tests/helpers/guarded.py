@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fault_net import STRICT, Net
+
 from fednotes.core.federation import State
-from fednotes.core.messages import Attached, Reply, Request, decode_reply, encode
-from fednotes.core.update import Tensors, Update
+from fednotes.core.messages import Frame, Reply, Request, decode_reply, decode_request, encode
+from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.host import SiteHost
-from fednotes.engines.secure import SecureSeal
+from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.rules.guard import SiteGuard, settle
 from fednotes.rules.ledger import ledger_of, show
 from fednotes.rules.policy import Policy
@@ -109,47 +112,26 @@ class Guarded:
         return list(show(path)) if path.exists() else []
 
 
-class Exchange:
-    """One task of a secure sum over guarded sites (`engines.summing.Exchange`)."""
+class Network(Net):
+    """One server over guarded sites, under the secure sum of three or more of them.
 
-    reasons = ""
+    before: called with the name of each task that is asked. refusals: what was told of any.
+    """
 
-    def __init__(self, sites: Mapping[str, Guarded], number: int = 0) -> None:
-        self._at, self.sites, self.least, self._number = sites, tuple(sites), 3, number
-        self.request = Request(JOB, 1, number, "train", round=4, first=True)
-        self._counted, self._done = dict.fromkeys(sites, 0), dict[str, int]()
+    def __init__(self, folder: Path, sites: Mapping[str, Guarded]) -> None:
+        super().__init__({}, folder, hosts={name: site.host for name, site in sites.items()})
         self.refusals: list[str] = []
-        self.before: Any = lambda task: None
+        self.before: Callable[[str], None] = lambda task: None
 
-    def _ask(self, task: str, attached: Mapping[str, Attached], round: int) -> dict[str, Reply]:
-        self.before(task)
-        self._number += 1
-        replies = {
-            site: self._at[site].ask(
-                task,
-                self._number,
-                counted={**self._counted, **self._done},
-                attached=own,
-                round=round,
-            )
-            for site, own in attached.items()
-        }
-        self.refusals += [reply.refusal for reply in replies.values() if reply.refusal]
-        return {site: reply for site, reply in replies.items() if reply.update is not None}
+    def exchange(self, frames: Mapping[str, Frame], **options: Any) -> Iterator[tuple[str, Frame]]:
+        self.before(decode_request(next(iter(frames.values()))).task)
+        yield from super().exchange(frames, **options)
 
-    def task(
-        self, attached: Attached | None = None, *, retry: bool = True, sites: Any = None
-    ) -> Any:
-        asked = [site for site in self.sites if sites is None or site in sites]
-        found = self._ask("train", dict.fromkeys(asked, attached or Attached()), 4)
-        self._done = dict.fromkeys(found, self._number)
-        return found
-
-    def stage(self, name: str, attached: Any, *, least: int | None = None) -> Any:
-        return self._ask(name, attached, 4)
-
-    def again(self) -> None:
-        self._done = {}
-
-    def refuse(self, site: str, reason: str) -> None:
-        self.refusals.append(reason)
+    def sum(self, round: int, metrics: Sequence[str]) -> Total:
+        """Of "train" in a round, where these counts were agreed before."""
+        summing = SecureSum(SITES, job=JOB, threshold=3)
+        summing._metrics["train"] = tuple(metrics)
+        told = {"notify": lambda event: self.refusals.append(event.text)}
+        engine = self.engine(SITES, replace(STRICT, min_sites=3), summing=summing, **told)
+        next(engine.rounds(round, round + 1))
+        return engine.sum("train")

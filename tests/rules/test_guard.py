@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from guarded import SITES, TABLE, Exchange, Guarded
+from guarded import SITES, TABLE, Guarded, Network
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.messages import BEGIN, CHECKPOINT, END, Attached, Request, encode
 from fednotes.core.update import Update
-from fednotes.engines.secure import SecureSum
 from fednotes.rules import guard as module
 from fednotes.rules.guard import approvals_of
 from fednotes.rules.ledger import FIRST, head_path, ledger_of, verify
@@ -177,19 +176,11 @@ def secure_sites(folder: Path, policy: Policy, size: int = 4) -> dict[str, Guard
     }
 
 
-def asked_again(sites: dict[str, Guarded]) -> tuple[SecureSum, Exchange]:
-    """A sum whose terms lack a count: sites answer "again", and mask the update in a stage."""
-    summing = SecureSum(SITES, job="job-1", threshold=3)
-    summing._metrics["train"] = ()
-    return summing, Exchange(sites)
-
-
 def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(tmp_path: Path) -> None:
-    """Norms from NumPy; the words and the message by their hashes; masked where words are."""
+    """Norms from NumPy; the words and the message by their hashes; masked where words are. The
+    terms lack a count, so sites answer "again", and mask the update in a stage."""
     sites = secure_sites(tmp_path, MASKED)
-    summing, exchange = asked_again(sites)
-    assert summing.total(exchange).sites == 4
-    summing = SecureSum(SITES, job="job-1", threshold=3)
+    assert Network(tmp_path, sites).sum(4, metrics=()).sites == 4
     for n, name in enumerate(SITES):
         lines = sites[name].ledger
         assert verify(ledger_of(sites[name].kit).path).ok
@@ -213,29 +204,22 @@ def test_under_the_secure_sum_the_ledger_has_what_is_behind_the_masks(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("rule", "change"),
-    [
-        ("max_bytes", {"max_bytes": 30_000}),
-        ("min_patients", {"min_patients": 61}),
-        ("denied_layers", {"denied_layers": ("lstm",)}),
-    ],
+    "change", [{"max_bytes": 30_000}, {"min_patients": 61}, {"denied_layers": ("lstm",)}]
 )
-def test_a_masked_update_is_judged_when_it_leaves(
-    tmp_path: Path, rule: str, change: dict[str, Any]
-) -> None:
+def test_a_masked_update_is_judged_when_it_leaves(tmp_path: Path, change: dict[str, Any]) -> None:
     """The small reply "again" passes; then the rule comes, or the words are too many for it."""
     sites = secure_sites(tmp_path, MASKED, 100_000)
-    summing, exchange = asked_again(sites)
+    network = Network(tmp_path, sites)
 
     def tighten(task: str) -> None:
         if task == "@masked":
             for site in sites.values():
                 site.policy = replace(MASKED, **change)
 
-    exchange.before = tighten
-    with pytest.raises((TrainingError, RefusedError)):
-        summing.total(exchange)
-    assert any(f"refused by {rule}" in refusal for refusal in exchange.refusals)
+    network.before = tighten
+    with pytest.raises(TrainingError, match="nothing was opened"):
+        network.sum(4, metrics=())
+    assert any(f"refused by {next(iter(change))}" in refusal for refusal in network.refusals)
     assert not any(line["masked"] for site in sites.values() for line in site.ledger)
 
 
