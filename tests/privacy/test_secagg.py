@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import combinations, product
@@ -19,7 +18,7 @@ from fednotes.core.update import Total, Update
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
 from fednotes.privacy.secure_sum.masks import SHARE_BYTES, split
-from fednotes.privacy.secure_sum.messages import KeysMessage, UnmaskMessage
+from fednotes.privacy.secure_sum.messages import UnmaskMessage
 from fednotes.privacy.secure_sum.server import SecureServer, ServerChain
 from fednotes.privacy.secure_sum.site import SecureSite, SiteChain
 
@@ -363,53 +362,41 @@ def test_a_site_that_dealt_a_wrong_share_is_named_with_who_opened_it() -> None:
     assert run.server.doubtful == [(B, D)]
 
 
-# exchanges in a row: two messages a site each while nothing fails, a fresh start when it does
+# exchanges in a row; what they cost, and restarts: tests/engines/test_secure.py
 
 SITES = SIX[:4]
 PARTIES = Parties(SITES, confirmed=False)
 
 
 class Network:
-    """Sites and a server, and how many messages each site sent by kind."""
+    """Sites and a server."""
 
     def __init__(self) -> None:
         self.sites = {name: SiteChain(name, PARTIES, b"job") for name in SITES}
-        self.server, self.sent = ServerChain(PARTIES, b"job"), Counter[str]()
-        self.public: list[KeysMessage] = []
+        self.server = ServerChain(PARTIES, b"job")
 
-    def start(self, alive: Collection[str], number: int | None = None) -> None:
-        if number is not None:
-            self.server.number = number - 2
+    def start(self) -> None:
         now = self.server.start()
-        for name in alive:
-            now.add_keys(self.sites[name].keys(self.server.number))
-        keys = now.keys()
-        for name in keys:
-            now.add_shares(self.sites[name].at(self.server.number).shares(keys))
-        self.sent.update(keys=len(keys), shares=len(keys))
+        for site in self.sites.values():
+            now.add_keys(site.keys(self.server.number))
+        for site in self.sites.values():
+            now.add_shares(site.at(self.server.number).shares(now.keys()))
         now.boxes()
 
     def mask(self, updates: dict[str, Update]) -> None:
         number, boxes = self.server.number, self.server.now.boxes()
         for name, update in updates.items():
-            message = self.sites[name].masked(number, boxes[name], update)
-            assert message.next_keys is not None
-            self.public.append(message.next_keys)
-            self.server.add_masked(message)
-            self.sent["masked"] += 1
+            self.server.add_masked(self.sites[name].masked(number, boxes[name], update))
 
-    def sum(self, updates: dict[str, Update], silent: Collection[str] = ()) -> Total:
-        """An exchange with the sites of `updates`; those in `silent` do not answer the second
-        request. Starts afresh unless all of them are prepared."""
+    def sum(self, updates: dict[str, Update]) -> Total:
+        """An exchange with the sites of `updates`; starts afresh unless all are prepared."""
         if not set(updates) <= set(self.server.prepared):
-            self.start(tuple(updates))
+            self.start()
         number = self.server.number
         self.mask(updates)
         requests, keys = self.server.requests()
         for name, request in requests.items():
-            if name not in silent:
-                self.server.add_unmask(self.sites[name].unmask(number, request, keys))
-                self.sent["unmask"] += 1
+            self.server.add_unmask(self.sites[name].unmask(number, request, keys))
         return self.server.total()
 
 
@@ -430,68 +417,26 @@ def right(total: Total, updates: dict[str, Update]) -> None:
     assert total.included == tuple(updates)
 
 
-def test_two_messages_a_site_without_faults() -> None:
-    """The first exchange has four; every exchange has keys of its own."""
-    network = Network()
-    for round in range(5):
-        right(network.sum(given(round)), given(round))
-    assert network.sent == {"keys": 4, "shares": 4, "masked": 20, "unmask": 20}
-    assert network.server.number == 6
-    public = [raw for k in network.public for raw in (k.sharing, k.masking, k.commitment)]
-    assert len(set(public)) == len(public) == 60
-
-
-def test_a_drop_out_goes_on_at_two_messages_and_comes_back_at_four() -> None:
-    network = Network()
-    right(network.sum(given(0)), given(0))
-    assert network.server.prepared == SITES
-    three = given(1, "abc")
-    right(network.sum(three), three)  # d is silent
-    assert network.server.prepared == (A, B, C)
-    right(network.sum(three), three)
-    assert network.sent["keys"] == 4
-    right(network.sum(given(2)), given(2))  # d is back
-    assert network.sent["keys"] == 8
-    right(network.sum(given(3), silent=(B,)), given(3))  # in the sum all the same
-    assert network.server.prepared == (A, C, D)
-
-
 def test_after_a_failure_a_higher_number_starts_afresh() -> None:
     network = Network()
     network.sum(given(0))
     with pytest.raises(TrainingError, match="threshold is 3"):
         network.sum(given(1, "ab"))  # a and b sent masked updates of the prepared exchange
     assert network.server.prepared == SITES  # still open for c and d, but nothing to reuse
-    network.start(SITES)
+    network.start()
     right(network.sum(given(2)), given(2))
+    with pytest.raises(TrainingError, match="start one"):
+        _ = ServerChain(PARTIES, b"job").now
     with pytest.raises(RefusedError, match="was used before"):
         network.sites[A].keys(1)
     with pytest.raises(RefusedError, match="no keys for exchange 1"):
         network.sites[A].masked(1, {}, Update())
 
 
-def test_restarted_processes_meet_again_at_a_fresh_start() -> None:
-    network = Network()
-    network.sum(given(0))
-    network.sites[B] = SiteChain(B, PARTIES, b"job")  # killed and started again
-    boxes = network.server.now.boxes()
-    with pytest.raises(RefusedError, match="start afresh"):
-        network.sites[B].masked(network.server.number, boxes[B], given(1)[B])
-    network.start(SITES)
-    right(network.sum(given(1)), given(1))
-    highest = network.server.number
-    network.server = ServerChain(PARTIES, b"job")
-    assert network.server.prepared == ()
-    with pytest.raises(TrainingError, match="start one"):
-        _ = network.server.now
-    network.start(SITES, highest + 100)
-    right(network.sum(given(2)), given(2))
-
-
 def test_a_spoilt_piggyback_costs_no_sum() -> None:
     """The server sends a wrong list of next keys: the total is made, the next one starts afresh."""
     network = Network()
-    network.start(SITES)
+    network.start()
     network.mask(given(0))
     requests, keys = network.server.requests()
     assert set(keys) == set(SITES)
