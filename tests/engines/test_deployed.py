@@ -252,19 +252,6 @@ def test_a_full_disk_at_the_server_ends_the_run_and_it_can_go_on(tmp_path: Path)
     assert toy_job(net.engine(SITES), {}).tobytes() == whole.tobytes()
 
 
-def test_damaged_checkpoints_are_passed_over_but_not_all(tmp_path: Path) -> None:
-    net, _ = toys(tmp_path)
-    whole = toy_job(net.engine(SITES), {})
-    (tmp_path / "server" / "round-00000004" / "facts.json").write_text("{}")
-    took: dict[tuple[int, str], tuple[str, ...]] = {}
-    assert toy_job(net.engine(SITES), took).tobytes() == whole.tobytes()
-    assert min(took)[0] == 2
-    for path in (tmp_path / "server").glob("round-*/manifest.json"):
-        path.unlink()
-    with pytest.raises(ModelError, match="every checkpoint is damaged"):
-        net.engine(SITES)
-
-
 def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
     net, _ = toys(tmp_path)
     toy_job(net.engine(SITES), {})

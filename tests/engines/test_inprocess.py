@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
 
-from fednotes.core.errors import FednotesError, ModelError, TrainingError
+from fednotes.core.errors import ModelError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.tensors import load_state
 from fednotes.core.types import Document, SiteData, Span, TagSet
@@ -73,14 +72,11 @@ def test_a_sum_and_its_mean() -> None:
 
 
 def test_only_tasks_are_called() -> None:
+    with pytest.raises(TrainingError, match="at least one site"):
+        InProcess([])
     for name in ("hidden", "__init__", "nothing"):
         with pytest.raises(TrainingError, match=f"site 'a' has no task '{name}'"):
             InProcess(counters()).sum(name)
-
-
-def test_no_sites_are_no_federation() -> None:
-    with pytest.raises(TrainingError, match="at least one site"):
-        InProcess([])
 
 
 def test_bytes_are_those_of_numbers() -> None:
@@ -158,24 +154,6 @@ def test_checkpoints_of_other_sites_are_refused(tmp_path: Path) -> None:
     for names in ("ab", "acb", "abcd"):
         with pytest.raises(ModelError, match="the checkpoint is of sites a, b, c"):
             InProcess(counters(*names), directory=tmp_path, resume=True)
-
-
-def test_a_full_disk_ends_the_run_and_keeps_the_checkpoint_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(InProcess(counters(), directory=tmp_path), 2)
-
-    def save_file(tensors: Mapping[str, Any], path: Path) -> None:
-        path.write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("fednotes.core.tensors.save_file", save_file)
-        engine = InProcess(counters(), directory=tmp_path, resume=True)
-        with pytest.raises(FednotesError, match="No space left on device"):
-            run(engine, 6)
-    assert [path.name for path in tmp_path.iterdir()] == ["round-00000002"]
-    assert run(InProcess(counters(), directory=tmp_path, resume=True), 6).tolist() == [6.0]
 
 
 # many sites

@@ -17,14 +17,14 @@ from unittest import mock
 
 import pytest
 import torch
-from fault_net import STRICT, Net
+from fault_net import STRICT, Net, seal_of
 from fault_toy import JOB, SITES, Toy
 
 from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.messages import Attached, Frame, Request, decode_reply, decode_request, encode
 from fednotes.core.update import Update
-from fednotes.engines.history import OPENED, Asked
+from fednotes.engines.history import Asked
 from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Patience
 from fednotes.engines.secure import SecureSeal, SecureSum
@@ -88,14 +88,13 @@ class Case:
         guard = SiteGuard(
             kit, site, "run", TABLE, lambda: OPEN, secure=True, threshold=self.threshold
         )
-        kept = self.folder / site / OPENED
         self.net.hosts[site] = SiteHost(
             lambda: Toy(site),
             self.folder / site,
             job=JOB,
             name=site,
             guard=guard,
-            sealer=SecureSeal(site, SITES, job=JOB, threshold=self.threshold, kept=kept),
+            sealer=seal_of(self.folder, site, self.threshold),
             tell=self.told[site].append,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,14 @@ import faults
 import numpy as np
 import pytest
 import torch
-from fault_net import STRICT, Net, ServerKilled
+from fault_net import STRICT, Net, ServerKilled, seal_of
 from fault_toy import JOB, ROUNDS, SITES, Toy, by_hand, toy_job
 from faults import FAULTS, PHASES
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.messages import decode_reply
-from fednotes.engines.history import OPENED
 from fednotes.engines.inprocess import InProcess
-from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.secure import SecureSum
 
 LOST = ("corrupt", "after the round")  # the site's own disk: what was on it is gone
 LAST = (ROUNDS, "finish")
@@ -42,11 +42,7 @@ def net_of(
     folder: Path, chaos: random.Random | None = None, threshold: int | None = None, **options: Any
 ) -> Net:
     makes = {site: lambda site=site: Toy(site) for site in SITES}
-
-    def seal(site: str) -> SecureSeal:
-        kept = folder / site / OPENED
-        return SecureSeal(site, SITES, job=JOB, threshold=threshold, kept=kept)
-
+    seal = partial(seal_of, folder, threshold=threshold)
     return Net(makes, folder, chaos, seal=seal, **options)
 
 

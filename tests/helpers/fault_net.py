@@ -8,18 +8,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fault_toy import JOB
+from fault_toy import JOB, SITES
 
 from fednotes.core.messages import Frame, Request, decode_request
 from fednotes.engines.deployed import Deployed
+from fednotes.engines.history import OPENED
 from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Patience
+from fednotes.engines.secure import SecureSeal
 
 STRICT = Patience(timeout=10, knock=1, knock_every=0, pause=1, give_up=300)
 
 
 class ServerKilled(BaseException):
     pass
+
+
+def seal_of(folder: Path, site: str, threshold: int | None = None) -> SecureSeal:
+    """A site's part in a secure sum of the toy job, kept where its host keeps the rest."""
+    kept = folder / site / OPENED
+    return SecureSeal(site, SITES, job=JOB, threshold=threshold, kept=kept)
 
 
 @dataclass
@@ -49,16 +57,18 @@ class Net:
 
     def host(self, site: str) -> SiteHost:
         if site not in self.hosts:
-            seconds = self.chaos.choice((0.0, 1e9)) if self.chaos else 1e9
             self.hosts[site] = SiteHost(
                 self.makes[site],
                 self.folder / site,
                 job=JOB,
                 name=site,
                 sealer=self.seal and self.seal(site),
-                keeping=seconds,
+                keeping=self.keeping(site),
             )
         return self.hosts[site]
+
+    def keeping(self, site: str) -> float:
+        return self.chaos.choice((0.0, 1e9)) if self.chaos else 1e9
 
     def exchange(
         self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int

@@ -11,13 +11,14 @@ import errno
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from fault_net import Net, seal_of
 from fault_toy import JOB, SITES, Took, Toy, by_hand, toy_job
 
 from fednotes.core import store
@@ -25,11 +26,8 @@ from fednotes.core import tensors as core_tensors
 from fednotes.core.errors import FednotesError
 from fednotes.core.messages import BEGIN, CHECKPOINT, Frame, decode_reply, decode_request
 from fednotes.core.update import Update
-from fednotes.engines.deployed import Deployed
-from fednotes.engines.history import OPENED
-from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Event, Patience
-from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.secure import SecureSum
 
 FAULTS = ("crash", "slow", "duplicate", "stale", "corrupt", "partition", "disk full", "server kill")
 PHASES = ("joining", "receiving", "training", "sending", "after the round")
@@ -41,34 +39,32 @@ class Killed(BaseException):
     """Stands for kill -9: nothing of ours catches it."""
 
 
-@dataclass
-class Line:
+class Line(Net):
     """A transport of hosts in this process, with one fault at one place.
 
-    now: the simulated clock, in seconds. secure: under the secure sum, of `threshold`. task,
-    round: where the phases in the middle of a round are.
+    secure: under the secure sum, of `threshold`. task, round: where the phases in the middle of a
+    round are. left: tries that the fault still lasts.
     """
 
-    folder: Path
-    fault: str = ""
-    phase: str = ""
-    now: float = 0.0
-    left: int = 0  # tries that the fault still lasts
-    struck: bool = False
-    hosts: dict[str, SiteHost] = field(default_factory=dict)
-    late: list[tuple[str, Frame]] = field(default_factory=list)
-    seen: list[tuple[str, Frame, Frame]] = field(default_factory=list)
-    dying: bool = False
-    secure: bool = False
-    threshold: int = 3
-    task: str = "train"
-    round: int = STRUCK
-
-    def clock(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+    def __init__(
+        self,
+        folder: Path,
+        fault: str,
+        phase: str,
+        *,
+        secure: bool = False,
+        threshold: int = 3,
+        task: str = "train",
+        round: int = STRUCK,
+    ) -> None:
+        super().__init__(
+            {site: lambda site=site: Toy(site, self._inside) for site in SITES}, folder
+        )
+        self.seal = (lambda site: seal_of(folder, site, threshold)) if secure else None
+        self.fault, self.phase, self.task, self.round = fault, phase, task, round
+        self.struck = self.dying = False
+        self.late: list[tuple[str, Frame]] = []
+        self.seen: list[tuple[str, Frame, Frame]] = []
 
     def exchange(
         self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
@@ -130,22 +126,8 @@ class Line:
         self.seen.append((site, frame, reply))
         return [reply]
 
-    def host(self, site: str) -> SiteHost:
-        """The site's host; one that died is started again on what it left."""
-        if site not in self.hosts:
-            self.hosts[site] = SiteHost(
-                lambda: Toy(site, self._inside),
-                self.folder / site,
-                job=JOB,
-                name=site,
-                sealer=self._sealer(site) if self.secure else None,
-                keeping=0.0 if site == "a" else 1e9,
-            )
-        return self.hosts[site]
-
-    def _sealer(self, site: str) -> SecureSeal:
-        kept = self.folder / site / OPENED
-        return SecureSeal(site, SITES, job=JOB, threshold=self.threshold, kept=kept)
+    def keeping(self, site: str) -> float:
+        return 0.0 if site == "a" else 1e9
 
     def _inside(self) -> None:
         if self.dying:
@@ -296,28 +278,19 @@ def run(
     took: of an earlier run in the same folder, which this one goes on from. options: of `Line`.
     """
     line, events = Line(folder, fault, phase, threshold=min_sites, **options), list[Event]()
-    took = {} if took is None else took
+    took, secure = {} if took is None else took, line.seal is not None
     patience = Patience(min_sites, timeout=10, knock=1, knock_every=0, pause=1, give_up=1000)
     for starts in itertools.count(1):
         try:
-            engine = Deployed(
-                line,
-                SITES,
-                folder / "server",
-                job=JOB,
-                patience=patience,
-                summing=SecureSum(SITES, job=JOB, threshold=min_sites) if line.secure else None,
-                notify=events.append,
-                clock=line.clock,
-                sleep=line.sleep,
-            )
+            summing = SecureSum(SITES, job=JOB, threshold=min_sites) if secure else None
+            engine = line.engine(SITES, patience, summing=summing, notify=events.append)
             found = toy_job(engine, took)
             break
         except (Killed, FednotesError):
             if starts == 5:
                 raise
     expected, told = by_hand(took), tuple(events)
-    return Outcome(found, expected, took, told, starts, line.now, line.struck, line.secure)
+    return Outcome(found, expected, took, told, starts, line.now, line.struck, secure)
 
 
 def table() -> Iterator[str]:
