@@ -83,8 +83,6 @@ _SIGNS = (  # what makes a certificate an authority's
     (x509.BasicConstraints(True, None), True),
     (x509.KeyUsage(**{use: use in _USES[:3] for use in _USES}), True),
 )
-
-
 _HOST = re.compile(
     r"([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 )
@@ -305,11 +303,11 @@ class Authority:
             signed.append((shown, public))
         if not signed:
             raise RefusedError("no request of a kit can be read")
-        parts = [
-            self._issue(kit_of(names_of(shown)[0]), shown.subject, public, _hosts_of(shown))
-            for shown, public in signed
-        ]
-        return b"".join(parts) + self.said.pem()
+        answer = b""
+        for shown, public in signed:
+            hosts = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            answer += self._issue(kit_of(names_of(shown)[0]), shown.subject, public, hosts)
+        return answer + self.said.pem()
 
     # ---- its own ---------------------------------------------------------------------------------
 
@@ -317,8 +315,9 @@ class Authority:
         """A key, and a root of it."""
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=3072)
         self.stored = _pem_of(self._key, NoEncryption())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.project)])
         end = datetime.now(UTC) + timedelta(ROOT_DAYS)
-        self.root = self._signed(_name(self.project), self._key.public_key(), end, *_SIGNS)
+        self.root = self._signed(name, self._key.public_key(), end, *_SIGNS)
 
     def _say(self, serials: Iterable[int], bridges: tuple[Any, ...] | None = None) -> None:
         """Make a new list, of what was revoked before and could still be in use, and these."""
@@ -341,19 +340,11 @@ class Authority:
         self.said = said
 
 
-def _name(text: str) -> Any:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
 def _host(name: str) -> Any:
     try:
         return x509.IPAddress(ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _hosts_of(certificate: Any) -> Any:
-    return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
 
 
 def _pem_of(key: Any, encryption: Any) -> str:

@@ -38,26 +38,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fednotes.core.errors import MissingExtra
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import ServerCommandKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import RunStatus
+from nvflare.fuel.f3.cellnet import defs as cells
+from nvflare.fuel.f3.cellnet.core_cell import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.sec.audit import AuditService
+from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
+
 from fednotes.core.store import write_json, write_text
 from fednotes.engines.nvflare.gate import Carrier, Doors, heed
 from fednotes.engines.nvflare.processes import CONTACT_FILE, LOST_SECONDS, UNWATCHED, Known
 from fednotes.engines.nvflare.server import PAUSE, PROGRESS, TELL_SECONDS
 from fednotes.engines.pipe import OUTCOME_FILE, read_outcome
-
-try:
-    from nvflare.apis.event_type import EventType
-    from nvflare.apis.fl_component import FLComponent
-    from nvflare.apis.fl_constant import ServerCommandKey
-    from nvflare.apis.fl_context import FLContext
-    from nvflare.apis.job_def import RunStatus
-    from nvflare.fuel.f3.cellnet import defs as cells
-    from nvflare.fuel.f3.cellnet.core_cell import make_reply
-    from nvflare.fuel.f3.message import Message
-    from nvflare.fuel.sec.audit import AuditService
-    from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
-except ImportError as error:
-    raise MissingExtra("nvflare", "deploy") from error
 
 LOOK_SECONDS = 5.0
 SALT_FILE = Path("state") / "place"  # or a server could find out where the kit lies by trying

@@ -54,7 +54,7 @@ UNWATCHED = "FEDNOTES_UNWATCHED"  # set: runs that stop stay so, as tests and be
 ECHO_VARIABLE = "FEDNOTES_ECHO"  # set: what goes to the log is also printed, for who looks on
 
 _CHANGING = re.compile(r"[0-9a-f]{4,}(-[0-9a-f]{4,})+|(?<![a-z_-])[0-9]+", re.IGNORECASE)
-_KINDS = 256
+_KINDS, _SELDOM = 256, 60.0  # kinds of lines that are remembered; seconds
 # NVFlare says it at each start and whenever a side is away; `presence.py` says it once.
 _AWAY = re.compile(r"no connection to |target_unreachable|no path\b")
 _CELLS = "nvflare.fuel.f3.cellnet."
@@ -295,33 +295,28 @@ class KitLog(WatchedFileHandler):
 
 
 class Seldom(logging.Filter):
-    """Lines of one kind pass once in `seconds`; the next that passes says how many were left out.
+    """Lines of one kind pass once a minute; the next that passes says how many were left out.
 
     What passes is one line of plain characters: another party's words can forge no second one.
 
-    A kind is equal but for numbers and ids (a site may be h1); under the logger `ours`, equal.
+    A kind is equal but for numbers and ids (a site may be h1); under our loggers, equal.
     NVFlare asks a dead server every 50 ms and writes two warnings each time: 13 KB a second.
     """
 
-    def __init__(
-        self,
-        seconds: float = 60.0,
-        ours: str = "fednotes",
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self.seconds, self.ours, self.now = seconds, ours, now
+        self.now = now
         self._kinds: OrderedDict[tuple[str, int, str], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is written; called under the handler's lock."""
-        text, ours = one_line(record.getMessage(), 4000), record.name.split(".", 1)[0] == self.ours
+        text, ours = one_line(record.getMessage(), 4000), record.name.split(".", 1)[0] == "fednotes"
         if record.name.startswith(_CELLS) and _AWAY.search(text):
             return False
         kind = (record.name, record.levelno, text if ours else _CHANGING.sub("#", text))
         now = self.now()
         passed, left_out = self._kinds.get(kind, (-float("inf"), 0))
-        if now - passed < self.seconds:
+        if now - passed < _SELDOM:
             self._kinds[kind] = (passed, left_out + 1)
             return False
         self._kinds[kind] = (now, 0)

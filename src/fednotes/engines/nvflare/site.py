@@ -11,7 +11,15 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fednotes.core.errors import FednotesError, MissingExtra
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.fuel.sec.audit import AuditService
+
+from fednotes.core.errors import FednotesError
 from fednotes.engines import pipe
 from fednotes.engines.host import explained, placeless, whole_line
 from fednotes.engines.nvflare.certificates import ROOTS, CertificateIdentity
@@ -23,17 +31,6 @@ from fednotes.engines.nvflare.gate import (
 from fednotes.engines.nvflare.server import FRAME, REASON, TASK
 from fednotes.engines.pipe import Host
 from fednotes.rules.ledger import Entry, ledger_of, plain
-
-try:
-    from nvflare.apis.event_type import EventType
-    from nvflare.apis.executor import Executor
-    from nvflare.apis.fl_constant import ReturnCode
-    from nvflare.apis.fl_context import FLContext
-    from nvflare.apis.shareable import Shareable, make_reply
-    from nvflare.apis.signal import Signal
-    from nvflare.fuel.sec.audit import AuditService
-except ImportError as error:
-    raise MissingExtra("nvflare", "deploy") from error
 
 RETRY_SECONDS = 10.0  # a site that refused a job is asked again: it may have been approved since
 logger = logging.getLogger("fednotes.engines.nvflare.site")

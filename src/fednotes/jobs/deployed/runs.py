@@ -44,8 +44,10 @@ ABORT_SECONDS = 120.0  # NVFlare gives a job's processes ten to end, a busy serv
 PATIENCE_SECONDS = 900.0  # the watch waits up to 300 s before it hands a run in again
 ABORTED = "FINISHED:ABORTED"
 QUEUED = ("SUBMITTED", "APPROVED", "DISPATCHED")
-_RESULT = ("round", "took_part", "bytes_up", "bytes_down", "seconds", "evaluated")
-_FACTS = frozenset({"kind", "part", "condition", *_RESULT})  # of a line; all else are metrics
+_FACTS = frozenset(  # of a line; all else are metrics
+    {"kind", "part", "condition", "round", "evaluated"}
+    | {"took_part", "bytes_up", "bytes_down", "seconds"}
+)
 
 
 @dataclass(frozen=True)
@@ -346,17 +348,10 @@ class Follower:
         elif kind == "round" and self._planned is not None and line["round"] >= self._shown:
             self._shown = int(line["round"]) + 1
             metrics = {k: v for k, v in line.items() if k not in _FACTS}
-            number, sites, up, down, seconds, evaluated = (line[key] for key in _RESULT)
+            sites, up, down = (int(line[key]) for key in ("took_part", "bytes_up", "bytes_down"))
+            seconds, judged = float(line["seconds"]), bool(line["evaluated"])
             self.display.round(
-                RoundResult(
-                    int(number),
-                    metrics,
-                    int(sites),
-                    int(up),
-                    int(down),
-                    float(seconds),
-                    bool(evaluated),
-                )
+                RoundResult(self._shown - 1, metrics, sites, up, down, seconds, judged)
             )
         elif kind == "event":
             self.say(str(line["text"]))

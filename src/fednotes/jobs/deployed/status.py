@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -34,6 +34,7 @@ TAIL = 200_000  # bytes of a log or a ledger that are looked at
 RECENT = timedelta(minutes=2)
 SEEN_SECONDS = 15.0  # a site that is up tells the server so every 5 s
 SHOWN_RUNS = 5
+STATE = "state"  # of a kit: what it keeps of runs
 _LINE = re.compile(r"(\S+ \S+?)(?:,\d+)? (INFO|WARNING|ERROR|CRITICAL) (fednotes\.\S+): (.*)")
 
 # Of these a line of their own tells how it stands now; that scores stay here is no problem.
@@ -173,34 +174,24 @@ def network(kit: Path) -> Network:
         jobs = sorted(server.jobs(), key=lambda job: float(job.get("submit_time") or 0))
         newest = {str(job["name"]): job for job in jobs}
         sites = server.sites(within=SEEN_SECONDS)
-        running = [run for run, job in newest.items() if job["status"] == "RUNNING"]
         over = [run for run, job in newest.items() if str(job["status"]).startswith("FINISHED")]
         lines = []
         for run in (run for run in newest if run not in over[:-SHOWN_RUNS]):
-            if run in running:
-                state = _progress(server.tell(str(newest[run]["job_id"])) or {})
+            status, job_id = str(newest[run]["status"]), str(newest[run]["job_id"])
+            if status == "RUNNING":
+                state = _progress(server.tell(job_id) or {})
             else:
-                state = _state(kit, run, newest[run], running, sites)
+                known = status.replace("FINISHED:ABORTED", "aborted") if run in over else "starts"
+                state = _stands(read_outcome(kit / STATE / run, job_id), known)
             lines.append(f"run {run}: {state}")
     return Network(sites, tuple(lines), len(over) < len(newest))
 
 
-def _state(
-    kit: Path, run: str, job: Mapping[str, Any], running: Sequence[str], sites: Sequence[str]
-) -> str:
-    """How a run stands that is not under way, in a few words."""
-    status = str(job["status"])
-    if status == "FINISHED:ABORTED":
-        return "aborted"
-    if status.startswith("FINISHED"):
-        outcome = read_outcome(kit / "state" / run, str(job["job_id"]))
-        problem = f": {outcome['problem']}" if outcome.get("problem") else ""
-        return f"{outcome.get('status', status)}{problem}"
-    if running:
-        return f"queued behind run {running[0]}"
-    wanted = {s for names in job["deploy_map"].values() for s in names} - {"server"}
-    absent = sorted(wanted - set(sites))
-    return f"waits for {', '.join(absent)} to connect" if absent else "starts"
+def _stands(outcome: Mapping[str, Any], otherwise: str) -> str:
+    """How a run stands that is not under way, as the server's watch or the run itself kept it."""
+    status, problem = str(outcome.get("status", otherwise)), outcome.get("problem")
+    between = " " if status == "waits" else ": "  # "waits for h2", "failed: …"
+    return f"{status}{between}{problem}" if problem else status
 
 
 def _progress(reply: Mapping[str, Any]) -> str:
@@ -221,21 +212,19 @@ def _progress(reply: Mapping[str, Any]) -> str:
 def from_files(kit: Path) -> list[str]:
     """How runs stood when the server ran last."""
     lines = []
-    paths = sorted((kit / "state").glob("*/outcome.json"), key=lambda path: path.stat().st_mtime)
+    paths = sorted((kit / STATE).glob("*/outcome.json"), key=lambda path: path.stat().st_mtime)
     for path in paths[-SHOWN_RUNS:]:
         with suppress(OSError, ValueError, AttributeError):
-            outcome = read_json(path)
-            problem = f": {outcome['problem']}" if outcome.get("problem") else ""
-            status = str(outcome.get("status"))
-            again = ", goes on when the server is started" if status == "running" else ""
-            lines.append(f"run {path.parent.name}: {status}{again}{problem}")
+            told = _stands(read_json(path), "")
+            again = ", goes on when the server is started" if told.startswith("running") else ""
+            lines.append(f"run {path.parent.name}: {told}{again}")
     return lines
 
 
 def seconds(kit: Path) -> list[str]:
     """Sites of which a second process was turned away today or lately."""
     with suppress(OSError, ValueError, AttributeError):
-        found = read_json(kit / "state" / "second.json")
+        found = read_json(kit / STATE / "second.json")
         day = datetime.now(UTC).timestamp() - 86_400
         return [
             f"site {site!r}: a second process in its name was refused at {_clock(when)}: is there "
@@ -244,9 +233,6 @@ def seconds(kit: Path) -> list[str]:
             if when > day
         ]
     return []
-
-
-STATE = "state"
 
 
 def forget(kit: Path, run: str) -> dict[Path, int]:
