@@ -77,6 +77,27 @@ def site_notes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, 
     return corpus(tmp_path_factory.mktemp("notes") / "notes")
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The kits of `intruders.PROJECT`; tests only read them."""
+    pytest.importorskip("nvflare")
+    from intruders import PROJECT
+
+    from fednotes.engines.nvflare.authority import provision
+
+    return provision(PROJECT, tmp_path_factory.mktemp("made") / "kits")
+
+
+@pytest.fixture
+def kits(made: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
+    """A copy of the folder that these kits were made in, for a test that changes some."""
+    from intruders import PROJECT, copied
+
+    from fednotes.engines.nvflare.authority import folders
+
+    return folders(PROJECT, copied(made["server"].parent, tmp_path / "kits"))
+
+
 @pytest.fixture
 def give(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Give:
     """Give a command in this process: exit code, stdout, stderr."""

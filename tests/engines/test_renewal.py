@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,12 +16,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import AttributeOID
+from intruders import PROJECT, replaced, revoked
 from secure_net import SITES, network, random_updates
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.engines.nvflare import certificates
 from fednotes.engines.nvflare import kit as kit_files
-from fednotes.engines.nvflare.authority import authority_of, folders, provision
+from fednotes.engines.nvflare.authority import authority_of
 from fednotes.engines.nvflare.certificates import (
     CertificateIdentity,
     Trust,
@@ -33,20 +35,6 @@ from fednotes.engines.nvflare.certificates import (
     valid_until,
 )
 from fednotes.engines.nvflare.gate import require_admins_signature
-
-PROJECT = intruders.project(18002, *SITES)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("kits")
-    provision(PROJECT, out)
-    return out
-
-
-@pytest.fixture
-def kits(made: Path, tmp_path: Path) -> dict[str, Path]:
-    return folders(PROJECT, intruders.copied(made, tmp_path / "kits"))
 
 
 def signed(kits: dict[str, Path], asked: bytes) -> bytes:
@@ -65,17 +53,16 @@ def tree(kit: Path) -> dict[Path, tuple[bytes, int]]:
 def test_a_kit_gets_new_keys_and_keeps_all_else(kits: dict[str, Path], who: str) -> None:
     """Only the request travels, and it holds no private key."""
     kit = kits[who]
-    intruders_days = intruders.Authority.of(kits["server"].parent)
     if who != "server":
-        intruders.date(kit, intruders_days, (-300, 20))
+        intruders.date(kit, intruders.Authority.of(kits["server"].parent), (-300, 20))
         assert len(check_kit(kit)) == 1
     before, old = tree(kit), {stem: certificate_of(stem) for stem in stems(kit)}
     asked = request(kit)
     assert request(kit).count(b"BEGIN CERTIFICATE REQUEST") == len(old)
     assert b"PRIVATE" not in asked
-    assert {path: kept for path, kept in tree(kit).items() if path in before} == before
-    waiting = {kept[1] & 0o777 for path, kept in tree(kit).items() if path not in before}
-    assert waiting == {0o600}
+    asking = tree(kit)
+    assert before.items() <= asking.items()
+    assert {asking[path][1] & 0o777 for path in asking.keys() - before.keys()} == {0o600}
     answer = signed(kits, asked)
     assert b"PRIVATE" not in answer
     take_renewal(kit, answer)
@@ -84,8 +71,8 @@ def test_a_kit_gets_new_keys_and_keeps_all_else(kits: dict[str, Path], who: str)
     changed = {path for path in before if after[path][0] != before[path][0]}
     assert {path.suffix for path in changed} == {".key", ".crt"}
     assert len(changed) == 2 * len(old)
-    assert {path: mode for path, (_, mode) in after.items()} == {
-        path: mode for path, (_, mode) in before.items()
+    assert {path: kept[1] for path, kept in after.items()} == {
+        path: kept[1] for path, kept in before.items()
     }
     for stem, certificate in old.items():
         new = certificate_of(stem)
@@ -134,20 +121,16 @@ def test_both_of_a_kit_s_certificates_can_be_revoked_later(kits: dict[str, Path]
     new, b = CertificateIdentity.of_kit(kits["a"]), CertificateIdentity.of_kit(kits["b"])
     assert b.verify("a", b"x", old.sign(b"x"))
     assert b.verify("a", b"x", new.sign(b"x"))
-    out = kits["server"].parent
-    kits["a"].rename(out / "away")
-    provision(PROJECT, out, revoke=["a"])
-    take(kits["b"], (out / "trust.pem").read_bytes())
+    kits["a"].rename(kits["server"].with_name("away"))
+    take(kits["b"], revoked(kits, "a"))
     assert not b.verify("a", b"x", old.sign(b"x"))
     assert not b.verify("a", b"x", new.sign(b"x"))
 
 
 def test_a_renewed_kit_is_of_the_new_root(kits: dict[str, Path]) -> None:
     """The answer brings the root, and what was shown before to others counts meanwhile."""
-    authority = authority_of(PROJECT, kits["server"].parent)
-    authority.replace(overlap=30)
-    authority.keep()
     a, b = kits["a"], kits["b"]
+    replaced(kits, 30)
     take_renewal(a, signed(kits, request(a)))
     assert len(Trust.of(a / "startup").roots) == 2
     assert check_kit(a) == []
@@ -177,7 +160,7 @@ def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(kits: dict[str,
     of_server = x509.load_pem_x509_csr(request(kits["server"])).subject
     expired = intruders.copied(kits["b"], kits["b"].with_name("old"))
     late = request(expired)
-    intruders.expire(expired, intruders.Authority.of(kits["server"].parent))
+    intruders.date(expired, intruders.Authority.of(kits["server"].parent), (-30, -1))
     stranger = intruders.copied(kits["b"], kits["b"].with_name("stranger"))
     intruders.self_signed(stranger)
     wrong = {
@@ -195,7 +178,7 @@ def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(kits: dict[str,
     for what, asked in wrong.items():
         with pytest.raises(RefusedError):
             pytest.fail(f"{what}: {signed(kits, asked)!r}")
-    provision(PROJECT, kits["server"].parent, revoke=["a"])
+    revoked(kits, "a")
     with pytest.raises(RefusedError, match="not signed by a kit that counts now"):
         signed(kits, good)
 
@@ -213,35 +196,25 @@ def test_a_wrong_answer_leaves_the_kit_as_it_was(kits: dict[str, Path]) -> None:
         with pytest.raises(RefusedError):
             take_renewal(a, wrong)
         assert tree(a) == before
-    take(a, revoked_list(kits, "a"))
+    take(a, revoked(kits, "a"))
     with pytest.raises(RefusedError, match="its certificate was revoked on"):
         take_renewal(a, answer)
 
 
-def revoked_list(kits: dict[str, Path], name: str) -> bytes:
-    provision(PROJECT, kits["server"].parent, revoke=[name])
-    return (kits["server"].parent / "trust.pem").read_bytes()
-
-
 @pytest.mark.parametrize("when", range(1, 5))
 def test_a_power_cut_while_it_is_put_in_its_place_loses_nothing(
-    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch, when: int
+    kits: dict[str, Path], when: int
 ) -> None:
     """Before each of the four files of the server: the next call ends it."""
     kit = kits["server"]
     answer = signed(kits, request(kit))
-    real, left = certificates.replace_file, [when]
-
-    def cut(*arguments: Any, **options: Any) -> None:
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-        real(*arguments, **options)
-
-    monkeypatch.setattr(certificates, "replace_file", cut)
-    with pytest.raises(KeyboardInterrupt):
+    cut = mock.Mock(wraps=certificates.replace_file)
+    cut.side_effect = [mock.DEFAULT] * (when - 1) + [KeyboardInterrupt]
+    with (
+        mock.patch.object(certificates, "replace_file", cut),
+        pytest.raises(KeyboardInterrupt),
+    ):
         take_renewal(kit, answer)
-    monkeypatch.setattr(certificates, "replace_file", real)
     take_renewal(kit, answer)
     assert check_kit(kit) == []
     assert not (kit / "renewal").exists()

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from fednotes.engines import pipe
 from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare import processes
-from fednotes.engines.nvflare.authority import ProjectConfig, provision
+from fednotes.engines.nvflare.authority import ProjectConfig, authority_of, provision
 from fednotes.engines.nvflare.processes import UNWATCHED
 
 HELPERS = Path(__file__).parent
@@ -42,6 +42,28 @@ def free_port() -> int:
 
 def project(port: int, *sites: str) -> ProjectConfig:
     return ProjectConfig("ward", "localhost", sites, port=port)
+
+
+PROJECT = project(free_port(), "a", "b", "c", "d", "h1", "h2")  # of the fixtures `made` and `kits`
+
+
+def said(kits: Mapping[str, Path]) -> bytes:
+    """What the authority of these kits said last."""
+    return (kits["server"].parent / "trust.pem").read_bytes()
+
+
+def revoked(kits: Mapping[str, Path], *names: str) -> bytes:
+    """What it says once these count no more."""
+    provision(PROJECT, kits["server"].parent, revoke=names)
+    return said(kits)
+
+
+def replaced(kits: Mapping[str, Path], overlap: int) -> bytes:
+    """What it says once it has another root."""
+    authority = authority_of(PROJECT, kits["server"].parent)
+    authority.replace(overlap)
+    authority.keep()
+    return said(kits)
 
 
 @dataclass(frozen=True)
@@ -60,7 +82,7 @@ class Authority:
             serialization.load_pem_private_key(kept["root_pri_key"].encode(), None),
         )
 
-    def sign(self, old: x509.Certificate, key: Any, days: tuple[int, int]) -> bytes:
+    def sign(self, old: x509.Certificate, key: Any, days: tuple[float, float]) -> bytes:
         """The old certificate for another key and time. days: from and to, counted from now."""
         now = datetime.datetime.now(datetime.UTC)
         builder = (
@@ -80,17 +102,12 @@ def copied(kit: Path, to: Path) -> Path:
     return to
 
 
-def date(kit: Path, authority: Authority, days: tuple[int, int], stem: str = "client") -> None:
+def date(kit: Path, authority: Authority, days: tuple[float, float], stem: str = "client") -> None:
     """Give a kit a certificate of the right authority for other days, counted from now."""
     path = kit / f"startup/{stem}.crt"
     key: Any = serialization.load_pem_private_key(path.with_suffix(".key").read_bytes(), None)
     old = x509.load_pem_x509_certificate(path.read_bytes())
     path.write_bytes(authority.sign(old, key, days))
-
-
-def expire(kit: Path, authority: Authority) -> None:
-    """Let a kit's time be over since yesterday."""
-    date(kit, authority, (-30, -1))
 
 
 def take_identity(kit: Path, of: Path) -> None:
@@ -116,19 +133,19 @@ def self_signed(kit: Path) -> None:
     )
 
 
-def false_kits(base: Path, kits: Mapping[str, Path], port: int) -> dict[str, Path]:
-    """Kits in the name of h3, which itself is not started."""
-    other = provision(project(port, "h3"), base / "other")["h3"]
+def false_kits(base: Path, true: Path, member: Path, port: int) -> dict[str, Path]:
+    """Kits in the name of a true one, each wrong in one way. member: another's of the project."""
+    other = provision(project(port, true.name), base / "other")[true.name]
     made = {"other authority": other}
     for name, source in (
         *(("outsider", other), ("self-signed", other)),
-        *(("expired", kits["h3"]), ("swapped", kits["h3"])),
+        *(("expired", true), ("swapped", true)),
     ):
         made[name] = copied(source, base / name)
-        trust(made[name], kits["h3"])
+        trust(made[name], true)
     self_signed(made["self-signed"])
-    expire(made["expired"], Authority.of(base / "kits"))
-    take_identity(made["swapped"], kits["h4"])
+    date(made["expired"], Authority.of(true.parents[1]), (-30, -1))
+    take_identity(made["swapped"], member)
     return made
 
 
