@@ -12,11 +12,10 @@ import pytest
 pytest.importorskip("nvflare")
 
 import intruders
-from typer.testing import CliRunner
+from intruders import PROJECT
+from kits import said
 
 from fednotes.cli import deploy
-from fednotes.cli.app import app
-from fednotes.core.errors import FednotesError
 from fednotes.engines.nvflare import processes
 from fednotes.engines.nvflare.authority import authority_of
 from fednotes.engines.nvflare.certificates import Trust, check_kit
@@ -24,27 +23,19 @@ from fednotes.jobs.deployed.preflight import preflight
 
 
 def given(*words: object) -> str:
-    """What a command says, or the message of the error that it ends with."""
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    if isinstance(done.exception, FednotesError):
-        return f"error: {done.exception}"
-    assert done.exit_code == 0, done.output
-    return " ".join(done.output.split())
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.mktemp("base")
-    text = 'name = "ward"\nserver = "localhost"\nport = 18002\nsites = ["h1", "h2"]\n'
-    (base / "project.toml").write_text(text)
-    given("provision", base / "project.toml", "--out", base / "kits")
-    return base
+    """What a command says, on one line."""
+    return " ".join(said(*words).split())
 
 
 @pytest.fixture
-def base(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return intruders.copied(made, tmp_path / "base")
+def base(kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where kits and their project's file are, and commands are given."""
+    base = kits["server"].parents[1]
+    facts = {key: getattr(PROJECT, key) for key in ("name", "server", "port")}
+    text = "".join(f"{key} = {value!r}\n" for key, value in facts.items())
+    (base / "project.toml").write_text(f"{text}sites = {list(PROJECT.sites)}\n")
+    monkeypatch.chdir(base)
+    return base
 
 
 def provisioned(base: Path, *words: object) -> str:
@@ -53,17 +44,17 @@ def provisioned(base: Path, *words: object) -> str:
 
 def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
     kits, h1 = base / "kits", base / "kits/sites/h1"
-    said = provisioned(base, "--revoke", "h2")
-    assert "h2: what is on record as made before counts no more" in said
-    assert f"next: {kits / 'trust.pem'} to the server" in said
+    told = provisioned(base, "--revoke", "h2")
+    assert "h2: what is on record as made before counts no more" in told
+    assert f"next: {kits / 'trust.pem'} to the server" in told
     first = (kits / "trust.pem").read_bytes()
     (base / "first.pem").write_bytes(first)
     provisioned(base, "--revoke", "admin")
-    said = given("kit", "trust", h1, kits / "trust.pem")
-    assert "taken in as number 3: 2 certificates count no more" in said
+    told = given("kit", "trust", h1, kits / "trust.pem")
+    assert "taken in as number 3: 2 certificates count no more" in told
     assert "nothing new" in given("kit", "trust", h1, kits / "trust.pem")
-    said = given("kit", "trust", h1, base / "first.pem")
-    assert said == (
+    told = given("kit", "trust", h1, base / "first.pem")
+    assert told == (
         f"error: {base / 'first.pem'}: number 2 is not newer than 3, this kit's own; the kit is as "
         "it was"
     )
@@ -80,8 +71,8 @@ def test_a_site_that_was_offline_takes_the_list_by_file(base: Path) -> None:
 def test_nothing_is_made_where_no_authority_is(base: Path) -> None:
     """A wrong --out is not a new network."""
     for words in (("--revoke", "h1"), ("--new-root",), ("--sign", "x"), ("--protect",)):
-        said = given("provision", base / "project.toml", "--out", base / "new", *words)
-        assert f"{base / 'new' / 'authority'}: holds no authority of project 'ward'" in said
+        told = given("provision", base / "project.toml", "--out", base / "new", *words)
+        assert f"{base / 'new' / 'authority'}: holds no authority of project 'ward'" in told
     assert not (base / "new").exists()
 
 
@@ -89,10 +80,10 @@ def test_a_kit_is_renewed_by_two_files(base: Path, monkeypatch: pytest.MonkeyPat
     h1 = base / "kits/sites/h1"
     intruders.date(h1, intruders.Authority.of(base / "kits"), (-300, 59))
     assert f"fednotes kit renew {h1}" in given("site", "status", h1)
-    said = given("kit", "renew", h1)
-    assert "h1.request.pem: holds no secret" in said
-    said = provisioned(base, "--sign", "h1.request.pem")
-    assert "next: give the kit's owner h1.request.signed.pem" in said
+    told = given("kit", "renew", h1)
+    assert "h1.request.pem: holds no secret" in told
+    told = provisioned(base, "--sign", "h1.request.pem")
+    assert "next: give the kit's owner h1.request.signed.pem" in told
     real = processes.status
     with monkeypatch.context() as patch:
         running = processes.Status("h1", "site", 7, (), h1 / "log")
@@ -130,8 +121,8 @@ def test_the_end_is_warned_of_sixty_days_before(base: Path, days: int, warned: b
 
 def test_the_root_is_replaced_and_all_kits_are_renewed(base: Path) -> None:
     kits = base / "kits"
-    said = provisioned(base, "--new-root", "--overlap", "30")
-    assert f"next: {kits / 'trust.pem'} to the server first" in said
+    told = provisioned(base, "--new-root", "--overlap", "30")
+    assert f"next: {kits / 'trust.pem'} to the server first" in told
     assert "is being replaced until" in provisioned(base, "--new-root")
     for kit in (kits / "server", kits / "admin", kits / "sites/h1"):
         given("kit", "renew", kit, "--out", "request.pem")
@@ -150,8 +141,8 @@ def test_the_authority_s_key_can_have_a_passphrase(
     kits, state = base / "kits", base / "kits/authority/ward/state/cert.json"
     (base / "one").write_text("the first\n")
     (base / "two").write_text("the first\nthe second\n")
-    said = provisioned(base, "--protect", "--passphrase-file", base / "one")
-    assert "has a passphrase now" in said
+    told = provisioned(base, "--protect", "--passphrase-file", base / "one")
+    assert "has a passphrase now" in told
     assert "BEGIN PRIVATE KEY" not in state.read_text()
     assert "the first" not in state.read_text()
     assert "run this in a terminal, or --passphrase-file FILE" in provisioned(
@@ -184,7 +175,7 @@ def test_the_authority_s_key_can_have_a_passphrase(
         "a new passphrase for the authority's key",
     ]
     assert "BEGIN PRIVATE KEY" not in state.read_text()
-    assert authority_of(intruders.project(18002, "h1", "h2"), kits).roots
+    assert authority_of(PROJECT, kits).roots
 
 
 def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(
@@ -197,8 +188,8 @@ def test_a_kit_of_an_earlier_version_is_not_said_to_be_revoked(
     provisioned(base, "--revoke", "h2")
     assert len(list(Trust.parsed((base / "kits/trust.pem").read_bytes()).listed)) == 1
     (base / "kits/sites/h1").rename(base / "h1")
-    said = provisioned(base, "--revoke", "h1")
-    assert said.startswith("error: h1: its certificate is not on record")
-    assert "replace the root instead (--new-root)" in said
+    told = provisioned(base, "--revoke", "h1")
+    assert told.startswith("error: h1: its certificate is not on record")
+    assert "replace the root instead (--new-root)" in told
     provisioned(base, "--again", "h1")
     assert "h1: what was made before is not on record, and counts on: --new-root" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import time
@@ -16,28 +17,17 @@ import pytest
 pytest.importorskip("nvflare")
 
 import intruders
+from kits import said
+from nvflare.fuel.utils.config_service import ConfigService
 from places import opened
-from typer.testing import CliRunner
 
-from fednotes.cli.app import app
 from fednotes.core.errors import FednotesError
 from fednotes.core.store import write_json
 from fednotes.engines.nvflare import processes
-from fednotes.engines.nvflare.authority import provision
+from fednotes.engines.nvflare.kit import COMM_FILE, INSIDE
 from fednotes.engines.nvflare.processes import CONTACT_FILE
 from fednotes.jobs.deployed import status as kit_status
 from fednotes.jobs.deployed.site_file import SITE_FILE, read_site_file
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    out = tmp_path_factory.mktemp("kits")
-    return provision(intruders.project(intruders.free_port(), "h1"), out)
-
-
-@pytest.fixture
-def kits(made: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
-    return {name: intruders.copied(kit, tmp_path / "kits" / name) for name, kit in made.items()}
 
 
 @pytest.fixture
@@ -53,6 +43,21 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return kits
 
 
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """With what processes would begin; none does, whatever kit is started."""
+    options: list[dict[str, Any]] = []
+
+    def begin(command: list[str], **given: Any) -> Any:
+        options.append(given)
+        return SimpleNamespace(poll=lambda: 0)
+
+    idle = processes.Status("x", "site", None, (), Path("log"))
+    monkeypatch.setattr(processes, "status", lambda kit: idle)
+    monkeypatch.setattr(subprocess, "Popen", begin)
+    return options
+
+
 def runs(monkeypatch: pytest.MonkeyPatch, pid: int = 7) -> None:
     """Let a kit's process be under way."""
     real = processes.status
@@ -64,15 +69,6 @@ def runs(monkeypatch: pytest.MonkeyPatch, pid: int = 7) -> None:
     monkeypatch.setattr(processes, "status", status)
 
 
-def given(*words: object) -> str:
-    """What a command says, or the message of the error that it ends with."""
-    done = CliRunner().invoke(app, [str(word) for word in words])
-    if isinstance(done.exception, FednotesError):
-        return f"error: {done.exception}"
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def site_file(folder: Path, extra: str = "", train: str = "train.conll") -> Path:
     (folder / "train.conll").touch()
     path = folder / f"site{len(list(folder.glob('*.toml')))}.toml"
@@ -80,21 +76,17 @@ def site_file(folder: Path, extra: str = "", train: str = "train.conll") -> Path
     return path
 
 
+# a start makes the kit ready
+
+
 def test_a_kit_is_for_its_owner_alone(
-    made: dict[str, Path], kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    made: dict[str, Path], kits: dict[str, Path], begun: list[dict[str, Any]]
 ) -> None:
     """As it is made; and again when it starts, where an archive or a copy opened it."""
-    assert opened(made["admin"].parent) == []  # with the authority
-    kit, given_to = kits["h1"], dict[str, Any]()
+    assert opened(made["server"].parent) == []  # with the authority
+    kit = kits["h1"]
     for path in (kit, *kit.rglob("*")):
         path.chmod(path.stat().st_mode | 0o055)
-
-    def begun(command: list[str], **options: Any) -> Any:
-        given_to.update(options)
-        return type("Process", (), {"pid": 7, "poll": lambda self: 0})()
-
-    monkeypatch.setattr(processes, "status", lambda kit: processes.Status("h1", "site", *_IDLE))
-    monkeypatch.setattr(subprocess, "Popen", begun)
     before = os.umask(0)
     try:
         processes.start(kit)
@@ -102,49 +94,97 @@ def test_a_kit_is_for_its_owner_alone(
         os.umask(before)
     assert opened(kit) == []
     assert (kit / processes.OUTPUT_FILE).exists()
-    assert given_to["umask"] == 0o077
+    assert begun[0]["umask"] == 0o077
+    assert begun[0]["env"]["FEDNOTES_KIT"] == str(kit.resolve())
 
 
-_IDLE = (None, (), Path("log"))
+@pytest.mark.parametrize("name", ["server", "h1"])
+def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
+    kits: dict[str, Path], begun: list[dict[str, Any]], name: str
+) -> None:
+    """Its files name classes where they were, and NVFlare's stores where it lay; nothing closed
+    the connection of its processes. A job may bring a file that NVFlare would take for it too."""
+    kit = kits[name]
+    path = kit / "local" / "resources.json"
+    new = json.loads(path.read_text())
+    path.write_text(path.read_text().replace("fednotes.engines.", "fednotes.old."))
+    (kit / COMM_FILE).unlink()
+    job = kit / "00000000-0000-0000-0000-000000000000" / "app_h1" / "config"
+    job.mkdir(parents=True)
+    (job / COMM_FILE).write_text('{"internal": {"scheme": "tcp", "resources": {}}}')
+    processes.start(kit)
+    assert "fednotes.old" not in path.read_text()
+    assert json.loads(path.read_text())["components"][1] == new["components"][1]
+    assert (f'"{kit.resolve()}/store/jobs"' in path.read_text()) is (name == "server")
+    found = ConfigService.load_config_dict(COMM_FILE, [str(kit)])
+    assert found == {"internal": {"scheme": INSIDE, "resources": {}}}
+
+
+@pytest.mark.usefixtures("begun")
+def test_old_folders_of_jobs_go_when_a_process_starts(kits: dict[str, Path]) -> None:
+    """The three newest stay, and what is no job's folder."""
+    kit, names = kits["h1"], [f"{n:08x}-0000-4000-8000-00000000000{n}" for n in range(5)]
+    for age, name in enumerate(names):
+        (kit / name).mkdir()
+        os.utime(kit / name, (1e9 - age, 1e9 - age))
+    (kit / "state" / names[0]).mkdir(parents=True)
+    processes.start(kit)
+    assert {path.name for path in kit.iterdir() if "-" in path.name} == set(names[:3])
+    assert (kit / "state" / names[0]).exists()
+
+
+@pytest.mark.usefixtures("begun")
+def test_a_start_warns_of_a_certificate_that_ends_soon(
+    kits: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    processes.start(kits["h1"])
+    assert caplog.text == ""
+    intruders.date(kits["h1"], intruders.Authority.of(kits["server"].parent), (-9, 59))
+    processes.start(kits["h1"])
+    assert "client.crt: the certificate expires on" in caplog.text
+
+
+# commands
 
 
 @pytest.mark.parametrize("words", ["start", "stop", "status"])
 def test_a_command_at_another_s_kit_does_nothing(
-    kits: dict[str, Path], started: list[Path], words: str, monkeypatch: pytest.MonkeyPatch
+    made: dict[str, Path], started: list[Path], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "stop", lambda kit: pytest.fail("stopped"))
     for group, wrong in (("server", "h1"), ("site", "server"), ("site", "admin")):
         role = {"h1": "site"}.get(wrong, wrong)
-        expected = f"error: {kits[wrong]}: is the kit of {wrong} ({role}), not of a {group}"
-        assert given(group, words, kits[wrong]) == expected
+        expected = f"error: {made[wrong]}: is the kit of {wrong} ({role}), not of a {group}"
+        assert said(group, words, made[wrong]) == expected
     assert not started
 
 
 @pytest.mark.parametrize("words", ["start", "stop", "status", "approve", "reject", "rules"])
 def test_a_folder_that_is_no_kit_gets_no_file(tmp_path: Path, words: str) -> None:
     options = ("--site", site_file(tmp_path)) if words in ("start", "rules") else ()
-    assert "not a kit" in given("site", words, tmp_path / "new", *options)
+    assert "not a kit" in said("site", words, tmp_path / "new", *options)
     assert not (tmp_path / "new").exists()
 
 
 def test_a_wrong_file_is_refused_before_it_is_taken_over(
     kits: dict[str, Path], tmp_path: Path, started: list[Path]
 ) -> None:
-    kit = kits["h1"]
-    missing = site_file(tmp_path, train="trian.conll")
-    assert "not there: train = " in given("site", "start", kit, "--site", missing)
+    kit, good = kits["h1"], site_file(tmp_path)
+
+    def start(file: Path) -> str:
+        return said("site", "start", kit, "--site", file)
+
+    assert "not there: train = " in start(site_file(tmp_path, train="trian.conll"))
     unknown = site_file(tmp_path, "trian = 'x'\n")
-    assert "unknown key 'trian'; did you mean 'train'?" in given(
-        "site", "start", kit, "--site", unknown
-    )
-    good = site_file(tmp_path)
+    assert "unknown key 'trian'; did you mean 'train'?" in start(unknown)
     key = kit / "startup" / "client.key"
     key.chmod(0o644)
-    assert f"others can read it: chmod 600 {key}" in given("site", "start", kit, "--site", good)
+    assert f"others can read it: chmod 600 {key}" in start(good)
     key.chmod(0o600)
     assert not (kit / SITE_FILE).exists()
     assert not started
-    assert given("site", "start", kit, "--site", good) == "error: begun"
+    assert start(good) == "error: begun"
     assert started == [kit]
 
 
@@ -153,45 +193,46 @@ def test_a_running_site_s_rules_change_by_a_command_of_their_own(
 ) -> None:
     kit = kits["h1"]
     runs(monkeypatch)
-    first = site_file(tmp_path, "[policy]\nmin_sites = 3\n")
-    assert "+ policy.min_sites = 3" in given("site", "rules", kit, "--site", first)
-    second = site_file(tmp_path, "[policy]\nmin_sites = 5\n")
-    said = given("site", "start", kit, "--site", second)
-    assert f"runs already (process 7); to change its rules: fednotes site rules {kit}" in said
+    first, second = (site_file(tmp_path, f"[policy]\nmin_sites = {n}\n") for n in (3, 5))
+    assert "+ policy.min_sites = 3" in said("site", "rules", kit, "--site", first)
+    told = said("site", "start", kit, "--site", second)
+    assert f"runs already (process 7); to change its rules: fednotes site rules {kit}" in told
     assert read_site_file(kit / SITE_FILE).policy.min_sites == 3
-    said = given("site", "rules", kit, "--site", second)
-    assert "~ policy.min_sites: 3 → 5" in said
-    assert "[policy] is in force now" in said
+    told = said("site", "rules", kit, "--site", second)
+    assert "~ policy.min_sites: 3 → 5" in told
+    assert "[policy] is in force now" in told
     assert read_site_file(kit / SITE_FILE).policy.min_sites == 5
-    assert "nothing has changed" in given("site", "rules", kit, "--site", second)
+    assert "nothing has changed" in said("site", "rules", kit, "--site", second)
     broken = site_file(tmp_path, "[policy]\nmin_sites = 'no'\n")
-    assert given("site", "rules", kit, "--site", broken).startswith("error:")
-    assert "min_sites = 5" in given("site", "rules", kit)
+    assert said("site", "rules", kit, "--site", broken).startswith("error:")
+    assert "min_sites = 5" in said("site", "rules", kit)
 
 
 def test_a_site_s_status_says_whether_the_server_answers(
     kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kit = kits["h1"]
-    assert f"next: fednotes site start {kit}" in given("site", "status", kit)
+    kit, now = kits["h1"], time.time()
+
+    def heard(pid: int, last: float) -> str:
+        contact = {"pid": pid, "since": now, "last": last, "refused": ""}
+        write_json(kit / CONTACT_FILE, contact)
+        return said("site", "status", kit)
+
+    assert f"next: fednotes site start {kit}" in said("site", "status", kit)
     runs(monkeypatch)
-    said = given("site", "status", kit)
-    assert "it has not answered yet" in said
-    assert f"next: fednotes preflight {kit}" in said
+    told = said("site", "status", kit)
+    assert "it has not answered yet" in told
+    assert f"next: fednotes preflight {kit}" in told
     monkeypatch.setattr("fednotes.jobs.deployed.preflight.preflight", lambda kit: [])
-    said = given("preflight", kit)  # which does not send back to `status`
-    assert "a revoked kit" in said
-    assert f"fednotes kit trust {kit} trust.pem" in said
-    now = time.time()
-    write_json(kit / CONTACT_FILE, {"pid": 7, "since": now, "last": now, "refused": ""})
-    said = given("site", "status", kit)
-    assert "connected to localhost:" in said
-    assert "next: nothing to do here" in said
-    assert f"next: it runs; fednotes site status {kit}" in given("preflight", kit)
-    write_json(kit / CONTACT_FILE, {"pid": 7, "since": now, "last": now - 90, "refused": ""})
-    assert "has not answered since" in given("site", "status", kit)
-    write_json(kit / CONTACT_FILE, {"pid": 6, "since": now, "last": now, "refused": ""})
-    assert "it has not answered yet" in given("site", "status", kit)
+    told = said("preflight", kit)  # which does not send back to `status`
+    assert "a revoked kit" in told
+    assert f"fednotes kit trust {kit} trust.pem" in told
+    told = heard(7, now)
+    assert "connected to localhost:" in told
+    assert "next: nothing to do here" in told
+    assert f"next: it runs; fednotes site status {kit}" in said("preflight", kit)
+    assert "has not answered since" in heard(7, now - 90)
+    assert "it has not answered yet" in heard(6, now)
 
 
 def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
@@ -210,45 +251,18 @@ def test_the_last_problem_is_the_newest_line_of_ours(tmp_path: Path) -> None:
     assert found.recent
 
 
-def test_old_folders_of_jobs_go_when_a_process_starts(
-    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The three newest stay, and what is no job's folder."""
-    kit, begun = kits["h1"], []
-
-    def launched(command: list[str], **options: Any) -> Any:
-        begun.append(options["env"])
-        return type("Process", (), {"pid": 7, "poll": lambda self: 0})()
-
-    monkeypatch.setattr(processes, "status", lambda kit: processes.Status("h1", "site", *_IDLE))
-    monkeypatch.setattr(subprocess, "Popen", launched)
-    names = [f"{n:08x}-0000-4000-8000-00000000000{n}" for n in range(5)]
-    for age, name in enumerate(names):
-        (kit / name).mkdir()
-        os.utime(kit / name, (1e9 - age, 1e9 - age))
-    (kit / "state" / names[0]).mkdir(parents=True)
-    processes.start(kit)
-    assert {path.name for path in kit.iterdir() if "-" in path.name} == set(names[:3])
-    assert (kit / "state" / names[0]).exists()
-    assert begun[0]["FEDNOTES_KIT"] == str(kit.resolve())
-
-
-def test_a_kit_of_an_earlier_version_or_another_folder_goes_on(
-    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its files name classes where they were, and NVFlare's stores where it lay."""
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: 0))
-    for name in ("server", "h1"):
-        kit = kits[name]
-        path = kit / "local" / "resources.json"
-        new = json.loads(path.read_text())
-        path.write_text(path.read_text().replace("fednotes.engines.", "fednotes.old."))
-        (kit / "comm_config.json").unlink()
-        monkeypatch.setattr(processes, "status", lambda _: processes.Status("x", "site", *_IDLE))
-        processes.start(kit)
-        text = path.read_text()
-        assert "fednotes.old" not in text
-        assert json.loads(text)["components"][1] == new["components"][1]
-        assert (kit / "comm_config.json").exists()
-        if name == "server":
-            assert f'"{kit.resolve()}/store/jobs"' in text
+def test_how_runs_stand_is_what_the_server_kept(tmp_path: Path) -> None:
+    """Of a server that does not run, from its files."""
+    for run, outcome in {
+        "r1": {"status": "done"},
+        "r2": {"status": "waits", "problem": "for h2"},
+        "r3": {"status": "failed", "problem": "no room"},
+        "r4": {"status": "running", "problem": ""},
+    }.items():
+        write_json(tmp_path / "state" / run / "outcome.json", outcome)
+    assert sorted(kit_status.from_files(tmp_path)) == [
+        "run r1: done",
+        "run r2: waits for h2",
+        "run r3: failed: no room",
+        "run r4: running, goes on when the server is started",
+    ]

@@ -32,7 +32,7 @@ from intruders import SUBMIT, UNTIL_FINISHED, Network, log_of, until, ward_job
 
 from fednotes.engines.nvflare import gate, processes
 from fednotes.engines.nvflare.authority import provision
-from fednotes.engines.nvflare.kit import COMM_FILE, INSIDE
+from fednotes.engines.nvflare.kit import INSIDE
 from fednotes.engines.nvflare.processes import KIT_VARIABLE
 
 NOBODY = 65534
@@ -172,24 +172,3 @@ def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
             accepted.close()
         listener.server_close()
     assert (kit / INSIDE / gate.SOCKET).is_socket()
-
-
-def test_a_kit_that_was_made_before_is_closed_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At each start; before every file that a job may bring, which NVFlare would take as well."""
-    kit = provision(intruders.project(8002, "h1", "h2"), tmp_path / "kits")["h1"]
-    job = kit / "00000000-0000-0000-0000-000000000000" / "app_h1" / "config"
-    job.mkdir(parents=True)
-    (job / COMM_FILE).write_text('{"internal": {"scheme": "tcp", "resources": {}}}')
-    (kit / COMM_FILE).unlink(missing_ok=True)
-    monkeypatch.setattr(
-        processes.subprocess, "Popen", lambda *_, **__: SimpleNamespace(poll=lambda: 0)
-    )
-    idle = processes.Status("h1", "site", None, (), kit)
-    monkeypatch.setattr(processes, "status", lambda kit: idle)
-    processes.start(kit)
-    from nvflare.fuel.utils.config_service import ConfigService
-
-    found = ConfigService.load_config_dict(COMM_FILE, [str(kit)])
-    assert found == {"internal": {"scheme": INSIDE, "resources": {}}}

@@ -20,11 +20,17 @@ def site_kit(kit: Path) -> Path:
     return kit
 
 
-def given(*words: object, code: int = 0, typed: str = "") -> str:
-    """What `fednotes site …` prints; with a code, its error."""
-    done = CliRunner().invoke(app, ["site", *map(str, words)], input=typed or None)
-    if code:
-        assert isinstance(done.exception, FednotesError), done.output
-        return str(done.exception)
+def said(*words: object, typed: str = "") -> str:
+    """What a command says; "error: " and the message of the error that it ends with."""
+    done = CliRunner().invoke(app, [str(word) for word in words], input=typed or None)
+    if isinstance(done.exception, FednotesError):
+        return f"error: {done.exception}"
     assert done.exit_code == 0, done.output
     return done.output
+
+
+def given(*words: object, code: int = 0, typed: str = "") -> str:
+    """What `fednotes site …` prints; with a code, its error."""
+    told = said("site", *words, typed=typed)
+    assert told.startswith("error: ") == bool(code), told
+    return told.removeprefix("error: ")
