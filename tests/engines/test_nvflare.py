@@ -13,13 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 pytest.importorskip("nvflare")
 
+from intruders import PROJECT
 from nvflare.apis.impl.wf_comm_server import WFCommServer
-from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.fuel.flare_api.api_spec import JobNotRunning, NoConnection, NoReply
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthzContext, Person
@@ -35,13 +37,7 @@ from fednotes.engines.nvflare import site as nvflare_site
 from fednotes.engines.nvflare.authority import ProjectConfig, provision
 from fednotes.engines.nvflare.certificates import check_kit
 
-PROJECT = ProjectConfig("ward", "localhost", ("h1", "h2", "h3"), port=18002)
 ROLES = ("project_admin", "lead", "org_admin", "member")
-
-
-@pytest.fixture(scope="module")
-def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return provision(PROJECT, tmp_path_factory.mktemp("kits"))
 
 
 def allowed(policy: dict[str, Any], role: str, right: str) -> bool:
@@ -55,78 +51,88 @@ def local(kit: Path, name: str) -> dict[str, Any]:
     return json.loads((kit / "local" / name).read_text())
 
 
-def test_nobody_may_send_code(kits: dict[str, Path]) -> None:
+def test_nobody_may_send_code(made: dict[str, Path]) -> None:
     for name in ("server", "h1"):
-        policy = local(kits[name], "authorization.json")
+        policy = local(made[name], "authorization.json")
         for role in ROLES:
             for right in ("byoc", "server-predeployed-flwr", "cat", "tail", "show_errors"):
                 assert not allowed(policy, role, right), (name, role, right)
         assert allowed(policy, "project_admin", "submit_job")
-    server = local(kits["server"], "authorization.json")
+    server = local(made["server"], "authorization.json")
     assert allowed(server, "project_admin", "download_job")
     for right in ("submit_job", "clone_job", "abort_job", "download_job"):
         assert not allowed(server, "lead", right)  # the server's own identity looks and no more
     assert allowed(server, "lead", "list_jobs")
 
 
-def test_a_kit_holds_its_owners_things_only(kits: dict[str, Path]) -> None:
-    for name, kit in kits.items():
+def test_a_kit_holds_its_owners_things_only(made: dict[str, Path]) -> None:
+    keys = list[bytes]()
+    for name, kit in made.items():
         files = [p for p in kit.rglob("*") if p.is_file()]
-        assert {p.name for p in files if p.suffix == ".key"} <= {"server.key", "client.key"}
-        assert all(p.stat().st_mode & 0o077 == 0 for p in files if p.suffix == ".key")
+        own = [p for p in files if p.suffix == ".key"]
+        assert {p.name for p in own} <= {"server.key", "client.key"}
+        assert all(p.stat().st_mode & 0o077 == 0 for p in own)
         assert not [p for p in files if p.suffix in (".sh", ".ipynb")]
         assert kit_files.read_kit(kit).name == name
-        keys = (p.read_bytes() for p in files if p.suffix == ".key")
-        others = (k.rglob("*.key") for other, k in kits.items() if other != name)
-        assert not {p.read_bytes() for kit_keys in others for p in kit_keys} & set(keys)
+        keys += [p.read_bytes() for p in own]
+    assert len(set(keys)) == len(keys) == len(made) + 1
     for name in ("server", "h2"):
-        resources = local(kits[name], "resources.json")
-        (own,) = resources["class_allow_list"]
-        assert own in json.dumps(kit_files._tables()["job"])
-        module, _, cls = own.rpartition(".")
+        resources = local(made[name], "resources.json")
+        (own_class,) = resources["class_allow_list"]
+        assert own_class in json.dumps(kit_files._tables()["job"])
+        module, _, cls = own_class.rpartition(".")
         assert hasattr(importlib.import_module(module), cls)
         assert resources["class_list_enforcement_mode"] == "enforce"
         assert resources["allow_log_streaming"] is False
-        startup = next((kits[name] / "startup").glob("fed_*.json"))
+        startup = next((made[name] / "startup").glob("fed_*.json"))
         assert json.loads(startup.read_text())["require_signed_jobs"] is True
-        assert sorted(p.name for p in (kits[name] / "local").iterdir()) == [
-            "authorization.json",
-            "log_config.json",
-            "resources.json",
-        ]
-    authority = kits["server"].parent / "authority"
-    assert authority.stat().st_mode & 0o077 == 0
+        rules = {f"{part}.json" for part in ("authorization", "log_config", "resources")}
+        assert {p.name for p in (made[name] / "local").iterdir()} == rules
 
 
-def test_a_site_can_be_added_later(tmp_path: Path) -> None:
-    first = provision(PROJECT, tmp_path)
-    before = {p: p.read_bytes() for kit in first.values() for p in kit.rglob("*") if p.is_file()}
-    more = ProjectConfig("ward", "localhost", ("h1", "h2", "h3", "h4"), port=18002)
-    kits = provision(more, tmp_path)
-    assert {p: p.read_bytes() for p in before} == before
-    root = (first["h1"] / "startup/rootCA.pem").read_bytes()
-    assert (kits["h4"] / "startup/rootCA.pem").read_bytes() == root
-    other = ProjectConfig("other", "localhost", ("h1",))
-    with pytest.raises(ConfigError, match="holds kits of project 'ward'"):
-        provision(other, tmp_path)
+def test_kits_are_added_and_those_that_are_there_stay(
+    kits: dict[str, Path], tmp_path: Path
+) -> None:
+    """Nor does one that was handed over come to be a second time by itself. The authority keeps
+    no key but its own."""
+    out, more = kits["server"].parent, replace(PROJECT, sites=(*PROJECT.sites, "h3"))
+    state = out / "authority" / "ward" / "state" / "cert.json"
+    kits["h1"].rename(tmp_path / "h1")
+    before = {path: path.read_bytes() for kit in kits.values() for path in kit.rglob("*.*")}
+    added = provision(more, out)["h3"]
+    assert {path: path.read_bytes() for path in before} == before
+    assert (added / "startup/rootCA.pem").read_bytes() in before.values()
+    assert check_kit(added) == []
+    assert not kits["h1"].exists()
+    assert keys_in(out / "authority") == 1
+    assert state.stat().st_mode & 0o077 == 0
+    again = provision(more, out, again=["h1"])["h1"]
+    assert check_kit(again) == []
+    key = Path("startup/client.key")
+    assert (again / key).read_bytes() != (tmp_path / "h1" / key).read_bytes()
+    for name, said in (("h1", "is there; move it away"), ("h9", "'h9' is no kit")):
+        with pytest.raises(ConfigError, match=said):
+            provision(more, out, again=[name])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"port": 18003}, "port = 18002, the project says 18003"),
+        ({"port": 1}, r"port = \d+, the project says 1"),
         ({"admin": "new@x.org"}, 'admin = "admin@fednotes.org"'),
         ({"hosts": ("10.0.0.1",)}, r"hosts = \[\]"),
         ({"organisations": {"h1": "x"}}, 'organisations.h1 = "h1"'),
+        ({"name": "other"}, "holds kits of project 'ward'"),
+        ({"sites": ("h10",)}, "'h1' and 'h10'"),  # no more in the project, but a kit of it is
     ],
 )
 def test_kits_that_would_not_go_together_are_not_made(
-    kits: dict[str, Path], changes: dict[str, Any], message: str
+    made: dict[str, Path], changes: dict[str, Any], message: str
 ) -> None:
-    out = kits["server"].parent
+    sites = changes.pop("sites", (*PROJECT.sites, "h3"))
     with pytest.raises(ConfigError, match=message):
-        provision(replace(PROJECT, sites=(*PROJECT.sites, "h4"), **changes), out)
-    assert not (out / "sites" / "h4").exists()
+        provision(replace(PROJECT, sites=sites, **changes), made["server"].parent)
+    assert {path.name for path in made["h1"].parent.iterdir()} == set(PROJECT.sites)
 
 
 def keys_in(folder: Path) -> int:
@@ -135,45 +141,20 @@ def keys_in(folder: Path) -> int:
     return sum(path.read_bytes().count(b"PRIVATE KEY-----") for path in files) // 2
 
 
-def test_the_authority_keeps_no_key_but_its_own(tmp_path: Path) -> None:
-    """Nor does a kit that was handed over come to be a second time by itself."""
-    out = tmp_path / "kits"
-    kits = provision(PROJECT, out)
-    authority = out / "authority"
-    state = authority / "ward" / "state" / "cert.json"
-    assert keys_in(authority) == 1
-    assert state.stat().st_mode & 0o077 == 0
-    key = (kits["h1"] / "startup/client.key").read_bytes()
-    kits["h1"].rename(tmp_path / "h1")
-    provision(replace(PROJECT, sites=(*PROJECT.sites, "h4")), out)
-    assert not kits["h1"].exists()
-    assert check_kit(out / "sites" / "h4") == []
-    assert keys_in(authority) == 1
-    again = provision(PROJECT, out, again=["h1"])["h1"]
-    assert check_kit(again) == []
-    assert (again / "startup/client.key").read_bytes() != key
-    with pytest.raises(ConfigError, match="is there; move it away"):
-        provision(PROJECT, out, again=["h1"])
-    with pytest.raises(ConfigError, match="'h9' is no kit"):
-        provision(PROJECT, out, again=["h9"])
-
-
-def test_an_authority_of_an_earlier_version_gives_its_keys_up(tmp_path: Path) -> None:
+def test_an_authority_of_an_earlier_version_gives_its_keys_up(kits: dict[str, Path]) -> None:
     """It kept every participant's beside its own, and wrote down the project's name alone."""
-    kits = provision(PROJECT, tmp_path)
-    record = tmp_path / "authority" / "project.json"
-    record.write_text('{"name": "ward", "server": "localhost"}')
-    state = tmp_path / "authority" / "ward" / "state" / "cert.json"
+    authority = kits["server"].parent / "authority"
+    (authority / "project.json").write_text('{"name": "ward", "server": "localhost"}')
+    state = authority / "ward" / "state" / "cert.json"
     kept = json.loads(state.read_text())
-    for name in ("localhost", "h1", "h2", "h3", "admin@fednotes.org", "watch@fednotes.org"):
+    for name in ("localhost", *PROJECT.sites, "admin@fednotes.org", "watch@fednotes.org"):
         kept[name] = {"cert": "-", "pri_key": kept["root_pri_key"]}
     state.write_text(json.dumps(kept))
     shutil.rmtree(kits["h2"])
-    more = ProjectConfig("ward", "localhost", ("h1", "h2", "h3", "h4"), port=18002)
-    added = provision(more, tmp_path)
+    added = provision(replace(PROJECT, sites=(*PROJECT.sites, "h3")), authority.parent)
     assert not added["h2"].exists()
-    assert check_kit(added["h4"]) == []
-    assert keys_in(tmp_path / "authority") == 1
+    assert check_kit(added["h3"]) == []
+    assert keys_in(authority) == 1
 
 
 @pytest.mark.parametrize(
@@ -183,6 +164,13 @@ def test_an_authority_of_an_earlier_version_gives_its_keys_up(tmp_path: Path) ->
         ({"sites": ("server",)}, r"sites \['server'\]"),
         ({"sites": ()}, "sites are missing"),
         ({"sites": ("a b",)}, "site 'a b'"),
+        ({"sites": ("a.b",)}, r"'a\.b': letters, digits, '_' and '-' only"),
+        ({"sites": ("localhost",)}, r"sites \['localhost'\]"),  # the server's certificate's name
+        ({"sites": ("ward",)}, r"sites \['ward'\]"),  # the authority's
+        ({"sites": ("h1", "h10")}, "such as h01 and h10"),
+        ({"sites": ("h1", "h1-a")}, "such as h01 and h10"),
+        ({"sites": ("h1", "h1face")}, "such as h01 and h10"),
+        ({"sites": ("h10", "h1")}, "such as h01 and h10"),
         ({"name": "../x"}, "name '../x'"),
         ({"port": 0}, "port 0"),
         ({"server": ""}, "server ''"),
@@ -197,6 +185,12 @@ def test_a_wrong_project_is_refused(changes: dict[str, Any], message: str) -> No
     fields: dict[str, Any] = {"name": "ward", "server": "localhost", "sites": ("h1",)} | changes
     with pytest.raises(ConfigError, match=message):
         ProjectConfig(**fields)
+
+
+@pytest.mark.parametrize("second", ["h1x", "h1A", "h1_0", "h10"])
+def test_names_that_can_be_told_from_one_another(second: str) -> None:
+    first = "h01" if second == "h10" else "h1"
+    assert ProjectConfig("ward", "localhost", (first, second)).sites == (first, second)
 
 
 def test_a_job_is_a_declaration(tmp_path: Path) -> None:
@@ -262,8 +256,7 @@ def answer(frame: bytes) -> Shareable:
 
 
 def fails(_: bytes) -> Shareable:
-    reply = nvflare_site.make_reply("EXECUTION_EXCEPTION", headers={flare.REASON: "not approved"})
-    return reply
+    return make_reply("EXECUTION_EXCEPTION", headers={flare.REASON: "not approved"})
 
 
 def transport(controller: Pretend, tmp_path: Path, stop: bool = False) -> flare.FlareTransport:
@@ -286,7 +279,7 @@ def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
 
 def test_a_code_of_nvflare_is_told_in_words(tmp_path: Path) -> None:
     """What goes wrong before the executor can say why, such as on a full disk."""
-    controller = Pretend({"a": (0.0, lambda _: nvflare_site.make_reply("EXECUTION_EXCEPTION"))})
+    controller = Pretend({"a": (0.0, lambda _: make_reply("EXECUTION_EXCEPTION"))})
     sent = transport(controller, tmp_path)
     assert list(sent.exchange({"a": b"1"}, timeout=9, grace=9, enough=1)) == []
     assert sent.failed == {"a": "its process failed: see its log (a full disk?)"}
@@ -346,17 +339,8 @@ def test_a_stopped_job_ends_its_exchange(tmp_path: Path) -> None:
         list(sent.exchange({"a": b"1"}, timeout=30, grace=30, enough=1))
 
 
-class Faulty:
-    """A host that quotes its data in its errors."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def handle(self, frame: bytes) -> bytes:
-        raise self.error
-
-    def close(self) -> None:
-        pass
+def raises(error: Exception) -> bytes:
+    raise error
 
 
 @pytest.mark.parametrize(
@@ -366,9 +350,9 @@ class Faulty:
 def test_a_sites_error_is_told_without_its_data(
     error: Exception, told: str, tmp_path: Path
 ) -> None:
-    executor = nvflare_site.FednotesExecutor()
-    executor._kit = tmp_path
-    executor._host = Faulty(error)
+    executor, host = nvflare_site.FednotesExecutor(), mock.Mock()
+    executor._kit, executor._host = tmp_path, host
+    host.handle = lambda frame: raises(error)  # its message quotes the data
     reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), None, None)
     reason = reply.get_header(flare.REASON)
     assert told in reason

@@ -17,9 +17,9 @@ import pytest
 pytest.importorskip("nvflare")
 
 import intruders
+from intruders import PROJECT
 from proxy import proxy
 
-from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare.authority import provision
 from fednotes.jobs.deployed.preflight import (
     Check,
@@ -31,32 +31,16 @@ from fednotes.jobs.deployed.preflight import (
 )
 
 
-@pytest.fixture(scope="module")
-def kits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    out = tmp_path_factory.mktemp("kits")
-    return provision(intruders.project(intruders.free_port(), "h1", "h2"), out)
+def checks(kit: Path, what: str) -> list[Check]:
+    return [check for check in preflight(kit) if check.what == what]
 
 
-def of_certificates(kit: Path) -> list[Check]:
-    return [check for check in preflight(kit) if check.what == "certificate"]
-
-
-def test_a_good_kit_says_how_long(kits: dict[str, Path], tmp_path: Path) -> None:
+def test_a_good_kit_says_how_long(kits: dict[str, Path]) -> None:
     """The first end of all its certificates, as they were signed."""
-    kit = intruders.copied(kits["h1"], tmp_path / "kit")
-    intruders.date(kit, intruders.Authority.of(kits["server"].parent), (-1, 70))
+    intruders.date(kits["h1"], intruders.Authority.of(kits["server"].parent), (-1, 70))
     end = f"{datetime.now(UTC) + timedelta(70):%Y-%m-%d}"
-    assert of_certificates(kit) == [Check("certificate", True, f"valid until {end}")]
-    (found,) = of_certificates(kits["server"])
-    assert found.ok
-
-
-def test_a_kit_that_ends_soon_is_looked_at(kits: dict[str, Path], tmp_path: Path) -> None:
-    kit = intruders.copied(kits["h1"], tmp_path / "kit")
-    intruders.date(kit, intruders.Authority.of(kits["server"].parent), (-1, 20))
-    (found,) = of_certificates(kit)
-    assert found.ok is None
-    assert "client.crt: the certificate expires on" in found.told
+    assert checks(kits["h1"], "certificate") == [Check("certificate", True, f"valid until {end}")]
+    assert [found.ok for found in checks(kits["server"], "certificate")] == [True]
 
 
 @pytest.mark.parametrize(
@@ -64,34 +48,41 @@ def test_a_kit_that_ends_soon_is_looked_at(kits: dict[str, Path], tmp_path: Path
     [
         ("h1", "startup/client.key", "of another key than the kit's"),
         ("h1", "startup/client.crt", "the certificate is of h2, the kit of h1"),
+        ("admin", "startup/client.crt", "is of h2, the kit of admin@fednotes.org"),
         ("server", "watch/startup/client.crt", "the certificate is of h2"),
     ],
 )
 def test_files_of_another_kit_are_wrong(
-    kits: dict[str, Path], tmp_path: Path, who: str, file: str, said: str
+    kits: dict[str, Path], who: str, file: str, said: str
 ) -> None:
     """A certificate that the authority signed, but for somebody else."""
-    kit = intruders.copied(kits[who], tmp_path / "kit")
-    shutil.copyfile(kits["h2"] / "startup" / Path(file).name, kit / file)
-    (found,) = of_certificates(kit)
+    shutil.copyfile(kits["h2"] / "startup" / Path(file).name, kits[who] / file)
+    (found,) = checks(kits[who], "certificate")
     assert found.ok is False
     assert said in found.told
     assert "ask for a new kit" in found.told
+
+
+@pytest.mark.parametrize("who", ["h1", "server"])
+def test_a_file_that_nvflare_needs_is_missed(kits: dict[str, Path], who: str) -> None:
+    path = kits[who] / "local" / "authorization.json"
+    path.unlink()
+    wrong = [check.told for check in checks(kits[who], "kit") if check.ok is False]
+    assert wrong == [f"{path} is missing: ask for a new kit"]
 
 
 # the way to the server
 
 
 @pytest.fixture
-def answering(kits: dict[str, Path]) -> Iterator[None]:
+def answering(made: dict[str, Path]) -> Iterator[None]:
     """What the server's TLS would be: it shows its certificate and wants the site's."""
-    startup = kits["server"] / "startup"
+    startup = made["server"] / "startup"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(startup / "server.crt", startup / "server.key")
     context.load_verify_locations(startup / "rootCA.pem")
     context.verify_mode = ssl.CERT_REQUIRED
-    port = kit_files.read_kit(kits["server"]).port
-    with socket.create_server(("127.0.0.1", port)) as listening:
+    with socket.create_server(("127.0.0.1", PROJECT.port)) as listening:
         listening.settimeout(0.1)
         ended = threading.Event()
 
@@ -110,51 +101,49 @@ def answering(kits: dict[str, Path]) -> Iterator[None]:
 
 
 def to_server(kit: Path) -> Check:
-    return next(check for check in preflight(kit) if check.what == "server")
+    (found,) = checks(kit, "server")
+    return found
 
 
 @pytest.mark.usefixtures("answering")
 def test_the_server_is_reached_through_the_proxy_of_the_environment(
-    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    made: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert to_server(kits["h1"]).ok
+    assert to_server(made["h1"]).ok
     with proxy() as hospital:
         monkeypatch.setenv("https_proxy", hospital.url)
-        found = to_server(kits["h1"])
+        found = to_server(made["h1"])
         assert found.ok
         assert f"through the proxy {hospital.url.removeprefix('http://')}" in found.told
-        port = kit_files.read_kit(kits["h1"]).port
-        assert hospital.asked == [f"localhost:{port}"]
+        assert hospital.asked == [f"localhost:{PROJECT.port}"]
         hospital.refuses = True
-        found = to_server(kits["h1"])
+        found = to_server(made["h1"])
         assert found.ok is False
         assert "407 Proxy Authentication Required" in found.told
         monkeypatch.setenv("no_proxy", "elsewhere.org, localhost")
-        assert to_server(kits["h1"]).ok
+        assert to_server(made["h1"]).ok
         assert len(hospital.asked) == 2
 
 
 @pytest.mark.usefixtures("answering")
 def test_a_port_that_is_in_use_is_the_server_s_only_by_its_certificate(
-    kits: dict[str, Path], tmp_path: Path
+    made: dict[str, Path], tmp_path: Path
 ) -> None:
-    assert answer_of(kits["server"]) == ""
-    assert port_check(kits["server"]).ok
-    other = intruders.copied(kits["server"], tmp_path / "other")
-    (other / "startup/server.crt").write_bytes((kits["h1"] / "startup/client.crt").read_bytes())
+    assert answer_of(made["server"]) == ""
+    assert port_check(made["server"]).ok
+    other = intruders.copied(made["server"], tmp_path / "other")
+    (other / "startup/server.crt").write_bytes((made["h1"] / "startup/client.crt").read_bytes())
     assert answer_of(other) == "another server of this project answers"
-    project = intruders.project(kit_files.read_kit(kits["server"]).port, "h1")
-    stranger = provision(project, tmp_path / "stranger")["server"]
+    stranger = provision(PROJECT, tmp_path / "stranger")["server"]
     assert "it shows another certificate" in answer_of(stranger)
     assert port_check(stranger).ok is False
 
 
 @pytest.fixture
-def no_tls(kits: dict[str, Path]) -> Iterator[None]:
+def no_tls(made: dict[str, Path]) -> Iterator[None]:
     """A web server on the port, as http.server is: it answers a TLS hello in plain text."""
-    port = kit_files.read_kit(kits["server"]).port
     handler = type("Quiet", (http.server.BaseHTTPRequestHandler,), {"log_message": lambda *a: None})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as web:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", PROJECT.port), handler) as web:
         thread = threading.Thread(target=web.serve_forever)
         thread.start()
         yield
@@ -163,42 +152,31 @@ def no_tls(kits: dict[str, Path]) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_tls")
-def test_another_program_on_the_port_is_named_as_such(kits: dict[str, Path]) -> None:
-    found = to_server(kits["h1"])
+def test_another_program_on_the_port_is_named_as_such(made: dict[str, Path]) -> None:
+    found = to_server(made["h1"])
     assert found.ok is False
     assert "answers, but not with TLS" in found.told
-    found = port_check(kits["server"])
+    found = port_check(made["server"])
     assert found.ok is False
     assert "in use by another program (it does not speak TLS)" in found.told
-    assert await_answer(kits["server"], 0.0, lambda: True) == "it does not speak TLS"
+    assert await_answer(made["server"], 0.0, lambda: True) == "it does not speak TLS"
 
 
-def test_nobody_answers(kits: dict[str, Path]) -> None:
-    assert port_check(kits["server"]).told.endswith("is free")
+def test_nobody_answers(made: dict[str, Path]) -> None:
+    assert port_check(made["server"]).told.endswith("is free")
     looks = iter([True, True, False])
-    assert await_answer(kits["server"], 60.0, lambda: next(looks)) == "nothing answers"
+    assert await_answer(made["server"], 60.0, lambda: next(looks)) == "nothing answers"
     assert next(looks, None) is None  # it ended with the process
 
 
-@pytest.mark.parametrize("who", ["h1", "server"])
-def test_a_file_that_nvflare_needs_is_missed(
-    kits: dict[str, Path], tmp_path: Path, who: str
-) -> None:
-    kit, name = intruders.copied(kits[who], tmp_path / "kit"), "authorization.json"
-    (kit / "local" / name).unlink()
-    assert [c.told for c in preflight(kit) if c.what == "kit" and c.ok is False] == [
-        f"{kit / 'local' / name} is missing: ask for a new kit"
-    ]
-
-
 def test_a_server_that_is_not_there_is_said_with_the_way(
-    kits: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    made: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = to_server(kits["h1"])
+    found = to_server(made["h1"])
     assert found.ok is False
     assert "does not answer" in found.told
     monkeypatch.setenv("https_proxy", f"127.0.0.1:{intruders.free_port()}")
-    found = to_server(kits["h1"])
+    found = to_server(made["h1"])
     assert found.ok is False
     assert "through the proxy 127.0.0.1:" in found.told
 
