@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from intruders import free_port, project
+from intruders import copied, free_port, project
 from places import Place, stopped, until
 
 from fednotes.engines.nvflare import processes
@@ -40,7 +39,8 @@ def ended(process: subprocess.Popen[str], sign: int) -> tuple[int, str]:
 
 @pytest.mark.network
 def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
-    """Each is the process that was begun, prints its log, ends as it is told, and all with it."""
+    """Each is the process that was begun, prints its log, ends as it is told, and all with it.
+    What ends by itself has failed, so that systemd starts it again."""
     server, h1 = place.folder / "kits/server", place.folder / "kits/sites/h1"
     running = place.begin("server", "run", "kits/server")
     site = place.begin("site", "run", "kits/sites/h1", "--site", "h1.toml")
@@ -50,33 +50,21 @@ def test_a_server_and_a_site_in_the_foreground(place: Place) -> None:
     assert processes.status(h1).pid == site.pid
     again = place.give("site", "run", "kits/sites/h1", code=2)
     assert f"h1 runs already (process {site.pid})" in again
-    code, told = ended(site, signal.SIGTERM)
-    assert code == 0
-    assert "fednotes.presence: connected to the server" in told
-    assert told.endswith("stopped; its runs go on when it is started again\n")
-    code, told = ended(running, signal.SIGINT)
-    assert code == 130
-    assert "site 'h1' is connected" in told
-    assert [processes.of_kit(kit.resolve()) for kit in (server, h1)] == [[], []]
-
-
-@pytest.mark.network
-def test_what_ends_by_itself_has_failed(place: Place) -> None:
-    """So that systemd starts it again; and nothing of a killed server outlives it."""
-    server = place.folder / "kits/server"
-    running = place.begin("server", "run", "kits/server")
-    until(lambda: "answers" in place.give("preflight", "kits/server"), 60)
-    first = place.begin("site", "run", "kits/sites/h1", "--site", "h1.toml")
-    log = place.folder / "kits/sites/h1/fednotes.log"
-    until(lambda: log.exists() and "connected to the server" in log.read_text(), 60)
-    shutil.copytree(
-        place.folder / "kits/sites/h1", place.folder / "copy", ignore=lambda *_: ["inside"]
-    )
+    copied(h1, place.folder / "copy")
     second = place.begin("site", "run", "copy")
     told, _ = second.communicate(timeout=60)
     assert second.returncode not in (0, 2, 130)
     assert "another process of this site is connected" in told
-    assert first.poll() is None
+    assert site.poll() is None
+    code, told = ended(running, signal.SIGINT)
+    assert code == 130
+    assert "site 'h1' is connected" in told
+    running = place.begin("server", "run", "kits/server")
+    until(lambda: "answers" in place.give("preflight", "kits/server"), 60)
     assert ended(running, signal.SIGKILL)[0] == -signal.SIGKILL
-    until(lambda: not processes.of_kit(server.resolve()), 30)
-    assert ended(first, signal.SIGTERM)[0] == 0
+    until(lambda: not processes.of_kit(server.resolve()), 30)  # nothing outlives it
+    code, told = ended(site, signal.SIGTERM)
+    assert code == 0
+    assert "fednotes.presence: connected to the server" in told
+    assert told.endswith("stopped; its runs go on when it is started again\n")
+    assert [processes.of_kit(kit.resolve()) for kit in (server, h1)] == [[], []]

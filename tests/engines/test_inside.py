@@ -28,10 +28,9 @@ import intruders
 import msgpack
 import psutil
 import refusal_mains
-from intruders import SUBMIT, UNTIL_FINISHED, Network, log_of, until, ward_job
+from intruders import SUBMIT, UNTIL_FINISHED, log_of, until, ward_job
 
 from fednotes.engines.nvflare import gate, processes
-from fednotes.engines.nvflare.authority import provision
 from fednotes.engines.nvflare.kit import INSIDE
 from fednotes.engines.nvflare.processes import KIT_VARIABLE
 
@@ -96,13 +95,12 @@ def open_folder() -> Iterator[Path]:
 @pytest.mark.network
 def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
     """Neither at a site nor at the server, while a run goes on; and it goes on to its end."""
-    port = intruders.free_port()
-    kits = provision(intruders.project(port, "h1", "h2"), open_folder / "kits")
-    names, net = ("server", "h1", "h2"), Network(kits)
-    for name in names:
-        for folder in (kits[name], *kits[name].parents[: 1 + (name != "server")]):
-            folder.chmod(0o755)
-    try:
+    names = ("server", "h1", "h2")
+    with intruders.network(open_folder / "kits", *names[1:]) as net:
+        kits, port = net.kits, net.project.port
+        for name in names:
+            for folder in (kits[name], *kits[name].parents[: 1 + (name != "server")]):
+                folder.chmod(0o755)
         net.start(*(kits[name] for name in names))
         waiting = "while len(server.sites()) < 2:\n    time.sleep(0.3)\n"
         folder = ward_job(open_folder, "r", rounds=ROUNDS)
@@ -123,8 +121,6 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
         assert not (kits["server"] / "state/r/result.json").exists()
         lines = "job = sys.argv[1]" + UNTIL_FINISHED
         assert json.loads(net.admin(lines, job))[0] == "FINISHED:COMPLETED"
-    finally:
-        net.stop()
     rows = json.loads((kits["server"] / "state/r/result.json").read_text())
     assert [row["included"] for row in rows] == [["h1", "h2"]] * ROUNDS
     expected = refusal_mains.total(["h1", "h2"], ROUNDS)
@@ -132,10 +128,9 @@ def test_another_user_is_let_in_nowhere(open_folder: Path) -> None:
 
 
 @needs_root
-def test_another_users_process_is_no_process_of_a_kit(tmp_path: Path) -> None:
+def test_another_users_process_is_no_process_of_a_kit(made: dict[str, Path]) -> None:
     """Whatever words it gives itself: the kit would not start, nor end, by them."""
-    kits = provision(intruders.project(intruders.free_port(), "h1"), tmp_path / "kits")
-    kit = kits["h1"].resolve()
+    kit = made["h1"].resolve()
     words = ["sh", "-c", "while :; do sleep 1; done", f"{processes.OF_JOBS}x", str(kit)]
     for user, found in ((NOBODY, False), (os.getuid(), True)):
         false = subprocess.Popen(words, user=user, start_new_session=True)

@@ -1,6 +1,7 @@
-"""What a site does when the server gives orders that no run needs, and a server with strangers.
+"""A server that gives orders which no run needs, strangers at its port, revoked kits.
 
 The server that gives orders is the true one, with its true key, and its owner changed its program.
+What the authority says travels by itself.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import pytest
 pytest.importorskip("nvflare")
 
 import intruders
-from intruders import Network, until
+from intruders import Network, log_of, until
 
-from fednotes.engines.nvflare.authority import provision
+from fednotes.engines.nvflare.authority import authority_of
+from fednotes.engines.nvflare.certificates import Trust, request, take, take_renewal
+from fednotes.engines.nvflare.processes import Known, connected, contact_of, status
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -30,12 +33,8 @@ REFUSALS = ("invalid_request", "no job's name")
 
 @pytest.fixture
 def net(tmp_path: Path) -> Iterator[Network]:
-    kits = provision(intruders.project(intruders.free_port(), "h1"), tmp_path / "kits")
-    network = Network(kits)
-    try:
-        yield network
-    finally:
-        network.stop()
+    with intruders.network(tmp_path / "kits", "h1", "h2") as made:
+        yield made
 
 
 def test_a_server_reads_no_file_of_a_site_and_deletes_none(tmp_path: Path, net: Network) -> None:
@@ -88,12 +87,10 @@ def test_a_server_reads_no_file_of_a_site_and_deletes_none(tmp_path: Path, net: 
 def test_strangers_at_the_port_fill_no_file(net: Network) -> None:
     """Who has no certificate leaves nothing behind, however often they come."""
     net.start(net.server)
-    facts = json.loads((net.server / "kit.json").read_text())
-    address = ("127.0.0.1", facts["port"])
 
     def stranger() -> bool:
         try:
-            with socket.create_connection(address, 5) as plain:
+            with socket.create_connection(("127.0.0.1", net.project.port), 5) as plain:
                 plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
                 while plain.recv(100):
                     pass
@@ -107,3 +104,52 @@ def test_strangers_at_the_port_fill_no_file(net: Network) -> None:
     assert all(stranger() for _ in range(50))
     time.sleep(1)  # for what is written afterwards
     assert sum(path.stat().st_size for path in net.server.glob("*.log*")) < 1000
+
+
+# what the authority says
+
+
+def hears(kit: Path) -> bool:
+    return connected(contact_of(kit, status(kit).pid), time.time())
+
+
+def last(kit: Path) -> float:
+    return (contact_of(kit, status(kit).pid) or Known()).last
+
+
+def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(net: Network) -> None:
+    """h1 gets the list as a file, the server from h1, and h2's and the old admin's kits are out."""
+    h1, h2, server = net.kits["h1"], net.kits["h2"], net.server
+    net.start(server, h1, h2)
+    assert until(lambda: hears(h1) and hears(h2), 60)
+    assert net.admin("print(sorted(server.sites()))") == "['h1', 'h2']"
+    assert take(h1, intruders.revoked(net.kits, "h2", "admin", of=net.project))
+    assert until(lambda: Trust.of(server / "startup").number == 2, 30)
+    refused = time.time()
+    said = "a connection of h2 was closed: its certificate was revoked on"
+    assert until(lambda: said in log_of(server), 20)
+    assert "what the authority says now was brought by h1" in log_of(server)
+    assert until(lambda: last(h1) > refused + 6, 30)
+    assert last(h2) < refused + 6
+    said = net.admin("print(sorted(server.sites()))")
+    assert "['h1" not in said
+    assert "does not answer" in said or "does not know this certificate" in said
+
+
+def test_a_root_is_replaced_while_sites_are_connected(net: Network) -> None:
+    """The server's new certificate is taken by a site that does not know the new root yet."""
+    h1, server = net.kits["h1"], net.server
+    authority = authority_of(net.project, server.parent)
+    authority.replace(30)
+    take_renewal(server, authority.renew(request(server), net.project.kit_of))
+    authority.keep()
+    assert len(Trust.of(server / "startup").roots) == 2
+    assert len(Trust.of(h1 / "startup").roots) == 1
+    net.start(server, h1)
+    assert until(lambda: hears(h1), 60)
+    assert until(lambda: len(Trust.of(h1 / "startup").roots) == 2, 20)
+    net.stop(h1)
+    take_renewal(h1, authority.renew(request(h1), net.project.kit_of))
+    net.start(h1)
+    assert until(lambda: hears(h1), 60)
+    assert net.admin("print(sorted(server.sites()))") == "['h1']"  # of the old root

@@ -14,7 +14,8 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,9 @@ def said(kits: Mapping[str, Path]) -> bytes:
     return (kits["server"].parent / "trust.pem").read_bytes()
 
 
-def revoked(kits: Mapping[str, Path], *names: str) -> bytes:
+def revoked(kits: Mapping[str, Path], *names: str, of: ProjectConfig = PROJECT) -> bytes:
     """What it says once these count no more."""
-    provision(PROJECT, kits["server"].parent, revoke=names)
+    provision(of, kits["server"].parent, revoke=names)
     return said(kits)
 
 
@@ -182,6 +183,7 @@ class Network:
     """The kits of one network, and everything that was started for it."""
 
     kits: dict[str, Path]
+    project: ProjectConfig
     started: list[Path] = field(default_factory=list)
 
     @property
@@ -253,7 +255,25 @@ def until(done: Callable[[], bool], seconds: float) -> bool:
     return done()
 
 
-def ward_job(out: Path, run: str, sites: Sequence[str] = ("h1", "h2"), rounds: int = 3) -> Path:
-    """A job for `refusal_mains`; two sites are enough."""
-    least = 2
-    return kit_files.job_folder(out, {"rounds": rounds}, run=run, sites=sites, min_sites=least)
+def ward_job(
+    out: Path,
+    run: str,
+    sites: Sequence[str] = ("h1", "h2"),
+    rounds: int = 3,
+    least: int = 2,
+    **more: int,
+) -> Path:
+    """A job for `refusal_mains`. more: of its settings."""
+    job = {"rounds": rounds, **more}
+    return kit_files.job_folder(out, job, run=run, sites=sites, min_sites=least)
+
+
+@contextmanager
+def network(out: Path, *sites: str) -> Iterator[Network]:
+    """New kits, and an end of what was started of them."""
+    made = project(free_port(), *sites)
+    net = Network(provision(made, out), made)
+    try:
+        yield net
+    finally:
+        net.stop()

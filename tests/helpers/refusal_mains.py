@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,12 +30,12 @@ SIZES = {"h1": 1.0, "h2": 2.0, "h3": 4.0, "h4": 8.0}
 
 
 class Ward:
-    """A site whose private number grows with each task that it does."""
+    """A site whose private numbers grow with each task that it does."""
 
     tasks: ClassVar[frozenset[str]] = frozenset({"add"})
 
     def __init__(self, name: str) -> None:
-        self._id, self.own, self.steps = name, torch.zeros(4), 0
+        self._id, self.own, self.steps = name, torch.zeros(1), 0
 
     @property
     def id(self) -> str:
@@ -85,21 +87,31 @@ class Recorder:
 
 
 def server_main(setup: Setup, transport: Any) -> None:
-    """Some rounds with the sites that are there; what each was made of is the result."""
+    """Some rounds with the sites that are there; what each was made of is the result.
+
+    A job may say how many `numbers` x has, and after which round the process is to `die`, once.
+    """
     recorder = Recorder(transport, setup.state / "frames")
+    often = {"checkpoint_seconds": 0.0} if "die" in setup.job else {}
     patience = Patience(
-        min_sites=setup.min_sites, timeout=9, grace=2, pause=0.1, give_up=9, knock=2
+        min_sites=setup.min_sites, timeout=9, grace=2, pause=0.1, give_up=9, knock=2, **often
     )
     engine = Deployed(recorder, setup.sites, setup.state / "server", job=JOB, patience=patience)
-    x, rows = torch.ones(4), []
-    for turn in engine.rounds(0, setup.job["rounds"]):
+    kept, rows = engine.resume(), []
+    x = kept.tensors["x"] if kept else torch.ones(setup.job.get("numbers", 4))
+    for turn in engine.rounds(kept.round if kept else 0, setup.job["rounds"]):
+        begun = time.monotonic()
         added = engine.sum("add", {"x": x}, round=turn.number)
         x = added.mean()["x"]
-        rows.append({"included": list(added.included), "x": x.tolist(), **dict(added.metrics)})
+        row = {"included": list(added.included), "x": x[:4].tolist(), **dict(added.metrics)}
+        rows.append(row | {"seconds": time.monotonic() - begun})
         turn.commit(State(turn.number + 1, {"x": x}, {}), {})
         transport.publish({"round": turn.number})
+        if not kept and setup.job.get("die") == turn.number:
+            os.kill(os.getpid(), signal.SIGKILL)
     engine.end()
-    (setup.state / "result.json").write_text(json.dumps(rows))
+    for folder in (setup.state, setup.folder):
+        (folder / "result.json").write_text(json.dumps(rows))
 
 
 class Told:
