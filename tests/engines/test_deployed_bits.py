@@ -67,7 +67,12 @@ class Fit(AveragingSite):
         generator = torch.Generator().manual_seed(number)
         self.x = torch.randn(9 + number, 5, generator=generator)
         super().__init__(
-            f"s{number}", config, parameters, weight=len(self.x), per_epoch=3, private=["own"]
+            f"s{number}",
+            config,
+            parameters,
+            weight=len(self.x),
+            examples=len(self.x),
+            private=["own"],
         )
 
     def steps(self, epoch: int) -> Iterator[list[Step]]:
@@ -92,7 +97,7 @@ def average(config: Averaging) -> Any:
             return {"held_out": -metrics["loss"]}
 
         server = Server(config, START, judged, engine.resume())
-        run_cycles(engine, config, server)
+        run_cycles(engine, server)
         return {**server.result, "best": torch.tensor(server.best.score, dtype=torch.float64)}
 
     return job

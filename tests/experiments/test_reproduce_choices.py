@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from scipy import stats
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
-from fednotes.core.store import write_json
 from fednotes.experiments import reproduce as module
 from fednotes.experiments.grids import GridRun, Row
 from fednotes.experiments.reproduce import grids, load_grid, reproduce
@@ -54,47 +51,22 @@ def f1(run: GridRun) -> tuple[float, float]:
     return (0.6, 0.3 + NOISE[run.seed]) if chosen else (0.4, 0.9)
 
 
-Start = Callable[[str], tuple[Path, list[GridRun]]]
+def summary(run: GridRun) -> dict[str, Any]:
+    valid, test = f1(run)
+    both = {run.condition: {k: {"f1": test} for k in ("strict", "relaxed")}}
+    told = {run.condition: {"mean": valid, "sites": {"a": valid}}}
+    return {"sites": {"a": both}, "mean": both, "valid": told}
 
 
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Puts a grid in place of the real ones, its runs made up; gives it and those asked for."""
-    monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path / "corpora"))
-    path = tmp_path / "fedner" / "tiny.toml"
-    path.parent.mkdir()
-    asked: list[GridRun] = []
-
-    def fake(run: GridRun) -> str:
-        if not run.done:
-            asked.append(run)
-        valid, test = f1(run)
-        both = {run.condition: {k: {"f1": test} for k in ("strict", "relaxed")}}
-        made = {
-            "seconds": 1.0, "bytes_up": 0, "bytes_down": 0, "sites": {"a": both}, "mean": both,
-            "valid": {run.condition: {"mean": valid, "sites": {"a": valid}}},
-        }  # fmt: skip
-        write_json(run.folder / "summary.json", made)
-        return run.row.label
-
-    def start(text: str) -> tuple[Path, list[GridRun]]:
-        path.write_text(text, encoding="utf-8")
-        return path, asked
-
-    monkeypatch.setattr(module, "grids", lambda: {"fedner-tiny": path})
-    monkeypatch.setattr(module, "_run", fake)
-    return start
+@pytest.fixture(autouse=True)
+def _made_up(tiny: Any) -> None:
+    tiny.summary = summary
 
 
-def lines(out: Path, name: str = "fedner-tiny") -> list[str]:
-    return (out / name / "results.md").read_text(encoding="utf-8").splitlines()
-
-
-def test_validation_decides_not_test(tiny: Start, tmp_path: Path) -> None:
+def test_validation_decides_not_test(tiny: Any) -> None:
     """Each condition its own setting, on the first seed; on the other seeds that one alone."""
-    _, asked = tiny(GRID)
-    table = reproduce("fedner-tiny", tmp_path / "out", workers=1)
-    of = [run for run in asked if run.row.label == "searched"]
+    table = tiny.table(GRID)
+    of = [run for run in tiny.asked if run.row.label == "searched"]
     assert len(of) == 2 * (4 + 4)
     assert {setting(r) for r in of if r.seed == 1 and r.condition == "alone"} == {
         (rate, private) for rate in (0.001, 0.003) for private in ("crf", "")
@@ -107,38 +79,36 @@ def test_validation_decides_not_test(tiny: Start, tmp_path: Path) -> None:
     assert sorted(each["validation"] for each in alone["tried"]) == [0.4, 0.4, 0.4, 0.6]
     mean = 0.3 + sum(NOISE.values()) / 5
     assert alone["scores"]["mean"]["strict"]["f1"]["mean"] == pytest.approx(mean, abs=1e-12)
-    (line,) = (x for x in lines(tmp_path / "out") if x.startswith("- searched, alone: "))
+    (line,) = (x for x in tiny.lines() if x.startswith("- searched, alone: "))
     assert "`training.learning_rate=0.003`, `training.private=['crf']` (" in line
     assert line.count(": 40.0") == 3
 
 
-def test_settings_chosen_on_two_seeds(tiny: Start, tmp_path: Path) -> None:
-    _, asked = tiny("search_seeds = 2\n" + GRID)
-    reproduce("fedner-tiny", tmp_path / "out", workers=1)
-    of = [r.seed for r in asked if r.row.label == "searched" and r.condition == "alone"]
+def test_settings_chosen_on_two_seeds(tiny: Any) -> None:
+    tiny.table("search_seeds = 2\n" + GRID)
+    of = [r.seed for r in tiny.asked if r.row.label == "searched" and r.condition == "alone"]
     assert sorted(of) == [1] * 4 + [2] * 4 + [3, 4, 5]
 
 
-def test_what_is_done_is_not_done_again(tiny: Start, tmp_path: Path) -> None:
+def test_what_is_done_is_not_done_again(tiny: Any) -> None:
     """How things stand is said first: 5 plain runs, 2 x (4 + 4) searched."""
-    _, asked = tiny(GRID)
+    tiny.write(GRID)
     told: list[str] = []
-    reproduce("fedner-tiny", tmp_path / "out", workers=1, say=told.append)
+    tiny.table(say=told.append)
     assert told[0] == "21 runs: 0 done, 0 begun, 21 to begin"
     assert "for 20 more runs" in told[1]
-    first, count = asked[-1].folder, len(asked)
+    first, count = tiny.asked[-1].folder, len(tiny.asked)
     (first / "summary.json").unlink()
     (first / "job.json").write_text("{}")
     told.clear()
-    reproduce("fedner-tiny", tmp_path / "out", workers=1, say=told.append)
+    tiny.table(say=told.append)
     assert told == ["21 runs: 20 done, 1 begun, 0 to begin"]
-    assert [run.folder for run in asked[count:]] == [first]
+    assert [run.folder for run in tiny.asked[count:]] == [first]
 
 
-def test_pairs_are_tested_over_seeds(tiny: Start, tmp_path: Path) -> None:
+def test_pairs_are_tested_over_seeds(tiny: Any) -> None:
     """The same numbers from scipy's own paired test; alone and federated are a pair anyway."""
-    tiny(GRID)
-    table = reproduce("fedner-tiny", tmp_path / "out", workers=1)
+    table = tiny.table(GRID)
     assert [(p["first"], p["second"]) for p in table["pairs"]] == [
         ("searched, federated", "searched, alone"),
         ("searched, federated", "plain, federated"),
@@ -149,17 +119,16 @@ def test_pairs_are_tested_over_seeds(tiny: Start, tmp_path: Path) -> None:
     low, high = test.confidence_interval(0.95)
     assert [found[k] for k in ("low", "high")] == pytest.approx([low, high], abs=1e-12)
     assert found["p_value"] == pytest.approx(test.pvalue, rel=1e-9)
-    (line,) = (x for x in lines(tmp_path / "out") if x.startswith("| searched, federated − plain"))
+    (line,) = (x for x in tiny.lines() if x.startswith("| searched, federated − plain"))
     assert line.endswith(f"{100 * low:+.1f} to {100 * high:+.1f}; p < 0.001) |")
     assert "| searched, federated − plain, federated | 5 | " in line
 
 
-def test_few_seeds_claim_nothing(tiny: Start, tmp_path: Path) -> None:
-    tiny(GRID)
-    table = reproduce("fedner-tiny", tmp_path / "out", seeds=(1, 2, 3, 4), workers=1)
+def test_few_seeds_claim_nothing(tiny: Any) -> None:
+    table = tiny.table(GRID, seeds=(1, 2, 3, 4))
     assert all(pair["differences"] == {} for pair in table["pairs"])
-    assert "4 seeds: no difference is claimed." in lines(tmp_path / "out")
-    assert not any("interval" in line for line in lines(tmp_path / "out"))
+    assert "4 seeds: no difference is claimed." in tiny.lines()
+    assert not any("interval" in line for line in tiny.lines())
 
 
 def test_a_paired_test_by_hand() -> None:
@@ -175,54 +144,38 @@ def test_a_paired_test_by_hand() -> None:
         paired_t([1.0])
 
 
-def test_a_table_of_validation_scores_shows_no_test(tiny: Start, tmp_path: Path) -> None:
-    tiny('score = "validation"\n' + GRID)
-    reproduce("fedner-tiny", tmp_path / "out", workers=1)
-    rows = [line for line in lines(tmp_path / "out") if line.startswith("| ")]
-    assert rows[1:] == [
-        "| plain | federated | 50.0 ± 0.0 | 50.0 ± 0.0 |",
-        "| searched | alone | 60.0 ± 0.0 | 60.0 ± 0.0 |",
-        "| searched | federated | 60.0 ± 0.0 | 60.0 ± 0.0 |",
+def test_a_table_of_validation_scores_shows_no_test(tiny: Any) -> None:
+    table = tiny.table('score = "validation"\n' + GRID)
+    assert tiny.cells()[1:] == [
+        ["plain", "federated", "50.0 ± 0.0", "50.0 ± 0.0"],
+        ["searched", "alone", "60.0 ± 0.0", "60.0 ± 0.0"],
+        ["searched", "federated", "60.0 ± 0.0", "60.0 ± 0.0"],
     ]
-    assert any(line.startswith("Validation F1") for line in lines(tmp_path / "out"))
-    kept = json.loads((tmp_path / "out" / "fedner-tiny" / "results.json").read_text("utf-8"))
-    assert all(row["scores"]["mean"]["strict"]["f1"]["mean"] > 0.45 for row in kept["rows"])
+    assert any(line.startswith("Validation F1") for line in tiny.lines())
+    assert all(row["scores"]["mean"]["strict"]["f1"]["mean"] > 0.45 for row in table["rows"])
 
 
-def test_without_validation_data_nothing_is_chosen(
-    tiny: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny(GRID)
-
-    def fake(run: GridRun) -> str:
-        valid = {run.condition: {"mean": None, "sites": {"a": None}}}
-        write_json(run.folder / "summary.json", {"valid": valid})
-        return run.row.label
-
-    monkeypatch.setattr(module, "_run", fake)
+def test_without_validation_data_nothing_is_chosen(tiny: Any) -> None:
+    tiny.summary = lambda run: {"valid": {run.condition: {"mean": None, "sites": {"a": None}}}}
     with pytest.raises(ConfigError, match=r"'searched' chooses by validation data, .*valid_fract"):
-        reproduce("fedner-tiny", tmp_path / "out", workers=1)
+        tiny.table(GRID)
+
+
+SEARCH = GRID[GRID.index("search = ") :]
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("old", "new", "message"),
     [
-        ('search = { "training.epochs" = 3 }', "search.training.epochs = 3: a list of values"),
-        ('search = { "training.epochs" = [] }', "a list of values"),
-        (f'search = {{ "seed" = {list(range(65))} }}', "more than 64 settings"),
+        (SEARCH, 'search = { "training.epochs" = 3 }', "search.training.epochs = 3: a list of"),
+        (SEARCH, 'search = { "training.epochs" = [] }', "a list of values"),
+        (SEARCH, f'search = {{ "seed" = {list(range(65))} }}', "more than 64 settings"),
+        ('"plain/federated"', '"plain/pooled"', r"pairs: .*plain/pooled.*: two of plain/federated"),
     ],
 )
-def test_a_search_that_cannot_be(tiny: Start, tmp_path: Path, line: str, message: str) -> None:
-    start = GRID.index("search = ")
-    tiny(GRID[:start] + line)
-    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
-        reproduce("fedner-tiny", tmp_path / "out", workers=1)
-
-
-def test_a_pair_of_rows_that_are_not_there(tiny: Start, tmp_path: Path) -> None:
-    tiny(GRID.replace('"plain/federated"', '"plain/pooled"'))
-    with pytest.raises(ConfigError, match=r"pairs: .*plain/pooled.*: two of plain/federated"):
-        reproduce("fedner-tiny", tmp_path / "out", workers=1)
+def test_a_grid_that_cannot_be(tiny: Any, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny.table(GRID.replace(old, new))
 
 
 # jobs of the user's own
@@ -244,17 +197,17 @@ def own_job(folder: Path, method: str = "fedner", more: str = "") -> Path:
     return path
 
 
-def test_a_grid_on_a_job_of_ones_own(tiny: Start, tmp_path: Path) -> None:
+def test_a_grid_on_a_job_of_ones_own(tiny: Any, tmp_path: Path) -> None:
     """Every run is of that job; the results have a folder of their own."""
-    _, asked = tiny(GRID)
+    tiny.write(GRID)
     path = own_job(tmp_path / "jobs")
-    reproduce("fedner-tiny", tmp_path / "out", base=(str(path),), seeds=(1,), workers=1)
-    assert {run.arguments[1] for run in asked} == {str(path)}
+    tiny.table(base=(str(path),), seeds=(1,))
+    assert {run.arguments[1] for run in tiny.asked} == {str(path)}
     assert (tmp_path / "out" / "fedner-tiny-mine" / "results.md").is_file()
     again = own_job(tmp_path / "elsewhere")  # as that one, and other notes
-    before = {run.folder for run in asked}
-    reproduce("fedner-tiny", tmp_path / "out", base=(str(again),), seeds=(1,), workers=1)
-    assert len({run.folder for run in asked}) == 2 * len(before)
+    before = {run.folder for run in tiny.asked}
+    tiny.table(base=(str(again),), seeds=(1,))
+    assert len({run.folder for run in tiny.asked}) == 2 * len(before)
 
 
 @pytest.mark.parametrize(
@@ -267,45 +220,48 @@ def test_a_grid_on_a_job_of_ones_own(tiny: Start, tmp_path: Path) -> None:
     ],
 )
 def test_a_job_that_does_not_fit(
-    tiny: Start, tmp_path: Path, given: tuple[str, ...], message: str
+    tiny: Any, tmp_path: Path, given: tuple[str, ...], message: str
 ) -> None:
-    tiny(GRID)
+    tiny.write(GRID)
     names = {m: str(own_job(tmp_path / m, m)) for m in ("fedner", "distill")}
     with pytest.raises(ConfigError, match=message):
-        reproduce("fedner-tiny", tmp_path / "out", base=[text.format(**names) for text in given])
+        tiny.table(base=[text.format(**names) for text in given])
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("setting", "job", "message"),
     [
-        ("sites.psytar.fraction=0.1", "row 'plain' sets .*, but .*mine.toml has no site 'psytar'"),
-        ("training.epoch=1", "row 'plain': .*mine.toml .*did you mean 'epochs'"),
+        ("sites.psytar.fraction=0.1", "", "row 'plain' sets .*, but .*mine.toml has no site 'psy"),
+        ("training.epoch=1", "", "row 'plain': .*mine.toml .*did you mean 'epochs'"),
+        ("sites.*.fraction=0.1", "demo", r"but demo has no \[sites\.NAME\] tables"),
     ],
 )
 def test_settings_that_do_not_fit_show_before_any_run(
-    tiny: Start, tmp_path: Path, setting: str, message: str
+    tiny: Any, tmp_path: Path, setting: str, job: str, message: str
 ) -> None:
-    _, asked = tiny(GRID.replace('set = ["preset=paper"]', f'set = ["{setting}"]', 1))
+    grid = GRID.replace('set = ["preset=paper"]', f'set = ["{setting}"]', 1)
     with pytest.raises(ConfigError, match=message):
-        reproduce("fedner-tiny", tmp_path / "out", base=(str(own_job(tmp_path / "jobs")),))
-    assert asked == []
+        tiny.table(grid, base=(job or str(own_job(tmp_path / "jobs")),))
+    assert tiny.asked == []
 
 
-def test_a_setting_that_the_job_has_no_use_for_can_be_changed(tiny: Start, tmp_path: Path) -> None:
+def test_a_setting_that_the_job_has_no_use_for_can_be_changed(tiny: Any, tmp_path: Path) -> None:
     """`project` is of contextual features, which the job has none of; its own errors stay alone."""
-    _, asked = tiny(GRID.replace('"preset=paper"', '"model.project=8"', 1))
+    tiny.write(GRID.replace('"preset=paper"', '"model.project=8"', 1))
     path = own_job(tmp_path / "jobs")
     with pytest.raises(ConfigError, match=r"project = 8 .*; --set KEY=VALUE .*--full"):
-        reproduce("fedner-tiny", tmp_path / "out", base=(str(path),))
+        tiny.table(base=(str(path),))
     given = ("model.project=0",)
-    reproduce("fedner-tiny", tmp_path / "out", base=(str(path),), settings=given, seeds=(1,))
-    assert asked
-    text = (tmp_path / "out" / "fedner-tiny-mine" / "results.md").read_text(encoding="utf-8")
-    assert "\nChanged in every run: `model.project=0`.\n" in text
+    tiny.table(base=(str(path),), settings=given, seeds=(1,))
+    assert tiny.asked
+    assert "Changed in every run: `model.project=0`." in tiny.lines("fedner-tiny-mine")
     path.write_text(path.read_text(encoding="utf-8") + "pth = 'x'\n", encoding="utf-8")
     alone = r"^.*mine.toml \[sites.south\]: unknown key 'pth'; did you mean 'path'\?$"
     with pytest.raises(ConfigError, match=alone):
-        reproduce("fedner-tiny", tmp_path / "out", base=(str(path),))
+        tiny.table(base=(str(path),))
+
+
+RUN = module._run  # itself, not what a fixture has put there
 
 
 def test_a_run_that_fails_says_its_first_error(
@@ -325,14 +281,8 @@ def test_a_run_that_fails_says_its_first_error(
     said = iter(("error: old\n", several, "x\n"))
     for expected in ("old", "f:1: bad", "x"):
         with pytest.raises(FednotesError) as found:
-            module._run(run)
+            RUN(run)
         assert str(found.value) == f"{expected} (in: fednotes simulate job.toml)"
-
-
-def test_generated_sites_take_no_settings_of_corpora(tiny: Start, tmp_path: Path) -> None:
-    tiny(GRID.replace('"preset=paper"', '"sites.*.fraction=0.1"', 1))
-    with pytest.raises(ConfigError, match=r"but demo has no \[sites\.NAME\] tables"):
-        reproduce("fedner-tiny", tmp_path / "out", base=("demo",))
 
 
 SEVERAL = """\
@@ -360,57 +310,46 @@ conditions = ["federated"]
 """
 
 
-def test_the_other_jobs_of_a_grid(
-    tiny: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_other_jobs_of_a_grid(tiny: Any, tmp_path: Path) -> None:
     """Rows of a job that was not given are left out; a model that rows start from must be named."""
-    path, _ = tiny(SEVERAL)
-    path = path.rename(tmp_path / "bert-tiny.toml")
-    (tmp_path / "bert").mkdir()
-    path = path.rename(tmp_path / "bert" / "tiny.toml")
-    monkeypatch.setattr(module, "grids", lambda: {"bert-tiny": path})
-    asked: list[GridRun] = []
 
-    def fake(run: GridRun) -> str:
-        asked.append(run)
-        spent = {run.condition: {"strict": {"f1": 0.5}}}
-        made = {"seconds": 1.0, "bytes_up": 0, "bytes_down": 0, "sites": {}, "mean": spent,
-                "micro": spent, "conditions": {run.condition: {}}}  # fmt: skip
-        write_json(run.folder / "summary.json", made)
-        return run.row.label
+    def summary(run: GridRun) -> dict[str, Any]:
+        both = {run.condition: {"strict": {"f1": 0.5}}}
+        return {"sites": {}, "mean": both, "micro": both, "conditions": {run.condition: {}}}
 
-    monkeypatch.setattr(module, "_run", fake)
+    tiny.summary = summary
+    tiny.write(SEVERAL, "bert")
     task, notes = own_job(tmp_path / "task", "finetune"), own_job(tmp_path / "notes", "pretrain")
     with pytest.raises(ConfigError, match=r"--base pretrain=JOB, or .* --base pretrain=bert/pret"):
-        reproduce("bert-tiny", tmp_path / "out", base=(str(task),))
+        tiny.table(base=(str(task),))
     with pytest.raises(ConfigError, match="the experiment's own job is missing"):
-        reproduce("bert-tiny", tmp_path / "out", base=(f"pretrain={notes}",))
+        tiny.table(base=(f"pretrain={notes}",))
     told: list[str] = []
-    table = reproduce(
-        "bert-tiny", tmp_path / "out", base=(str(task), f"pretrain={notes}"), say=told.append
-    )
+    table = tiny.table(base=(str(task), f"pretrain={notes}"), say=told.append)
     assert told[0] == "rows of the job 'bc5cdr' are left out: give yours with --base bc5cdr=JOB"
-    assert [run.arguments[1] for run in asked] == [str(notes), str(task)]
-    assert "sites.*.max_notes=9" in asked[0].arguments
-    assert not any("codiesp" in word for word in asked[0].arguments)
+    assert [run.arguments[1] for run in tiny.asked] == [str(notes), str(task)]
+    assert "sites.*.max_notes=9" in tiny.asked[0].arguments
+    assert not any("codiesp" in word for word in tiny.asked[0].arguments)
     assert [row["label"] for row in table["rows"]] == ["mine, pre-trained"]
 
 
-def test_pairs_of_rows_that_several_jobs_have(tiny: Start, tmp_path: Path) -> None:
+def test_pairs_of_rows_that_several_jobs_have(tiny: Any) -> None:
     """`{job}` in both: a pair for each job."""
     rows = "".join(
         f'[[runs]]\nlabel = "{{job}}, {label}"\nbase = "{job}"\nconditions = ["federated"]\n'
         for job in ("real", "paper")
         for label in ("a", "b")
     )
-    start = GRID.index("[[runs]]")
-    old = '[["searched/federated", "plain/federated"]]'
-    tiny(GRID[:start].replace(old, '[["{job}, a/federated", "{job}, b/federated"]]') + rows)
-    table = reproduce("fedner-tiny", tmp_path / "out", workers=1)
+    head = GRID[: GRID.index("[[runs]]")]
+    old, new = (
+        ("searched/federated", "{job}, a/federated"),
+        ("plain/federated", "{job}, b/federated"),
+    )
+    table = tiny.table(head.replace(*old).replace(*new) + rows)
     assert [(pair["first"], pair["second"]) for pair in table["pairs"]] == [
         (f"{job}, a, federated", f"{job}, b, federated") for job in ("real", "paper")
     ]
-    assert "3 seeds: no difference is claimed." in lines(tmp_path / "out")
+    assert "3 seeds: no difference is claimed." in tiny.lines()
 
 
 CORPORA = {  # every experiment on a job of its method with two sites of other names
@@ -463,7 +402,7 @@ def test_every_experiment_plans_on_the_papers_corpora(
     jobs = PAPERS[path.parent.name]
     given = [f"{job}={jobs[job]}" for job in grid.jobs if job in jobs]
     with pytest.raises(Planned):
-        reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given, workers=1)
+        reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -478,14 +417,12 @@ def test_every_experiment_plans_on_other_sites(name: str, full: bool, tmp_path: 
         own = own_job(tmp_path / job, made.method, CORPORA[made.method])
         given.append(f"{job}={own}")
     with pytest.raises(Planned):
-        reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given, workers=1)
+        reproduce(name, tmp_path / "out", full=full, seeds=(1,), base=given)
 
 
-def test_who_says_no_is_heeded(
-    tiny: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_says_no_is_heeded(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first run takes two hours by the clock: the person is asked before the second begins."""
-    _, asked = tiny(GRID)
+    tiny.write(GRID)
     clock = iter(range(0, 10**6, 7200))
     monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
     questions: list[str] = []
@@ -495,8 +432,8 @@ def test_who_says_no_is_heeded(
         raise FednotesError("no")
 
     with pytest.raises(FednotesError, match="no"):
-        reproduce("fedner-tiny", tmp_path / "out", workers=2, agree=no)
-    assert len(asked) == 1
+        tiny.table(workers=2, agree=no)
+    assert len(tiny.asked) == 1
     assert questions[0].startswith(
         "about 20 h 00 min at most for 20 more runs, if each takes as long"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,32 @@ WORDS = (
 ).split()
 
 
-def save_bert(folder: Path, *, head: bool = True, **changes: Any) -> Path:
-    """A BERT directory of 2 layers of 32 with a vocabulary of `WORDS` and their letters."""
+def save_bert(
+    folder: Path,
+    *,
+    head: bool = True,
+    words: Sequence[str] = WORDS,
+    lower: bool = True,
+    seed: int = 0,
+    **changes: Any,
+) -> Path:
+    """A BERT directory of 2 layers of 32 with a vocabulary of `words` and of letters."""
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()-/"
-    entries = [*marks, *letters, *(f"##{letter}" for letter in letters), *WORDS]
+    entries = [*marks, *letters, *(f"##{letter}" for letter in letters), *words]
     vocabulary = {word: number for number, word in enumerate(dict.fromkeys(entries))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(
         ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
     )
     names = {f"{m.strip('[]').lower()}_token": m for m in marks}
-    transformers.BertTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    made = transformers.BertTokenizerFast(tokenizer_object=tokenizer, do_lower_case=lower, **names)
+    made.save_pretrained(folder)
     settings: dict[str, Any] = {
         "vocab_size": len(vocabulary),
         "hidden_size": 32,
@@ -40,7 +50,7 @@ def save_bert(folder: Path, *, head: bool = True, **changes: Any) -> Path:
         "max_position_embeddings": 64,
     }
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         kind = transformers.BertForPreTraining if head else transformers.BertModel
         kind(transformers.BertConfig(**settings | changes)).save_pretrained(folder)
     return folder

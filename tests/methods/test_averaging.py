@@ -15,7 +15,7 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
-from fednotes.methods.optimizers import Adam
+from fednotes.methods.sites import Adam
 
 CONFIG = Averaging(cycles=3, batch_size=4, learning_rate=0.05, weight_decay=0.1, seed=7)
 
@@ -52,7 +52,7 @@ class Fit(AveragingSite):
             config,
             dict(self.model.named_parameters()),
             weight=size,
-            per_epoch=-(-size // config.batch_size),
+            examples=size,
             **options,
         )
 
@@ -91,7 +91,7 @@ def run(sites: list[Fit], config: Averaging, **options: Any) -> dict[str, torch.
     engine = InProcess(sites, **options)
     initial = {n: p.detach() for n, p in net().named_parameters() if n in sites[0].shared}
     server = Server(config, initial, judged, engine.resume())
-    run_cycles(engine, config, server)
+    run_cycles(engine, server)
     return server.result
 
 
@@ -257,10 +257,10 @@ def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate() -> None:
     config = replace(CONFIG, cycles=1, weight_decay=0.0)
     site = Fit(1, config, before=2, warm_up=HEAD, first_rate=0.01)
     initial = {n: p.detach().clone() for n, p in net().named_parameters()}
-    server = Server(config, initial, judged, None, before=2)
+    server = Server(config, initial, judged, None, before=2, warm_up=HEAD)
     seen: list[dict[str, torch.Tensor]] = []
     engine = InProcess([site], observer=lambda result: seen.append(dict(server.shared)))
-    run_cycles(engine, config, server, warm_up=HEAD)
+    run_cycles(engine, server)
     assert len(seen) == 3
     for name in ("0.weight", "0.bias"):
         assert torch.equal(seen[1][name], initial[name])
@@ -300,7 +300,7 @@ def test_the_asked_cycle_is_kept() -> None:
             observer=lambda r: seen.append((r.metrics["held_out"], dict(server.shared))),  # noqa: B023
         )
         server = Server(config, dict(net().named_parameters()), judged, None)
-        run_cycles(engine, config, server)
+        run_cycles(engine, server)
         found[kept], runs[kept] = server.result, [shared for _, shared in seen]
     assert {kept: len(run) for kept, run in runs.items()} == {0: 4, 2: 2, -1: 4}
     assert equal(found[0], runs[0][-1])
@@ -316,7 +316,7 @@ def test_a_cycle_is_the_best_against_all_before_it() -> None:
     acting = Server(config, {"w": torch.zeros(1)}, lambda told: dict(told), None)
     kept = []
     for score in (3.0, 1.0, 2.0, 4.0, 4.0):
-        acting.cycle += 1
+        acting.round += 1
         kept.append(acting.judge(_total(Update({}, 1.0, {"held_out": score}))))
     assert kept == [True, False, False, True, False]
 
@@ -336,8 +336,8 @@ def test_bytes_that_are_saved(compression: Any, least: float) -> None:
         assert isinstance(engine_site, Fit)
         engine_site.model = torch.nn.Sequential(torch.nn.Linear(5, 4000), torch.nn.Linear(4000, 3))
         parameters = dict(engine_site.model.named_parameters())
-        AveragingSite.__init__(engine_site, "s1", config, parameters, weight=12, per_epoch=3)
-        run_cycles(engine, config, Server(config, parameters, judged, None))
+        AveragingSite.__init__(engine_site, "s1", config, parameters, weight=12, examples=12)
+        run_cycles(engine, Server(config, parameters, judged, None))
         sent[asked] = engine.bytes_up
     assert sent["none"] > least * sent[compression]
 
@@ -347,7 +347,7 @@ def test_parameters_travel_down_once_a_cycle() -> None:
     config = replace(CONFIG, cycles=4)
     engine = InProcess([Fit(1, config)])
     server = Server(config, dict(net().named_parameters()), judged, None)
-    run_cycles(engine, config, server)
+    run_cycles(engine, server)
     size = 4 * sum(p.numel() for p in net().parameters())
     options = 8 * 2 * 4  # the cycle's number
     assert engine.bytes_down == 5 * size + options
@@ -386,10 +386,12 @@ def test_cycles_are_judged_by_their_own_numbers() -> None:
     for kept in (0, 3):
         config = replace(CONFIG, cycles=5, evaluate_every=2, keep_cycle=kept)
         site = Fit(1, config, before=1, warm_up=HEAD, first_rate=0.01)
-        server = Server(config, dict(net().named_parameters()), judged, None, before=1)
+        server = Server(
+            config, dict(net().named_parameters()), judged, None, before=1, warm_up=HEAD
+        )
         results: list[Any] = []
         engine = InProcess([site], observer=results.append)
-        run_cycles(engine, config, server, warm_up=HEAD)
+        run_cycles(engine, server)
         # counted from 0, the warm-up's first
         judged_cycles[kept] = [result.round for result in results if result.evaluated]
     assert judged_cycles == {0: [0, 2, 4, 5], 3: [0, 2, 3]}

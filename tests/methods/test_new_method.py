@@ -27,7 +27,7 @@ from fednotes.core.update import Update
 from fednotes.data.batches import buckets
 from fednotes.core.seeds import rng_of
 from fednotes.data.split import pool
-from fednotes.methods.optimizers import Adam
+from fednotes.methods.sites import Adam
 from fednotes.methods.sites import Count, MentionSite, all_tags, finite, judged_mentions
 from fednotes.taggers.saving import build_model
 from fednotes.taggers.tagger import TaggerConfig, tagger_config

@@ -23,8 +23,8 @@ from fednotes.core.seeds import rng_of
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job_file import load_job, parse_job
 from fednotes.methods import phenotype
-from fednotes.methods.optimizers import RMSprop
 from fednotes.methods.phenotype import PRESETS, Config, Site
+from fednotes.methods.sites import RMSprop
 from fednotes.patients.cohort import Bags, ConceptVectors, SitePatients, pooled_patients
 from fednotes.patients.dan import Dan, DanConfig, Mixtures
 from fednotes.patients.phenotyper import PhenotypeConfig, load_phenotyper

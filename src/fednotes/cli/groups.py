@@ -235,8 +235,8 @@ def attention(
 
     chosen = tuple(category or ())
     with runs_bar(console, "attention") as tell:
-        analysis = run_attention(
+        facts = run_attention(
             model, notes, out, sample, length, seed, categories=chosen, progress=tell
         )
-    console.print(Markdown(markdown(analysis)))
+    console.print(Markdown(markdown(facts)))
     say(f"results: {out / 'attention.md'}")

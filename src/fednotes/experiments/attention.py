@@ -17,17 +17,15 @@ l * heads + h.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from itertools import cycle, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +34,6 @@ from numpy.typing import ArrayLike, NDArray
 from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra, ModelError
 from fednotes.core.seeds import rng_of
 from fednotes.core.store import replace_file, write_text
-from fednotes.core.tensors import device_of
 from fednotes.data.clinical import sentences
 from fednotes.data.notes import read_notes
 from fednotes.data.text import tokenize
@@ -50,7 +47,9 @@ from fednotes.experiments.tables import grid_lines
 
 # Told apart with every common colour vision, and by marker.
 _COLOURS = ("#0072b2", "#c85200", "#00835f", "#a3487f", "#7d6608", "#5f6b78")
-_MARKERS = "osD^vP"
+_MARKS = tuple(zip(_COLOURS, "osD^vP", strict=True))
+Floats = NDArray[np.float64]
+Batch = tuple[np.ndarray, np.ndarray]
 _FLOATS = 2**24  # of the maps of one batch: 64 MB
 
 
@@ -64,53 +63,43 @@ class AttentionModel:
     layers: int
     heads: int
     positions: int
-    device: str
 
 
-def open_attention_model(spec: str | Path, device: str = "cpu") -> AttentionModel:
+def open_attention_model(spec: str | Path) -> AttentionModel:
     """A model for `attention_maps`: "minilm" or a Hugging Face directory.
 
     Of an encoder-decoder it is the encoder. Raises ModelError (no such directory, damaged,
-    gives no attention, layers with different numbers of heads), ConfigError (no such device),
-    MissingExtra.
+    gives no attention, layers with different numbers of heads), MissingExtra.
     """
-    device_of(device)
-    name = str(spec)
-    directory = encoder_directory(name) if name == "minilm" else Path(spec).expanduser()
+    directory = encoder_directory(str(spec))
     # Only the plain implementation keeps the maps.
     tokenizer, model, missing = open_pretrained(directory, "AutoModel", attn_implementation="eager")
     require_complete(directory, tuple(name for name in missing if "pooler" not in name))
     positions = positions_of(tokenizer, model)
     if getattr(model.config, "is_encoder_decoder", False):
         model = model.get_encoder()
-    model = model.to(device).eval().requires_grad_(False)
-    layers, heads = _probe(directory, tokenizer, model, device)
-    return AttentionModel(directory, tokenizer, model, layers, heads, positions, device)
-
-
-def _probe(directory: Path, tokenizer: Any, model: Any, device: str) -> tuple[int, int]:
-    """Layers and heads, from the maps of one token."""
+    model = model.eval().requires_grad_(False)
     ids = np.array([[tokenizer.pad_token_id or 0]])
     try:
-        shape = _run(model, ids, np.ones_like(ids), device).shape
+        _, layers, heads, *_ = _run(model, ids, np.ones_like(ids)).shape
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         raise ModelError(
             f"{directory}: gives no attention maps; give a text encoder such as BERT, all of "
             "whose layers have the same number of heads"
         ) from error
-    return shape[1], shape[2]
+    return AttentionModel(directory, tokenizer, model, layers, heads, positions)
 
 
-def _run(model: Any, ids: np.ndarray, mask: np.ndarray, device: str) -> np.ndarray:
+def _run(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """(batch, layers, heads, tokens, tokens) float32."""
     with torch.inference_mode():
         result = model(
-            input_ids=torch.from_numpy(ids).to(device),
-            attention_mask=torch.from_numpy(mask).to(device),
+            input_ids=torch.from_numpy(ids),
+            attention_mask=torch.from_numpy(mask),
             output_attentions=True,
             return_dict=True,
         )
-        maps: np.ndarray = torch.stack([a.float() for a in result.attentions], 1).cpu().numpy()
+        maps: np.ndarray = torch.stack([a.float() for a in result.attentions], 1).numpy()
     return maps
 
 
@@ -146,94 +135,66 @@ def token_ids(model: AttentionModel, texts: Sequence[str], length: int) -> list[
     return ids
 
 
-def attention_maps(
-    model: AttentionModel | str | Path,
-    texts: Sequence[str],
-    length: int = 128,
-    batch: int | None = None,
-    device: str = "cpu",
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The attention of all heads on the texts, in their order, a batch at a time.
+def attention_maps(model: AttentionModel, texts: Sequence[str], length: int) -> Iterator[Batch]:
+    """The attention of all heads on the texts, in their order, 64 MB of maps at a time.
 
-    Yields attention float32 and lengths int64; what lies behind a length is padding.
-
-    model: opened, or what `open_attention_model` takes. length: tokens of a text at most, the
-    marks included. batch: texts of a batch; None takes as many as fit 64 MB of maps.
-    Raises what `open_attention_model` and `token_ids` raise, ConfigError for batch < 1.
+    Yields attention float32 and lengths int64; what lies behind a length is padding. length:
+    tokens of a text at most, the marks included. Raises what `token_ids` raises.
     """
-    if not isinstance(model, AttentionModel):
-        model = open_attention_model(model, device)
-    if batch is None:
-        batch = max(1, _FLOATS // (model.layers * model.heads * length * length))
-    if batch < 1:
-        raise ConfigError(f"batch={batch}: give 1 or more")
-    ids = iter(token_ids(model, texts, length))
+    size = max(1, _FLOATS // (model.layers * model.heads * length * length))
     pad = model.tokenizer.pad_token_id or 0
-    while lines := list(islice(ids, batch)):
+    ids = token_ids(model, texts, length)
+    for start in range(0, len(ids), size):
+        lines = ids[start : start + size]
         lengths = np.array([len(line) for line in lines], np.int64)
         padded = np.full((len(lines), int(lengths.max())), pad, np.int64)  # (batch, tokens)
         mask = (np.arange(padded.shape[1]) < lengths[:, None]).astype(np.int64)
         padded[mask == 1] = np.concatenate(lines)
-        yield _run(model.model, padded, mask, model.device), lengths
+        yield _run(model.model, padded, mask), lengths
 
 
-@dataclass(frozen=True)
-class Traits:
+class Traits(NamedTuple):
     """What must be equal for two models' heads to be compared on the same texts.
 
-    vocabulary, ids: SHA-256 of the tokenizer's entries, and of what it makes of the texts.
+    vocabulary: the tokenizer's entries; ids: what it makes of the texts.
     """
 
     layers: int
     heads: int
-    tokens: int
-    vocabulary: str
-    ids: str
+    vocabulary: Mapping[str, int]
+    ids: Sequence[Sequence[int]]
 
-
-def traits_of(model: AttentionModel, texts: Sequence[str], length: int) -> Traits:
-    """A model's traits on these texts. Raises as `token_ids`."""
-    entries = sorted(model.tokenizer.get_vocab().items())
-    return Traits(
-        layers=model.layers,
-        heads=model.heads,
-        tokens=len(entries),
-        vocabulary=_digest(entries),
-        ids=_digest(token_ids(model, texts, length)),
-    )
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    @classmethod
+    def of(cls, model: AttentionModel, texts: Sequence[str], length: int) -> Traits:
+        """A model's traits on these texts. Raises as `token_ids`."""
+        ids = token_ids(model, texts, length)
+        return cls(model.layers, model.heads, model.tokenizer.get_vocab(), ids)
 
 
 def require_comparable(models: Mapping[str, Traits]) -> None:
     """All models have the first one's heads and tokenizer. Raises ConfigError."""
     (name, first), *others = models.items()
     for other, traits in others:
-        if (first.layers, first.heads) != (traits.layers, traits.heads):
+        if first == traits:
+            continue
+        if first[:2] != traits[:2]:
             why = (
                 f"{name!r} has {first.layers} layers of {first.heads} heads, {other!r} "
                 f"{traits.layers} of {traits.heads}"
             )
         elif first.vocabulary != traits.vocabulary:
-            sizes = f"{first.tokens} and {traits.tokens} entries"
+            sizes = f"{len(first.vocabulary)} and {len(traits.vocabulary)} entries"
             why = f"their tokenizers differ ({sizes}, not the same)"
-        elif first.ids != traits.ids:
+        else:
             why = (
                 "their tokenizers have the same entries but cut the texts differently (case, "
                 "accents or marks)"
             )
-        else:
-            continue
         raise ConfigError(
             f"models {name!r} and {other!r} cannot be compared head by head: {why}; give models "
             "that were trained from the same one"
         )
 
-
-Floats = NDArray[np.float64]
-Batch = tuple[np.ndarray, np.ndarray]
 
 # Columns of a block: heads * 2048 floats and their logarithms stay in a core's own cache.
 _COLUMNS = 2048
@@ -257,6 +218,11 @@ class Heads:
     def by_depth(self) -> Floats:
         """(layers,): the mean entropy of each layer's heads."""
         return self.entropy.mean(axis=1)
+
+    @property
+    def trend(self) -> float:
+        """Rank correlation of a head's layer and its entropy; < 0 where it falls."""
+        return spearman(np.indices(self.entropy.shape)[0], self.entropy)  # [bert table 2 depth]
 
 
 def measure(batches: Iterable[Batch]) -> Heads:
@@ -366,94 +332,53 @@ PAPER_SPEARMAN = ((1.0,), (0.25, 1.0), (0.96, 0.27, 1.0))
 PAPER_DISTANCE = ((0.0,), (8398.95, 0.0), (8153.26, 314.38, 0.0))
 
 
-@dataclass(frozen=True, eq=False)
-class Analysis:
-    """Heads of several models on the same texts; numbers only.
+def compared(heads: Mapping[str, Heads]) -> dict[str, Floats]:
+    """Numbers of each two models, by name: (models, models).
 
-    heads: by model, in the order of the tables. length: tokens of a text at most. seed: of
-    the sample, None where the caller chose the texts.
+    spearman: rank correlation of the heads' entropies; NaN where it has none. distance_mean (at
+    most ln 2), distance_sum: of the absolute differences of JS matrices. distance_over_tokens: the
+    mean, of divergences summed over tokens as Clark et al. do.
     """
-
-    heads: Mapping[str, Heads]
-    length: int
-    seed: int | None = None
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Their names, in order."""
-        return tuple(self.heads)
-
-    @property
-    def tokens(self) -> int:
-        """Positions that every mean is over: the tokens of all texts."""
-        return next(iter(self.heads.values())).positions
-
-    @property
-    def texts(self) -> int:
-        """How many texts every model read."""
-        return next(iter(self.heads.values())).texts
-
-    @property
-    def spearman(self) -> Floats:
-        """(models, models): rank correlation of the heads' entropies; NaN where it has none."""
-        return self._pairs(lambda a, b: spearman(a.entropy, b.entropy))
-
-    @property
-    def distance_mean(self) -> Floats:
-        """(models, models): mean absolute difference of JS matrices, at most ln 2."""
-        return self._pairs(lambda a, b: matrix_distance(a.divergence, b.divergence)[0])
-
-    @property
-    def distance_sum(self) -> Floats:
-        """(models, models): sum of the absolute differences."""
-        return self._pairs(lambda a, b: matrix_distance(a.divergence, b.divergence)[1])
-
-    @property
-    def distance_over_tokens(self) -> Floats:
-        """(models, models): the mean, of divergences summed over tokens as Clark et al. do."""
-        return self.distance_mean * self.tokens
-
-    @property
-    def trend(self) -> dict[str, float]:
-        """By model: rank correlation of a head's layer and its entropy; < 0 where it falls."""
-        found = {}
-        for name, heads in self.heads.items():
-            layer = np.indices(heads.entropy.shape)[0]
-            found[name] = spearman(layer, heads.entropy)  # [bert table 2 depth]
-        return found
-
-    def _pairs(self, compare: Callable[[Heads, Heads], float]) -> Floats:
-        rows = self.heads.values()
-        return np.array([[compare(a, b) for b in rows] for a in rows])
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON; None for a correlation that there is none of."""
-        layers, heads = next(iter(self.heads.values())).entropy.shape
-        return {
-            "models": list(self.models),
-            "texts": self.texts,
-            "tokens": self.tokens,
-            "length": self.length,
-            "seed": self.seed,
-            "layers": layers,
-            "heads": heads,
-            "spearman": _numbers(self.spearman),
-            "distance_mean": _numbers(self.distance_mean),
-            "distance_sum": _numbers(self.distance_sum),
-            "distance_over_tokens": _numbers(self.distance_over_tokens),
-            "trend": {name: _number(value) for name, value in self.trend.items()},
-            "entropy_by_depth": {n: _numbers(h.by_depth) for n, h in self.heads.items()},
-            "entropy": {n: _numbers(h.entropy) for n, h in self.heads.items()},
-            "divergence": {n: _numbers(h.divergence) for n, h in self.heads.items()},
-        }
+    rows = tuple(heads.values())
+    pairs = [
+        (spearman(a.entropy, b.entropy), *matrix_distance(a.divergence, b.divergence))
+        for a, b in product(rows, repeat=2)
+    ]
+    correlation, mean, whole = np.array(pairs).T.reshape(3, len(rows), len(rows))
+    over_tokens = mean * rows[0].positions
+    names = ("spearman", "distance_mean", "distance_sum", "distance_over_tokens")
+    return dict(zip(names, (correlation, mean, whole, over_tokens), strict=True))
 
 
-def _number(value: float) -> float | None:
-    return round(float(value), 6) if math.isfinite(value) else None
+def _facts(heads: Mapping[str, Heads], length: int, seed: int | None) -> dict[str, Any]:
+    """What is told of the models. length: tokens of a text at most."""
+    first = next(iter(heads.values()))
+    layers, width = first.entropy.shape
+    return {
+        "models": list(heads),
+        "texts": first.texts,
+        "tokens": first.positions,
+        "length": length,
+        "seed": seed,
+        "layers": layers,
+        "heads": width,
+        **compared(heads),
+        "trend": {name: each.trend for name, each in heads.items()},
+        "entropy_by_depth": {name: each.by_depth for name, each in heads.items()},
+        "entropy": {name: each.entropy for name, each in heads.items()},
+        "divergence": {name: each.divergence for name, each in heads.items()},
+    }
 
 
-def _numbers(values: np.ndarray) -> list[Any]:
-    return [_numbers(v) if np.ndim(v) else _number(v) for v in values]
+def _plain(value: Any) -> Any:
+    """For JSON; None for a correlation that there is none of."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, np.ndarray):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return round(float(value), 6) if math.isfinite(value) else None
+    return value
 
 
 def analyse(
@@ -461,10 +386,8 @@ def analyse(
     texts: Sequence[str],
     *,
     length: int = 128,
-    seed: int | None = None,
-    device: str = "cpu",
-    progress: Tell | None = None,
-) -> Analysis:
+    progress: Tell = lambda model, done, texts: None,
+) -> dict[str, Heads]:
     """Every model's heads on the texts. models: name → Hugging Face directory or "minilm".
 
     Whether the models can be compared is seen before any reads the texts. One model is in
@@ -477,31 +400,25 @@ def analyse(
         raise DataError("the attention analysis needs at least one text")
     traits: dict[str, Traits] = {}
     for name, spec in models.items():
-        traits[name] = traits_of(open_attention_model(spec, device), texts, length)
+        traits[name] = Traits.of(open_attention_model(spec), texts, length)
         require_comparable(traits)
-    found = {}
-    for name, spec in models.items():
-        tell = None if progress is None else partial(progress, name)
-        batches = attention_maps(open_attention_model(spec, device), texts, length)
-        found[name] = measure(_counted(batches, len(texts), tell))
-    return Analysis(found, length, seed)
+
+    def told(name: str, batches: Iterator[Batch]) -> Iterator[Batch]:
+        done = 0
+        for batch in batches:
+            yield batch
+            done += len(batch[1])
+            progress(name, done, len(texts))
+
+    return {
+        name: measure(told(name, attention_maps(open_attention_model(spec), texts, length)))
+        for name, spec in models.items()
+    }
 
 
-def _counted(
-    batches: Iterator[Batch], texts: int, tell: Callable[[int, int], None] | None
-) -> Iterator[Batch]:
-    """The batches, each told of when it has been used."""
-    done = 0
-    for batch in batches:
-        yield batch
-        done += len(batch[1])
-        if tell is not None:
-            tell(done, texts)
-
-
-def markdown(analysis: Analysis) -> str:
+def markdown(facts: Mapping[str, Any]) -> str:
     """Table 2's shape, the paper's own figures below it, and the entropy of every layer."""
-    return "\n".join((*_lines(analysis), ""))
+    return "\n".join((*_lines(facts), ""))
 
 
 _KINDS = (  # title of the block, attribute, format
@@ -512,17 +429,16 @@ _KINDS = (  # title of the block, attribute, format
 )
 
 
-def _lines(analysis: Analysis) -> Iterator[str]:
-    layers, heads = next(iter(analysis.heads.values())).entropy.shape
-    seed = "" if analysis.seed is None else f", seed {analysis.seed}"
+def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    seed = "" if facts["seed"] is None else f", seed {facts['seed']}"
     yield from ("### Analysis of attention heads", "")
     yield (
-        f"{analysis.texts} texts, {analysis.tokens} tokens (at most {analysis.length} a "
-        f"text{seed}); {layers} layers of {heads} heads. Divergences in nats, the mean "
-        "over tokens unless summed.\n"
+        f"{facts['texts']} texts, {facts['tokens']} tokens (at most {facts['length']} a "
+        f"text{seed}); {facts['layers']} layers of {facts['heads']} heads. Divergences in nats, "
+        "the mean over tokens unless summed.\n"
     )
-    blocks = [(title, getattr(analysis, name), form) for title, name, form in _KINDS]
-    yield from _triangles(analysis.models, blocks)
+    blocks = [(title, facts[name], form) for title, name, form in _KINDS]
+    yield from _triangles(facts["models"], blocks)
     yield "\nThe paper's own figures (BERT-base, 12 layers of 12 heads; MIMIC-III).\n"
     of_paper = [
         (_KINDS[0][0], PAPER_SPEARMAN, ".2f"),
@@ -539,14 +455,14 @@ def _lines(analysis: Analysis) -> Iterator[str]:
         "Mean entropy of a layer's heads, in nats (the paper: it decreases with depth).",
         "",
     )
-    columns = [heads.by_depth for heads in analysis.heads.values()]
+    columns = facts["entropy_by_depth"].values()
     rows = [
         [str(layer), *(f"{mean:.3f}" for mean in means)]
         for layer, means in enumerate(zip(*columns, strict=True), 1)
     ]
-    trend = [_cell(value, ".3f") for value in analysis.trend.values()]
+    trend = [_cell(value, ".3f") for value in facts["trend"].values()]
     rows.append(["Spearman correlation of layer and entropy", *trend])
-    yield from grid_lines(("layer", *analysis.models), rows)
+    yield from grid_lines(("layer", *facts["models"]), rows)
 
 
 def _triangles(
@@ -597,10 +513,10 @@ def run_attention(
     seed: int = 1,
     *,
     categories: Collection[str] = (),
-    device: str = "cpu",
-    progress: Tell | None = None,
-) -> Analysis:
-    """The analysis of models "NAME=DIR" on stretches of notes, and its files in `out`.
+    progress: Tell = lambda model, done, texts: None,
+) -> dict[str, Any]:
+    """The analysis of models "NAME=DIR" on stretches of notes, as `markdown` takes it, and its
+    files in `out`.
 
     notes: files or folders that `read_notes` reads; categories: of these notes only.
     sample: how many stretches. The same notes, sample, length and seed give the same texts,
@@ -619,17 +535,17 @@ def run_attention(
     texts = stretches(read, sample, length, seed)
     if not texts:
         raise DataError(f"no note with text in {', '.join(map(str, notes)) or 'no file'}")
-    analysis = analyse(named, texts, length=length, seed=seed, device=device, progress=progress)
-    facts = analysis.to_dict().items()  # a line for each: matrices of a line a number are long
-    lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in facts)
+    heads = analyse(named, texts, length=length, progress=progress)
+    facts = _facts(heads, length, seed)
+    # a line for each: matrices of a line a number are long
+    lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in _plain(facts).items())
     write_text(out / "attention.json", f"{{\n{lines}\n}}\n", private=False)
     try:
-        drawn = plots(analysis.heads, out)
-        ending = f"Plots: {', '.join(path.name for path in drawn)}."
+        ending = f"Plots: {', '.join(plots(heads, out))}."
     except MissingExtra as missing:
         ending = f"No plots: {missing}."
-    write_text(out / "attention.md", f"{markdown(analysis)}\n{ending}\n", private=False)
-    return analysis
+    write_text(out / "attention.md", f"{markdown(facts)}\n{ending}\n", private=False)
+    return facts
 
 
 def stretches(notes: Iterable[str], sample: int, length: int, seed: int) -> list[str]:
@@ -676,8 +592,8 @@ def _cut(lines: Sequence[str], length: int) -> Iterator[str]:
         yield " ".join(part)
 
 
-def plots(heads: Mapping[str, Heads], folder: Path) -> tuple[Path, ...]:
-    """entropy_by_depth.png and js_heads.png in `folder`; each is whole or not there.
+def plots(heads: Mapping[str, Heads], folder: Path) -> tuple[str, ...]:
+    """The names of two pictures in `folder`; each is whole or not there.
 
     Raises MissingExtra without matplotlib, FednotesError where a file cannot be written.
     """
@@ -686,24 +602,19 @@ def plots(heads: Mapping[str, Heads], folder: Path) -> tuple[Path, ...]:
     except ModuleNotFoundError:
         raise MissingExtra("matplotlib", "plot") from None
     matplotlib.use("Agg")
-    return (
-        _save(_entropy_by_depth(heads), folder / "entropy_by_depth.png"),
-        _save(_js_heads(heads), folder / "js_heads.png"),
-    )
-
-
-def _save(figure: Any, path: Path) -> Path:
     from matplotlib import pyplot
 
-    picture = io.BytesIO()
-    try:
-        figure.savefig(picture, dpi=130, format="png")
-        replace_file(path, picture.getvalue(), mode=0o666)
-    except OSError as error:
-        raise FednotesError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        pyplot.close(figure)
-    return path
+    drawn = {"entropy_by_depth.png": _entropy_by_depth, "js_heads.png": _js_heads}
+    for name, draw in drawn.items():
+        figure, picture, path = draw(heads), io.BytesIO(), folder / name
+        try:
+            figure.savefig(picture, dpi=130, format="png")
+            replace_file(path, picture.getvalue(), mode=0o666)
+        except OSError as error:
+            raise FednotesError(f"{path}: cannot be written ({error.strerror or error})") from error
+        finally:
+            pyplot.close(figure)
+    return tuple(drawn)
 
 
 def _entropy_by_depth(heads: Mapping[str, Heads]) -> Any:
@@ -711,23 +622,19 @@ def _entropy_by_depth(heads: Mapping[str, Heads]) -> Any:
     from matplotlib import pyplot
 
     layers = len(next(iter(heads.values())).entropy)
-    figure, panel = pyplot.subplots(figsize=(max(5.2, 2.2 + 0.55 * layers), 3.9))
-    figure.set_layout_engine("constrained")
+    size = (max(5.2, 2.2 + 0.55 * layers), 3.9)
+    figure, panel = pyplot.subplots(figsize=size, layout="constrained")
     places = np.arange(1, layers + 1)
     step = 0.48 / len(heads)  # models stand side by side within a layer
-    for number, (name, each) in enumerate(heads.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        marker = _MARKERS[number % len(_MARKERS)]
+    for number, ((name, each), (colour, marker)) in enumerate(zip(heads.items(), cycle(_MARKS))):
         x = places + (number - (len(heads) - 1) / 2) * step
         across = np.repeat(x, each.entropy.shape[1])
-        panel.scatter(
-            across, each.entropy.ravel(), s=16, c=colour, marker=marker, alpha=0.45, linewidths=0
-        )
+        dots = {"s": 16, "c": colour, "marker": marker, "alpha": 0.45, "linewidths": 0}
+        panel.scatter(across, each.entropy.ravel(), **dots)
         panel.plot(x, each.by_depth, color=colour, marker=marker, ms=5, lw=2, label=name)
-    panel.set_xticks(places)
-    panel.set_ylim(bottom=-0.02 * panel.get_ylim()[1])  # a head on one token lies at 0: all of it
-    panel.set_xlabel("layer")
-    panel.set_ylabel("entropy of attention (nats)")
+    bottom = -0.02 * panel.get_ylim()[1]  # a head on one token lies at 0: all of it
+    panel.set(xticks=places, xlabel="layer", ylabel="entropy of attention (nats)")
+    panel.set_ylim(bottom=bottom)
     panel.set_title("Entropy of attention heads by depth", loc="left")
     panel.grid(axis="y", color="#e3e6e9", lw=0.8)
     panel.set_axisbelow(True)
@@ -741,39 +648,30 @@ def _js_heads(heads: Mapping[str, Heads]) -> Any:
     from matplotlib import pyplot
 
     layers, width = next(iter(heads.values())).entropy.shape
+    size = (0.9 + 3.3 * len(heads), 6.6)
     figure, panels = pyplot.subplots(
-        2, len(heads), figsize=(0.9 + 3.3 * len(heads), 6.6), squeeze=False
+        2, len(heads), figsize=size, squeeze=False, layout="constrained"
     )
-    figure.set_layout_engine("constrained")
-    first: Floats | None = None
-    drawn = []
-    for upper, (name, each) in zip(panels[0], heads.items(), strict=True):
-        places = turned(embed(each.divergence), first)
-        first = places if first is None else first
-        drawn.append(places)
-        depth = np.repeat(np.arange(1, layers + 1), width)
-        dots = upper.scatter(
-            *places.T, s=26, c=depth, cmap="viridis", vmin=0.5, vmax=layers + 0.5, lw=0
-        )
-        upper.set_title(name)
-        upper.set_aspect("equal")
-        upper.set_xticks([])
-        upper.set_yticks([])
+    drawn: list[Floats] = []
+    for each in heads.values():
+        drawn.append(turned(embed(each.divergence), drawn[0] if drawn else None))
     low, high = np.min(np.vstack(drawn), 0), np.max(np.vstack(drawn), 0)
     middle, reach = (low + high) / 2, 0.56 * float((high - low).max()) or 1.0
-    for upper, lower, each in zip(*panels, heads.values(), strict=True):
-        upper.set_xlim(middle[0] - reach, middle[0] + reach)
-        upper.set_ylim(middle[1] - reach, middle[1] + reach)
+    limits = np.stack([middle - reach, middle + reach], axis=1)
+    numbers = range(1, layers + 1)
+    middles = [(layer - 0.5) * width - 0.5 for layer in numbers]
+    colours = {"cmap": "viridis", "vmin": 0.5, "vmax": layers + 0.5, "c": np.repeat(numbers, width)}
+    for upper, lower, (name, each), places in zip(*panels, heads.items(), drawn, strict=True):
+        dots = upper.scatter(*places.T, s=26, lw=0, **colours)
+        upper.set(title=name, aspect="equal", xticks=[], yticks=[], xlim=limits[0], ylim=limits[1])
         image = lower.imshow(each.divergence, cmap="magma", vmin=0, vmax=np.log(2))
-        middles = [(layer - 0.5) * width - 0.5 for layer in range(1, layers + 1)]
-        lower.set_xticks(middles, range(1, layers + 1))
-        lower.set_yticks(middles, range(1, layers + 1))
+        lower.set_xticks(middles, numbers)
+        lower.set_yticks(middles, numbers)
         lower.tick_params(length=0)
         lower.set_xlabel("layer of head")
     panels[0][0].set_ylabel("heads by similarity")
     panels[1][0].set_ylabel("layer of head")
-    bar = figure.colorbar(dots, ax=panels[0], ticks=range(1, layers + 1), aspect=25)
-    bar.set_label("layer")
+    figure.colorbar(dots, ax=panels[0], ticks=numbers, aspect=25).set_label("layer")
     figure.colorbar(image, ax=panels[1], aspect=25).set_label("JS divergence (nats)")
     return figure
 

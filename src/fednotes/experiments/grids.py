@@ -100,8 +100,6 @@ class Attention:
 
     models: tuple[str, ...]
     notes: tuple[str, ...]
-    sample: int = 200
-    length: int = 128
 
 
 @checked(frozen=True)
@@ -311,14 +309,9 @@ def plan(
                 place = out / "runs" / _digest(made, path is not None)
                 sets = [word for setting in chosen for word in ("--set", setting)]
                 command = ("simulate", job, "--out", str(place), *sets)
-                yield GridRun(
-                    row, condition, seed, place, command, choice, _beyond(made, condition)
-                )
-
-
-def _beyond(job: Job, condition: str) -> str:
-    """What the job adds to the paper's method, which says so; nothing to one model for all."""
-    return "" if condition == POOLED else job.module.beyond(job.config)
+                # nothing to one model for all
+                beyond = "" if condition == POOLED else made.module.beyond(made.config)
+                yield GridRun(row, condition, seed, place, command, choice, beyond)
 
 
 def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:

@@ -1,264 +1,16 @@
-"""Finished runs of a grid → its numbers, as Markdown and as a picture."""
+"""The numbers of a grid as Markdown and as a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from fednotes.core.errors import ConfigError, MissingExtra
-from fednotes.core.parsing import parse_json
-from fednotes.experiments.grids import Grid, GridRun, Row, Settings, Size
-from fednotes.jobs.results import read_result
-from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
+from fednotes.metrics.compare import FEWEST_SEEDS
 
 KINDS = ("strict", "relaxed")
 MISSING = {"mean": None, "std": None, "n": 0}  # of a number that exists in no run
 _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"))
-
-
-Summaries = Mapping[int, Mapping[str, Any]]  # seed → a run's summary
-Tried = Mapping[tuple[str, str], list[dict[str, Any]]]  # label, condition → `choose`'s list
-
-
-def gather(
-    grid: Grid,
-    rows: Sequence[Row],
-    size: Size,
-    runs: Sequence[GridRun],
-    tried: Tried,
-    names: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Mean and standard deviation over seeds for every row, condition and site.
-
-    runs: one for each row, condition and seed. tried: what `choose` found on the way. names: of
-    the jobs, for pairs of rows whose labels have one.
-    """
-    found, read = [], {}
-    for row in rows:
-        for condition in row.conditions:
-            own = [r for r in runs if r.row is row and r.condition == condition]
-            summaries = [read_result(r.folder).model_dump() for r in own]
-            of_seeds = zip(own, summaries, strict=True)
-            read[row.label, condition] = {r.seed: summary for r, summary in of_seeds}
-            found.append(
-                _row(grid, row, own, summaries)
-                | {"chosen": list(own[0].choice), "tried": tried.get((row.label, condition), [])}
-            )
-    return {
-        "title": grid.title,
-        "note": size.note,
-        "seeds": sorted({run.seed for run in runs}),
-        "set": list(size.set),
-        "x": grid.x,
-        "score": grid.score,
-        "columns": list(grid.columns),
-        "by_output": grid.by_output,
-        "against": grid.against,
-        "megabytes": grid.megabytes,
-        "seconds": grid.seconds,
-        "rows": found,
-        **_tested(grid, read, names),
-        "paper": grid.paper,
-        "paper_note": grid.paper_note,
-    }
-
-
-def _row(
-    grid: Grid, row: Row, own: Sequence[GridRun], read: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """One row and condition; read: the summaries of its runs, one a seed."""
-    condition = own[0].condition
-    columns = [{c: column(run, condition, c) for c in grid.columns} for run in read]
-    return {
-        "label": row.label,
-        "condition": condition,
-        "beyond": own[0].beyond,
-        "seeds": [run.seed for run in own],
-        "x": _place(grid, row, read),
-        "set": list(row.set),
-        "scores": summarise([_picked(run, condition, grid.score) for run in read]),
-        "columns": dict.fromkeys(grid.columns, MISSING) | summarise(columns),
-        **({"by_output": _diseases(read, condition)} if grid.by_output else {}),
-        "not_annotated": summarise(
-            [_not_annotated(run, condition) for run in read if grid.score == "test"]
-        ),
-        "seconds": sum(run["seconds"] for run in read) / len(read),
-        "megabytes": sum(r["bytes_up"] + r["bytes_down"] for r in read) / len(read) / 1e6,
-        "within": summarise([_within(r.folder, condition, grid) for r in own]),
-    }
-
-
-def choose(runs: Sequence[GridRun]) -> tuple[Settings, list[dict[str, Any]]]:
-    """The setting with the best validation score, and all that were tried with theirs.
-
-    runs: of one row and condition, each setting with the same seeds. A setting's score is the
-    mean over its seeds of the mean over sites; of equal ones the first is taken.
-    Raises ConfigError where runs have no validation score.
-    """
-    tried: dict[Settings, list[float]] = {}
-    for run in runs:
-        score = read_result(run.folder).valid.get(run.condition, {}).get("mean")
-        if score is None:
-            raise ConfigError(
-                f"row {run.row.label!r} chooses by validation data, but {run.folder} has no "
-                "score of any: give the job's sites valid or a valid_fraction"
-            )
-        tried.setdefault(run.choice, []).append(float(score))
-    means = {choice: fmean(scores) for choice, scores in tried.items()}
-    best = max(means, key=lambda choice: means[choice])
-    return best, [{"set": list(choice), "validation": mean} for choice, mean in means.items()]
-
-
-def _tested(
-    grid: Grid, read: Mapping[tuple[str, str], Summaries], names: Sequence[str]
-) -> dict[str, Any]:
-    """The pairs, or why they could not be tested. Nothing is claimed of validation scores."""
-    try:
-        return {"pairs": [] if grid.score == "validation" else list(_pairs(grid, read, names))}
-    except MissingExtra as missing:
-        return {"pairs": [], "untested": str(missing)}
-
-
-def _pairs(
-    grid: Grid, read: Mapping[tuple[str, str], Summaries], names: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Pairs of rows: the mean difference over the seeds that both have, tested where these are
-    enough."""
-    both = [(name, "federated") for name, c in read if c == "alone" and (name, "federated") in read]
-    asked = [((name, c), (name, "alone")) for name, c in both]
-    for pair, name in product(grid.pairs, names or ("",)):
-        first, second = (_end(text.replace("{job}", name)) for text in pair)
-        if first in read and second in read:  # a row may be of the full size alone
-            asked.append((first, second))
-    for ends in dict.fromkeys(asked):
-        seeds = sorted(set(read[ends[0]]) & set(read[ends[1]]))
-        scores = [[_measures(grid, read[end][seed], end[1]) for seed in seeds] for end in ends]
-        yield {
-            "first": ", ".join(ends[0]),
-            "second": ", ".join(ends[1]),
-            "seeds": seeds,
-            "differences": dict(_differences(*scores)) if len(seeds) >= FEWEST_SEEDS else {},
-        }
-
-
-def _end(text: str) -> tuple[str, str]:
-    """Label and condition; a label may have a slash."""
-    label, _, condition = text.rpartition("/")
-    return label, condition
-
-
-def _differences(
-    a: list[dict[str, float | None]], b: list[dict[str, float | None]]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name in dict.fromkeys(name for scores in a for name in scores):
-        found = [
-            x - y
-            for one, other in zip(a, b, strict=True)
-            if (x := one.get(name)) is not None and (y := other.get(name)) is not None
-        ]
-        if len(found) >= FEWEST_SEEDS:
-            yield name, asdict(paired_t(found))
-
-
-def _measures(grid: Grid, run: Mapping[str, Any], condition: str) -> dict[str, float | None]:
-    """The shares of a run that pairs are compared by."""
-    if grid.by_output:
-        diseases = _diseases([dict(run)], condition).values()
-        return {"average f1": fmean(scores["f1"]["mean"] for scores in diseases)}
-    if grid.columns:
-        return {c: column(run, condition, c) for c in grid.columns if not is_plain(c)}
-    picked = _picked(run, condition, grid.score)
-    return {name: score["strict"]["f1"] for name, score in picked.items() if "strict" in score}
-
-
-def _picked(run: Mapping[str, Any], condition: str, of: str) -> dict[str, Any]:
-    """{"site": {"strict": {"f1": …}, "relaxed": …}, …, "mean": …} of one run."""
-    if of == "validation":
-        valid = run["valid"][condition]
-        held_out = {site: f1 for site, f1 in valid["sites"].items() if f1 is not None}
-        return {n: {"strict": {"f1": f1}} for n, f1 in {**held_out, "mean": valid["mean"]}.items()}
-    scores = {site: by[condition] for site, by in run["sites"].items()}
-    scores["mean"] = run["mean"][condition]
-    return {
-        name: {kind: {"f1": score[kind]["f1"]} for kind in KINDS if kind in score}
-        for name, score in scores.items()
-    }
-
-
-def _diseases(runs: list[dict[str, Any]], condition: str) -> dict[str, Any]:
-    """Each disease's scores, means over sites, then over seeds. Raises ConfigError without any."""
-    if not all("by_output" in run["mean"][condition] for run in runs):
-        raise ConfigError("by_output: this job's runs have no scores of diseases")
-    return summarise([run["mean"][condition]["by_output"] for run in runs])
-
-
-def column(run: Mapping[str, Any], condition: str, name: str) -> float | None:
-    """One number of a run; see `Grid.columns`. None where it does not exist (an AUROC).
-
-    Raises ConfigError for a score that the job does not have.
-    """
-    spent = run["conditions"][condition]
-    if name == "s":
-        return float(spent["seconds"])
-    if name in ("MB up", "MB down"):
-        sent = spent["bytes_" + name.removeprefix("MB ")]
-        return float(sent / spent["rounds"] / 1e6)
-    found: Any = run
-    over, *path = name.split(" ")
-    for key in (over, condition, *path):
-        if not isinstance(found, Mapping) or key not in found:
-            raise ConfigError(f"the grid's column {name!r}: this job has no such score")
-        found = found[key]
-    return None if found is None else float(found)
-
-
-def _place(grid: Grid, row: Row, runs: list[dict[str, Any]]) -> float:
-    """Where a row stands on the x axis."""
-    if not grid.x.startswith("η"):
-        return row.x
-    return round(100 * sum(run["eta"] for run in runs) / len(runs), 2)
-
-
-def _not_annotated(run: Mapping[str, Any], condition: str) -> dict[str, float]:
-    """{"f1": …}, strict, of the types that a site is tested on but does not annotate.
-
-    The plain mean over types, then over sites; empty where there are none.
-    """
-    means = []
-    for site, known in run.get("annotated", {}).items():
-        types = run["sites"][site][condition].get("by_type", {})
-        scores = [
-            score["strict"]["f1"]
-            for name, score in types.items()
-            if name not in known and score["support"]
-        ]
-        means += [sum(scores) / len(scores)] if scores else []
-    return {"f1": sum(means) / len(means)} if means else {}
-
-
-def _within(folder: Path, condition: str, grid: Grid) -> dict[str, float]:
-    """Micro F1 on the test data of the last traced model within the grid's bytes and seconds.
-
-    0 where the budget ends before the first evaluation.
-    """
-    limits = {"megabytes": grid.megabytes, "seconds": grid.seconds}
-    if condition != "federated" or not any(limits.values()):
-        return {}
-    found = dict.fromkeys((name for name, limit in limits.items() if limit), 0.0)
-    for text in (folder / "metrics.jsonl").read_text("utf-8").splitlines():
-        line = parse_json(text, strict=False)
-        spent = {
-            "megabytes": (line["bytes_up"] + line["bytes_down"]) / 1e6,
-            "seconds": line["seconds"],
-        }
-        for name in found:
-            if line["condition"] == condition and spent[name] <= limits[name]:
-                found[name] = line.get("test_f1", 0.0)
-    return found
 
 
 def markdown(table: Mapping[str, Any]) -> str:
@@ -281,7 +33,7 @@ def _lines(table: Mapping[str, Any]) -> Iterator[str]:
     if table.get("by_output"):
         yield from _disease_lines(table)
     else:
-        yield from _column_lines(table) if table["columns"] else _site_lines(table)
+        yield from _run_lines(table)
     yield from _choice_lines(table)
     yield from _pair_lines(table)
     if table["paper"] and not table.get("by_output"):
@@ -355,21 +107,63 @@ def _seeds(table: Mapping[str, Any]) -> str:
     return "seeds " + " or ".join(", ".join(map(str, seeds)) for seeds in sorted(by_row, key=len))
 
 
-def _column_lines(table: Mapping[str, Any]) -> Iterator[str]:
-    """The rows of a grid that says what its columns are."""
-    yield from (f"Shares in percent; {_seeds(table)}. {table['note']}", "")
-    columns = table["columns"]
-    behind = (f"behind {table['against']}",) if table["against"] else ()
-    best = next((r for r in table["rows"] if r["label"] == table["against"]), None)
-    rows = []
-    for row in table["rows"]:
-        cells = [_number(name, row["columns"][name]) for name in columns]
-        if best is not None:
-            ends = [each["columns"][columns[-1]]["mean"] for each in (best, row)]
-            known = row is not best and None not in ends
-            cells.append(f"{100 * (ends[0] - ends[1]):.1f}" if known else "")
-        rows.append((row["label"], row["condition"], *cells))
-    yield from grid_lines(("run", "condition", *columns, *behind), rows, left=2)
+def _run_lines(table: Mapping[str, Any]) -> Iterator[str]:
+    """A row a run: the grid's own columns, or strict and relaxed F1 of each site."""
+    if table["columns"]:
+        yield f"Shares in percent; {_seeds(table)}. {table['note']}"
+    else:
+        of = "Validation F1 in percent, strict"
+        if table["score"] == "test":
+            of = "Test F1 in percent, strict / relaxed"
+        yield f"{of}; {_seeds(table)}."
+        yield from [table["note"]] * bool(table["note"])
+    yield ""
+    sites = not table["columns"]
+    cells = _site_cells if sites else _own_cells
+    found = [cells(table, row) for row in table["rows"]]
+    uneven = len({tuple(row["seeds"]) for row in table["rows"]}) > 1 and sites
+    rows = [
+        (
+            row["label"],
+            row["condition"] + (f" + {row['beyond']}" if row["beyond"] and sites else ""),
+            *([str(len(row["seeds"]))] if uneven else []),
+            *each.values(),
+        )
+        for row, each in zip(table["rows"], found, strict=True)
+    ]
+    heads = ("run", "condition", *(["seeds"] if uneven else []), *found[0])
+    yield from grid_lines(heads, rows, left=2)
+
+
+def _own_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
+    """By heading, where the grid says what its columns are."""
+    cells = {name: _number(name, row["columns"][name]) for name in table["columns"]}
+    if table["against"]:
+        best = next((r for r in table["rows"] if r["label"] == table["against"]), row)
+        ends = [each["columns"][table["columns"][-1]]["mean"] for each in (best, row)]
+        known = row is not best and None not in ends
+        cells[f"behind {table['against']}"] = f"{100 * (ends[0] - ends[1]):.1f}" if known else ""
+    return cells
+
+
+def _site_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
+    """By heading: each site's scores, those of types it does not annotate, and within a cost."""
+    cells = {
+        name: " / ".join(_cell(f1["f1"]) for kind in KINDS if (f1 := score.get(kind)))
+        for name, score in row["scores"].items()
+    }
+    if any(each["not_annotated"] for each in table["rows"]):
+        foreign = row["not_annotated"]
+        cells["types not annotated"] = _cell(foreign["f1"]) if foreign else ""
+    spent = row["within"]
+    for name, unit in (("megabytes", "MB"), ("seconds", "s")):
+        if table[name]:
+            head = f"micro strict within {table[name]:g} {unit}"
+            cells[head] = _cell(spent[name]) if spent else ""
+    if table["megabytes"] or table["seconds"]:
+        cells["MB"] = f"{row['megabytes']:.1f}" if spent else ""
+        cells["s"] = f"{row['seconds']:.0f}"
+    return cells
 
 
 def _number(name: str, score: Mapping[str, float | None]) -> str:
@@ -387,51 +181,6 @@ def is_plain(column: str) -> bool:
     """Whether a column's numbers are shown as they are: bytes, seconds, errors; not shares."""
     kind = column.rsplit(" ", 1)[-1]
     return kind in ("up", "down", "s", "loss", "perplexity", "brier")
-
-
-def _site_lines(table: Mapping[str, Any]) -> Iterator[str]:
-    """The rows of a grid with strict and relaxed F1 of each site."""
-    columns = list(table["rows"][0]["scores"])
-    of = (
-        "Validation F1 in percent, strict"
-        if table["score"] == "validation"
-        else ("Test F1 in percent, strict / relaxed")
-    )
-    yield f"{of}; {_seeds(table)}."
-    if table["note"]:
-        yield table["note"]
-    yield ""
-    within = {
-        name: f"micro strict within {table[name]:g} {unit}"
-        for name, unit in (("megabytes", "MB"), ("seconds", "s"))
-        if table[name]
-    }
-    foreign = any(row["not_annotated"] for row in table["rows"])
-    uneven = len({tuple(row["seeds"]) for row in table["rows"]}) > 1
-    heads = [
-        *("run", "condition"),
-        *(("seeds",) if uneven else ()),
-        *columns,
-        *(("types not annotated",) if foreign else ()),
-        *within.values(),
-        *(("MB", "s") if within else ()),
-    ]
-    rows = []
-    for row in table["rows"]:
-        cells = [
-            " / ".join(_cell(f1["f1"]) for kind in KINDS if (f1 := row["scores"][column].get(kind)))
-            for column in columns
-        ]
-        if foreign:
-            cells.append(_cell(row["not_annotated"]["f1"]) if row["not_annotated"] else "")
-        if within:
-            spent = row["within"]
-            cells += [_cell(spent[name]) if spent else "" for name in within]
-            cells += [f"{row['megabytes']:.1f}" if spent else "", f"{row['seconds']:.0f}"]
-        several = [str(len(row["seeds"]))] if uneven else []
-        named = [row["label"], " + ".join(filter(None, (row["condition"], row["beyond"])))]
-        rows.append([*named, *several, *cells])
-    yield from grid_lines(heads, rows, left=2)
 
 
 def _disease_lines(table: Mapping[str, Any]) -> Iterator[str]:
@@ -509,8 +258,14 @@ def plot(table: Mapping[str, Any], path: Path) -> bool:
     )
     figure.set_layout_engine("constrained")
     for panel, column in zip(panels[0], columns, strict=True):
-        for condition, rows in _by_condition(table).items():
-            scores = [_score(table, row, column) for row in rows]
+        for condition in dict.fromkeys(row["condition"] for row in table["rows"]):
+            rows = [row for row in table["rows"] if row["condition"] == condition]
+            scores = [
+                row["columns"][column]
+                if table["columns"]
+                else row["scores"][column]["strict"]["f1"]
+                for row in rows
+            ]
             factor = 1 if is_plain(column) else 100
             means = [float("nan") if s["mean"] is None else factor * s["mean"] for s in scores]
             spread = [factor * (score["std"] or 0) for score in scores]
@@ -530,16 +285,3 @@ def plot(table: Mapping[str, Any], path: Path) -> bool:
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return True
-
-
-def _score(table: Mapping[str, Any], row: Mapping[str, Any], column: str) -> Mapping[str, Any]:
-    found = row["columns"][column] if table["columns"] else row["scores"][column]["strict"]["f1"]
-    assert isinstance(found, Mapping)
-    return found
-
-
-def _by_condition(table: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for row in table["rows"]:
-        found.setdefault(row["condition"], []).append(row)
-    return found

@@ -4,7 +4,7 @@ Dianbo Liu and Tim Miller (2020), "Federated pretraining and fine tuning of BERT
 notes from multiple silos", section 3.2; McMahan et al. 2017 (FedAvg).
 
     paper       here
-    t           `Server.cycle`, the global cycle
+    t           `Server.round`, the global cycle
     T           `Averaging.cycles`
     K           the sites of the federation
     n_k         the weight of a site's update: patients in pre-training, notes in fine-tuning
@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
@@ -41,10 +42,21 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import checked
-from fednotes.core.tensors import below, load_into, prefixed, require_like, restoring, snapshot
+from fednotes.core.tensors import below, load_into, prefixed, require_like, snapshot
 from fednotes.core.update import Tensors, Total, Update
-from fednotes.methods.optimizers import Adam, Optimizer
-from fednotes.methods.sites import Best, Count, Number, Part, Rate, Share, Size, finite
+from fednotes.methods.sites import (
+    Adam,
+    Best,
+    Count,
+    Number,
+    Part,
+    Rate,
+    RoundServer,
+    Share,
+    Size,
+    finite,
+)
+from fednotes.patients.dan import RowAdam
 
 Compression = Literal["none", "int8", "top-k"]
 BLOCK = 64
@@ -52,6 +64,7 @@ LEVELS = 127
 RANGE = 4.0  # standard deviations that eight bits span; what lies beyond waits for its next turn
 BEST = -1  # of `keep_cycle`
 Judged = Callable[[Mapping[str, float]], dict[str, float]]
+Optimizer = Adam | RowAdam
 
 
 @checked(frozen=True)
@@ -124,12 +137,11 @@ class Averaging:
         return self.server_learning_rate or (1.0 if self.server == "average" else 1e-3)
 
 
-def run_cycles(
-    federation: Federation, config: Averaging, server: Server, warm_up: Collection[str] = ()
-) -> State:
-    """T global cycles. warm_up: the parameters that cycles before the first one train alone."""
-    for cycle in federation.rounds(server.cycle, server.cycles):
-        sent = server.sent(warm_up)
+def run_cycles(federation: Federation, server: Server) -> State:
+    """T global cycles, after those of the warm-up."""
+    config = server.config
+    for cycle in federation.rounds(server.round, server.cycles):
+        sent = server.sent
         given = {} if server.told is sent else sent  # nothing is sent twice
         total = federation.sum(TRAIN, given, cycle=cycle.number)  # an epoch at each site: Q_k^t
         if config.compression == "none":
@@ -151,13 +163,15 @@ def run_cycles(
     return server.state()
 
 
-class Server:
+class Server(RoundServer):
     """Q_ag, the server's optimizer, and the cycle that is kept.
 
-    initial: the parameters that sites share, before training. before: cycles that train the
-    warm-up's parameters alone; they are not counted in T. judged: a sum of counts → numbers
-    for people, among them "held_out", of which more is better (-inf where nothing is).
+    initial: the parameters that sites share, before training. before: cycles that train `warm_up`
+    alone; they are not counted in T. judged: a sum of counts → numbers for people, among them
+    "held_out", of which more is better (-inf where nothing is).
     """
+
+    config: Averaging
 
     def __init__(
         self,
@@ -167,17 +181,13 @@ class Server:
         resumed: State | None,
         *,
         before: int = 0,
+        warm_up: Collection[str] = (),
     ) -> None:
-        self.config, self.before, self._judged = config, before, judged
-        self.shared = snapshot(initial)
-        self.best = Best(config.keep_cycle == BEST, "never", -math.inf)
+        self.before, self._judged, self._warm_up = before, judged, warm_up
         self.told: Tensors | None = None  # what "evaluate" sent last, which sites remember
-        self.cycle = 0  # those of the warm-up included
-        self.metrics: dict[str, float] = {}
         self._moments: dict[str, Tensor] = {}
-        if resumed is not None:
-            with restoring("the newest checkpoint"):
-                self._restore(resumed)
+        best = Best(config.keep_cycle == BEST, "never", -math.inf)
+        super().__init__(config, snapshot(initial), best, resumed)  # rounds: the warm-up's too
 
     @property
     def cycles(self) -> int:
@@ -187,37 +197,38 @@ class Server:
     @property
     def due(self) -> bool:
         """Whether the cycle that has ended is to be judged: the last one is."""
-        number = self.cycle - self.before  # of the warm-up's: 0 and below
-        return self.cycle == self.cycles or number % self.config.evaluate_every == 0
+        number = self.round - self.before  # of the warm-up's: 0 and below
+        return self.round == self.cycles or number % self.config.evaluate_every == 0
 
     @property
     def result(self) -> dict[str, Tensor]:
         """The parameters of the cycle that is kept."""
         return self.best.tensors or self.shared
 
-    def sent(self, warm_up: Collection[str]) -> dict[str, Tensor]:
+    @property
+    def sent(self) -> dict[str, Tensor]:
         """What the next cycle trains."""
-        if self.cycle >= self.before:
+        if self.round >= self.before:
             return self.shared
-        return {name: self.shared[name] for name in warm_up}
+        return {name: self.shared[name] for name in self._warm_up}
 
     def step(self, mean: Tensors, total: Total) -> None:
         """Q_ag^t from the mean of the sites' Q_k^t."""
         self.shared = self.shared | self._moved(mean)
-        self.cycle += 1
+        self.round += 1
         self.metrics = {"loss": total.metrics["loss"] / max(1.0, total.metrics["examples"])}
         for name, value in mean.items():
             if not bool(torch.isfinite(value).all()):
                 raise TrainingError(
-                    f"cycle {self.cycle}: parameter {name!r} is no longer finite at some site: "
+                    f"cycle {self.round}: parameter {name!r} is no longer finite at some site: "
                     "lower learning_rate"
                 )
 
     def _moved(self, mean: Tensors) -> dict[str, Tensor]:
         config = self.config
-        if config.server == "average" or self.cycle < self.before:
+        if config.server == "average" or self.round < self.before:
             rate = config.server_rate
-            if rate == 1 or self.cycle < self.before:
+            if rate == 1 or self.round < self.before:
                 return dict(mean)
             return {n: w + rate * (mean[n] - w) for n, w in self.shared.items()}
         (fast, slow), moved = config.betas, {}
@@ -250,23 +261,18 @@ class Server:
                 "by: name a cycle, or 0 for the last"
             )
         # a warm-up's cycle is never kept
-        return self.cycle > self.before and self.best.judge(found["held_out"], self.shared)
+        return self.round > self.before and self.best.judge(found["held_out"], self.shared)
 
     def state(self) -> State:
         """Everything that the next cycle depends on."""
-        kept, facts = self.best.state()
-        moments = prefixed("moment.", self._moments)
-        return State(self.cycle, prefixed("shared.", self.shared) | kept | moments, facts)
+        state = super().state()
+        return replace(state, tensors={**state.tensors, **prefixed("moment.", self._moments)})
 
     def _restore(self, state: State) -> None:
-        shared = below(state.tensors, "shared.")
-        require_like(self.shared, shared)
-        self.best.restore(state, shared)
+        super()._restore(state)
         self._moments = below(state.tensors, "moment.")  # first.NAME, second.NAME
         for name, value in self._moments.items():
-            require_like({name: shared[name.partition(".")[2]]}, {name: value})
-        self.shared = {name: shared[name] for name in self.shared}
-        self.cycle = state.round
+            require_like({name: self.shared[name.partition(".")[2]]}, {name: value})
 
 
 class Step(Protocol):
@@ -285,8 +291,8 @@ class AveragingSite(SiteTasks):
 
     A subclass gives `steps` (an epoch's mini-batches) and the tasks "evaluate" and "finish".
     id: the site's name in the job. weight: n_k. parameters: all that is trained; of these,
-    `private` stay here. before: cycles of a warm-up, which trains `warm_up` alone. per_epoch:
-    mini-batches, about, of one epoch. optimizer: of all parameters, in place of AdamW.
+    `private` stay here. before: cycles of a warm-up, which trains `warm_up` alone. examples: of an
+    epoch; tokens: where they are known. optimizer: of all parameters, in place of AdamW.
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset({TRAIN, "send", EVALUATE, "keep", "finish"})
@@ -298,7 +304,8 @@ class AveragingSite(SiteTasks):
         parameters: Mapping[str, torch.nn.Parameter],
         *,
         weight: float,
-        per_epoch: int,
+        examples: int,
+        tokens: int | None = None,
         private: Collection[str] = (),
         before: int = 0,
         warm_up: Collection[str] = (),
@@ -312,7 +319,8 @@ class AveragingSite(SiteTasks):
         self.private = {n: p for n, p in self.parameters.items() if n in private}
         self.device = torch.device(device)
         self._before, self._warm_up = before, tuple(warm_up)
-        self._per_update = config.local_epochs * per_epoch  # steps
+        self._covered_tokens = {} if tokens is None else {"tokens": tokens}
+        self._per_update = config.local_epochs * math.ceil(examples / config.batch_size)  # steps
         self._planned = config.cycles * self._per_update
         adam = Adam(self.parameters, config.learning_rate, config.weight_decay)
         self._adam: Optimizer = adam if optimizer is None else optimizer
@@ -334,8 +342,12 @@ class AveragingSite(SiteTasks):
         raise NotImplementedError
 
     def covered(self, task: str) -> dict[str, int]:
-        """The local steps and mini-batch behind an update of this task."""
-        behind = {"steps": self._per_update, "batch": self._averaging.batch_size}
+        """The local steps, mini-batch and tokens behind an update of this task."""
+        behind = {
+            "steps": self._per_update,
+            "batch": self._averaging.batch_size,
+            **self._covered_tokens,
+        }
         return behind if task in (TRAIN, "send") else {}
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
@@ -406,16 +418,14 @@ class AveragingSite(SiteTasks):
         if self._kept:
             load_into(self.private, self._kept)
 
-    def require_covered(self, tokens: int, steps: int, words: str) -> None:
-        """Few tokens in an update of the embeddings or the output bias can be read off it.
-
-        tokens, steps: of an epoch; those after it read the same tokens. words: the setting that
-        shares them. Raises ConfigError.
+    def require_covered(self) -> None:
+        """Few tokens in an update of the embeddings or the output bias can be read off it: those
+        of an epoch, as later ones read the same tokens. Raises ConfigError.
         """
-        config, steps = self._averaging, steps * self._averaging.local_epochs
+        config, tokens, steps = self._averaging, self._covered_tokens["tokens"], self._per_update
         if tokens < config.min_tokens or steps < config.min_steps:
             raise ConfigError(
-                f"site {self.id!r}: with train = {words!r} an update tells which words were in "
+                f"site {self.id!r}: with train = 'all' an update tells which words were in "
                 f"it; it covers {tokens:,} tokens in {steps} steps, min_tokens "
                 f"= {config.min_tokens:,} and min_steps = {config.min_steps} are asked: train "
                 '"encoder" (the embeddings stay), or more notes or smaller batches'

@@ -37,28 +37,21 @@ from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.settings import checked
 from fednotes.core.store import write_text
-from fednotes.core.tensors import (
-    below,
-    load_into,
-    nbytes,
-    prefixed,
-    require_like,
-    restoring,
-    snapshot,
-)
+from fednotes.core.tensors import load_into, nbytes, require_like, snapshot
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Total, Update, contribution
 from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.methods import presets
-from fednotes.methods.optimizers import Adam
 from fednotes.methods.sites import (
+    Adam,
     Best,
     Count,
     MentionSite,
     Number,
     Part,
     Rate,
+    RoundServer,
     all_tags,
     finite,
     judged_mentions,
@@ -199,18 +192,13 @@ def _too_few(sites: int) -> str:
     )
 
 
-class Server:
+class Server(RoundServer):
     """θ_t, and which of them is kept."""
 
     def __init__(self, config: Config, resumed: State | None, shared: Tensors | None) -> None:
-        self.config = config
-        self.shared = dict(shared) if shared is not None else initial(config)
-        self.best = Best(config.select == "best", "always")  # the last where nothing can be judged
-        self.round = 0
-        self.metrics: dict[str, float] = {}
-        if resumed is not None:
-            with restoring("the newest checkpoint"):
-                self._restore(resumed)
+        first = dict(shared) if shared is not None else initial(config)
+        best = Best(config.select == "best", "always")  # the last where nothing can be judged
+        super().__init__(config, first, best, resumed)
 
     def step(self, total: Total) -> None:
         """θ_{t+1} = Σ m_k θ_t^k."""
@@ -221,23 +209,6 @@ class Server:
         }
         self.metrics["pseudo"] = total.metrics["pseudo"]
         self.round += 1
-
-    def judge(self, total: Total) -> None:
-        """Note the micro F1 over what the sites' validation data annotate."""
-        f1 = judged_mentions(total.metrics)["valid_f1"]
-        self.metrics["valid_f1"] = f1
-        self.best.judge(f1, self.shared)
-
-    def state(self) -> State:
-        """Everything that the next round depends on."""
-        kept, facts = self.best.state()
-        return State(self.round, prefixed("shared.", self.shared) | kept, facts)
-
-    def _restore(self, state: State) -> None:
-        shared = below(state.tensors, "shared.")
-        require_like(self.shared, shared)
-        self.best.restore(state, shared)
-        self.shared, self.round = shared, state.round
 
 
 def initial(config: Config) -> dict[str, Any]:
@@ -355,21 +326,19 @@ class Site(MentionSite):
         """
         if not distils:
             return torch.zeros(self.model.trainable()[self.model.transfer].numel())
-        total: Tensor | None = None
-        kept: Tensor | None = None
-        for indices in _in_order(corpus.lengths, self.config.batch_size):
+        size, batch = self.parameters[self.model.transfer].numel(), self.config.batch_size
+        total = torch.zeros(size, dtype=torch.float64)
+        self._source = torch.zeros(self.num_examples, size)
+        order = np.argsort(corpus.lengths, kind="stable")  # batches of like length
+        for indices in np.split(order, range(batch, len(order), batch)):
             # [tagsets eq 11] g_i^src (batch, size), and the sum of the target losses' (size,)
             source, target = self.model.gradients(corpus, indices)
-            total = target.double() if total is None else total + target.double()  # [tagsets alg 2]
-            if kept is None:
-                kept = torch.zeros(self.num_examples, source.shape[1])
-            # [tagsets alg 2]
-            kept[torch.from_numpy(indices)] = torch.nn.functional.normalize(source).float().cpu()
-        assert total is not None
-        self._source = kept
+            total += target.double().cpu()  # [tagsets alg 2]
+            direction = torch.nn.functional.normalize(source).float().cpu()
+            self._source[torch.from_numpy(indices)] = direction  # [tagsets alg 2]
         if self.config.target_gradient == "mean":
             total = total / self.num_examples  # [tagsets eq 7]
-        return total.float().cpu()
+        return total.float()
 
     def update_weights(
         self, tensors: Tensors, *, round: int, included: str, contributing: int
@@ -556,13 +525,6 @@ def weighted_loss(losses: Losses, weights: np.ndarray, how: str) -> tuple[Tensor
     target = losses.target.mean()  # [tagsets eq 7]
     total = source if how == "marginal" else source + target  # [tagsets eq 6] [tagsets eq 7]
     return total, float(source.detach()), float(target.detach())
-
-
-def _in_order(lengths: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
-    """Every sentence once, in batches of like length."""
-    order = np.argsort(lengths, kind="stable")
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
 
 
 def _rounded(value: float) -> float:

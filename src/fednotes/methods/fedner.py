@@ -35,35 +35,29 @@ from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, Method, State
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.settings import checked
-from fednotes.core.tensors import below, load_into, nbytes, prefixed, restoring, snapshot
+from fednotes.core.tensors import below, load_into, nbytes, prefixed, snapshot
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.data.text import split_sentences
 from fednotes.methods import presets, word_rows
-from fednotes.methods.optimizers import Adam
 from fednotes.methods.sites import (
+    Adam,
     Best,
     Count,
     MentionSite,
     Number,
     Rate,
+    RoundServer,
     all_tags,
     finite,
     judged_mentions,
-    layer,
-    shared_and_private,
+    parted,
 )
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.corpora import PreparedCorpus
-from fednotes.taggers.tagger import (
-    LAYERS,
-    Tagger,
-    TaggerConfig,
-    build_tagger,
-    tagger_config,
-)
+from fednotes.taggers.tagger import LAYERS, Tagger, TaggerConfig, build_tagger, tagger_config
 
 GRADIENTS = "gradients"  # the task of a round of mini-batches
 
@@ -142,29 +136,24 @@ def train(federation: Federation, config: Config) -> State:
     return server.state()
 
 
-class Server:
+class Server(RoundServer):
     """θ_s, its optimizer, and when to stop."""
 
+    config: Config
+
     def __init__(self, config: Config, resumed: State | None) -> None:
-        self.config = config
-        self.shared = initial(config)
-        self._adam = Adam(self.shared, config.learning_rate)
-        by_rows = config.exchange == "gradients"
-        self._tables = word_rows.tables(self.shared) if by_rows else ()
+        shared = initial(config)
+        self._adam = Adam(shared, config.learning_rate)
+        self._tables = word_rows.tables(shared) if config.exchange == "gradients" else ()
         self._rows: word_rows.Rows = {}  # of the tables, that the next round's mini-batches read
         self._most = 0  # sites in a sum so far
-        self.round = 0
         self.examples = self.batch = 0  # Σ|S_j|, Σ|N_j|, once agreed
-        self.best = Best(config.select == "best", "at zero")  # taggers say O at first
-        self.metrics: dict[str, float] = {}
-        if resumed is not None:
-            with restoring("the newest checkpoint"):
-                self._restore(resumed)
+        super().__init__(config, shared, Best(False, "at zero"), resumed)  # taggers say O at first
 
     @property
     def converged(self) -> bool:
         """No better validation F1 for `patience` evaluations, where the best one is selected."""
-        return self.best.wanted and self.best.waited >= self.config.patience
+        return self.config.select == "best" and self.best.waited >= self.config.patience
 
     @property
     def lacks_rows(self) -> bool:
@@ -195,33 +184,22 @@ class Server:
         self.round += 1
         self.metrics = {"loss": total.metrics["loss"] / total.weight}
 
-    def judge(self, total: Total) -> None:
-        """Note the micro F1 over every site's validation counts."""
-        f1 = judged_mentions(total.metrics)["valid_f1"]
-        self.best.judge(f1, {})
-        self.metrics["valid_f1"] = f1
-
     def state(self) -> State:
         """Everything that the next round depends on."""
-        facts = {**self.best.state()[1], "examples": self.examples, "batch": self.batch}
-        return State(self.round, prefixed("shared.", self.shared) | self._adam.state(), facts)
+        state = super().state()
+        facts = {**state.facts, "examples": self.examples, "batch": self.batch}
+        return replace(state, tensors={**state.tensors, **self._adam.state()}, facts=facts)
 
     def _restore(self, state: State) -> None:
-        load_into(self.shared, below(state.tensors, "shared."))
+        super()._restore(state)
         self._adam.restore(state.tensors)
-        self.best.restore(state, {})
-        self.round = state.round
         self.examples, self.batch = int(state.facts["examples"]), int(state.facts["batch"])
 
 
 def initial(config: Config) -> dict[str, Tensor]:
     """θ_s before training, which follows from the seed."""
-    tagger = build_tagger(config.model, config.tags, config.seed)
-    return {
-        name: parameter.detach()
-        for name, parameter in tagger.trainable().items()
-        if layer(name) not in config.private
-    }
+    parameters = build_tagger(config.model, config.tags, config.seed).trainable()
+    return {name: value.detach() for name, value in parted(parameters, config.private)[0].items()}
 
 
 class Site(MentionSite):
@@ -239,8 +217,7 @@ class Site(MentionSite):
         super().__init__(data, config, tags, **options)
         self.share = config.batch_size
         parameters = self.model.trainable()
-        self.shared = {n: p for n, p in parameters.items() if layer(n) not in config.private}
-        self.private = {n: p for n, p in parameters.items() if layer(n) in config.private}
+        self.shared, self.private = parted(parameters, config.private)
         self._by_gradients = config.exchange == "gradients"
         self.tables = word_rows.tables(self.shared) if self._by_gradients else ()
         self._secret = secrets.randbits(63)  # of the marks
@@ -250,10 +227,6 @@ class Site(MentionSite):
         self._order: list[np.ndarray] = []
         self._ordered: tuple[int, int] | None = None  # epoch and share of that order
         self.best = Best(config.select == "best", "at zero")
-
-    def described(self) -> str:
-        """What is shared and what stays."""
-        return shared_and_private(self.shared, self.private)
 
     def covered(self, task: str) -> dict[str, int]:
         """The local steps, tokens and smallest mini-batch behind an update of this task."""

@@ -13,7 +13,6 @@ this same model (`kind = "token-classifier"`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,9 +38,8 @@ from fednotes.methods.sites import (
     Rate,
     all_tags,
     judged_mentions,
-    layer,
+    parted,
     save_global,
-    shared_and_private,
 )
 from fednotes.taggers.corpora import EncoderCorpus
 from fednotes.taggers.model import Model, ModelConfig
@@ -70,14 +68,15 @@ class Config(Averaging):
 
 def train(federation: Federation, config: Config) -> State:
     """Global cycles of section 3.2; see `averaging.run_cycles`."""
-    server = Server(config, initial(config), judged_mentions, federation.resume())
-    return run_cycles(federation, config, server)
+    return run_cycles(
+        federation, Server(config, initial(config), judged_mentions, federation.resume())
+    )
 
 
 def initial(config: Config) -> dict[str, Tensor]:
     """What sites share, before training. Raises ConfigError for a private layer that is none."""
     parameters = build_model(config.model, config.tags, config.seed).trainable()
-    known = {layer(name) for name in parameters}
+    known = {name.split(".")[0] for name in parameters}
     if odd := [name for name in config.private if name not in known]:
         raise ConfigError(
             f"private = {list(config.private)}: no layer is called {odd[0]!r}; this model has "
@@ -88,7 +87,7 @@ def initial(config: Config) -> dict[str, Tensor]:
             f"private = {list(config.private)}: nothing is left to share; to train each site by "
             'itself set conditions = ["alone"]'
         )
-    return {n: p.detach() for n, p in parameters.items() if layer(n) not in config.private}
+    return {name: value.detach() for name, value in parted(parameters, config.private)[0].items()}
 
 
 @dataclass(frozen=True)
@@ -123,28 +122,20 @@ class Site(AveragingSite, MentionSite):
         if set(tags.types) > set(data.tags.types):  # silence about other types says nothing
             self.train_set = self.model.annotate(self.train_set, data.train, data.tags.types)
         self._read = self.model.own(self.train_set)
-        parameters, steps = self.model.trainable(), math.ceil(self.num_examples / config.batch_size)
+        parameters = self.model.trainable()
         AveragingSite.__init__(
             self,
             data.id,
             config,
             parameters,
             weight=num_notes(data.train),  # n_k, the number of notes
-            per_epoch=steps,
-            private=[name for name in parameters if layer(name) in config.private],
+            examples=self.num_examples,
+            tokens=len(self._read.pieces.ids),
+            private=parted(parameters, config.private)[1],
             device=options.get("device", "cpu"),
         )
         if getattr(config.model, "train", "") == "all":
-            self.require_covered(len(self._read.pieces.ids), steps, "all")
-
-    def described(self) -> str:
-        """What is shared and what stays."""
-        return shared_and_private(self.shared, self.private)
-
-    def covered(self, task: str) -> dict[str, int]:
-        """…and the tokens, as the encoder reads them."""
-        told = super().covered(task)
-        return {**told, "tokens": len(self._read.pieces.ids)} if told else told
+            self.require_covered()
 
     def steps(self, epoch: int) -> Iterator[list[Step]]:
         """The epoch's mini-batches of like length; their order depends on seed and site."""

@@ -4,7 +4,7 @@ Dianbo Liu, Dmitriy Dligach and Timothy Miller (2019), "Two-stage federated phen
 patient representation learning", Algorithm 1.
 
     paper       here
-    t           `Server.cycle` in stage 1, the round's number in stage 2
+    t           `Server.round` in stage 1, the round's number in stage 2
     T, T'       `Config.cycles`, `Config.classifier_cycles`
     K, K'       the sites of the federation; those without patients of a stage weigh nothing in it
     n_k         patients: of stage 1, with codes; of stage 2, labelled for that disease
@@ -391,11 +391,11 @@ def _codes(federation: Federation, config: Config, resumed: State | None) -> Sta
         parameters = initial(config, len(outputs), known)
     server = _CodeServer(config, parameters, judged, resumed)
     server.outputs, server.known = outputs, known
-    run_cycles(federation, config, server)  # [phenotype algorithm 1 stage 1]
+    run_cycles(federation, server)  # [phenotype algorithm 1 stage 1]
     tensors = {f"network.{name}": value for name, value in server.result.items()}
     if known is not None:
         tensors[f"network.{KNOWN}"] = known
-    return State(server.cycle, tensors, {"stage": 1, "outputs": list(outputs)})
+    return State(server.round, tensors, {"stage": 1, "outputs": list(outputs)})
 
 
 def initial(config: Config, outputs: int, known: Tensor | None = None) -> dict[str, Tensor]:

@@ -18,9 +18,8 @@ from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
 from fednotes.core.tensors import taken
 from fednotes.core.update import Tensors, Update
-from fednotes.methods.averaging import Averaging, AveragingSite, Step
-from fednotes.methods.optimizers import Optimizer, RMSprop
-from fednotes.methods.sites import Count, Number, Part, Rate, Size
+from fednotes.methods.averaging import Averaging, AveragingSite, Optimizer, Step
+from fednotes.methods.sites import Count, Number, Part, Rate, RMSprop, Size
 from fednotes.metrics.classification import ClassCounts, rankings
 from fednotes.patients.classifiers import LinearSVMs, fit, platt_sums
 from fednotes.patients.codes import categories_of_job, output_matrix, public_categories
@@ -192,7 +191,7 @@ class CodeLearner(AveragingSite):
             replace(config, clip=0.0) if rows else config,
             parameters,
             weight=self.patients,
-            per_epoch=-(-self.patients // config.batch_size),
+            examples=self.patients,
             device=device,
             optimizer=optimizer,
         )

@@ -93,8 +93,11 @@ def train(federation: Federation, config: Config) -> State:
     """Global cycles of section 3.2; see `averaging.run_cycles`."""
     shared = shared_model(config.model, config.seed, "cpu")
     before = config.warm_up_cycles(shared.model.new_head)
-    server = Server(config, shared.initial, judged, federation.resume(), before=before)
-    return run_cycles(federation, config, server, warm_up=shared.head)
+    resumed = federation.resume()
+    return run_cycles(
+        federation,
+        Server(config, shared.initial, judged, resumed, before=before, warm_up=shared.head),
+    )
 
 
 def judged(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -189,21 +192,21 @@ class Site(AveragingSite, MethodSite):
         self.train_set = self._tokens(data.train)
         self.valid_set = self._tokens(data.valid) if data.valid_patients else None
         self._planned_epoch: tuple[int, Plan] | None = None
-        sequences = len(self._plan(0))
-        self.num_examples = sequences
+        self.num_examples = len(self._plan(0))
         super().__init__(
             data.id,
             config,
             shared.parameters,
             weight=max(1, self.train_set.patients),  # n_k, the number of patients
-            per_epoch=self._per_epoch(),
+            examples=self.num_examples,
+            tokens=len(self.train_set.ids),
             before=config.warm_up_cycles(self.model.new_head),
             warm_up=shared.head,
             first_rate=config.head_learning_rate,
             device=device,
         )
         if self.model.revealing:
-            self.require_covered(len(self.train_set.ids), self._per_epoch(), config.model.train)
+            self.require_covered()
         self.scores: dict[str, Any] = {}
 
     def described(self) -> str:
@@ -211,14 +214,6 @@ class Site(AveragingSite, MethodSite):
         shared = sum(p.numel() for p in self.shared.values())
         whole = sum(p.numel() for p in self.model.parameters())
         return f"{shared:,} of {whole:,} parameters are trained and shared"
-
-    def covered(self, task: str) -> dict[str, int]:
-        """…and the tokens."""
-        told = super().covered(task)
-        return {**told, "tokens": len(self.train_set.ids)} if told else told
-
-    def _per_epoch(self) -> int:
-        return math.ceil(self.num_examples / self.config.batch_size)
 
     def begin_warm_up(self) -> None:
         """The encoder is not sent in a warm-up; another site or run may have trained it."""

@@ -1,4 +1,5 @@
-"""What methods have in common: which model is kept, and how sites find and judge mentions."""
+"""What methods have in common: optimizers, which model is kept, and how sites find and judge
+mentions."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import torch
 from annotated_types import Ge, Gt, Interval
 from pydantic import AllowInfNan
 from torch import Tensor
@@ -15,9 +17,16 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, LossError
 from fednotes.core.federation import MethodSite, State
 from fednotes.core.store import write_json
-from fednotes.core.tensors import below, load_into, prefixed, require_like, snapshot
+from fednotes.core.tensors import (
+    below,
+    load_into,
+    prefixed,
+    require_like,
+    restoring,
+    snapshot,
+)
 from fednotes.core.types import Document, SiteData, TagSet
-from fednotes.core.update import Tensors, Update
+from fednotes.core.update import Tensors, Total, Update
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Model, ModelConfig
@@ -29,6 +38,9 @@ Size = Annotated[float, Ge(0), AllowInfNan(False)]
 Rate = Annotated[float, Gt(0), AllowInfNan(False)]
 Share = Annotated[float, Interval(gt=0, le=1)]
 Part = Annotated[float, Interval(ge=0, lt=1)]
+
+
+T = TypeVar("T", bound=Tensor)
 
 
 class Best:
@@ -69,6 +81,117 @@ class Best:
         self.waited = int(state.facts["waited"])
 
 
+class Adam:
+    """`torch.optim.Adam` over named tensors (Kingma and Ba 2015), updated in place by `step`.
+
+    weight_decay: decoupled (AdamW; Loshchilov and Hutter 2019), of all but biases and
+    normalisation layers (those with one dimension), as BERT's optimizer has it.
+    """
+
+    moments: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], learning_rate: float, weight_decay: float = 0.0
+    ) -> None:
+        self.parameters, self._rate = dict(parameters), learning_rate
+        values = list(self.parameters.values()) or [torch.zeros(0)]  # torch wants one
+        self._optimizer = self._made(values, weight_decay)
+
+    def _made(self, values: list[Tensor], weight_decay: float) -> torch.optim.Optimizer:
+        if not weight_decay:
+            return torch.optim.Adam(values, lr=self._rate, fused=True)
+        groups = [
+            {"params": [v for v in values if v.dim() > 1], "weight_decay": weight_decay},
+            {"params": [v for v in values if v.dim() <= 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self._rate, fused=True)
+
+    def step(self, gradients: Tensors | None = None, *, rate: float | None = None) -> None:
+        """One step along `gradients`, or along each parameter's own `.grad`.
+
+        rate: this step's learning rate, if it is not the one given first.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate if rate is None else rate
+        if gradients is not None:
+            for name, parameter in self.parameters.items():
+                parameter.grad = gradients[name]
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def state(self, prefix: str = "adam") -> dict[str, Tensor]:
+        """The moments and step counts: names `adam.exp_avg.<parameter>` and so on."""
+        return {
+            f"{prefix}.{key}.{name}": value
+            for name, parameter in self.parameters.items()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+        }
+
+    def restore(self, tensors: Tensors, prefix: str = "adam") -> None:
+        """Take the moments from what `state` gave; parameters without any start afresh.
+
+        Raises TrainingError for moments that do not fit their parameter.
+        """
+        self._optimizer.state.clear()
+        for name, parameter in self.parameters.items():
+            names = {key: f"{prefix}.{key}.{name}" for key in self.moments}
+            found = {
+                key: tensors[full].to("cpu" if key == "step" else parameter.device)
+                for key, full in names.items()
+                if full in tensors
+            }
+            if found:
+                like = dict.fromkeys(self.moments, parameter) | {"step": torch.zeros(())}
+                require_like(like, found)
+                self._optimizer.state[parameter] = found
+
+
+class RMSprop(Adam):
+    """RMSprop over named tensors (Tieleman and Hinton 2012), as Keras 2 has it.
+
+    w ← w − rate · g / (√a + 1e-7) with a ← 0.9 a + 0.1 g²: `rho` and `epsilon` are Keras'.
+    """
+
+    moments = ("step", "square_avg")
+
+    def _made(self, values: list[Tensor], weight_decay: float) -> torch.optim.Optimizer:
+        # [phenotype rmsprop]
+        return torch.optim.RMSprop(values, lr=self._rate, alpha=0.9, eps=1e-7)
+
+
+class RoundServer:
+    """What a server keeps from round to round: what is shared, and which of it is the best.
+
+    A subclass makes what it keeps besides before it calls this one, which restores `resumed`.
+    round: how many have ended. metrics: of the last one, for people.
+    """
+
+    def __init__(
+        self, config: Any, shared: dict[str, Tensor], best: Best, resumed: State | None
+    ) -> None:
+        self.config, self.shared, self.best = config, shared, best
+        self.round = 0
+        self.metrics: dict[str, float] = {}
+        if resumed is not None:
+            with restoring("the newest checkpoint"):
+                self._restore(resumed)
+
+    def judge(self, total: Total) -> Any:
+        """Note the micro F1 over what the sites' validation data annotate."""
+        f1 = self.metrics["valid_f1"] = judged_mentions(total.metrics)["valid_f1"]
+        self.best.judge(f1, self.shared)
+
+    def state(self) -> State:
+        """Everything that the next round depends on."""
+        kept, facts = self.best.state()
+        return State(self.round, prefixed("shared.", self.shared) | kept, facts)
+
+    def _restore(self, state: State) -> None:
+        load_into(self.shared, below(state.tensors, "shared."))
+        self.best.restore(state, self.shared)
+        self.round = state.round
+
+
 def finite(loss: Tensor, site: str, where: str, remedy: str = "lower learning_rate") -> float:
     """A loss as a number. Raises LossError."""
     value = float(loss.detach())
@@ -88,6 +211,8 @@ class MentionSite(MethodSite):
     """
 
     with_scores: ClassVar[bool] = True  # beside each model
+    shared: dict[str, torch.nn.Parameter]
+    private: dict[str, torch.nn.Parameter]
 
     def __init__(
         self,
@@ -114,6 +239,13 @@ class MentionSite(MethodSite):
     def id(self) -> str:
         """The site's name in the job."""
         return self.data.id
+
+    def described(self) -> str:
+        """What is shared and what stays."""
+        shared, own = (
+            sum(p.numel() for p in part.values()) for part in (self.shared, self.private)
+        )
+        return f"{shared:,} parameters are shared, {own:,} are private to each site"
 
     @staticmethod
     def judged_types(site: SiteData) -> tuple[str, ...]:
@@ -175,15 +307,12 @@ def all_tags(sites: Sequence[SiteData]) -> TagSet:
     return reduce(TagSet.union, (site.tags for site in sites))
 
 
-def layer(name: str) -> str:
-    """The layer that a parameter belongs to."""
-    return name.split(".")[0]
-
-
-def shared_and_private(shared: Tensors, private: Tensors) -> str:
-    """What is shared and what stays, for people."""
-    sizes = [sum(value.numel() for value in part.values()) for part in (shared, private)]
-    return f"{sizes[0]:,} parameters are shared, {sizes[1]:,} are private to each site"
+def parted(
+    parameters: Mapping[str, T], private: Collection[str]
+) -> tuple[dict[str, T], dict[str, T]]:
+    """The parameters that are shared, and those of the private layers."""
+    own = {name: p for name, p in parameters.items() if name.split(".")[0] in private}
+    return {name: p for name, p in parameters.items() if name not in own}, own
 
 
 def save_global(model: ModelConfig, tags: TagSet, seed: int, final: State, folder: Path) -> bool:
