@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ModelError
-from fednotes.encoders import vectors
 from fednotes.encoders.vectors import load_vectors
 
 
@@ -35,15 +34,11 @@ def test_numbers_are_those_of_float(tmp_path: Path) -> None:
     assert not loaded.table.requires_grad
 
 
-@pytest.mark.parametrize("chunk", [7, 40, 1 << 20])
-def test_any_layout_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
+def test_any_layout_of_the_file(tmp_path: Path) -> None:
     """Header, tabs, carriage returns, trailing space, no last newline, words with spaces,
-    repeated words (the first counts), whatever the size of a chunk."""
-    monkeypatch.setattr(vectors, "CHUNK", chunk)
+    repeated words (the first counts)."""
     text = "5 2\nthe 1 2\r\nα\t3 4 \nat name.com 5 6\nthe 9 9\n7 7 8"
-    loaded = load_vectors(_write(tmp_path / f"v{chunk}.txt", text))
+    loaded = load_vectors(_write(tmp_path / "v.txt", text))
     rows = {w: loaded.table[r].tolist() for w, r in loaded.index.items()}
     assert rows == {"the": [1, 2], "α": [3, 4], "at name.com": [5, 6], "7": [7, 8]}
     assert loaded.rows(["the", "THE", "The", "unknown", "α", "Α"]).tolist() == [1, 1, 1, 0, 2, 2]

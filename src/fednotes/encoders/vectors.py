@@ -7,22 +7,20 @@ part of a tagger's state, and never travels. Nothing here looks at a site's text
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fednotes.core.errors import ModelError
-from fednotes.core.kernels import kernel, part
 from fednotes.encoders.pretrained import file_sha256
 
-CHUNK = 1 << 24  # bytes parsed at a time
-_POWERS = 10.0 ** np.arange(23)  # each one exact in float64
-_TOO_FEW, _TOO_MANY, _NOT_A_NUMBER = 1, 2, 3
+_NO_NUMBER = "a column is not a finite number"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,29 +78,51 @@ def load_vectors(path: str | Path, max_words: int = 0) -> WordVectors:
 
 @lru_cache(maxsize=4)
 def _load(path: Path, mtime: int, size: int, max_words: int) -> WordVectors:
+    index: dict[str, int] = {}
     if path.suffix == ".bin":
         return _load_binary(path, max_words)
-    index: dict[str, int] = {}
-    tables: list[np.ndarray] = []
-    rows = 1
-    with path.open("rb") as stream:
-        dim, header, rest = _shape(path, stream)
-        line = 1 + header
-        block = rest
-        while (block or rest) and not (max_words and rows > max_words):
-            block = stream.read(CHUNK)
-            data = rest + block
-            cut = data.rfind(b"\n") + 1 if block else len(data)
-            data, rest = data[:cut], data[cut:]
-            wanted = max_words - rows + 1 if max_words else 0
-            table, words = _parse(path, data, dim, line, wanted)
-            for word in words:
-                index.setdefault(word, rows)
-                rows += 1
-            tables.append(table)
-            line += len(words)
-    table = np.concatenate([np.zeros((1, dim), np.float32), *tables])
-    return WordVectors(path, index, torch.from_numpy(table))
+    with path.open("rb") as stream, np.errstate(over="ignore"):
+        head = list(islice(stream, 2))
+        columns = head[0].split() if head else []
+        if not columns and len(head) < 2:
+            raise ModelError(f"{path}: no word vectors in this file")
+        if len(columns) < 2:
+            raise ModelError(f"{path}:1: a line must be a word and its numbers, divided by spaces")
+        header = len(columns) == 2 and all(c.isdigit() for c in columns)
+        header = header and len(head) > 1 and len(head[1].split()) > 2
+        dim = int(columns[1]) if header else len(columns) - 1
+        table = [np.zeros(dim, np.float32)]
+        for number, line in enumerate(chain(head[header:], stream), 1 + header):
+            if max_words and len(table) > max_words:
+                break
+            word, values = _parse(f"{path}:{number}", line, dim)
+            index.setdefault(word, len(table))
+            table.append(values)
+    found = torch.from_numpy(np.stack(table))
+    finite = torch.isfinite(found).all(1)
+    if not finite.all():
+        raise _wrong(f"{path}:{int(finite.int().argmin()) + header}", _NO_NUMBER, dim)
+    return WordVectors(path, index, found)
+
+
+def _parse(place: str, line: bytes, dim: int) -> tuple[str, np.ndarray]:
+    """Word and numbers (dim,), read from the right: some published files hold words with spaces."""
+    word, *numbers = line.rsplit(None, dim) or [b""]
+    if len(numbers) < dim:
+        raise _wrong(place, f"fewer than {dim} numbers after the word", dim)
+    try:
+        values = np.fromiter(map(float, numbers), np.float32, dim)
+    except ValueError:
+        raise _wrong(place, _NO_NUMBER, dim) from None
+    if len(pieces := word.rsplit(None, 1)) > 1:
+        with suppress(ValueError):
+            float(pieces[1])
+            raise _wrong(place, f"more than {dim} numbers after the word", dim)
+    return word.decode("utf-8", "replace"), values
+
+
+def _wrong(place: str, problem: str, dim: int) -> ModelError:
+    return ModelError(f"{place}: {problem}; the first line has a word and {dim} numbers")
 
 
 def _load_binary(path: Path, max_words: int) -> WordVectors:
@@ -127,125 +147,3 @@ def _load_binary(path: Path, max_words: int) -> WordVectors:
             index.setdefault(word.decode("utf-8", "replace").strip("\n"), row)
             table[row] = values
     return WordVectors(path, index, torch.from_numpy(table))
-
-
-def _shape(path: Path, stream: IO[bytes]) -> tuple[int, bool, bytes]:
-    """The dimension, whether there is a word2vec header, and the bytes read behind it."""
-    first, second = stream.readline(), stream.readline()
-    columns = first.split()
-    if not columns and not second:
-        raise ModelError(f"{path}: no word vectors in this file")
-    if len(columns) < 2:
-        raise ModelError(f"{path}:1: a line must be a word and its numbers, divided by spaces")
-    header = len(columns) == 2 and all(c.isdigit() for c in columns) and len(second.split()) > 2
-    return (int(columns[1]), True, second) if header else (len(columns) - 1, False, first + second)
-
-
-def _parse(
-    path: Path, data: bytes, dim: int, line: int, wanted: int
-) -> tuple[np.ndarray, list[str]]:
-    """Whole lines → table (lines, dim) float32 and words. `line` is the first one's number."""
-    buffer = np.frombuffer(bytearray(data), dtype=np.uint8)
-    ends = np.flatnonzero(buffer == 10)
-    if len(buffer) and (len(ends) == 0 or ends[-1] != len(buffer) - 1):
-        ends = np.append(ends, len(buffer))
-    starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)].astype(np.int64)
-    if wanted:
-        starts, ends = starts[:wanted], ends[:wanted]
-    table = np.zeros((len(starts), dim), np.float32)
-    word_ends = np.zeros(len(starts), np.int64)
-    code, at = _parse_lines(buffer, starts, ends.astype(np.int64), table, word_ends)
-    if code:
-        problem = {
-            _TOO_FEW: f"fewer than {dim} numbers after the word",
-            _TOO_MANY: f"more than {dim} numbers after the word",
-            _NOT_A_NUMBER: "a column is not a finite number",
-        }[int(code)]
-        raise ModelError(
-            f"{path}:{line + int(at)}: {problem}; the first line has a word and {dim} numbers"
-        )
-    words = [
-        data[a:b].decode("utf-8", "replace")
-        for a, b in zip(starts.tolist(), word_ends.tolist(), strict=True)
-    ]
-    return table, words
-
-
-@part
-def _number(buffer, start, end):
-    """Text → (value, valid). Exact up to 15 digits and 22 decimal places, like float()."""
-    sign, p = 1.0, start
-    if p < end and (buffer[p] == 45 or buffer[p] == 43):
-        sign = -1.0 if buffer[p] == 45 else 1.0
-        p += 1
-    mantissa, digits, places, point = 0.0, 0, 0, False
-    while p < end:
-        c = buffer[p]
-        if 48 <= c <= 57:
-            mantissa = mantissa * 10.0 + (c - 48)
-            digits += 1
-            places += point
-        elif c == 46 and not point:
-            point = True
-        else:
-            break
-        p += 1
-    if digits == 0:
-        return 0.0, False
-    exponent = 0
-    if p < end and (buffer[p] == 101 or buffer[p] == 69):
-        p += 1
-        negative = False
-        if p < end and (buffer[p] == 45 or buffer[p] == 43):
-            negative = buffer[p] == 45
-            p += 1
-        if p == end:
-            return 0.0, False
-        while p < end and 48 <= buffer[p] <= 57:
-            exponent = min(exponent * 10 + (buffer[p] - 48), 9999)
-            p += 1
-        exponent = -exponent if negative else exponent
-    if p != end:
-        return 0.0, False
-    exponent -= places
-    if -22 <= exponent <= 0:  # a table: the general power takes longer than all the rest
-        value = mantissa / _POWERS[-exponent]
-    elif exponent > 0:
-        value = mantissa * 10.0**exponent
-    else:
-        value = mantissa / 10.0 ** (-exponent)
-    return sign * value, value < 3.5e38
-
-
-@kernel("UniTuple(i8, 2)(u1[::1], i8[::1], i8[::1], f4[:,::1], i8[::1])")
-def _parse_lines(buffer, starts, ends, table, word_ends):
-    """Fill table and word_ends; (0, 0), or the code of the first error and its line.
-
-    A line is read from its right end, since some published files hold words with spaces.
-    """
-    dim = table.shape[1]
-    for row in range(len(starts)):
-        p = ends[row]
-        while p > starts[row] and buffer[p - 1] <= 32:
-            p -= 1
-        for column in range(dim - 1, -1, -1):
-            end = p
-            while p > starts[row] and buffer[p - 1] > 32:
-                p -= 1
-            if p == starts[row]:
-                return 1, row
-            value, valid = _number(buffer, p, end)
-            if not valid:
-                return 3, row
-            table[row, column] = value
-            while p > starts[row] and buffer[p - 1] <= 32:
-                p -= 1
-        word_ends[row] = p
-        if p == starts[row]:
-            return 1, row
-        q = p
-        while q > starts[row] and buffer[q - 1] > 32:
-            q -= 1
-        if q > starts[row] and _number(buffer, q, p)[1]:
-            return 2, row
-    return 0, 0
