@@ -21,8 +21,6 @@ from fednotes.taggers.layers import (
     PackedLayout,
     WordCNN,
     _plain,
-    char_max,
-    char_scatter,
     character_table,
     dropout,
     parts_linear,
@@ -161,13 +159,14 @@ def test_character_inventory_is_fixed() -> None:
     assert hashlib.sha256(CHARACTERS.encode()).hexdigest()[:16] == "6b71ab099e2ab5cd"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["compiled", "torch"])
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
-def test_character_cnn_is_conv1d(width: int) -> None:
+def test_character_cnn_is_conv1d(width: int, dtype: torch.dtype) -> None:
     """Embedding and F.conv1d over each word alone, maximum, ReLU; values and gradients."""
     forms = ["aspirin", "I", "5", "HCl", "a-b", "pseudohypoparathyroidism", "µg", "aspirin"]
     table, lengths = character_table(forms, 16)
     torch.manual_seed(width)
-    layer = Characters(6, 9, width)
+    layer = Characters(6, 9, width).to(dtype)
     with torch.no_grad():
         layer.bias.copy_(torch.randn(9))
     out = layer(table, lengths)
@@ -202,22 +201,6 @@ def test_unique_words_give_what_tokens_give() -> None:
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("width", [2, 3])
-def test_character_kernels_agree_with_torch_operations(width: int) -> None:
-    """The path for other devices (taken for float64) against the compiled one."""
-    table, lengths = character_table(["ab", "c", "defghijk"], 8)
-    values = torch.randn(INVENTORY, width, 6)
-    pooled, best = char_max(values, table, lengths)
-    pooled64, best64 = char_max(values.double(), table, lengths)
-    torch.testing.assert_close(pooled.double(), pooled64, rtol=1e-5, atol=1e-6)
-    assert best.tolist() == best64.tolist()
-    grad = torch.randn(3, 6)
-    torch.testing.assert_close(
-        char_scatter(grad, best, table, lengths, values.shape).double(),
-        char_scatter(grad.double(), best64, table, lengths, values.shape),
-    )
 
 
 def test_parts_are_their_concatenation() -> None:

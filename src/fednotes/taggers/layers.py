@@ -182,10 +182,25 @@ class Characters(nn.Module):
     def forward(self, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
         """characters (words, size) uint8, lengths (words,) → (words, filters)."""
         width, filters, dim = self.weight.shape
-        table = F.linear(self.embedding, self.weight.reshape(-1, dim))
-        table = table.view(INVENTORY, width, filters)
-        pooled = cast(Tensor, _CharMax.apply(table, characters, lengths))  # (words, filters)
+        if self.weight.device.type == "cpu" and self.weight.dtype == torch.float32:
+            table = F.linear(self.embedding, self.weight.reshape(-1, dim))
+            table = table.view(INVENTORY, width, filters)
+            pooled = cast(Tensor, _CharMax.apply(table, characters, lengths))  # (words, filters)
+        else:
+            pooled = self._convolved(characters, lengths)
         return F.relu(pooled + self.bias)
+
+    def _convolved(self, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
+        """The same by torch operations, for every device and type."""
+        width, size = len(self.weight), characters.shape[1]
+        inside = np.arange(size) < lengths[:, None]  # (words, size)
+        here = torch.from_numpy(inside).to(self.weight.device)
+        ids = torch.from_numpy(characters.astype(np.int64)).to(self.weight.device)
+        embedded = F.embedding(ids, self.embedding) * here[..., None]
+        padded = F.pad(embedded.transpose(1, 2), ((width - 1) // 2, width // 2))
+        # not F.conv1d, which rounds to TF32 on an accelerator; (words, filters, size)
+        summed = torch.einsum("wdsk,kfd->wfs", padded.unfold(2, width, 1), self.weight)
+        return summed.masked_fill(~here[:, None], -torch.inf).max(2).values
 
 
 class _CharMax(torch.autograd.Function):
@@ -193,15 +208,18 @@ class _CharMax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, characters: np.ndarray, lengths: np.ndarray) -> Tensor:
-        pooled, best = char_max(table, characters, lengths)
-        ctx.best, ctx.characters, ctx.lengths = best, characters, lengths
-        ctx.shape = table.shape
+        pooled = torch.empty(len(characters), table.shape[2])
+        ctx.places = np.empty(pooled.shape, np.uint8)
+        values = table.detach().contiguous().numpy()
+        _char_max(values, characters, lengths, pooled.numpy(), ctx.places)
+        ctx.characters, ctx.lengths, ctx.shape = characters, lengths, table.shape
         return pooled
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        grad = char_scatter(grads[0], ctx.best, ctx.characters, ctx.lengths, ctx.shape)
-        return grad, None, None
+        out, grad = torch.zeros(ctx.shape), grads[0].contiguous().numpy()
+        _char_scatter(grad, ctx.places, ctx.characters, ctx.lengths, out.numpy())
+        return out, None, None
 
 
 class WordCNN(nn.Module):
@@ -332,61 +350,7 @@ class CrfOutput(nn.Module):
         self.crf = CRF(len(tagset.tags), *masks)
 
 
-# ---- characters pooled over a word: compiled on the CPU in float32, torch operations elsewhere ---
-
-
-def char_max(table: Tensor, characters: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Any]:
-    """The pooled convolution (words, filters) and the position of each maximum (words, filters).
-
-    table: (inventory, width, filters). characters: (words, size) uint8. lengths: (words,).
-    """
-    if table.device.type == "cpu" and table.dtype == torch.float32:
-        pooled = torch.empty(len(characters), table.shape[2])
-        places = np.empty(pooled.shape, np.uint8)
-        values = table.detach().contiguous().numpy()
-        _char_max(values, characters, lengths, pooled.numpy(), places)
-        return pooled, places
-    neighbours = _neighbours(characters, lengths, table)  # (words, size, width)
-    summed = table.new_zeros(*characters.shape, table.shape[2])
-    padded = torch.cat([table, table.new_zeros(1, *table.shape[1:])])
-    for k in range(table.shape[1]):
-        summed += padded[neighbours[:, :, k], k]
-    size = torch.as_tensor(lengths, device=table.device).long()
-    outside = torch.arange(characters.shape[1], device=table.device) >= size[:, None]
-    pooled, best = summed.masked_fill(outside[:, :, None], -torch.inf).max(dim=1)
-    return pooled, best
-
-
-def char_scatter(
-    grad: Tensor, best: Any, characters: np.ndarray, lengths: np.ndarray, shape: torch.Size
-) -> Tensor:
-    """The gradient of `char_max` for its table; arguments as there."""
-    if isinstance(best, np.ndarray):
-        out = torch.zeros(shape)
-        _char_scatter(grad.contiguous().numpy(), best, characters, lengths, out.numpy())
-        return out
-    out = grad.new_zeros(shape[0] + 1, *shape[1:])
-    neighbours = _neighbours(characters, lengths, grad, shape[1])
-    columns = torch.arange(shape[2], device=grad.device).expand_as(best)
-    for k in range(shape[1]):
-        rows = neighbours[:, :, k].gather(1, best)  # (words, filters)
-        out[:, k].index_put_((rows, columns), grad, accumulate=True)
-    return out[:-1]
-
-
-def _neighbours(
-    characters: np.ndarray, lengths: np.ndarray, like: Tensor, width: int | None = None
-) -> Tensor:
-    """(words, size, width) the character at each offset; -1, the row of zeros, outside."""
-    width = like.shape[1] if width is None else width
-    size = characters.shape[1]
-    out = np.empty((*characters.shape, width), np.int64)
-    for k in range(width):
-        position = np.arange(size) + k - (width - 1) // 2
-        inside = (position >= 0) & (position[None, :] < lengths[:, None].astype(np.int64))
-        found = characters[:, np.clip(position, 0, size - 1)].astype(np.int64)
-        out[:, :, k] = np.where(inside, found, -1)
-    return torch.from_numpy(out).to(like.device)
+# ---- characters pooled over a word ---
 
 
 @kernel("void(f4[:,:,::1], u1[:,::1], u1[::1], f4[:,::1], u1[:,::1])")
