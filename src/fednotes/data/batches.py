@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.tags import Alignment, FlattenCounts, decode, encode, flatten
+from fednotes.data.tags import decode, encode, flatten
 from fednotes.data.text import split_sentences, tokenize
 
 Unit = Literal["sentence", "document"]
@@ -36,7 +36,6 @@ class Encoded:
     offsets: (tokens, 2) character offsets in the document.
     forms: the distinct token forms, by first appearance. form: (tokens,) index into forms.
     tags: (tokens,) tag ids.
-    alignment, flattened: how the gold spans fell on tokens, and what flattening met.
     """
 
     documents: tuple[Document, ...]
@@ -47,8 +46,6 @@ class Encoded:
     forms: tuple[str, ...]
     form: np.ndarray
     tags: np.ndarray
-    alignment: Alignment
-    flattened: FlattenCounts
 
     @property
     def sentences(self) -> int:
@@ -73,9 +70,8 @@ def encode_corpus(
     sentences. A unit longer than max_tokens is cut into pieces of at most that many tokens
     (None: never), at the end of a sentence where there is one, and never inside an entity (a
     piece is longer where one entity is). Units without a token are left out. Gold spans
-    outside every sentence count as lost. Raises DataError for a label that the tag set has not.
+    outside every sentence are left out. Raises DataError for a label that the tag set has not.
     """
-    alignment, flattened = Alignment(), FlattenCounts()
     index: dict[str, int] = {}
     form: list[int] = []
     owners: list[int] = []
@@ -83,16 +79,13 @@ def encode_corpus(
     offsets = [np.zeros((0, 2), np.int32)]
     tags = [np.zeros(0, np.int64)]
     for number, document in enumerate(documents):
-        spans, counts = flatten(document.spans, "outermost")
-        flattened += counts
+        spans, _ = flatten(document.spans, "outermost")
         sentences = split_sentences(document)
-        shares, outside = _share(spans, sentences)
-        alignment += Alignment(lost=outside)
+        shares = _share(spans, sentences)
         whole: list[np.ndarray] = []  # tokens of each sentence of the document
         for (start, end), share in zip(sentences, shares, strict=True):
             tokens = tokenize(document.text[start:end]) + np.int32(start)
-            ids, fell = encode(share, tokens, tagset)
-            alignment += fell
+            ids, _ = encode(share, tokens, tagset)
             if len(tokens) == 0:
                 continue
             text = document.text
@@ -115,8 +108,6 @@ def encode_corpus(
         forms=tuple(index),
         form=np.array(form, dtype=np.int64),
         tags=np.concatenate(tags),
-        alignment=alignment,
-        flattened=flattened,
     )
 
 
@@ -170,22 +161,17 @@ def buckets(
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def _share(
-    spans: Sequence[Span], sentences: Sequence[tuple[int, int]]
-) -> tuple[list[list[Span]], int]:
-    """Each sentence's spans, and how many spans touch no sentence."""
+def _share(spans: Sequence[Span], sentences: Sequence[tuple[int, int]]) -> list[list[Span]]:
+    """Each sentence's spans; those that touch no sentence are left out."""
     shares: list[list[Span]] = [[] for _ in sentences]
     starts = [start for start, _ in sentences]
-    outside = 0
     for span in spans:
         at = bisect_right(starts, span.start) - 1
         if at < 0 or sentences[at][1] <= span.start:
             at += 1  # the span starts before this sentence (white space); does it reach in?
         if at < len(sentences) and sentences[at][0] < span.end:
             shares[at].append(span)
-        else:
-            outside += 1
-    return shares, outside
+    return shares
 
 
 def _pieces(

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import Encoded
-from fednotes.data.tags import Alignment, FlattenCounts, encode, flatten
+from fednotes.data.tags import encode, flatten
 from fednotes.taggers.crf import CRF, Counts
 
 
@@ -222,7 +222,7 @@ def retag(encoded: Encoded, documents: Sequence[Document], known: Collection[str
     """
     given = tuple(documents)
     require_same_texts(encoded, given)
-    spans, owners, flattened = _flat(given, frozenset(known))
+    spans, owners = _flat(given, frozenset(known))
     first, last, sentence = _ranges(encoded, spans, owners)
     kept = first < last
     pseudo = np.array([span.label not in known for span in spans], dtype=bool)
@@ -232,7 +232,6 @@ def retag(encoded: Encoded, documents: Sequence[Document], known: Collection[str
         np.add.at(taken, last[kept & ~pseudo], -1)
         before = np.concatenate([[0], np.cumsum(np.cumsum(taken)[:-1] > 0)])  # known tokens
         kept &= ~pseudo | (before[last] == before[np.minimum(first, last)])
-    alignment = Alignment(lost=int((~kept).sum()))
     tags = np.zeros(len(encoded.form), np.int64)
     rows = np.flatnonzero(kept)
     rows = rows[np.argsort(sentence[rows], kind="stable")]
@@ -241,9 +240,8 @@ def retag(encoded: Encoded, documents: Sequence[Document], known: Collection[str
         at = sentence[group[0]]
         part = slice(encoded.bounds[at], encoded.bounds[at + 1])
         own = [spans[i] for i in group]
-        tags[part], fell = encode(own, encoded.offsets[part], encoded.tagset)
-        alignment += fell
-    return replace(encoded, documents=given, tags=tags, alignment=alignment, flattened=flattened)
+        tags[part], _ = encode(own, encoded.offsets[part], encoded.tagset)
+    return replace(encoded, documents=given, tags=tags)
 
 
 def require_same_texts(encoded: Encoded, given: tuple[Document, ...]) -> None:
@@ -261,24 +259,20 @@ def require_same_texts(encoded: Encoded, given: tuple[Document, ...]) -> None:
             )
 
 
-def _flat(
-    documents: tuple[Document, ...], known: frozenset[str]
-) -> tuple[list[Span], np.ndarray, FlattenCounts]:
-    """Continuous spans that do not overlap within the known and within the other types; the
-    number of the document of each; and what was met."""
+def _flat(documents: tuple[Document, ...], known: frozenset[str]) -> tuple[list[Span], np.ndarray]:
+    """Continuous spans that do not overlap within the known and within the other types, and the
+    number of the document of each."""
     spans: list[Span] = []
     owners: list[int] = []
-    flattened = FlattenCounts()
     for number, document in enumerate(documents):
         own = [span for span in document.spans if span.label in known]
         added = [span for span in document.spans if span.label not in known]
         for part in (own, added):
-            if part:  # apart, so that a long added mention does not displace a known one
-                flat, counts = flatten(part, "outermost")
-                flattened += counts
+            # apart, so that a long added mention does not displace a known one
+            if flat := flatten(part, "outermost")[0]:
                 spans += flat
                 owners += [number] * len(flat)
-    return spans, np.array(owners, dtype=np.int64), flattened
+    return spans, np.array(owners, dtype=np.int64)
 
 
 def _ranges(

@@ -35,7 +35,6 @@ from torch import Tensor
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import encode_corpus
-from fednotes.data.tags import Alignment
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.partial import require_same_texts, require_types
 
@@ -181,7 +180,7 @@ class PointerCorpus(PreparedCorpus):
 
     encoded: sentences, or pieces of those that are too long for the model, cut between words and
     never inside an annotated entity; words of which the tokeniser leaves nothing are not here;
-    its tags mean nothing, its alignment says how the spans fell. ids: (sub-words,); sentence s
+    its tags mean nothing. ids: (sub-words,); sentence s
     has bounds[s]:bounds[s + 1] of them. first, last: (words,) a word's first and last sub-word,
     counted in its sentence. entities: (entities, 3) first and last sub-word, type; sentence s has
     entity_bounds[s]:entity_bounds[s + 1], in the target's order. Nested and adjacent ones are
@@ -241,7 +240,7 @@ def encode_pointers(
     bounds = np.unique(bounds)  # sentences of which nothing is left are left out
     size, offsets = size[kept], whole.offsets[kept].astype(np.int64)
     found = _on_words(documents, tagset, offsets, _document_bounds(len(documents), owner, bounds))
-    pieces = _cut(bounds, size, found[0], limits)
+    pieces = _cut(bounds, size, found, limits)
     owner = owner[np.searchsorted(bounds, pieces[:-1], side="right") - 1]
     ids = [table[form] for form in whole.form[kept].tolist()]
     total = np.concatenate([[0], np.cumsum(size)])
@@ -283,18 +282,13 @@ def _document_bounds(documents: int, owner: np.ndarray, bounds: np.ndarray) -> n
     return np.asarray(bounds[np.searchsorted(owner, np.arange(documents + 1))])
 
 
-# Annotated spans on the words of a corpus: (found, 3) first word, last word, type; (found,) bool,
-# on words' boundaries; how many fell on no word.
-_Found = tuple[np.ndarray, np.ndarray, int]
-
-
 def _on_words(
     documents: Sequence[Document], tagset: TagSet, offsets: np.ndarray, bounds: np.ndarray
-) -> _Found:
-    """Each document's spans; bounds: (documents + 1,) its words."""
+) -> np.ndarray:
+    """Documents' spans on words, (found, 3) first word, last word, type; those on no word are
+    left out. bounds: (documents + 1,) a document's words."""
     index = {name: i for i, name in enumerate(tagset.types)}
     rows: list[tuple[int, int, int]] = []
-    exact: list[bool] = []
     for document, (low, high) in zip(documents, pairwise(bounds.tolist()), strict=True):
         starts, ends = offsets[low:high, 0], offsets[low:high, 1]
         for span in document.spans:
@@ -302,40 +296,24 @@ def _on_words(
             last = int(np.searchsorted(starts, span.end, side="left")) - 1
             if first <= last:
                 rows.append((low + first, low + last, index[span.label]))
-                exact.append(bool(starts[first] == span.start and ends[last] == span.end))
-    lost = sum(len(document.spans) for document in documents) - len(rows)
-    return np.array(rows, np.int64).reshape(-1, 3), np.array(exact, bool), lost
+    return np.array(rows, np.int64).reshape(-1, 3)
 
 
-def _with_entities(corpus: PointerCorpus, found: _Found) -> PointerCorpus:
-    """The corpus with these entities: each once, in order, no more than the limit."""
-    words, exact, lost = found
+def _with_entities(corpus: PointerCorpus, words: np.ndarray) -> PointerCorpus:
+    """The corpus with these entities on words: each once, in order, no more than the limit."""
     bounds = corpus.encoded.bounds
     sentence = np.searchsorted(bounds, words[:, 0], side="right") - 1
     final = bounds[sentence + 1] - 1  # (found,) last word of the sentence
-    cut = words[:, 1] > final
     start = corpus.first[words[:, 0]]
     end = corpus.last[np.minimum(words[:, 1], final)]
     rows = np.stack([sentence, start, -end, words[:, 2]], axis=1)
-    order = np.lexsort(rows.T[::-1])
-    rows, cut, exact = rows[order], cut[order], exact[order]
-    repeated = np.zeros(len(rows), bool)
-    repeated[1:] = (rows[1:] == rows[:-1]).all(axis=1)
-    rank = np.cumsum(~repeated) - 1
+    rows = np.unique(rows, axis=0)
     opening = np.searchsorted(rows[:, 0], rows[:, 0])  # (found,) first row of the sentence
-    kept = ~repeated & (rank - rank[opening] < corpus.limits.entities)
-    alignment = Alignment(
-        exact=int((kept & exact & ~cut).sum()),
-        snapped=int((kept & ~exact & ~cut).sum()),
-        shortened=int((kept & cut).sum()),
-        merged=int(repeated.sum()),
-        lost=lost + int((~kept & ~repeated).sum()),
-    )
-    counts = np.bincount(rows[kept, 0], minlength=corpus.sentences)
+    rows = rows[np.arange(len(rows)) - opening < corpus.limits.entities]
+    counts = np.bincount(rows[:, 0], minlength=corpus.sentences)
     return replace(
         corpus,
-        encoded=replace(corpus.encoded, alignment=alignment),
-        entities=rows[kept, 1:] * np.array([1, -1, 1]),
+        entities=rows[:, 1:] * np.array([1, -1, 1]),
         entity_bounds=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
     )
 
