@@ -13,8 +13,7 @@ from pages import SVG, Tree, charts, report
 
 from fednotes.core.errors import DataError
 from fednotes.jobs.results import duration, size
-from fednotes.report.curves import tick, ticks
-from fednotes.report.html import write_report
+from fednotes.report.html import tick, ticks, write_report
 
 
 def three(f1: float) -> dict[str, float]:
@@ -64,12 +63,11 @@ def metrics() -> list[dict[str, Any]]:
         {
             "condition": condition,
             "round": 10 * n,
-            "epoch": n,
             "loss": 5 / n,
             "valid_f1": 0.1 * n,
             "sites": {s: {"loss": 4 / n, "f1": 0.11 * n} for s in ("psytar", "ncbi")},
-            "bytes_up": 1_000_000,
-            "bytes_down": 1_500_000,
+            "bytes_up": 1_000_000 * n,
+            "bytes_down": 1_500_000 * n,
             "seconds": 60.0 * n,
         }
         for condition in ("alone", "federated")
@@ -152,15 +150,8 @@ def test_curves_are_where_the_numbers_are(tmp_path: Path) -> None:
     assert y[0] > y[1]
 
 
-@pytest.mark.parametrize("running", [True, False])
-def test_bytes_are_cumulative_however_they_were_counted(tmp_path: Path, running: bool) -> None:
-    """Lines may count since the start or since the line before; the chart ends at the total."""
-    lines = metrics()
-    if running:
-        for line in lines:
-            line["bytes_up"] *= line["epoch"]
-            line["bytes_down"] *= line["epoch"]
-    page = report(tmp_path, summary(), lines)
+def test_bytes_are_cumulative(tmp_path: Path) -> None:
+    page = report(tmp_path, summary(), metrics())
     assert "from the sites (up): 3 MB at the end; to the sites (down): 4.5 MB at the end" in page
     ups = re.findall(r"from the sites \(up\), round (\d+): ([\d.]+) MB", page)
     assert ups == [("10", "1"), ("20", "2"), ("30", "3")]
@@ -197,25 +188,15 @@ def test_unknown_keys_never_reach_the_page(tmp_path: Path) -> None:
     assert "aspirin" not in report(tmp_path, values, lines)
 
 
-@pytest.mark.parametrize("key", [*summary(), "all"])
+@pytest.mark.parametrize("key", [*summary(), *metrics()[0], "all"])
 def test_missing_keys_are_gaps(tmp_path: Path, key: str) -> None:
-    values = summary()
-    for name in list(values):
-        if key in (name, "all"):
-            del values[name]
-    page = report(tmp_path, values, metrics())
-    Tree(page)
-    assert charts(page)
-
-
-@pytest.mark.parametrize("key", [*metrics()[0], "all"])
-def test_missing_metrics_are_gaps(tmp_path: Path, key: str) -> None:
-    lines = metrics()
-    for line in lines[1:]:
-        for name in list(line):
+    """Whatever a summary or all but one line lacks, the page is whole."""
+    values, lines = summary(), metrics()
+    for table in (values, *lines[1:]):
+        for name in list(table):
             if key in (name, "all"):
-                del line[name]
-    page = report(tmp_path, summary(), lines)
+                del table[name]
+    page = report(tmp_path, values, lines)
     Tree(page)
     assert charts(page)
 
@@ -241,9 +222,8 @@ def test_lines_of_one_site_make_no_mean(tmp_path: Path) -> None:
     lines = [line for line in metrics() if line["condition"] == "federated"]
     for site in ("psytar", "ncbi"):
         for n in (1, 2):
-            lines.append(
-                {"condition": "alone", "round": n, "site": site, "valid_f1": 0.3, "loss": 1.0}
-            )
+            own = {"valid_f1": 0.3, "loss": 1.0, "sites": {site: {"f1": 0.3, "loss": 1.0}}}
+            lines.append({"condition": "alone", "round": n, "site": site, **own})
     drawn = {
         c.get("aria-labelledby", "").split()[0]: c
         for c in charts(report(tmp_path, summary(), lines))

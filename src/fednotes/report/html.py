@@ -1,12 +1,14 @@
 """A report of one run as a single HTML file: no script, no font, nothing from a network.
 
 Reads the result files alone (`summary.json`, and `metrics.jsonl` where there is one), so that
-no note can get into it. What a file lacks is left out of the page.
+no note can get into it. What a file lacks is left out of the page. Charts (dots by site, and a
+run's course) are computed here, in units of the picture; `templates/charts.html` writes the SVG.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +28,11 @@ from fednotes.jobs.results import (
     read_result,
     size,
 )
-from fednotes.report.curves import Course, Figure, dot_chart
+
+Chart = Mapping[str, Any]  # what the templates draw
+Line = Mapping[str, Any]  # of metrics.jsonl
+Point = tuple[float, float]
+Series = tuple[str, int, Sequence[Point]]  # a curve's name, its style, and its points, x ascending
 
 _MEASURES = (
     ("strict", "Strict", ("precision", "recall", "f1")),
@@ -51,8 +57,32 @@ _DOTS = (  # kind, measure, of a chart, of a tile
     ("ranking", "auroc", "AUROC", "AUROC"),
     ("codes", "auroc", "AUROC of codes", "AUROC of codes"),  # where they are all that was learnt
 )
+_JUDGED = {"notes": "Held-out notes", "patients": "Scores on the test patients"}  # else mentions
 _OPEN = 3  # sites; of more, the tables of diseases are folded
 _OF_A_DISEASE = ("precision", "recall", "f1", "auroc")
+_CLASSES = ("present", "absent", "questionable")
+# What evaluations measure: over all sites, at one site, in short; then whether of patients: in
+# long, together and by site.
+_CURVES = {
+    ("valid_f1", "f1", "F1"): (
+        ("Strict F1 on the validation sets", "Strict F1 on each site's validation set"),
+        ("Macro F1 on validation patients", "Macro F1 on each site's validation patients"),
+    ),
+    ("valid_loss", "valid_loss", "Held-out loss"): (
+        ("Loss on masked words of held-out notes", "Held-out loss of each site"),
+        (
+            "Loss of stage 1 on the codes of validation patients",
+            "Loss of stage 1 on the codes of each site's validation patients",
+        ),
+    ),
+}
+_POOLED = "pooled"  # stands for all sites in the lines of that condition
+_PANELS = 24  # sites with curves of their own; a run of 100 sites has them in the tables
+_DRAWN = 300  # at most so many points of a curve are drawn
+_MARKED = 24  # curves of no more points get a marker at each
+_LETTERS = 24  # of a row's label
+_LOOKS = 6  # in the style sheet
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def write_report(run_directory: Path, output: Path | None = None) -> Path:
@@ -70,14 +100,17 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
 class _Page:
     """What a page shows of a run; the words and tables are in `templates/`."""
 
-    def __init__(self, result: RunResult, lines: Sequence[Mapping[str, Any]]) -> None:
-        names = {str(line.get("condition", "federated")) for line in lines}
-        for table in (*result.sites.values(), result.mean):
-            names.update(table)
-        known = [name for name in CONDITIONS if name in names]
-        self.conditions = [*known, *sorted(names - set(CONDITIONS))]
-        self.result, self.lines = result, lines
-        self.kinds = {kind for c in self._everything() for kind in c}
+    def __init__(self, result: RunResult, lines: Sequence[Line]) -> None:
+        scored = (c for site in (*result.sites.values(), result.mean) for c in site)
+        used = {*map(_condition, lines), *scored}
+        self.conditions = [*(c for c in CONDITIONS if c in used), *sorted(used - {*CONDITIONS})]
+        self.result = result
+        self.lines = [line for line in lines if number(line, "round") is not None]
+        self.sites = list(dict.fromkeys(n for line in lines for n in mapping(line.get("sites"))))
+        self.of_patients = result.holds == "patients"
+        # A name, its scores by condition, and whether it is the mean of the others.
+        self.groups = [(name, site, False) for name, site in result.sites.items()]
+        self.groups += [("Mean of sites", result.mean, True)] if result.mean else []
 
     def html(self) -> str:
         """The page."""
@@ -90,11 +123,11 @@ class _Page:
         )
         environment.globals |= {"number": number, "most": _most}
         result = self.result
-        course = Course(self.lines, self.conditions, self._of_patients())
         given = (result.command, result.config.get("command"), result.run)
+        measures = [m for m in _MEASURES if self._has(m[0], m[2])]
         groups = [
             (name, own, mean)
-            for name, site, mean in self._groups()
+            for name, site, mean in self.groups
             if (own := {c: scores for c, scores in site.items() if scores})
         ]
         return environment.get_template("report.html").render(
@@ -103,63 +136,39 @@ class _Page:
             command=next((str(x) for x in given if x), ""),
             conditions=self.conditions,
             tiles=list(self._tiles()),
-            judged=self._judged(),
             groups=groups,
             dots=self._dots(),
-            measures=[m for m in _MEASURES if self._has(m[0], m[2])],
+            measures=measures,
             leads=_LEADS,
-            lead=next((m[0] for m in _MEASURES if m[0] in _LEADS and self._has(m[0], m[2])), ""),
+            lead=next((kind for kind, _, _ in measures if kind in _LEADS), ""),
             short=_SHORT,
-            training=course.training(),
-            undrawn=course.undrawn,
+            training=self._training(),
+            undrawn=max(0, len(self.sites) - _PANELS),
             phenotypes=self._phenotypes(),
             types=list(self._types()),
-            bytes=course.bytes_sent(result),
+            bytes=self._bytes_sent(),
             settings=[
                 ("Configuration", list(_flat(result.config))),
                 ("Versions", list(_flat(result.versions))),
             ],
         )
 
-    def _groups(self) -> Iterator[tuple[str, Mapping[str, Scores], bool]]:
-        """A name, its scores by condition, and whether it is the mean of the others."""
-        yield from ((name, site, False) for name, site in self.result.sites.items())
-        if self.result.mean:
-            yield "Mean of sites", self.result.mean, True
-
-    def _everything(self) -> Iterator[Scores]:
-        return (scores for _, site, _ in self._groups() for scores in site.values())
-
-    def _has(self, kind: str, measures: Iterable[str]) -> bool:
+    def _has(self, kind: str, measures: Iterable[str] = ("f1",)) -> bool:
         return any(
             number(scores, kind, measure) is not None
-            for scores in self._everything()
+            for _, site, _ in self.groups
+            for scores in site.values()
             for measure in measures
         )
 
-    def _of_patients(self) -> bool:
-        mean = self.result.mean.values()
-        if not any(mean):  # nothing was held out to be judged
-            return self.result.holds == "patients"
-        return any({"phenotypes", "codes"} & scores.keys() for scores in mean)
-
-    def _judged(self) -> str:
-        if "masked" in self.kinds:
-            return "words"
-        return "patients" if self.kinds & {"phenotypes", "codes"} else "mentions"
-
     def _tiles(self) -> Iterator[tuple[str, str, str]]:
         result = self.result
-        for kind, measure, _, what in _DOTS:
-            diseases = any("phenotypes" in scores for scores in result.mean.values())
-            if not what or (diseases and kind == "codes"):
-                continue  # what stage 1 learns from, not what the run is for
+        for kind, measure, _, what in self._shown():
             alone = number(result.mean, "alone", kind, measure)
-            for name in self.conditions:
-                score = number(result.mean, name, kind, measure)
-                if score is not None:
-                    compared = alone is not None and name != "alone"
-                    against = f", {score - (alone or 0):+.3f}" if compared else ""
+            for name, score in self._by_condition(result.mean, kind, measure).items():
+                compared = alone is not None and name != "alone"
+                against = f", {score - (alone or 0):+.3f}" if compared else ""
+                if what:
                     yield name.capitalize(), f"{score:.3f}", f"mean {what}{against}"
         if result.sites:
             yield "Sites", str(len(result.sites)), ""
@@ -169,38 +178,44 @@ class _Page:
         if up is not None and down is not None:
             yield "Bytes sent", size(up + down), f"{size(up)} up, {size(down)} down"
 
-    def _dots(self) -> Figure | None:
-        charts = []
-        for kind, measure, title, _ in _DOTS:
-            rows = {
-                name: found
-                for name, site, _ in self._groups()
-                if (found := self._by_condition(site, kind, measure))
-            }
-            if rows and not (kind == "codes" and "phenotypes" in self.kinds):
-                charts.append(dot_chart(f"dots-{kind}", title, rows, self.conditions))
-        what = {
-            "words": "Held-out notes",
-            "patients": "Scores on the test patients",
-            "mentions": "F1 on the test sets",
-        }[self._judged()]
-        return Figure(charts, f"{what}; the axis need not begin at zero.") if charts else None
+    def _shown(self) -> Iterator[tuple[str, str, str, str]]:
+        """`_DOTS` without what stage 1 learns from, where that is not what the run is for."""
+        return (d for d in _DOTS if d[0] != "codes" or not self._has("phenotypes"))
+
+    def _dots(self) -> Chart | None:
+        charts: list[Chart] = []
+        for kind, measure, title, _ in self._shown():
+            rows = {name: self._by_condition(site, kind, measure) for name, site, _ in self.groups}
+            charts += self._dot_chart(f"dots-{kind}", title, rows)
+        what = _JUDGED.get(self.result.holds, "F1 on the test sets")
+        return _figure(charts, f"{what}; the axis need not begin at zero.")
+
+    def _dot_chart(
+        self, ident: str, title: str, rows: Mapping[str, Mapping[str, float]]
+    ) -> Iterator[Chart]:
+        if kept := {name: row for name, row in rows.items() if row}:
+            yield dot_chart(ident, title, kept, self.conditions)
 
     def _by_condition(self, scores: Mapping[str, object], *path: str) -> dict[str, float]:
         """The number at a path under each condition that has it."""
         found = {c: number(scores, c, *path) for c in self.conditions}
         return {c: value for c, value in found.items() if value is not None}
 
+    def _tables(self, site: Mapping[str, Scores], kind: str) -> dict[str, Mapping[str, Any]]:
+        """Of each condition that has it, a table of scores by type or by disease."""
+        found = {c: mapping(mapping(site.get(c)).get(kind)) for c in self.conditions}
+        return {c: table for c, table in found.items() if table}
+
     def _types(self) -> Iterator[tuple[str, list[str], list[Any]]]:
         """Of each site: the conditions, and a row for each entity type."""
         for name, site in self.result.sites.items():
-            found = _tables(site, self.conditions, "by_type")
+            found = self._tables(site, "by_type")
             rows = []
             for kind in sorted({kind for table in found.values() for kind in table}):
                 counts = (number(table, kind, "support") for table in found.values())
                 support = next((n for n in counts if n is not None), None)
                 f1s = [
-                    _type_f1(table.get(kind), of)
+                    number(table, kind, of, "f1")
                     for of in ("strict", "relaxed")
                     for table in found.values()
                 ]
@@ -211,56 +226,119 @@ class _Page:
     def _phenotypes(self) -> dict[str, Any] | None:
         """Dots and a table of diseases (means over sites), and what each site's table shows."""
         result = self.result
-        mean = _tables(result.mean, self.conditions, "by_output")
-        by_site = {n: _tables(s, self.conditions, "by_output") for n, s in result.sites.items()}
+        mean = self._tables(result.mean, "by_output")
+        by_site = {name: self._tables(site, "by_output") for name, site in result.sites.items()}
         diseases = _names([mean, *by_site.values()])
         if not diseases:
             return None
-        charts, rows = [], []
-        for key, title in (("f1", "Macro F1 of each disease"), ("auroc", "AUROC of each disease")):
+        charts: list[Chart] = []
+        for key in ("f1", "auroc"):
+            title = f"{'Macro F1' if key == 'f1' else 'AUROC'} of each disease"
             found = {d: self._by_condition(mean, d, key) for d in diseases}
-            if kept := {d: row for d, row in found.items() if row}:
-                charts.append(dot_chart(f"disease-{key}", title, kept, self.conditions))
+            charts += self._dot_chart(f"disease-{key}", title, found)
+        rows = []
         for d in diseases:
             f1 = [*self._by_condition(mean, d, "f1").values()]
-            best = max(f1) if len(f1) > 1 else None
+            best = max(f1) if len(f1) > 1 else math.nan
             values = [(key, number(t, d, key)) for t in mean.values() for key in _OF_A_DISEASE]
-            rows.append(
-                (
-                    d,
-                    [
-                        (v, "best" if k == "f1" and v is not None and v == best else "")
-                        for k, v in values
-                    ],
-                )
-            )
+            rows.append((d, [(v, "best" if k == "f1" and v == best else "") for k, v in values]))
         columns = zip(*([value for value, _ in values] for _, values in rows), strict=True)
         known = ([v for v in column if v is not None] for column in columns)
+        caption = "Diseases on the test patients, mean of the sites; axes need not begin at zero."
         return {
-            "dots": Figure(
-                charts,
-                "Diseases on the test patients, mean of the sites; axes need not begin at zero.",
-            )
-            if charts
-            else None,
+            "dots": _figure(charts, caption),
             "conditions": list(mean),
             "heads": [_SHORT[key] for key in _OF_A_DISEASE],
             "rows": rows,
             "average": [fmean(values) if values else None for values in known],
             "sites": [
-                (name, len(result.sites) > _OPEN, _classes(found), found, _names([found]))
+                (name, len(by_site) > _OPEN, _classes(found), found, _names([found]))
                 for name, found in by_site.items()
-                if _names([found])
+                if found
             ],
         }
 
+    # ---- a run's course: what its evaluations said
 
-def _tables(
-    site: Mapping[str, object], conditions: Sequence[str], kind: str
-) -> dict[str, Mapping[str, Any]]:
-    """Of each condition that has it, a table of scores by type or by disease."""
-    found = {c: mapping(mapping(site.get(c)).get(kind)) for c in conditions}
-    return {c: table for c, table in found.items() if table}
+    def _training(self) -> list[Chart]:
+        """Validation scores and loss, together and by site."""
+        judged = [j for j in _CURVES if any(j[0] in line for line in self.lines)]
+        judged = judged or [*_CURVES][:1]
+        words = [_CURVES[each][self.of_patients] for each in judged]
+        wide = (460, 230) if len(judged) < 2 else (340, 200)
+        together = {f"mean-{own}": (f"{s}, all sites", self._overall(t)) for t, own, s in judged}
+        together["mean-loss"] = ("Loss, all sites", self._overall("loss"))
+        caption = f"{'. '.join(all_sites for all_sites, _ in words)}, and training loss."
+        figures = [self._curves(together, caption, wide)]
+        for (_, own, _), (_, word) in zip(judged, words, strict=True):
+            charts = self._by_site(own)
+            values = [y for _, curves in charts.values() for s in curves for _, y in s[2]]
+            scale = (min(values), max(values)) if values else None
+            figures.append(self._curves(charts, f"{word}, on one scale.", scale=scale))
+        then = ", of stage 1 and then of the diseases' classifiers" if self.of_patients else ""
+        caption = f"Training loss at each site{then}; the scales differ."
+        figures.append(self._curves(self._by_site("loss"), caption))
+        return [made for made in figures if made]
+
+    def _curves(
+        self,
+        charts: Mapping[str, tuple[str, Sequence[Series]]],
+        caption: str,
+        shape: tuple[int, int] = (340, 200),
+        scale: Point | None = None,
+    ) -> Chart | None:
+        """charts: ident → title and curves."""
+        made = []
+        for ident, (title, curves) in charts.items():
+            ends = "; ".join(f"{name} ends at {points[-1][1]:.4g}" for name, _, points in curves)
+            if curves:
+                made.append(line_chart(ident, title, f"{caption} {ends}.", curves, scale, shape))
+        return _figure(made, caption)
+
+    def _bytes_sent(self) -> Chart | None:
+        """Bytes up and down, cumulative over rounds; None if no line has any."""
+        curves, ends = [], []
+        for look, (key, name) in enumerate(
+            (("bytes_up", "from the sites (up)"), ("bytes_down", "to the sites (down)")), 3
+        ):
+            own = self._series([(line, number(line, key)) for line in self.lines])
+            points = next((points for c, _, points in own if c == "federated"), ())
+            if points:
+                curves.append((name, look, points))
+                ends.append(f"{name}: {size(points[-1][1])} at the end")
+        largest = max((y for _, _, points in curves for _, y in points), default=0.0)
+        if not largest:
+            return None
+        factor, unit = next((f, u) for f, u in _UNITS if largest >= f or f == 1.0)
+        scaled = [(n, look, [(x, y / factor) for x, y in points]) for n, look, points in curves]
+        title, what = "Bytes sent since the start", "; ".join(ends)
+        chart = line_chart("bytes", title, what, scaled, None, (680, 240), f" {unit}")
+        return _figure([chart], "Federated training, all sites together, cumulative.")
+
+    def _overall(self, key: str) -> list[Series]:
+        """Of all sites: a line of one site out of several is no mean over them."""
+        several = len({*self.sites} - {_POOLED})
+        own = [(line, [*mapping(line.get("sites"))]) for line in self.lines]
+        whole = [line for line, s in own if len(s) in (0, several) or s == [_POOLED]]
+        return self._series([(line, number(line, key)) for line in whole])
+
+    def _by_site(self, key: str) -> dict[str, tuple[str, list[Series]]]:
+        """The charts of each site: ident → title and curves."""
+        found = {}
+        for place, name in enumerate(self.sites[:_PANELS]):
+            values = [(line, number(line, "sites", name, key)) for line in self.lines]
+            found[f"{key}-{place}"] = (name, self._series(values))
+        return found
+
+    def _series(self, values: Sequence[tuple[Line, float | None]]) -> list[Series]:
+        """A curve for each condition that has points: one a round, of the later line."""
+        made: list[Series] = []
+        for look, condition in enumerate(self.conditions):
+            own = [(line, y) for line, y in values if _condition(line) == condition]
+            points = {float(line["round"]): y for line, y in own if y is not None}
+            if points:
+                made.append((condition, look, sorted(points.items())))
+        return made
 
 
 def _names(groups: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[str]:
@@ -270,31 +348,133 @@ def _names(groups: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[str]:
 
 def _classes(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The classes that any patient has of any disease."""
-    kinds = ("present", "absent", "questionable")
-    return [
-        k for k in kinds if any(_most(found.values(), d, k, "support") for d in _names([found]))
-    ]
+    names = _names([found])
+    return [k for k in _CLASSES if any(_most(found.values(), d, k, "support") for d in names)]
 
 
 def _most(tables: Iterable[object], *path: str) -> float:
     return max(number(table, *path) or 0 for table in tables)
 
 
-def _type_f1(scores: object, of: str) -> float | None:
-    """F1 under a definition; plain {precision, recall, f1} counts as strict."""
-    f1 = number(scores, of, "f1")
-    return number(scores, "f1") if f1 is None and of == "strict" else f1
-
-
 def _flat(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Nested settings as (dotted key, value)."""
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        value = {str(place): inner for place, inner in enumerate(value, 1)}
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        for place, inner in enumerate(value, 1):
-            yield from _flat(inner, f"{prefix}.{place}")
     elif isinstance(value, list):
         yield prefix, ", ".join(map(str, value))
-    elif value is not None and prefix:
+    elif value is not None:
         yield prefix, str(value)
+
+
+def _condition(line: Line) -> str:
+    return str(line.get("condition", "federated"))
+
+
+# ---- charts --------------------------------------------------------------------------------------
+
+
+def _figure(charts: Sequence[Chart], caption: str) -> Chart | None:
+    """Charts side by side with a caption; None without any."""
+    return {"charts": charts, "caption": caption} if charts else None
+
+
+def _frame(ident: str, title: str, description: str, box: Sequence[float]) -> dict[str, Any]:
+    """What all charts have. ident: unique on the page."""
+    names = ("width", "height", "left", "right", "top", "bottom")
+    named = {"ident": ident, "title": title, "description": description}
+    return {**named, **dict(zip(names, box, strict=True))}
+
+
+def _axis(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """Where numbers from low to high stand on a stretch of the picture."""
+    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    return lambda value: round(start + (value - low) / (high - low) * (end - start), 1)
+
+
+def ticks(low: float, high: float, about: int) -> list[float]:
+    """Round numbers that enclose low and high, roughly `about` steps of 1, 2, 2.5 or 5 · 10ⁿ."""
+    if high <= low:
+        pad = abs(low) * 0.1 or 1.0
+        low, high = low - pad, high + pad
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = power * next(m for m in (1, 2, 2.5, 5, 10) if rough <= m * power * (1 + 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [float(f"{i * step:.10g}") for i in range(first, last + 1)]
+
+
+def tick(value: float) -> str:
+    """A tick's label: no trailing zeros, thousands set apart."""
+    if abs(value) >= 1000 and value == round(value):
+        return f"{value:,.0f}".replace(",", "\u202f")
+    return f"{value:.6g}"
+
+
+def line_chart(
+    ident: str,
+    title: str,
+    what: str,
+    series: Sequence[Series],
+    scale: Point | None,
+    shape: tuple[int, int],
+    unit: str = "",
+) -> Chart:
+    """Curves over rounds. scale: what y spans, if not the curves; unit: after each y tick."""
+    (width, height), xs = shape, [x for _, _, points in series for x, _ in points]
+    ys = scale or [y for _, _, points in series for _, y in points]
+    rows = ticks(min(ys), max(ys), 4)
+    left, right, top, bottom = 46, width - 14, 30, height - 38
+    across, up = _axis(min(xs), max(xs), left, right), _axis(rows[0], rows[-1], bottom, top)
+    curves = []
+    for name, look, points in series:
+        kept = [*points[: -1 : math.ceil(len(points) / _DRAWN)], points[-1]]
+        places = [(across(x), up(y)) for x, y in kept]
+        tips = [f"{name}, round {tick(x)}: {y:.4g}{unit}" for x, y in kept]
+        marks = [(*place, tip) for place, tip in zip(places, tips, strict=True)]
+        path = "L".join(f"{x} {y}" for x, y in places)
+        shown = marks if len(kept) <= _MARKED else marks[-1:]
+        curves.append({"name": name, "look": look % _LOOKS, "path": path, "marks": shown})
+    columns = [x for x in ticks(min(xs), max(xs), 5) if min(xs) <= x <= max(xs)]
+    return {
+        **_frame(ident, title, what, (width, height, left, right, top, bottom)),
+        "x_ticks": [(across(x), tick(x)) for x in columns],
+        "y_ticks": [(up(y), tick(y) + unit) for y in rows],
+        "curves": curves,
+    }
+
+
+def dot_chart(
+    ident: str,
+    title: str,
+    groups: Mapping[str, Mapping[str, float]],
+    conditions: Sequence[str],
+) -> Chart:
+    """A row for each group, a marker for each of its values by condition."""
+    values = [v for row in groups.values() for v in row.values()]
+    marks = ticks(min(values), max(values), 5)
+    step = 34 if len(groups) <= 24 else 20
+    left = max(124, 16 + 7 * min(_LETTERS, max(map(len, groups))))
+    width, top, bottom = 460, 30, 34 + step * len(groups)
+    across = _axis(marks[0], marks[-1], left, width - 16)
+    rows = []
+    for place, (label, row) in enumerate(groups.items()):
+        middle = top + 4 + step * (place + 0.5)
+        found = []
+        for order, (name, value) in enumerate(row.items()):
+            # A little apart, so that equal scores do not hide each other.
+            y = round(middle + (order - (len(row) - 1) / 2) * min(4.5, step / 5), 1)
+            look = conditions.index(name) % _LOOKS
+            found.append((look, across(value), y, f"{label}, {name}: {value:.3f}"))
+        ends = [x for _, x, _, _ in found]
+        short = label if len(label) <= _LETTERS else label[: _LETTERS - 1] + "…"
+        ends_at = {"first": min(ends), "last": max(ends)}  # of the line through the markers
+        rows.append({"label": short, "y": middle, **ends_at, "marks": found})
+    box = (width, bottom + 24, left, width - 16, top, bottom)
+    return {
+        **_frame(ident, title, f"{title} by condition", box),
+        "x_ticks": [(across(value), tick(value)) for value in marks],
+        "rows": rows,
+    }
