@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from fednotes.core.errors import ConfigError
-from fednotes.jobs.job import Job
+from fednotes.jobs.job import Job, PatientsConfig, SyntheticPatientsConfig
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.patient_tables import PatientsConfig, SyntheticPatientsConfig
 from fednotes.patients.features import ConceptsConfig
 
 CONCEPTS = {"dictionary": "terms.tsv"}

@@ -29,8 +29,15 @@ from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.federation import Method
 from fednotes.core.settings import assign, build, checked, expand, read_toml
 from fednotes.jobs import kinds
-from fednotes.jobs.job import POOLED, FederationConfig, Job, SilosConfig, SiteKind, TagsConfig
-from fednotes.jobs.patient_tables import HoldOutConfig
+from fednotes.jobs.job import (
+    POOLED,
+    FederationConfig,
+    HoldOutConfig,
+    Job,
+    SilosConfig,
+    SiteKind,
+    TagsConfig,
+)
 from fednotes.jobs.results import CONDITIONS
 from fednotes.patients.features import ConceptsConfig, TextConfig
 

@@ -25,11 +25,14 @@ from fednotes.core.settings import expand
 from fednotes.data.notes import Note, left_out, read_notes
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.vectors import load_vectors
-from fednotes.jobs.job import CountTable, Job, SiteKind, Sites
-from fednotes.jobs.patient_tables import (
+from fednotes.jobs.job import (
     PATIENT_TABLES,
+    CountTable,
+    Job,
     PatientsConfig,
     PatientTables,
+    SiteKind,
+    Sites,
     SyntheticPatientsConfig,
     patient_tables,
 )
