@@ -16,8 +16,7 @@ from fednotes.core.errors import DataError
 from fednotes.data.formats import read
 from fednotes.data.formats.files import open_file
 from fednotes.data.notes import read_notes
-from fednotes.jobs.predict import documents_of
-from fednotes.jobs.predict_patients import notes_of
+from fednotes.jobs.predict import documents_of, notes_of
 from fednotes.patients.concepts import read_ctakes
 from fednotes.patients.labels import read_obesity
 from fednotes.patients.tables import read_codiesp, read_mimic

@@ -20,7 +20,7 @@ from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import holding
 from fednotes.jobs.job import Sites, load_sites
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.predict_patients import evaluate_patients
+from fednotes.jobs.predict import evaluate_patients
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags
 from fednotes.patients.features import ConceptFeatures, ConceptsConfig, features_for

@@ -19,7 +19,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.jobs.predict_patients import evaluate_patients, predict_patients
+from fednotes.jobs.predict import evaluate_patients, predict_patients
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
 from fednotes.patients.concepts import Made
@@ -156,7 +156,7 @@ def test_vectors_of_text_have_no_concepts(
             vectors = Vectors(np.ones((len(notes), 2), np.float32))
             return Made(tuple(notes), vectors, {"left_out": 0, "without": 0})
 
-    monkeypatch.setattr("fednotes.jobs.predict_patients.opened", lambda recipe, place: Stub())
+    monkeypatch.setattr("fednotes.jobs.predict.opened", lambda recipe, place: Stub())
     predict_patients(tmp_path / "m", "-", "jsonl", None, "cpu", text="Known gout.")
     (found,) = lines(capsys.readouterr().out)
     assert found.keys() == {"patient", "probabilities", "labels"}

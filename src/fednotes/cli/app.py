@@ -193,7 +193,7 @@ def predict(
 
     check_device(device)
     if is_phenotyper(model):
-        from fednotes.jobs.predict_patients import predict_patients
+        from fednotes.jobs.predict import predict_patients
 
         place = dictionary or backbone
         predict_patients(model, path, format.value, out, device, place, text=text)
@@ -245,7 +245,7 @@ def evaluate(
         if format or asked or on_error is OnError.skip:
             option = "--format" if format else "--types" if asked else "--on-error"
             raise FednotesError(f"{option} is for annotated text, not for labelled patients")
-        from fednotes.jobs.predict_patients import evaluate_patients
+        from fednotes.jobs.predict import evaluate_patients
 
         place = dictionary or backbone
         scores, unknown = evaluate_patients(model, path, device, renamed, place, labels)

@@ -1,7 +1,10 @@
-"""A saved model on new text: mentions in documents (`predict_patients.py`: phenotypes)."""
+"""A saved model on new text: mentions in documents; phenotypes of patients, or their codes."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
 import sys
 import tempfile
@@ -10,15 +13,126 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError, DataError, nearest
+import numpy as np
+
+from fednotes.core.errors import ConfigError, DataError, ModelError, nearest
+from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.formats import FORMATS, examine, guess_format, read
 from fednotes.data.formats.files import OnError, open_file, visible
+from fednotes.data.notes import read_notes
 from fednotes.data.tags import flatten, relabel, types_of
+from fednotes.metrics.classification import ClassCounts, rankings
 from fednotes.metrics.spans import SpanCounts
+from fednotes.patients.cohort import LABELS, PRESENT, UNLABELLED, Bags, Vectors
+from fednotes.patients.concepts import by_patient
+from fednotes.patients.features import opened
+from fednotes.patients.labels import read_beside, read_gold, read_texts, renamed
+from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
 from fednotes.taggers.saving import load_model
 
 _NAME = 100  # characters of a path that a message shows
+
+# ---- what is read ----------------------------------------------------------------------------
+
+
+def documents_of(
+    name: str, text: str | None = None, on_error: OnError = "refuse"
+) -> tuple[Document, ...]:
+    """Documents from a corpus file or folder, plain text files, stdin (`-`), or the text given.
+
+    Raises DataError for a path that does not exist, and for what cannot be read.
+    """
+    path = _source(name, text)
+    if isinstance(path, Document):
+        return (path,)
+    try:
+        format = guess_format(path)
+    except DataError:
+        files = visible(path) if path.is_dir() else [path]
+        if not files or (path.is_dir() and any(file.suffix != ".txt" for file in files)):
+            raise
+        return tuple(Document(f.stem, _decoded(str(f), _bytes(f))) for f in files)
+    return read(path, format, on_error)
+
+
+def notes_of(name: str, text: str | None = None) -> dict[str, list[str]]:
+    """Texts by patient from a file or folder of notes, stdin, or the text given.
+
+    Raises DataError as `documents_of`, and for a path without any note.
+    """
+    path = _source(name, text)
+    if isinstance(path, Document):
+        return {path.id: [path.text]}
+    records = [path] if path.name.lower().endswith((".xml", ".xml.gz")) else []
+    if path.is_dir():  # the obesity challenge's summaries, without its annotations
+        records = [p for p in visible(path) if "patient_records" in p.name.lower()]
+    notes = by_patient(read_texts(records) if records else read_notes(path))
+    if not notes:
+        raise DataError(f"{path}: no note here has any text")
+    return notes
+
+
+def _source(name: str, text: str | None) -> Path | Document:
+    """The text given, or that of stdin, as a document; else a file or folder, never a text."""
+    if text is not None:
+        if name != "-":
+            raise ConfigError("give a path or --text, not both")
+        if not text.strip():
+            raise DataError("--text: there is no text")
+        return Document("text", _decoded("the text", os.fsencode(text)))
+    if name == "-":
+        return Document("stdin", _decoded("stdin", sys.stdin.buffer.read()))
+    path = Path(name)
+    try:
+        exists = bool(name.strip()) and path.exists()
+    except (OSError, ValueError):  # longer than a path may be
+        exists = False
+    if not exists:
+        short = name if len(name) <= _NAME else f"{name[:_NAME]}…"
+        raise DataError(f"{short}: no such file or folder; for text use --text or -")
+    return path
+
+
+def _bytes(path: Path) -> bytes:
+    with open_file(path) as file:
+        return file.read()
+
+
+def _decoded(source: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source}: not UTF-8 at byte {error.start}: convert it first") from error
+
+
+def _require_apart(name: str, out: Path | None) -> None:
+    """Raises ConfigError where predictions would replace what is read, and its annotations."""
+    if out is None or name == "-" or not out.exists():
+        return
+    path, to = Path(name).resolve(), out.resolve()
+    read_from = path.parent if path.is_file() else path
+    if to in (path, read_from) or (to.is_file() and path in to.parents):
+        raise ConfigError(f"--out {out}: predictions would replace files of {name}: give another")
+
+
+def _require_mapping(
+    label_map: Mapping[str, str], found: Sequence[str], known: Sequence[str], path: Path
+) -> None:
+    """Raises ConfigError for a label that is not there, or that becomes none of the model's."""
+    for old, new in label_map.items():
+        if old not in found:
+            near = nearest(old, found)
+            near = f"; {near}" if near.startswith("did") else ""
+            raise ConfigError(
+                f"--map {old}={new}: {path} has no label {old!r}, it has "
+                f"{', '.join(found) or 'none'}{near}"
+            )
+        if new and new not in known:
+            raise ConfigError(f"--map {old}={new}: the model has no {new!r}; {nearest(new, known)}")
+
+
+# ---- mentions --------------------------------------------------------------------------------
 
 
 def predict_text(
@@ -44,8 +158,7 @@ def predict_text(
         raise ConfigError("csv is for phenotypes of patients: mentions are jsonl, brat or conll")
     if format == "brat" and out is None:
         raise ConfigError("brat is a folder of files: give --out FOLDER")
-    if out is not None:
-        require_apart(path, out)
+    _require_apart(path, out)
     recogniser = load_model(model, device, backbone)
     predicted = recogniser.predict(documents_of(path, text, on_error))
     if out is not None:
@@ -55,71 +168,6 @@ def predict_text(
         made = Path(folder) / "predictions"
         FORMATS[format].write(predicted, made)
         sys.stdout.write(made.read_text(encoding="utf-8"))
-
-
-def documents_of(
-    name: str, text: str | None = None, on_error: OnError = "refuse"
-) -> tuple[Document, ...]:
-    """Documents from a corpus file or folder, plain text files, stdin (`-`), or the text given.
-
-    Raises DataError for a path that does not exist, and for what cannot be read.
-    """
-    if text is not None:
-        return (given(name, text),)
-    if name == "-":
-        return (Document("stdin", _decoded("stdin", sys.stdin.buffer.read())),)
-    path = existing(name)
-    try:
-        format = guess_format(path)
-    except DataError:
-        files = visible(path) if path.is_dir() else [path]
-        if not files or (path.is_dir() and any(file.suffix != ".txt" for file in files)):
-            raise
-        return tuple(Document(f.stem, _decoded(str(f), _bytes(f))) for f in files)
-    return read(path, format, on_error)
-
-
-def given(name: str, text: str) -> Document:
-    if name != "-":
-        raise ConfigError("give a path or --text, not both")
-    if not text.strip():
-        raise DataError("--text: there is no text")
-    return Document("text", _decoded("the text", os.fsencode(text)))
-
-
-def existing(text: str) -> Path:
-    """The file or folder that is meant: never a text. Raises DataError where there is none."""
-    path = Path(text)
-    try:
-        exists = bool(text.strip()) and path.exists()
-    except (OSError, ValueError):  # longer than a path may be
-        exists = False
-    if not exists:
-        name = text if len(text) <= _NAME else f"{text[:_NAME]}…"
-        raise DataError(f"{name}: no such file or folder; for text use --text or -")
-    return path
-
-
-def require_apart(name: str, out: Path) -> None:
-    """Raises ConfigError where predictions would replace what is read, and its annotations."""
-    if name == "-" or not out.exists():
-        return
-    path, to = Path(name).resolve(), out.resolve()
-    read_from = path.parent if path.is_file() else path
-    if to in (path, read_from) or (to.is_file() and path in to.parents):
-        raise ConfigError(f"--out {out}: predictions would replace files of {name}: give another")
-
-
-def _bytes(path: Path) -> bytes:
-    with open_file(path) as file:
-        return file.read()
-
-
-def _decoded(source: str, data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{source}: not UTF-8 at byte {error.start}: convert it first") from error
 
 
 def evaluate_path(
@@ -147,7 +195,7 @@ def evaluate_path(
     if on_error == "refuse" or not documents:
         problems.refuse()
     known = recogniser.tagset.types
-    require_mapping(label_map or {}, types_of(documents), known, path)
+    _require_mapping(label_map or {}, types_of(documents), known, path)
     documents = relabel(documents, label_map or {}, None)
     found = types_of(documents)
     for label in types:
@@ -203,17 +251,171 @@ class Evaluation:
             yield f"left out of the documents: {self.skipped}"
 
 
-def require_mapping(
-    label_map: Mapping[str, str], found: Sequence[str], known: Sequence[str], path: Path
+# ---- phenotypes of patients, or their billing codes --------------------------------------------
+
+
+def predict_patients(
+    model: Path,
+    path: str,
+    format: str,
+    out: Path | None,
+    device: str,
+    place: str | None = None,
+    *,
+    text: str | None = None,
 ) -> None:
-    """Raises ConfigError for a label that is not there, or that becomes none of the model's."""
-    for old, new in label_map.items():
-        if old not in found:
-            near = nearest(old, found)
-            near = f"; {near}" if near.startswith("did") else ""
-            raise ConfigError(
-                f"--map {old}={new}: {path} has no label {old!r}, it has "
-                f"{', '.join(found) or 'none'}{near}"
+    """Predict phenotypes by patient and write them; after stage 1 alone, billing codes.
+
+    Each patient's result says how many mentions of concepts it rests on ("concepts"), where the
+    model reads concepts: without any it says nothing of the patient.
+
+    path, text: as in `predict_text`; a note without a patient is a patient of its own, by its id.
+    place: where the model's dictionary, or encoder, is now, if it has moved.
+    Counts of patients without concepts or with too many go to stderr.
+
+    Raises ConfigError for a format of mentions, DataError for bad files, ModelError.
+    """
+    if format not in ("jsonl", "csv"):
+        raise ConfigError(f"phenotypes are written as jsonl or csv: {format} is for mentions")
+    _require_apart(path, out)
+    phenotyper = load_phenotyper(model, device)
+    patients, inputs = _read_patients(model, phenotyper, notes_of(path, text), place)
+    results = _results(phenotyper, patients, inputs)
+    if format == "csv":
+        written = _csv(results, bool(phenotyper.phenotypes), isinstance(inputs, Bags))
+    else:
+        written = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in results)
+    if out is not None:
+        write_out(out, written)
+    else:
+        sys.stdout.write(written)
+
+
+def _read_patients(
+    folder: Path, model: Phenotyper, notes: Mapping[str, Sequence[str]], place: str | None
+) -> tuple[tuple[str, ...], Bags | Vectors]:
+    """What the model sees of each patient; those who are left out are told on stderr.
+
+    Raises ModelError that names the model's folder.
+    """
+    try:
+        features = opened(model.space.recipe, place)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    made = features.make(notes, None, None)
+    left_out, without = made.counts["left_out"], made.counts["without"]
+    if left_out:
+        print(f"note: {left_out} patient(s) left out: too many concepts", file=sys.stderr)
+    if without:
+        found = "no word" if model.space.dense else "no concept of the dictionary"
+        print(
+            f"note: {without} of {len(made.patients)} patient(s) have {found} in their notes: "
+            "their results say nothing of them",
+            file=sys.stderr,
+        )
+    return made.patients, made.values
+
+
+def _results(
+    model: Phenotyper, patients: Sequence[str], inputs: Bags | Vectors
+) -> Iterator[dict[str, Any]]:
+    """{"patient", "concepts", "probabilities": of present, "labels"}; None if never learnt.
+
+    concepts: mentions found in the patient's notes; left out for vectors of text.
+    """
+    heads: list[dict[str, Any]] = [{"patient": patient} for patient in patients]
+    if isinstance(inputs, Bags):
+        for head, found in zip(heads, inputs.sizes.tolist(), strict=True):
+            head["concepts"] = found
+    if not model.phenotypes:
+        for head, row in zip(heads, model.code_probabilities(inputs), strict=True):
+            named = zip(model.code_names, row.tolist(), strict=True)
+            yield {**head, "probabilities": {code: round(p, 6) for code, p in named}}
+        return
+    words = {value: word for word, value in LABELS.items()}
+    chances, classes = model.probabilities(inputs)[:, :, PRESENT], model.classes(inputs)
+    for head, row, own in zip(heads, chances.tolist(), classes.tolist(), strict=True):
+        labels = {name: words.get(c) for name, c in zip(model.phenotypes, own, strict=True)}
+        named = zip(model.phenotypes, row, strict=True)
+        yield {
+            **head,
+            "probabilities": {n: round(p, 6) if labels[n] else None for n, p in named},
+            "labels": labels,
+        }
+
+
+def _csv(results: Iterator[dict[str, Any]], labelled: bool, counted: bool) -> str:
+    """A row for each patient and phenotype (or code, where none is labelled), with a heading.
+
+    counted: whether results have "concepts", the last column.
+    """
+    buffer = io.StringIO()
+    table = csv.writer(buffer, lineterminator="\n")
+    what = ["phenotype", "probability", "label"] if labelled else ["code", "probability"]
+    last = ["concepts"] if counted else []
+    table.writerow(["patient", *what, *last])
+    for each in results:
+        for name, p in each["probabilities"].items():
+            label = [each["labels"][name]] if labelled else []
+            table.writerow([each["patient"], name, p, *label, *(each[key] for key in last)])
+    return buffer.getvalue()
+
+
+def evaluate_patients(
+    model: Path,
+    path: Path,
+    device: str,
+    label_map: Mapping[str, str] | None = None,
+    place: str | None = None,
+    labels: Path | None = None,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Scores of a phenotyping model on labelled patients, and the phenotypes it does not know.
+
+    path: a folder of the i2b2 2008 obesity challenge (intuitive judgments), or JSON lines with
+    "patient", "text" and "labels" ({name: "present" | "absent" | "questionable"}), several lines
+    a patient if need be; or, with `labels`, notes as in `predict_patients`. labels: a table of
+    them (`patients/labels.py`); what is wrong in it goes to stderr. label_map, place: as in
+    `evaluate_path`, `predict_patients`; where two labels of a patient come to the same phenotype
+    and differ, neither holds, and how many there are goes to stderr.
+    Raises DataError if no phenotype is in common.
+    """
+    phenotyper = load_phenotyper(model, device)
+    if phenotyper.machines is None:
+        raise ConfigError(f"{model} ends with stage 1: it predicts codes, no phenotypes to score")
+    if labels is None:
+        notes, gold = read_gold(path)
+    else:
+        notes, gold, told = read_beside(notes_of(str(path)), path, labels)
+        for line in told:
+            print(f"note: {line}", file=sys.stderr)
+        if not gold:
+            raise DataError(
+                f"{labels}: no patient with notes in {path} is labelled: are ids the same?"
             )
-        if new and new not in known:
-            raise ConfigError(f"--map {old}={new}: the model has no {new!r}; {nearest(new, known)}")
+    before = tuple(dict.fromkeys(name for own in gold.values() for name in own))
+    _require_mapping(label_map or {}, before, phenotyper.phenotypes, labels or path)
+    gold, found, clashes = renamed(gold, label_map or {})
+    if clashes:
+        print(
+            f"note: {clashes} pair(s) of patient and phenotype have two different labels after "
+            "--map: neither holds",
+            file=sys.stderr,
+        )
+    if not set(found) & set(phenotyper.phenotypes):
+        raise DataError(
+            f"{labels or path} labels {', '.join(found) or 'nothing'}, the model knows "
+            f"{', '.join(phenotyper.phenotypes)}: name them alike with --map OLD=NEW"
+        )
+    patients, inputs = _read_patients(model, phenotyper, notes, place)
+    names = phenotyper.phenotypes
+    rows = [[gold[p].get(n, UNLABELLED) for n in names] for p in patients]
+    truth = np.array(rows, np.int8).reshape(len(patients), len(names))
+    counts = ClassCounts.of(truth, phenotyper.classes(inputs), names, phenotyper.machines.classes)
+    ranked = rankings(truth, phenotyper.probabilities(inputs)[:, :, PRESENT], names)
+    scores = counts.scores()
+    by_output = {
+        name: {**of, **{area: ranked["by_output"][name][area] for area in ("auroc", "auprc")}}
+        for name, of in scores["by_output"].items()
+    }
+    unknown = tuple(name for name in found if name not in names)
+    return {**scores, "ranking": ranked["macro"], "by_output": by_output}, unknown
