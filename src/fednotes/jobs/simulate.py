@@ -14,8 +14,8 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -179,18 +179,17 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
 
 def parts_of(job: Job, sites: Sites, config: Any) -> list[Part]:
     """The training runs of the asked conditions."""
-    parts = []
+    found: list[Part] = []
+    told: Any = {"method": job.module, "unit": job.kind.unit}
     if "alone" in job.conditions:
-        own = job.module.alone(config, sites.data)
-        parts += [
-            Part("alone", (site,), settings, site.id)
-            for site, settings in zip(sites.data, own, strict=True)
-        ]
+        own = zip(sites.data, job.module.alone(config, sites.data), strict=True)
+        found += [Part("alone", (site,), settings, site.id, **told) for site, settings in own]
     if "federated" in job.conditions:
-        parts.append(Part("federated", sites.data, config))
+        found.append(Part("federated", sites.data, config, **told))
     if "pooled" in job.conditions:
-        parts.append(Part("pooled", *job.module.pooled(config, sites.data, sites.complete)))
-    return [replace(part, method=job.module, unit=job.kind.unit) for part in parts]
+        pooled = job.module.pooled(config, sites.data, sites.complete)
+        found.append(Part("pooled", *pooled, **told))
+    return found
 
 
 def members_of(
@@ -202,15 +201,9 @@ def members_of(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[MethodSite]:
     """The sites of a part with their models and encoded data. Raises FednotesError."""
+    given: Any = {"device": device, "cache": cache or default_cache(), "progress": progress}
     return [
-        job.module.Site(
-            data,
-            part.config,
-            directory=directory,
-            device=device,
-            cache=cache or default_cache(),
-            progress=progress,
-        )
+        job.module.Site(data, part.config, directory=directory, **given)
         for data, directory in zip(part.sites, folders, strict=True)
     ]
 
@@ -235,24 +228,25 @@ class _Run:
         """The outcome of each part by its name, a finished one's as it is."""
         torch.set_num_threads(self.job.threads)
         torch.use_deterministic_algorithms(self.device == "cpu")
-        log = _Log(self.out / METRICS, self.resume)
+        if not (self.resume and (self.out / METRICS).exists()):
+            write_text(self.out / METRICS, "")
         results = {}
         for part in parts:
             folder = self.out / part.name
             outcome = finished(folder / "done.json") if self.resume else None
             if outcome is None:
-                outcome = self._trained(part, folder, log, sites)
+                outcome = self._trained(part, folder, sites)
                 write_json(folder / "done.json", outcome.model_dump())
                 shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             results[part.name] = outcome
         return results
 
-    def _trained(self, part: Part, folder: Path, log: _Log, sites: Sequence[Any]) -> Outcome:
+    def _trained(self, part: Part, folder: Path, sites: Sequence[Any]) -> Outcome:
         """Train one part and score it on every site's test data."""
 
         def observe(result: RoundResult) -> None:
             if result.evaluated:
-                log.write(part, result)
+                self._write(part, result)
             self.display.round(result)
 
         module = self.job.module
@@ -270,7 +264,7 @@ class _Run:
             secure=summed_securely(self.job, part),
         )
         state = engine.resume()
-        log.rewind(part, state.round if state else 0)
+        self._rewind(part, state.round if state else 0)
         self.display.begin(
             part, *module.planned(part.config, [member.num_examples for member in members])
         )
@@ -290,28 +284,17 @@ class _Run:
             valid={member.id: member.valid_score for member in members},
         )
 
-
-class _Log:
-    """metrics.jsonl, without lines that a resumed run will write again."""
-
-    def __init__(self, path: Path, resume: bool) -> None:
-        self.path = path
-        if not (resume and path.exists()):
-            write_text(path, "")
-
-    def rewind(self, part: Part, round: int) -> None:
-        """Drop the part's lines from `round` on, and a line cut short by a kill."""
+    def _rewind(self, part: Part, round: int) -> None:
+        """Drop the part's lines from `round` on, which are written again, and one cut short."""
         kept = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
+        for line in (self.out / METRICS).read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, KeyError, TypeError):
                 entry = parse_json(line, strict=False)
                 if entry["part"] != part.name or entry["round"] < round:
-                    kept.append(line)
-            except (ValueError, KeyError, TypeError):
-                continue
-        write_text(self.path, "".join(line + "\n" for line in kept))
+                    kept.append(line + "\n")
+        write_text(self.out / METRICS, "".join(kept))
 
-    def write(self, part: Part, result: RoundResult) -> None:
+    def _write(self, part: Part, result: RoundResult) -> None:
         entry = {
             "part": part.name,
             "condition": part.condition,
@@ -323,11 +306,12 @@ class _Log:
             "bytes_down": result.bytes_down,
             "seconds": round(result.seconds, 3),
         }
+        path = self.out / METRICS
         try:
-            with self.path.open("a", encoding="utf-8") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
         except OSError as error:
-            raise FednotesError(f"{self.path}: cannot be written ({error.strerror})") from error
+            raise FednotesError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def site_metrics(result: RoundResult, part: Part) -> dict[str, dict[str, float]]:
@@ -453,10 +437,10 @@ def set_aside(out: Path) -> bool:
     previous = out.with_name(out.name + ".previous")
     if not begun(out):
         return False
-    if previous.exists() and not (out / SUMMARY).exists():
-        shutil.rmtree(out)
-        return True
     if previous.exists():
+        if not (out / SUMMARY).exists():
+            shutil.rmtree(out)
+            return True
         recorded(previous)  # the folder of a run, not somebody's own
         shutil.rmtree(previous)
     out.rename(previous)
