@@ -28,6 +28,13 @@ def _one_thread() -> None:
     torch.set_num_threads(int(os.environ.get("FEDNOTES_TEST_THREADS", "1")))
 
 
+@pytest.fixture(autouse=True)
+def _torch_as_before() -> Iterator[None]:
+    """A run chooses deterministic algorithms for its process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What tests start in their folders ends with them, also where they are killed."""

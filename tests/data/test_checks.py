@@ -56,7 +56,8 @@ def test_everything_that_is_wrong_is_counted() -> None:
         note("a", f"{SECRET} helped", Span(0, 4, "Drug")),  # off the token boundary
         note("b", f"{SECRET} and {SECRET}", Span(0, 21, "Drug"), Span(0, 8, "Drug")),  # nested
         note("c", "arm and leg pain", Span(0, 16, "Sign", ((0, 3), (12, 16)))),  # in pieces
-        note("d", "Odd\u0007 text \ufeff here"),  # bell, byte-order mark; no mention
+        # A bell, a byte-order mark and a joiner, which is seen as one where it joins two pictures.
+        note("d", "Odd\u0007 text \ufeff here a\u200db \U0001f468\u200d\U0001f469"),  # no mention
         note("d", "   "),  # blank; repeats an id
         note("e", "same thing here twice .\nand more"),
         note("f", "Same thing  here twice .\nand more"),
@@ -67,7 +68,7 @@ def test_everything_that_is_wrong_is_counted() -> None:
     assert counts(report, "unknown_labels") == {"Sign": 1}
     assert counts(report, "rare_types") == {"Drug": 3, "Dose": 0}
     assert counts(report, "bare_documents") == {"documents": 5, "of": 8}
-    assert counts(report, "unprintable") == {"characters": 2, "documents": 1}
+    assert counts(report, "unprintable") == {"characters": 3, "documents": 1}
     assert counts(report, "blank_documents") == {"documents": 1}
     assert counts(report, "repeated_ids") == {"documents": 1}
     assert counts(report, "repeated_documents") == {"documents": 1}

@@ -1,22 +1,42 @@
-"""Job files: what they may say, and how a mistake is told."""
+"""Job files: what they may say, how a mistake is told, and a reference that holds every key."""
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fednotes import methods
+from fednotes import __version__, methods
 from fednotes.core.errors import ConfigError
+from fednotes.core.settings import read_toml
 from fednotes.core.types import SiteData, TagSet
-from fednotes.jobs.job import Job, SilosConfig, TagsConfig
-from fednotes.jobs.job_file import FILLED_IN, built_in_jobs, load_job, parse_job
+from fednotes.jobs.job import (
+    Job,
+    PatientsConfig,
+    SilosConfig,
+    SyntheticPatientsConfig,
+    TagsConfig,
+)
+from fednotes.jobs.job_file import (
+    _TABLES,
+    FILLED_IN,
+    TopConfig,
+    built_in_jobs,
+    load_job,
+    markdown,
+    parse_job,
+    reference,
+    tables,
+)
 from fednotes.jobs.results import CONDITIONS
 from fednotes.methods import fedner
+from fednotes.patients.features import ConceptsConfig
 
 BASE: dict[str, Any] = {"method": "fedner", "model": {"hashed_words": 8}}
 
@@ -46,7 +66,7 @@ def test_a_job_has_what_its_file_says() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sead": 1}, r"j\.toml: unknown key 'sead'; did you mean 'seed'"),
+        ({"sead": 1}, r"unknown key 'sead'; did you mean 'seed'"),
         ({"method": None}, "the key 'method' is missing"),
         ({"method": "fednr"}, "method = 'fednr'; did you mean 'fedner'"),
         ({"preset": "papr"}, "preset = 'papr'; did you mean 'paper'"),
@@ -61,7 +81,7 @@ def test_a_job_has_what_its_file_says() -> None:
         ({"training": {"seed": 1}}, "'seed' does not belong here"),
         ({"training": 3}, r"training is a value, expected a table \[training\]"),
         ({"model": "x"}, r"model is a value, expected a table \[model\]"),
-        ({"model": {"lstm": 3}}, r"j\.toml \[model\]: unknown key 'lstm'; known: "),
+        ({"model": {"lstm": 3}}, r"\[model\]: unknown key 'lstm'; known: "),
         ({"model": {"lstm_unit": 3}}, r"\[model\]: unknown key .*; did you mean 'lstm_units'"),
         ({"model": {"lstm_units": "3"}}, r"\[model\]: lstm_units = '3': expected a whole number"),
         ({"model": {"tagger": "elmonr"}}, "unknown tagger 'elmonr'; did you mean 'elmoner'"),
@@ -81,10 +101,34 @@ def test_a_job_has_what_its_file_says() -> None:
             {"synthetic": None, "sites": {"mercy": {"path": "x"}, "Mercy": {"path": "y"}}},
             r"\[sites\.Mercy\]: this name is taken, .* \(it is 'mercy' where case does not count",
         ),
+        ({"tags": 3}, r"tags is a value, expected a table \[tags\]"),
+        ({"tags": {"desing": "given"}}, "unknown key 'desing'; did you mean 'design'"),
+        ({"tags": {"design": "disjunct"}}, "design = 'disjunct': expected one of 'given'"),
+        ({"tags": {"design": "disjoint", "types": ["A", "A"]}}, "a type is named twice"),
+        ({"tags": {"design": "disjoint", "per_site": -1}}, "per_site = -1"),
+        ({"tags": {"design": "appendix-d", "per_site": 1}}, "per_site = 1: a number for design"),
+        ({"tags": {"design": "disjoint", "runs_per_sampling": 0}}, "at least 1"),
+        ({"tags": {"design": "given"}}, "generated sites have types of their own"),
+        (
+            {
+                "tags": {"design": "disjoint"},
+                "synthetic": None,
+                "sites": {"a": {"path": "x", "test_types": ["A"]}},
+            },
+            r"\[sites\.a\]: test_types does not go with design = 'disjoint'",
+        ),
+        ({"silos": 3}, r"silos is a value, expected a table \[silos\]"),
+        ({"silos": {"numbr": 3}}, r"\[silos\]: unknown key 'numbr'; did you mean 'number'"),
+        ({"silos": {"number": 0}}, r"\[silos\]: number = 0: at least 1 is needed"),
+        ({"silos": {"by": "ward"}}, "by = 'ward': expected one of 'patient', 'document'"),
+        (
+            {"silos": {}, "tags": {"design": "disjoint"}},
+            r"\[silos\]: silos annotate alike, design = 'disjoint' samples other types",
+        ),
     ],
 )
 def test_a_mistake_names_its_place(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
         job(**changes)
 
 
@@ -126,56 +170,12 @@ def test_tag_sets_are_part_of_a_job() -> None:
     assert job(tags=table).fingerprint != job().fingerprint
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tags": 3}, r"tags is a value, expected a table \[tags\]"),
-        ({"tags": {"desing": "given"}}, "unknown key 'desing'; did you mean 'design'"),
-        ({"tags": {"design": "disjunct"}}, "design = 'disjunct': expected one of 'given'"),
-        ({"tags": {"design": "disjoint", "types": ["A", "A"]}}, "a type is named twice"),
-        ({"tags": {"design": "disjoint", "per_site": -1}}, "per_site = -1"),
-        ({"tags": {"design": "appendix-d", "per_site": 1}}, "per_site = 1: a number for design"),
-        ({"tags": {"design": "disjoint", "runs_per_sampling": 0}}, "at least 1"),
-        ({"tags": {"design": "given"}}, "generated sites have types of their own"),
-        (
-            {
-                "tags": {"design": "disjoint"},
-                "synthetic": None,
-                "sites": {"a": {"path": "x", "test_types": ["A"]}},
-            },
-            r"\[sites\.a\]: test_types does not go with design = 'disjoint'",
-        ),
-    ],
-)
-def test_a_mistake_about_tag_sets_is_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
-        job(**changes)
-
-
 def test_silos_are_part_of_a_job() -> None:
     assert job().silos is None
     assert job(silos={}).silos == SilosConfig(5, None)
     assert job(silos={"number": 2, "by": "patient"}).silos == SilosConfig(2, "patient")
     assert job(silos={}).fingerprint != job().fingerprint
     assert job().kind.name == "documents"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"silos": 3}, r"silos is a value, expected a table \[silos\]"),
-        ({"silos": {"numbr": 3}}, r"\[silos\]: unknown key 'numbr'; did you mean 'number'"),
-        ({"silos": {"number": 0}}, r"\[silos\]: number = 0: at least 1 is needed"),
-        ({"silos": {"by": "ward"}}, "by = 'ward': expected one of 'patient', 'document'"),
-        (
-            {"silos": {}, "tags": {"design": "disjoint"}},
-            r"\[silos\]: silos annotate alike, design = 'disjoint' samples other types",
-        ),
-    ],
-)
-def test_a_mistake_about_silos_is_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
-        job(**changes)
 
 
 def test_the_fingerprint_is_of_what_the_job_says() -> None:
@@ -262,3 +262,180 @@ def test_the_complete_tag_set_keeps_the_order_of_the_sites() -> None:
     ]
     complete = fedner.for_sites(fedner.Config(), sites).tags
     assert complete == TagSet(("Z", "A", "M"), "BIOES")
+
+
+# patients
+
+
+CONCEPTS = {"dictionary": "terms.tsv"}
+PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
+
+
+def of_patients(**tables: Any) -> Job:
+    return parse_job({"method": "phenotype", **tables}, "j", Path("/x"), "j.toml")
+
+
+def test_tables_of_patients_become_configs() -> None:
+    site = {"notes": ["x", "y"], "codes": "z", "codes_format": "omop"}
+    made = of_patients(
+        sites={"a": site, "b": {**site, "notes": "w"}},
+        concepts={**CONCEPTS, "scopes": ["EXACT"], "most": 5},
+        phenotypes=PHENOTYPES,
+        hold_out={"codes": ["icd9:401", "icd9:250"]},
+    )
+    assert made.data == "patients"
+    assert made.sites["a"] == PatientsConfig(("x", "y"), codes="z", codes_format="omop")
+    assert made.sites["b"].notes == ("w",)
+    assert made.patients is not None
+    assert made.patients.concepts == ConceptsConfig("terms.tsv", scopes=("EXACT",), most=5)
+    assert made.patients.concepts.options == {"scopes": ("EXACT",)}
+    assert made.patients.held_out == ("icd9:401", "icd9:274", "icd9proc:81", "icd9:250")
+    generated = of_patients(synthetic={"patients": 50}, concepts={"context": "mark"})
+    assert generated.synthetic == SyntheticPatientsConfig(3, 50)
+    assert generated.patients is not None
+    assert generated.patients.concepts == ConceptsConfig("synthetic", context="mark")
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"sites": {"a": {}}}, r"\[sites\.a\]: the site has no notes"),
+        ({"sites": {"a": {"notes": "x", "concepts": "y"}}}, "either `notes` or `concepts`"),
+        ({"sites": {"a": {"notes": ["x", "x"]}}}, "notes: a path is named twice"),
+        ({"sites": {"a": {"notes": 3}}}, "notes = 3: expected a path or a list"),
+        ({"sites": {"a": {"notes": "x", "types": ["A"]}}}, "unknown key 'types'"),
+        ({"sites": {"a": {"notes": "x", "codes": "y"}}}, "codes and codes_format"),
+        ({"sites": {"a": {"notes": "x", "codes_format": "omop"}}}, "give both"),
+        ({"sites": {"a": {"notes": "x", "codes_format": "mimik"}}}, "expected one of"),
+        ({"sites": {"a": {"notes": "x", "test_codes": "y"}}}, "test_codes belong to"),
+        ({"sites": {"a": {"notes": "x", "labelled": 0.0}}}, "labelled = 0.0"),
+        ({"sites": {"a": {"notes": "x", "test_fraction": 0.95}}}, "nothing is trained"),
+        ({"sites": {"a": {"notes": "x"}}, "tags": {}}, r"\[tags\]: is for methods on documents"),
+        ({"sites": {"a": {"notes": "x"}}, "silos": {"by": "document"}}, "dealt by patient"),
+        ({"sites": {"a": {"notes": "x"}}, "text": {}}, r"either \[concepts\] or \[text\]"),
+        ({"sites": {"a": {"notes": "x"}}, "concepts": {}}, r"\[concepts\]: dictionary: name"),
+        ({"sites": {"a": {"notes": "x"}}, "concepts": {"dictionry": "x"}}, "'dictionary'"),
+        ({"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": ["I10"]}}, r"p: 'I10' is no code"),
+        ({"sites": {"a": {"notes": "x"}}, "phenotypes": {"p": []}}, "p = .*a list of codes"),
+        ({"sites": {"a": {"notes": "x"}}, "phenotypes": PHENOTYPES}, "are made of codes"),
+        ({"sites": {"a": {"labels": "x"}}, "phenotypes": PHENOTYPES}, "labels do not go with"),
+        ({"sites": {"a": {"notes": "x"}}, "hold_out": {"codes": ["x:1"]}}, "unknown coding"),
+        ({"synthetic": {"sentences": 3}}, r"\[synthetic\]: unknown key 'sentences'"),
+        ({"synthetic": {"patients": 3}}, "patients = 3: at least 30"),
+        ({"synthetic": {}, "phenotypes": PHENOTYPES}, "generated patients have their own"),
+    ],
+)
+def test_a_mistake_about_patients_names_its_place(tables: dict[str, Any], message: str) -> None:
+    if "synthetic" not in tables:
+        tables = {"concepts": CONCEPTS, **tables}
+    with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
+        of_patients(**tables)
+
+
+def test_tables_of_patients_belong_to_methods_on_patients() -> None:
+    table = {"method": "fedner", "synthetic": {}, "concepts": CONCEPTS}
+    with pytest.raises(ConfigError, match=r"\[concepts\]: is for methods on patients, not fedner"):
+        parse_job(table, "j", Path("/x"), "j.toml")
+    with pytest.raises(ConfigError, match=r"j\.toml: say how notes are read"):
+        of_patients(sites={"a": {"notes": "x"}})
+
+
+# the reference of the keys, and the schema
+
+
+@cache
+def listed(name: str = "") -> set[str]:
+    """Keys that stand at the beginning of a line of the reference."""
+    lines = reference(name).splitlines()
+    return {line.split(" = ")[0].strip() for line in lines if line.startswith("  ") and "=" in line}
+
+
+def test_every_key_of_every_table() -> None:
+    for head, made in tables():
+        section = reference().split(f"{head}\n")[1].split("\n\n")[0]
+        for field in fields(made):
+            hidden = "[training]" in head and field.name in FILLED_IN
+            assert (f"  {field.name} = " in section) != hidden, (head, field.name)
+
+
+def test_every_table_of_a_job() -> None:
+    heads = reference()
+    for table in _TABLES:
+        assert f"\n[{table}" in heads, table
+    assert listed("top") == {f.name for f in fields(TopConfig)}
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("sites", "  split = "),
+        ("sites", '  on_error = "refuse"  (one of "refuse", "skip")'),
+        ("sites", "    max_sentences, max_valid_sentences, max_test_sentences: at most so many"),
+        ("training", "  learning_rate = 0.001  (number)"),
+        ("top", "  method = …  (text)"),
+    ],
+)
+def test_defaults_and_meanings(key: str, line: str) -> None:
+    assert any(row.startswith(line) for row in reference(key).splitlines())
+
+
+def test_a_table_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="called 'site'; did you mean 'sites'"):
+        reference("site")
+
+
+def test_the_command(give: Any) -> None:
+    code, out, _ = give("job", "keys", "tags")
+    assert code == 0
+    assert "min_mentions = 0" in out
+    assert give("--version")[1] == f"fednotes {__version__}\n"
+
+
+def of_method(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """What the schema says of the tables of a method's jobs."""
+    cases = {c["if"]["properties"]["method"]["const"]: c["then"] for c in schema["allOf"]}
+    found: dict[str, Any] = cases[name]["properties"]
+    return found
+
+
+def test_the_page_is_of_these_tables() -> None:
+    page = Path(__file__).parents[2] / "docs" / "job.md"
+    assert page.read_text("utf-8") == markdown(), "fednotes job keys --markdown > docs/job.md"
+
+
+def test_every_key_of_the_jobs_that_there_are(schema: dict[str, Any]) -> None:
+    """It is in the reference; and in the schema, for the job's method."""
+    for name, path in built_in_jobs().items():
+        table = read_toml(path)
+        assert set(table) <= set(schema["properties"]), name
+        known = of_method(schema, table["method"])
+        for site in table.get("sites", {}).values():
+            assert set(site) <= listed("sites"), name
+            assert set(site) <= set(known["sites"]["additionalProperties"]["properties"]), name
+        for key, value in table.items():
+            if not isinstance(value, dict):
+                assert key in listed("top"), name
+            elif key not in ("sites", "phenotypes"):  # names of one's own
+                assert set(value) <= listed(key), (name, key)
+        for key in ("training", "synthetic"):
+            assert set(table.get(key, {})) <= set(known[key]["properties"]), (name, key)
+        models = [set(model["properties"]) for model in known["model"]["anyOf"]]
+        assert any(set(table.get("model", {})) <= keys for keys in models), name
+
+
+def test_the_schema_has_bounds_and_choices(schema: dict[str, Any]) -> None:
+    known = of_method(schema, "fedner")
+    site = known["sites"]["additionalProperties"]
+    assert site["properties"]["mask_overlap"]["minimum"] == 0
+    assert site["additionalProperties"] is False
+    assert site["properties"]["on_error"]["enum"] == ["refuse", "skip"]
+    assert schema["required"] == ["method"]
+    assert "seed" not in known["training"]["properties"]
+
+
+@pytest.fixture
+def schema(give: Any) -> dict[str, Any]:
+    code, out, _ = give("job", "schema")
+    assert code == 0
+    found: dict[str, Any] = json.loads(out)
+    return found

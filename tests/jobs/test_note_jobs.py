@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fednotes import methods
-from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.settings import read_toml
+from fednotes.core.types import Document
 from fednotes.data.notes import patient_of, read_notes
 from fednotes.data.notes.sites import SiteNotes
 from fednotes.data.overlap import index_documents, shared_text
@@ -203,30 +203,19 @@ def test_what_is_wrong_with_a_site_is_named(
 
 
 @pytest.fixture
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+def run(give: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
     """Give a command; returns exit code, stdout and stderr, none of which holds a text."""
+    monkeypatch.setenv("COLUMNS", "160")
 
     def given(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fednotes", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "160")
-        capsys.readouterr()
-        code = 0
-        try:
-            app.main()
-        except SystemExit as stopped:
-            code = int(str(stopped.code or 0))
-        caught = capsys.readouterr()
-        assert SECRET not in caught.out + caught.err
-        return code, caught.out, caught.err
+        code, out, err = give(*arguments)
+        assert SECRET not in out + err
+        return code, out, err
 
     return given
 
 
-def test_check_counts_the_notes_of_a_job(
-    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_check_counts_the_notes_of_a_job(tmp_path: Path, run: Any) -> None:
     name = write(tmp_path, "a.csv", 40)
     with (tmp_path / name).open("a") as file:
         file.write("p99,  \n")
@@ -245,9 +234,7 @@ def test_check_counts_the_notes_of_a_job(
     assert "ask for 20 at most" in out
 
 
-def test_overlap_is_counted_and_refused_if_strict(
-    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_overlap_is_counted_and_refused_if_strict(tmp_path: Path, run: Any) -> None:
     line = f"{SECRET} was started on warfarin five mg every day ."
     (tmp_path / "gold.conll").write_text(
         "".join(f"{word}\tO\n" for word in line.split()) + "\nx\tB-Drug\n\n"
@@ -269,9 +256,7 @@ def test_overlap_is_counted_and_refused_if_strict(
     assert run(*given, "--documents", tmp_path / "other.conll")[0] == 0
 
 
-def test_attention_names_what_is_wrong(
-    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_attention_names_what_is_wrong(tmp_path: Path, run: Any) -> None:
     notes = tmp_path / write(tmp_path, "a.csv", 4)
     code, _, err = run("attention", "--model", "x", "--notes", notes, "--out", tmp_path / "o")
     assert code == 2
@@ -308,20 +293,20 @@ def test_the_papers_job_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert made.notes[0] == "mimic: notes left out: 20 of another category"
 
 
-def test_sentences_of_a_document_are_found_however_they_are_tokenised() -> None:
-    """`corpus overlap` on a corpus whose text is tokenised and notes that are not."""
-    from fednotes.core.types import Document
-
-    index = index_documents([Document("d", "He had ( at night ) no fever , chills or pain .")])
-    (found,) = shared_text(["He had (at night) no fever, chills or pain."], [index])
-    assert found.shared_sentences == 1
-
-
-def test_placeholders_do_not_count_in_what_is_shared() -> None:
-    """Copies of one note are de-identified anew: other dates, other numbers of a hospital."""
-    from fednotes.core.types import Document
-
-    text = "Seen at [**Hospital1 18**] on [**2130-1-1**] for fever, chills and a very bad cough."
-    copy = text.replace("Hospital1 18", "Hospital6 2").replace("2130-1-1", "2151-7-30")
-    (found,) = shared_text([copy], [index_documents([Document("d", text)])])
+@pytest.mark.parametrize(
+    ("document", "note"),
+    [
+        (
+            "He had ( at night ) no fever , chills or pain .",
+            "He had (at night) no fever, chills or pain.",
+        ),
+        (
+            "Seen at [**Hospital1 18**] on [**2130-1-1**] for fever, chills and a very bad cough.",
+            "Seen at [**Hospital6 2**] on [**2151-7-30**] for fever, chills and a very bad cough.",
+        ),
+    ],
+)
+def test_a_sentence_is_found_as_another_copy_has_it(document: str, note: str) -> None:
+    """Tokenised otherwise; or de-identified anew: other dates, other numbers of a hospital."""
+    (found,) = shared_text([note], [index_documents([Document("d", document)])])
     assert found.shared_sentences == 1

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_models import save_bert
 
 from fednotes.cli.display import result_table
@@ -38,13 +36,6 @@ def job(bert: Path, method: str, **changes: Any) -> Job:
         **changes,
     }
     return parse_job(table, "test", bert, "test.toml")
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    """A run chooses deterministic algorithms for its process."""
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 class Stop:

@@ -1,4 +1,5 @@
-"""A job's sites from files: mapped, flattened, split, reduced; and what is wrong is named."""
+"""A job's sites from files: mapped, flattened, split, reduced, dealt into silos; and what is wrong
+is named."""
 
 from __future__ import annotations
 
@@ -12,9 +13,10 @@ import pytest
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.settings import read_toml
 from fednotes.core.types import Document
+from fednotes.data.notes.sites import assign
 from fednotes.data.tags import types_of
 from fednotes.jobs.job import Sites, load_sites
-from fednotes.jobs.job_file import built_in_jobs, parse_job
+from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
 from fednotes.jobs.kinds.documents import fingerprint
 
 DRUGS = "aspirin metformin ibuprofen warfarin insulin statin codeine heparin".split()
@@ -34,8 +36,10 @@ def conll(path: Path, first: int, number: int, labels: tuple[str, str] = ("Drug"
     return path.name
 
 
-def load(folder: Path, **sites: dict[str, Any]) -> Sites:
-    table = {"method": "fedner", "model": {"hashed_words": 8}, "seed": 4, "sites": sites}
+def load(folder: Path, seed: int = 4, tables: Any = None, **sites: dict[str, Any]) -> Sites:
+    """The sites of a job; tables: its others. Which method would train on them is of no account."""
+    table = {"method": "fedner", "model": {"hashed_words": 8}, "seed": seed, **(tables or {})}
+    table |= {"sites": sites} if sites else {}
     return load_sites(parse_job(table, "j", folder, "j.toml"))
 
 
@@ -58,6 +62,8 @@ def test_documents_stay_together_unless_it_is_asked_otherwise(tmp_path: Path) ->
     (by_default,) = load(tmp_path, a={"path": name}).data
     (by_document,) = load(tmp_path, a={"path": name, "split": "document"}).data
     assert by_default == by_document
+    parts = (by_document.train, by_document.valid, by_document.test)
+    assert [len(part) for part in parts] == [21, 3, 6]
 
 
 def test_patients_stay_together_where_the_corpus_names_them(tmp_path: Path) -> None:
@@ -74,12 +80,6 @@ def test_patients_stay_together_where_the_corpus_names_them(tmp_path: Path) -> N
     assert sum(len(part) for part in parts) == 80  # those without a patient, too
     with pytest.raises(DataError, match="cannot split by patient: 20 of 80 documents have none"):
         load(tmp_path, a={"path": "all.jsonl", "split": "patient"})
-
-
-def test_a_document_stays_together(tmp_path: Path) -> None:
-    name = conll(tmp_path / "all.txt", 0, 90)
-    (site,) = load(tmp_path, a={"path": name, "split": "document"}).data
-    assert [len(part) for part in (site.train, site.valid, site.test)] == [21, 3, 6]
 
 
 def test_given_parts_are_kept_and_valid_is_held_out(tmp_path: Path) -> None:
@@ -189,14 +189,22 @@ def test_what_is_wrong_is_named(
         load(tmp_path, a=site | ({"valid_fraction": 0} if "train" in site else {}))
 
 
+GENERATED = {"synthetic": {"sentences": 30}}
+
+
 def test_generated_sites_come_twice() -> None:
-    table = {"method": "fedner", "model": {"hashed_words": 8}, "synthetic": {"sentences": 30}}
-    made = load_sites(parse_job(table, "j", Path(), "j.toml"))
+    made = load(Path(), tables=GENERATED)
     assert made.complete is not None
     assert [s.id for s in made.data] == [s.id for s in made.complete]
     for own, complete in zip(made.data, made.complete, strict=True):
         assert [d.text for d in own.train] == [d.text for d in complete.train]
         assert set(own.tags.types) < set(complete.tags.types)
+    drawn = load(Path(), tables=GENERATED | {"tags": {"design": "disjoint"}})  # can be sampled too
+    assert drawn.complete is not None
+    types = [t for site in drawn.data for t in site.tags.types]
+    assert sorted(types) == sorted(drawn.complete[0].tags.types)
+    first = drawn.data[0]
+    assert {s.label for d in first.train for s in d.spans} <= set(first.tags.types)
 
 
 TYPES = ("ADE", "Dose", "Drug", "Sign")
@@ -219,8 +227,7 @@ def rich(
 
 
 def sampled(folder: Path, tags: dict[str, Any], seed: int = 4, **sites: dict[str, Any]) -> Sites:
-    table = {"method": "fedner", "model": {"hashed_words": 8}, "seed": seed, "tags": tags}
-    return load_sites(parse_job(table | {"sites": sites}, "j", folder, "j.toml"))
+    return load(folder, seed, {"tags": tags}, **sites)
 
 
 def three(folder: Path) -> dict[str, dict[str, Any]]:
@@ -279,15 +286,6 @@ def test_a_site_may_be_drawn_a_type_that_its_text_lacks(tmp_path: Path) -> None:
         assert sampled(tmp_path, tags, seed, **sites).data[2].tags.types == ("ADE",)
     with pytest.raises(ConfigError, match="min_mentions = 999: in 10,000 draws"):
         sampled(tmp_path, tags | {"min_mentions": 999}, **sites)
-
-
-def test_generated_sites_can_be_sampled_too() -> None:
-    table = {"method": "fedner", "model": {"hashed_words": 8}, "synthetic": {"sentences": 30}}
-    made = load_sites(parse_job(table | {"tags": {"design": "disjoint"}}, "j", Path(), "j.toml"))
-    assert made.complete is not None
-    own = [t for site in made.data for t in site.tags.types]
-    assert sorted(own) == sorted(made.complete[0].tags.types)
-    assert {s.label for d in made.data[0].train for s in d.spans} <= set(made.data[0].tags.types)
 
 
 def test_given_types_are_tested_on_more(tmp_path: Path) -> None:
@@ -397,7 +395,7 @@ def test_one_genre_of_a_corpus_can_be_a_site(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gum", "maccrobat", "mapped"])
 def test_the_built_in_jobs_on_heterogeneous_tag_sets_load(corpora: Path, name: str) -> None:
     """Every site can teach its types and is tested on more than it can teach."""
-    made = stub_load(name)
+    made = stub_load(f"tagsets/{name}")
     complete = {t for site in made.data for t in site.tags.types}
     for site in made.data:
         assert site.train
@@ -409,9 +407,9 @@ def test_the_built_in_jobs_on_heterogeneous_tag_sets_load(corpora: Path, name: s
 
 
 def stub_load(name: str) -> Sites:
-    """A built-in job's sites; which method would train on them is of no account."""
-    path = built_in_jobs()[f"tagsets/{name}"]
-    stub = {"method": "fedner", "preset": "best", "model": {"hashed_words": 8}}
+    """A built-in job's sites."""
+    path = built_in_jobs()[name]
+    stub = {"method": "fedner", "preset": "best", "model": {"hashed_words": 8}, "training": {}}
     return load_sites(parse_job(read_toml(path) | stub, name, path.parent, str(path)))
 
 
@@ -432,7 +430,7 @@ def test_the_papers_jobs_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 "\n#end document\n"
             )
     monkeypatch.setenv("ONTONOTES", str(tmp_path))
-    made = stub_load("ontonotes")
+    made = stub_load("tagsets/ontonotes")
     assert tuple(site.id for site in made.data) == genres
     assert sorted(t for site in made.data for t in site.tags.types) == sorted(types)
     for site in made.data:
@@ -447,7 +445,7 @@ def test_the_papers_jobs_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         lines = [json.dumps({"text": f"a b c d e {name} {i}", "spans": spans}) for i in range(20)]
         (folder / "notes.jsonl").write_text("\n".join(lines) + "\n")
     monkeypatch.setenv("CLINIC", str(tmp_path))
-    for site in stub_load("clinic").data:
+    for site in stub_load("tagsets/clinic").data:
         assert [len(part) for part in (site.train, site.valid, site.test)] == [18, 0, 2]
         assert types_of(site.test) == ("ADE", "Disease", "Drug", "Finding", "Symptom")
 
@@ -457,13 +455,162 @@ def test_annotated_types_that_the_job_lacks_are_named(tmp_path: Path) -> None:
     lines = "".join(f"a{i}\tB-Drug\nb{i}\tB-ADE\n\n" for i in range(20))
     (tmp_path / "both.conll").write_text(lines)
     (tmp_path / "ade.conll").write_text(lines.replace("B-Drug", "O"))
-    table = {
-        "method": "distill",
-        "tags": {"types": ["Drug"]},
-        "sites": {"both": {"path": "both.conll"}},
-    }
-    notes = load_sites(parse_job(table, "j", tmp_path, "j.toml")).notes
+    both, tags = {"path": "both.conll"}, {"types": ["Drug"]}
+    notes = sampled(tmp_path, tags, both=both).notes
     assert "both: annotates ADE, which [tags] types lacks: left out" in notes
-    table["sites"] = {"both": {"path": "both.conll"}, "ade": {"path": "ade.conll"}}
     with pytest.raises(ConfigError, match=r"'ade' annotates ADE; \[tags\] types has Drug"):
-        load_sites(parse_job(table, "j", tmp_path, "j.toml"))
+        sampled(tmp_path, tags, both=both, ade={"path": "ade.conll"})
+
+
+# silos
+
+
+def silos(folder: Path, table: dict[str, Any], **sites: dict[str, Any]) -> Sites:
+    return load(folder, 1, {"silos": table}, **sites)
+
+
+def test_silos_share_out_every_part_by_document(tmp_path: Path) -> None:
+    """`assign` on the documents of the undealt site, part by part, as the job's table says."""
+    name = conll(tmp_path / "all", 0, 180)
+    site = {"path": name, "split": "document", "scheme": "BIOES"}
+    (whole,) = load(tmp_path, 1, a=site).data
+    made = silos(tmp_path, {"number": 3}, a=site)
+    assert [s.id for s in made.data] == ["silo1", "silo2", "silo3"]
+    assert {s.tags for s in made.data} == {whole.tags}
+    for part in ("train", "valid", "test"):
+        given = getattr(whole, part)
+        where = assign([("document", "a", d.id) for d in given], 3, 1)
+        expected = [{k[2] for k, silo in where.items() if silo == i} for i in range(3)]
+        assert [{d.id for d in getattr(s, part)} for s in made.data] == expected
+        assert sum(len(getattr(s, part)) for s in made.data) == len(given)
+    assert made.complete is None
+    assert made.notes[-1] == "documents in 3 silos: train 42, valid 6, test 12"
+
+
+def test_two_corpora_are_one_pool_and_sentences_stay_with_their_document(tmp_path: Path) -> None:
+    a, b = conll(tmp_path / "a", 0, 90), conll(tmp_path / "b", 200, 60)
+    asked = {"split": "sentence"}
+    made = silos(tmp_path, {"number": 4}, a=asked | {"path": a}, b=asked | {"path": b})
+    notes = [{(d.text.split()[1], d.meta["document"]) for d in s.train} for s in made.data]
+    sources = [{(int(case) >= 200, note) for case, note in own} for own in notes]
+    assert sum(map(len, sources)) == len(set().union(*sources))  # none in two silos
+    assert all({large for large, _ in own} == {False, True} for own in sources)
+    assert sum(len(s.train) for s in made.data) == 63 + 42
+
+
+def test_a_patients_documents_stay_together(tmp_path: Path) -> None:
+    lines = [
+        {"text": f"took aspirin {i}", "spans": [{"start": 5, "end": 12, "label": "Drug"}]}
+        | ({"patient": f"p{i % 10}"} if i % 2 else {})
+        for i in range(60)
+    ]
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+        lines = [line | {"text": line["text"] + " more"} for line in lines]
+    site = {"train": "train.jsonl", "test": "test.jsonl", "valid_fraction": 0}
+    made = silos(tmp_path, {"number": 5, "by": "patient"}, a=site)
+    patients = [{d.patient for d in s.train if d.patient} for s in made.data]
+    assert sum(map(len, patients)) == len(set().union(*patients)) == 5
+    assert sum(len(s.train) for s in made.data) == 60
+    assert [s.valid for s in made.data] == [()] * 5  # no site has any: no silo has
+    assert made.notes[-1] == "patients in 5 silos: train 35, test 35"
+
+
+@pytest.mark.parametrize(
+    ("table", "a", "b", "message"),
+    [
+        ({"number": 5}, {}, None, r"number = 5: the valid data have 3 documents, .* 3 silos at"),
+        ({"number": 40}, {}, None, r"the train data have 21 documents, .* or give more documents"),
+        ({}, {"types": ["Drug"]}, {"types": ["ADE"]}, "'a' annotates Drug, and 'b' ADE: give"),
+        ({}, {}, {"types": ["ADE"]}, "'a' annotates ADE, Drug, and 'b' ADE: give both"),
+        ({}, {"scheme": "IO"}, {}, "'a' has the scheme IO, and 'b' BIO: give both"),
+        (
+            {},
+            {"types": ["ADE"], "test_types": ["ADE", "Drug"]},
+            {"types": ["ADE"]},
+            "'a' is tested on ADE, Drug, and 'b' ADE",
+        ),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_named(
+    tmp_path: Path, table: dict[str, Any], a: dict[str, Any], b: dict[str, Any], message: str
+) -> None:
+    site = {"path": conll(tmp_path / "all", 0, 90), "split": "document"}
+    sites = {"a": site | a} | ({"b": site | b} if b is not None else {})
+    with pytest.raises(ConfigError, match=r"\[silos\].*" + message):
+        silos(tmp_path, table, **sites)
+
+
+def test_generated_sites_are_dealt_out_with_all_their_types() -> None:
+    generated = {"synthetic": {"sites": 2, "sentences": 60}}
+    made, whole = load(Path(), 1, generated | {"silos": {"number": 2}}), load(Path(), 1, generated)
+    assert whole.complete is not None
+    assert {s.tags for s in made.data} == {s.tags for s in whole.complete}
+    for part in ("train", "valid", "test"):
+        dealt = [d.id for s in made.data for d in getattr(s, part)]
+        assert sorted(dealt) == sorted(d.id for s in whole.complete for d in getattr(s, part))
+
+
+@pytest.mark.corpora
+@pytest.mark.parametrize(("name", "sizes"), [("maccrobat", (136, 21, 43)), ("bc5cdr", (500,) * 3)])
+def test_the_built_in_jobs_of_fine_tuning_load(
+    corpora: Path, name: str, sizes: tuple[int, ...]
+) -> None:
+    made = stub_load(f"bert/{name}")
+    expected = ("Chemical", "Disease") if name == "bc5cdr" else ("problem", "test", "treatment")
+    assert [s.tags.types for s in made.data] == [expected] * 5
+    for part, size in zip(("train", "valid", "test"), sizes, strict=True):
+        notes = [{d.meta.get("document", d.id) for d in getattr(s, part)} for s in made.data]
+        assert sum(map(len, notes)) == size
+        assert max(map(len, notes)) - min(map(len, notes)) <= 1
+
+
+def test_the_papers_jobs_of_fine_tuning_train_on_every_training_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On invented records of which the test data repeat some: nothing is held out or dropped."""
+    folders = {
+        "2010": ("concept_assertion_relation_training_data", "reference_standard_for_test_data"),
+        "2012": (
+            "2012-07-15.original-annotation.release",
+            "2012-08-08.test-data.event-timex-groundtruth/xml",
+        ),
+    }
+    monkeypatch.setenv("I2B2_2010", str(tmp_path))
+    monkeypatch.setenv("I2B2_2012", str(tmp_path))
+    labels = ("PROBLEM", "TEST", "TREATMENT", "CLINICAL_DEPT", "EVIDENTIAL", "OCCURRENCE")
+    for year, parts in folders.items():
+        for part, number in zip(parts, (12, 7), strict=True):
+            (tmp_path / part).mkdir(parents=True)
+            for i in range(number):
+                words = [f"w{i}{label.lower()}" for label in labels]
+                text = "\n".join(words) + "\n"
+                file = tmp_path / part / f"r{i}"
+                if year == "2010":
+                    file.with_suffix(".txt").write_text(text)
+                    concepts = zip(words, ("problem", "test", "treatment"), strict=False)
+                    file.with_suffix(".con").write_text(
+                        "".join(
+                            f'c="{word}" {at}:0 {at}:0||t="{label}"\n'
+                            for at, (word, label) in enumerate(concepts, 1)
+                        )
+                    )
+                    continue
+                events = "".join(
+                    f'<EVENT id="E{at}" start="{text.index(word) + 1}" '
+                    f'end="{text.index(word) + 1 + len(word)}" text="{word}" '
+                    f'modality="FACTUAL" polarity="POS" type="{label}" />\n'
+                    for at, (word, label) in enumerate(zip(words, labels, strict=True))
+                )
+                file.with_suffix(".xml").write_text(
+                    '<?xml version="1.0" encoding="UTF-8" ?>\n'
+                    "<ClinicalNarrativeTemporalAnnotation>\n"
+                    f"<TEXT><![CDATA[\n{text}]]></TEXT>\n<TAGS>\n{events}</TAGS>\n"
+                    "</ClinicalNarrativeTemporalAnnotation>\n"
+                )
+        made = load_sites(load_job(f"bert/i2b2-{year}"))
+        assert [len(site.valid) for site in made.data] == [0] * 5
+        for part, number in (("train", 12), ("test", 7)):
+            documents = [d for site in made.data for d in getattr(site, part)]
+            assert len({d.id for d in documents}) == len(documents) == number
+            assert sum(len(d.spans) for d in documents) == number * (3 if year == "2010" else 6)

@@ -1,0 +1,362 @@
+"""What a run says in a terminal: its cost, its pace, its tables, and hints beside its scores."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from phenotype_patients import DISEASES, SPACE, VOCABULARY, sites_of
+from phenotype_scores import CONDITIONS, OUTPUTS, codes_alone, site_score, summary, summary_of
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fednotes.cli import display
+from fednotes.cli.display import Pace, RichDisplay, count_tables
+from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.engines.rounds import RoundResult
+from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.kinds.documents import never_right
+from fednotes.jobs.kinds.patients import KIND
+from fednotes.jobs.results import RunResult
+from fednotes.jobs.simulate import (
+    LARGE,
+    Part,
+    Traffic,
+    nothing_found,
+    pooled_below_alone,
+    simulate,
+)
+from fednotes.patients.cohort import Bags, Cohort, SitePatients
+
+TAGGER = {
+    "tagger": "cnn-clstm-crf", "hashed_words": 64, "word_dim": 4, "char_dim": 4,
+    "char_filters": 6, "cnn_filters": 8, "lstm_units": 4,
+}  # fmt: skip
+JOBS: dict[str, dict[str, Any]] = {
+    "fedner": {"training": {"epochs": 3, "batch_size": 24, "evaluate_every": 2, "patience": 9}},
+    "distill": {"training": {"unannotated": "marginal", "weighting": False, "rounds": 3}},
+}
+
+
+class Told(RichDisplay):
+    """Keeps what it was told of the cost."""
+
+    def cost(self, traffic: Traffic) -> None:
+        self.told = traffic
+        super().cost(traffic)
+
+
+@pytest.mark.parametrize("method", sorted(JOBS))
+def test_the_estimate_is_what_is_sent(method: str, tmp_path: Path) -> None:
+    """Against the engine's own count of all sites, which has counts and options besides."""
+    table = {
+        "method": method, "seed": 1, "conditions": ["federated"], "model": TAGGER,
+        "synthetic": {"sites": 3, "sentences": 30}, **JOBS[method],
+    }  # fmt: skip
+    shown = Told(Console(quiet=True))
+    summary = simulate(
+        parse_job(table, "tiny", tmp_path, "tiny.toml"), tmp_path / "run", display=shown
+    )
+    assert summary.conditions["federated"]["rounds"] == shown.told.rounds
+    assert 3 * shown.told.up == pytest.approx(summary.bytes_up, rel=0.05)
+    assert 3 * shown.told.down == pytest.approx(summary.bytes_down, rel=0.05)
+    assert 3 * shown.told.up <= summary.bytes_up
+    assert 3 * shown.told.down <= summary.bytes_down
+
+
+def result(round: int, seconds: float) -> RoundResult:
+    return RoundResult(round, {}, 3, 0, 0, seconds, False)
+
+
+def test_the_pace_of_the_first_rounds() -> None:
+    """The first round is a start-up's; from 3 s to 9 s two rounds: 3 s each, 96 more of 100."""
+    pace = Pace(100)
+    assert [pace.left(result(n, s)) for n, s in ((0, 2.0), (1, 3.0), (2, 6.9))] == [None] * 3
+    assert pace.left(result(3, 8.0)) == pytest.approx(96 * 6.0 / 3)
+    assert pace.left(result(4, 14.0)) == pytest.approx(95 * 12.0 / 4)
+    assert Pace(0).left(result(9, 99.0)) is None
+
+
+@pytest.mark.parametrize(("ask", "total", "asked"), [
+    (True, LARGE + 2, 1), (True, LARGE, 0), (False, LARGE + 2, 0)
+])  # fmt: skip
+def test_much_is_asked_about(
+    ask: bool, total: float, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is asked where there is nobody, and the line is told in any case."""
+    questions: list[str] = []
+
+    def confirm(text: str, abort: bool) -> None:
+        questions.append(text)
+        raise typer.Abort
+
+    monkeypatch.setattr(display.typer, "confirm", confirm)
+    console = Console(record=True, width=200)
+    traffic = Traffic(10, int(total) // 2, int(total) // 2)
+    if asked:
+        with pytest.raises(typer.Abort):
+            RichDisplay(console, ask=ask).cost(traffic)
+    else:
+        RichDisplay(console, ask=ask).cost(traffic)
+    assert len(questions) == asked
+    assert "at most 10 rounds, in each about 500 MB up and 500 MB down a site: 10 GB a site" in (
+        console.export_text()
+    )
+
+
+def test_lines_tell_the_time_left() -> None:
+    """Three seconds a round, and seven rounds left after the third: 21 seconds."""
+    out = io.StringIO()
+    bar = RichDisplay(Console(file=out, width=200))
+    part: Any = Part("federated", (object(),), None)
+    bar.begin(part, 10, 5)
+    for number in range(3):
+        metrics = {"loss": 1.0}
+        bar.round(RoundResult(number, metrics, 1, 0, 0, 100 + 3.0 * number, True))
+    bar.end()
+    lines = out.getvalue().splitlines()
+    assert "left" not in lines[0]  # the first says nothing of the pace
+    assert lines[2].endswith("21.0 s left at most")
+
+
+# hints
+
+ROUNDS = {"alone": {"rounds": 60}, "pooled": {"rounds": 20}}
+
+
+def mean(alone: float, pooled: float) -> dict[str, Any]:
+    return {"alone": {"strict": {"f1": alone}}, "pooled": {"strict": {"f1": pooled}}}
+
+
+@pytest.mark.parametrize(
+    ("heads", "personal", "rounds", "said"),
+    [
+        (True, 0, ROUNDS, ["an output layer for each"]),
+        (False, 0, ROUNDS, ["one model serves all sites"]),
+        (False, 3, ROUNDS, ["one model serves", "alone ends with 3 personal epochs"]),
+        (True, 0, ROUNDS | {"pooled": {"rounds": 19}}, ["an output layer", "it took fewer rounds"]),
+    ],
+)
+def test_pooled_below_alone(
+    heads: bool, personal: int, rounds: dict[str, Any], said: list[str]
+) -> None:
+    """60 rounds of three sites are 20 at each; no reason is given but what the run knows."""
+    own = SimpleNamespace(personal_epochs=personal)
+    sites = (1, 2, 3) if heads else (1,)
+    parts = [Part("alone", (1,), own), Part("pooled", sites, SimpleNamespace())]
+    (line,) = pooled_below_alone(mean(0.7, 0.65), rounds, parts, 3)
+    assert "mean F1 65.0 against 70.0" in line
+    assert f"{rounds['pooled']['rounds']} rounds against 20 at a site" in line
+    every = ["an output layer", "one model serves", "personal epochs", "fewer rounds"]
+    assert [what for what in every if what in line] == [
+        what for what in every if any(what in each or each in what for each in said)
+    ]
+
+
+@pytest.mark.parametrize("scores", [mean(0.7, 0.7), {"alone": {}, "pooled": {}}, {}])
+def test_nothing_is_said_where_pooled_is_not_below(scores: dict[str, Any]) -> None:
+    assert list(pooled_below_alone(scores, ROUNDS, [], 3)) == []
+
+
+def site(name: str, *labels: str) -> SiteData:
+    spans = tuple(Span(0, 4, label) for label in labels)
+    return SiteData(name, TagSet(("ADE", "Drug", "Dose")), (Document("d", "text", spans),), (), ())
+
+
+def scored(f1: float, support: int, predicted: int) -> dict[str, Any]:
+    return {"strict": {"f1": f1}, "support": support, "predicted": predicted}
+
+
+def test_types_that_score_nothing() -> None:
+    """Named with their training mentions; not those that the test data lack, nor those found."""
+    by_type = {
+        "Drug": scored(0.5, 9, 9),
+        "ADE": scored(0.0, 4, 0),
+        "Dose": scored(0.0, 2, 3),
+        "Route": scored(0.0, 0, 5),
+        "Form": scored(0.0, 1, 0),
+    }
+    scores = {"a": {"federated": {"relaxed": {"f1": 0.5}, "by_type": by_type}}}
+    told = list(never_right(scores, [site("a", "ADE", "Dose"), site("b", "ADE", "ADE")]))
+    assert len(told) == 3
+    assert "ADE scores 0 (1 training mentions here, 3 at all sites; never predicted)" in told[0]
+    assert "label_map" not in told[0]
+    assert "Dose scores 0 (1 training mentions here, 1 at all sites)" in told[1]
+    assert "if other sites have it by another name: label_map" in told[1]
+    assert "Form scores 0 (0 training mentions here, 0 at all sites; never" in told[2]
+    assert "name it as the training data do (label_map)" in told[2]
+    nothing = {"a": {"federated": {"relaxed": {"f1": 0.0}, "by_type": by_type}}}
+    assert list(never_right(nothing, [site("a")])) == []  # another note says so
+
+
+# tables
+
+
+def result_table(values: dict[str, Any]) -> Table:
+    return display.result_table(RunResult(**values))
+
+
+def disease_table(values: dict[str, Any]) -> Table | None:
+    return display.disease_table(RunResult(**values))
+
+
+def nothing_judged(values: dict[str, Any]) -> str:
+    return display.nothing_judged(RunResult(**values))
+
+
+def shown(table: Table | None, width: int = 200) -> list[list[str]]:
+    """The words of each row that has any."""
+    assert table is not None
+    out = io.StringIO()
+    Console(file=out, width=width).print(table)
+    rows = [re.sub(r"[^\w.,/–… %-]", " ", line).split() for line in out.getvalue().splitlines()]
+    return [row for row in rows if row]
+
+
+def row_of(table: Table | None, name: str) -> list[str]:
+    return next(r[1:] for r in shown(table) if r[0] == name)
+
+
+def numbers(scores: dict[str, Any]) -> list[str]:
+    return [f"{100 * scores['phenotypes']['f1']:.1f}", f"{scores['ranking']['auroc']:.3f}"]
+
+
+def test_the_result_table_has_macro_f1_and_auroc() -> None:
+    values = summary()
+    for site, scores in values["sites"].items():
+        assert row_of(result_table(values), site) == [
+            cell for c in CONDITIONS for cell in numbers(scores[c])
+        ]
+    assert row_of(result_table(values), "mean") == [
+        cell for c in CONDITIONS for cell in numbers(values["mean"][c])
+    ]
+
+
+def test_a_title_is_shown_as_it_is() -> None:
+    """Square brackets are no markup."""
+    values = summary_of({"a": {"federated": codes_alone(1)}}) | {"title": "ADR [/v2]"}
+    title = result_table(values).title
+    assert isinstance(title, str)
+    assert Text.from_markup(title).plain.startswith("ADR [/v2] (")
+
+
+def test_stage_1_alone_shows_its_codes() -> None:
+    values = summary_of({"a": {"federated": codes_alone(1)}, "b": {"federated": codes_alone(3)}})
+    assert row_of(result_table(values), "b") == ["0.330", "0.730"]
+    assert row_of(result_table(values), "mean") == ["0.320", "0.720"]
+    assert disease_table(values) is None
+
+
+def test_sites_without_labels_are_counted_not_shown() -> None:
+    sites = {"a": {"federated": site_score(1)}, "codes": {"federated": codes_alone(2)}, "n": {}}
+    sites["n"] = {"federated": {}}
+    lines = shown(result_table(summary_of(sites)))
+    words = " ".join(word for line in lines for word in line)
+    assert "2 more sites have no labelled test patient" in words
+    assert not {"codes", "n"} & {line[0] for line in lines}
+
+
+def test_without_test_patients_it_is_said() -> None:
+    """No table of masked words for patients; a run with any score has nothing to say."""
+    bare = summary_of({"a": {"alone": {}, "federated": {}}, "b": {"alone": {}, "federated": {}}})
+    assert nothing_judged(bare).startswith("no test patient has a label or a code")
+    assert nothing_judged(bare | {"method": "pretrain"}).startswith("nothing is held out")
+    assert nothing_judged(summary()) == ""
+    assert nothing_judged(summary_of({"a": {"alone": {}}, "b": {"alone": codes_alone(1)}})) == ""
+
+
+def test_a_number_that_does_not_exist_is_a_dash() -> None:
+    values = summary_of({"a": {"federated": site_score(1) | {"ranking": {"auroc": None}}}})
+    assert row_of(result_table(values), "a")[1] == "–"
+
+
+def test_the_disease_table_is_that_of_the_paper() -> None:
+    """Each cell by hand from the sites' scores; the average is of the rows above it."""
+    values = summary()
+    table = disease_table(values)
+    columns: list[list[float]] = []
+    for name in OUTPUTS:
+        cells = []
+        for c in CONDITIONS:
+            both = [values["sites"][s][c]["by_output"][name] for s in ("north", "south")]
+            cells += [
+                100 * fmean(each["macro"][k] for each in both)
+                for k in ("precision", "recall", "f1")
+            ]
+            areas = [each["auroc"]["value"] for each in both]
+            cells.append(np.nan if None in areas else 100 * fmean(areas))
+        columns.append(cells)
+        assert row_of(table, name) == ["–" if np.isnan(v) else f"{v:.1f}" for v in cells]
+    means = np.nanmean(np.array(columns), axis=0)
+    assert row_of(table, "average") == [f"{mean:.1f}" for mean in means]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_cuts_names_not_numbers(width: int) -> None:
+    values = summary()
+    for scores in values["mean"].values():
+        scores["by_output"]["Hypertriglyceridemia"] = scores["by_output"].pop("obesity")
+    lines = shown(disease_table(values), width)
+    wide = {tuple(line[-12:]) for line in shown(disease_table(values)) if len(line) == 13}
+    narrow = {tuple(line[-12:]) for line in lines if len(line) == 13}
+    assert narrow == wide
+    assert len(narrow) == 5  # the heads, three diseases, the average
+
+
+def test_hints_name_what_was_never_found() -> None:
+    score = site_score(1)
+    score["by_output"]["asthma"]["present"]["predicted"] = 0
+    (never, lone) = nothing_found({"north": {"federated": score}})
+    assert never.startswith("north, federated: predicts nobody to have asthma:")
+    assert "all present or all absent for gout" in lone
+    assert list(nothing_found({"north": {"federated": codes_alone(1)}})) == []
+
+
+# what `check` shows
+
+
+def test_patients_are_counted_by_part() -> None:
+    """Counts by plain loops over the patients."""
+    sites = sites_of(2)
+    counted = shown(count_tables(KIND.counts(sites))[0])
+    lines = [line for line in counted if {"train", "valid", "test"} & {*line}]
+    for place, site in enumerate(sites):
+        for at, part in enumerate(("train", "valid", "test")):
+            cohort = getattr(site, part)
+            sizes = [
+                int(cohort.bags.offsets[i + 1] - cohort.bags.offsets[i]) for i in range(len(cohort))
+            ]
+            expected = [
+                len(cohort),
+                sum(p in site.codes for p in cohort.patients),
+                sum(any(label >= 0 for label in labels) for labels in cohort.labels.tolist()),
+                sizes.count(0),
+                f"{fmean(sizes):.1f}",
+                max(sizes),
+            ]
+            assert lines[3 * place + at][-6:] == list(map(str, expected))
+
+
+def test_labels_of_test_patients() -> None:
+    """By hand; a site without labels is left out, and no table is made without any."""
+    labels = np.array([[1, 0, 2], [1, 1, -1], [0, -1, -1]], np.int8)
+    bags = Bags.of([[0], [1], []], VOCABULARY)
+    cohort = Cohort("a", ("x", "y", "z"), bags, labels, DISEASES)
+    empty = cohort.take([])
+    bare = Cohort("b", ("u",), Bags.of([[]], VOCABULARY), np.full((1, 3), -1), DISEASES)
+    sites = (
+        SitePatients("a", SPACE, empty, empty, cohort, {}),
+        SitePatients("b", SPACE, empty, empty, bare, {}),
+    )
+    assert row_of(count_tables(KIND.counts(sites))[1], "asthma") == ["2/1/0"]
+    assert row_of(count_tables(KIND.counts(sites))[1], "gout") == ["0/0/1"]
+    assert len(KIND.counts(sites[1:])) == 1
+    assert ["valid", "0", "0", "0", "0", "–", "–"] in shown(count_tables(KIND.counts(sites))[0])
