@@ -74,17 +74,13 @@ class RichDisplay(Display):
         self._tell_cost(str(traffic), traffic.up + traffic.down > LARGE)
 
     def begin(self, part: Part, rounds: int, sentences: int) -> None:
-        """A part starts (or goes on)."""
         self._close()
         self._part, self._rounds, self._sentences = part, rounds, sentences
         self._pace, self._told = Pace(rounds), False
         self._scores = ""
-        self._bar = _bar(self.console)
-        self._task = self._bar.add_task(part.name, total=rounds or None, line="")
-        self._bar.start()
+        self._begin(part.name, rounds or None)
 
     def round(self, result: RoundResult) -> None:
-        """A round was committed."""
         assert self._bar is not None
         if result.evaluated:
             found = site_metrics(result, self._part)
@@ -126,23 +122,17 @@ class RichDisplay(Display):
                 typer.confirm("Go on?", abort=True)
 
     def end(self) -> None:
-        """The part is trained."""
         if self._bar is not None:
             self._bar.update(self._task, completed=self._rounds or None)
         self._close()
 
     def features(self, done: int, total: int) -> None:
-        """Frozen features are being computed, or notes read for concepts."""
-        if self._bar is None:
-            self._bar = _bar(self.console)
-            self._task = self._bar.add_task("features of notes", total=total, line="")
-            self._bar.start()
-        self._bar.update(self._task, completed=done, total=total)
+        bar = self._bar or self._begin("features of notes", total)
+        bar.update(self._task, completed=done, total=total)
         if done >= total:
             self._close()
 
     def warn(self, text: str) -> None:
-        """Something to know before training."""
         self.console.print(f"[yellow]warning:[/yellow] {escape(text)}", soft_wrap=True)
 
     def __enter__(self) -> RichDisplay:
@@ -150,6 +140,12 @@ class RichDisplay(Display):
 
     def __exit__(self, *error: object) -> None:
         self._close()  # an error must not leave the terminal without its cursor
+
+    def _begin(self, name: str, total: int | None) -> Progress:
+        self._bar = _bar(self.console)
+        self._task = self._bar.add_task(name, total=total, line="")
+        self._bar.start()
+        return self._bar
 
     def _close(self) -> None:
         if self._bar is not None:

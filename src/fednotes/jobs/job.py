@@ -24,6 +24,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -31,7 +32,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from annotated_types import Ge, Gt, Interval
 
 from fednotes import methods
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.federation import Method
 from fednotes.core.settings import build, checked, expand
 from fednotes.core.types import Scheme, SiteData
@@ -562,6 +563,15 @@ class Sites:
     def told(self) -> tuple[str, ...]:
         """What a run says of its data: `warnings`, and what was changed on the way."""
         return (*(f"warning: {text}" for text in self.warnings), *self.notes)
+
+
+@contextmanager
+def site_named(name: str, kind: type[FednotesError] = FednotesError) -> Iterator[None]:
+    """Errors of a kind name the site that they are of."""
+    try:
+        yield
+    except kind as error:
+        raise type(error)(f"site {name!r}: {error}") from error
 
 
 def load_sites(job: Job, progress: Progress | None = None, cache: Path | None = None) -> Sites:

@@ -28,7 +28,6 @@ from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.federation import Method
 from fednotes.core.settings import assign, build, checked, expand, read_toml
-from fednotes.jobs import kinds
 from fednotes.jobs.job import (
     POOLED,
     FederationConfig,
@@ -38,10 +37,11 @@ from fednotes.jobs.job import (
     SiteKind,
     TagsConfig,
 )
+from fednotes.jobs.kinds import documents, notes, patients
 from fednotes.jobs.results import CONDITIONS
 from fednotes.patients.features import ConceptsConfig, TextConfig
 
-KINDS = {name: kinds.find(name) for name in kinds.names()}
+KINDS = {kind.name: kind for kind in (documents.KIND, notes.KIND, patients.KIND)}
 # Of a Config, by the job itself.
 FILLED_IN = {
     *("seed", "tags", "platforms", "model", "space", "phenotypes", "questionable", "vectors"),

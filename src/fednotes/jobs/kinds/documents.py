@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem, nearest
+from fednotes.core.errors import ConfigError, DataError, Problem, nearest
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import build
 from fednotes.core.types import Document, SiteData, Span, TagSet
@@ -40,7 +40,15 @@ from fednotes.data.notes.sites import assign
 from fednotes.data.split import mask_overlap, sentence_documents, split, subsample, without_leaks
 from fednotes.data.tags import FlattenCounts, flatten, relabel, types_of
 from fednotes.data.text import split_sentences
-from fednotes.jobs.job import Job, SiteConfig, SiteKind, Sites, SyntheticConfig, TagsConfig
+from fednotes.jobs.job import (
+    Job,
+    SiteConfig,
+    SiteKind,
+    Sites,
+    SyntheticConfig,
+    TagsConfig,
+    site_named,
+)
 
 Documents = tuple[Document, ...]
 Parts = dict[str, Documents]
@@ -83,20 +91,23 @@ class _Corpora:
 
     def sites(self) -> Sites:
         """The data of all sites."""
-        config = self.job.tags
+        job, config = self.job, self.job.tags
         raw = self._raw()
         found = {name: types_of(chain(*parts.values())) for name, parts in raw.items()}
         kept, complete = self._kept(found)
-        whole = {name: self._parts(name, raw.pop(name), kept[name]) for name in self.job.sites}
+        whole = {name: self._parts(name, raw.pop(name), kept[name]) for name in job.sites}
         for name, parts in whole.items():
             self.findings += bare_documents(tuple(chain(*parts.values())), name)
-        full = tuple(self._full(name, whole) for name in self.job.sites)
+        full = tuple(self._full(name, whole) for name in job.sites)
         if config is not None and config.sampled:
             everything = [chain(*parts.values()) for parts in whole.values()]
-            drawn = _draw(config, self.job.seed, complete, everything)
-            made = _sampled(drawn, complete, full)
+            made = _sampled(_draw(config, job.seed, complete, everything), complete, full)
             return replace(made, notes=(*self.notes, *made.notes), findings=tuple(self.findings))
-        data = tuple(_own(self.job.sites[site.id], site) for site in full)
+        own = [job.sites[site.id] for site in full]
+        data = tuple(
+            _kept_types(site, site.tags.types, of.types or None, of.test_types)
+            for site, of in zip(full, own, strict=True)
+        )
         if config is not None:
             _require_learnable(config.types, data)
             self.notes += _tag_notes(data)
@@ -136,15 +147,13 @@ class _Corpora:
                     f"site {name!r} asks for the type {label!r}, its files have "
                     f"{', '.join(mapped) or 'no entity'}; {nearest(label, mapped)}"
                 )
-        try:
+        with site_named(name):
             chosen = {part: _where(documents, site.where) for part, documents in raw.items()}
             if site.share:
                 number, of = site.shares
                 shares = {str(i): 1 / of for i in range(1, of + 1)}
                 dealt = split(chosen["path"], shares, site.split, self.job.seed)
                 chosen["path"] = dealt[str(number)]
-        except FednotesError as error:
-            raise type(error)(f"site {name!r}: {error}") from error
         return {part: relabel(documents, site.label_map) for part, documents in chosen.items()}
 
     def _files(self, name: str, site: SiteConfig) -> Parts:
@@ -155,12 +164,11 @@ class _Corpora:
             if not (text := getattr(site, part)):
                 continue
             try:
-                path = self.job.located(text, f"sites.{name}.{part}")
-                raw[part], problems = self._read_once(path, site.format)
+                with site_named(name, ConfigError):
+                    path = self.job.located(text, f"sites.{name}.{part}")
+                    raw[part], problems = self._read_once(path, site.format)
                 if site.on_error == "refuse" or not raw[part]:
                     problems.refuse()
-            except ConfigError as error:
-                raise ConfigError(f"site {name!r}: {error}") from error
             except DataError as error:
                 wrong += error.problems or (Problem("", 0, "file", str(error)),)
                 continue
@@ -176,7 +184,7 @@ class _Corpora:
         found: in its files. Raises ConfigError where that does not go with [tags].
         """
         sites, config = self.job.sites, self.job.tags
-        named = {name: tuple(dict.fromkeys(s.types + s.test_types)) for name, s in sites.items()}
+        named = {name: _named(site) for name, site in sites.items()}
         asked = {name: named[name] if s.types else found[name] for name, s in sites.items()}
         if config is None:
             return {name: asked[name] if s.types else None for name, s in sites.items()}, ()
@@ -195,17 +203,14 @@ class _Corpora:
                     f"{nearest(other[0], complete)}"
                 )
         for name, labels in found.items():
-            odd = sorted(set(labels) - set(complete))
-            if odd and len(odd) == len(set(labels)):
-                raise ConfigError(
-                    f"site {name!r} annotates {', '.join(odd)}; [tags] types has "
-                    f"{', '.join(complete)}: map its labels to these in label_map, or add them to "
-                    "types"
-                )
-            if odd:
-                self.notes.append(
-                    f"{name}: annotates {', '.join(odd)}, which [tags] types lacks: left out"
-                )
+            if odd := sorted(set(labels) - set(complete)):
+                what = f"annotates {', '.join(odd)}"
+                if len(odd) == len(set(labels)):
+                    raise ConfigError(
+                        f"site {name!r} {what}; [tags] types has {', '.join(complete)}: map its "
+                        "labels to these in label_map, or add them to types"
+                    )
+                self.notes.append(f"{name}: {what}, which [tags] types lacks: left out")
         if config.sampled:
             return dict.fromkeys(sites, complete), complete
         return {name: tuple(t for t in complete if t in asked[name]) for name in sites}, complete
@@ -214,10 +219,8 @@ class _Corpora:
         """Train, valid and test documents with flat labels."""
         site: SiteConfig = self.job.sites[name]
         flat = {part: self._flat(name, site, part, raw[part], types) for part in raw}
-        try:
+        with site_named(name):
             parts = self._split(site, flat)
-        except FednotesError as error:
-            raise type(error)(f"site {name!r}: {error}") from error
         for part in ("valid", "test") if site.train and site.repeats == "drop" else ():
             parts["train"], dropped = without_leaks(parts["train"], parts[part])
             if part == "test" and not site.valid:  # valid was held out of train
@@ -285,6 +288,10 @@ class _Corpora:
         return SiteData(name, tagset, own["train"], own["valid"], own["test"])
 
 
+def _named(site: SiteConfig) -> Types:
+    return tuple(dict.fromkeys(site.types + site.test_types))
+
+
 def _where(documents: Documents, where: str) -> Documents:
     """The documents whose meta has the value; all if nothing is asked."""
     key, _, value = where.partition("=")
@@ -299,28 +306,24 @@ def _where(documents: Documents, where: str) -> Documents:
     raise DataError(f"where = {where!r}: no document has this value; {told}")
 
 
-def _own(site: SiteConfig, full: SiteData) -> SiteData:
-    """A site with the types that its table gives."""
-    own = site.types or None
-    train, valid = relabel(full.train, {}, own), relabel(full.valid, {}, own)
-    test = relabel(full.test, {}, site.test_types or own)
-    return SiteData(full.id, full.tags, train, valid, test, site.test_types)
+def _kept_types(
+    site: SiteData, types: Types, own: Types | None, test_types: Types = ()
+) -> SiteData:
+    """A site of these types whose data keep `own` (None: all), its test part `test_types`."""
+    train, valid = relabel(site.train, {}, own), relabel(site.valid, {}, own)
+    test = relabel(site.test, {}, test_types or own)
+    return SiteData(site.id, TagSet(types, site.tags.scheme), train, valid, test, test_types)
 
 
 def _sampled(sets: tags.TagSets, types: Types, full: Sequence[SiteData]) -> Sites:
     """Sites whose training and validation data keep the types that were drawn for them."""
     unused = [t for t in types if not any(t in own for own in sets)]
-    left = f"annotated at no site in this sampling, left out: {', '.join(unused)}"
     types = tuple(t for t in types if t not in unused)
-    complete, data = [], []
-    for site, own in zip(full, sets, strict=True):
-        train, valid, test = (relabel(p, {}, types) for p in (site.train, site.valid, site.test))
-        scheme = site.tags.scheme
-        complete.append(SiteData(site.id, TagSet(types, scheme), train, valid, test))
-        train, valid = relabel(train, {}, own), relabel(valid, {}, own)
-        data.append(SiteData(site.id, TagSet(own, scheme), train, valid, test, types))
-    notes = (*([left] if unused else ()), *_tag_notes(data))
-    return Sites(tuple(data), tuple(complete), notes)
+    complete = tuple(_kept_types(site, types, types) for site in full)
+    pairs = zip(complete, sets, strict=True)
+    data = tuple(_kept_types(site, own, own, types) for site, own in pairs)
+    left = f"annotated at no site in this sampling, left out: {', '.join(unused)}"
+    return Sites(data, complete, (*([left] if unused else ()), *_tag_notes(data)))
 
 
 def _draw(
@@ -514,7 +517,7 @@ def _one_sentence(site: SiteData) -> SiteData:
 
 
 def _invented(name: str, site: SiteConfig) -> SiteData:
-    types = tuple(dict.fromkeys((*site.types, *site.test_types))) or ("Drug",)
+    types = _named(site) or ("Drug",)
     note = Document("invented", "Took aspirin .", (Span(5, 12, types[0]),))
     return SiteData(name, TagSet(types, site.scheme), (note,), (), ())
 

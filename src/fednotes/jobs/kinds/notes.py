@@ -7,7 +7,6 @@ from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
-from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document
 from fednotes.data import synthetic
 from fednotes.data.formats import read
@@ -24,9 +23,8 @@ def load_note_sites(job: Job, progress: object = None, cache: Path | None = None
     the site.
     """
     corpora = list(_generated(job) if job.synthetic else _from_files(job))
-    number = job.silos.number if job.silos else 0
-    by = (job.silos.by if job.silos else None) or "patient"
-    sites, told = site_notes(corpora, job.seed, number, by)
+    number, by = (job.silos.number, job.silos.by) if job.silos else (0, None)
+    sites, told = site_notes(corpora, job.seed, number, by or "patient")
     return Sites(sites, None, told)
 
 
@@ -53,23 +51,13 @@ def _from_files(job: Job) -> Iterator[NoteCorpus]:
 
 def _generated(job: Job) -> Iterator[NoteCorpus]:
     """The texts of generated sites as their notes (training and validation data)."""
-    if job.synthetic is None:
-        raise ConfigError("the job has no [synthetic] table")
-    made = synthetic.generate(job.synthetic.sites, job.synthetic.sentences, job.seed)
-    for site in made:
+    for site in synthetic.generate(job.synthetic.sites, job.synthetic.sentences, job.seed):
         name, documents = site.data.id, (*site.data.train, *site.data.valid)
-        yield NoteCorpus(name, _Generated(name, documents), "generated notes")
+        yield NoteCorpus(name, partial(_notes, name, documents), "generated notes")
 
 
-class _Generated:
-    """Documents as a source of notes."""
-
-    def __init__(self, name: str, documents: tuple[Document, ...]) -> None:
-        self._name, self._documents = name, documents
-
-    def __call__(self) -> Iterator[Note]:
-        for d in self._documents:
-            yield Note(d.id, d.text, d.patient, None, self._name)
+def _notes(name: str, documents: tuple[Document, ...]) -> Iterator[Note]:
+    return (Note(d.id, d.text, d.patient, None, name) for d in documents)
 
 
 def _counts(sites: Sequence[SiteNotes]) -> list[CountTable]:
