@@ -161,8 +161,8 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     """Names from job files are text, whatever they hold."""
     evil = '<img src=x onerror="alert(1)">&'
     values = summary()
-    values["title"] = values["command"] = values["notes"] = evil
-    values["seed"] = evil
+    values["title"] = values["command"] = evil
+    values["notes"] = [evil]
     values["config"] = {evil: [evil], "inner": {evil: evil}}
     site = values["sites"].pop("ncbi")
     site[evil] = site.pop("pooled")
@@ -204,10 +204,9 @@ def test_missing_keys_are_gaps(tmp_path: Path, key: str) -> None:
 @pytest.mark.parametrize("value", [None, "high", True, float("nan"), float("inf"), [1], {}])
 def test_what_is_no_number_is_a_gap(tmp_path: Path, value: object) -> None:
     values = summary()
-    values["seconds"] = values["bytes_up"] = value
     values["mean"]["alone"]["strict"] = value
     values["sites"]["ncbi"]["alone"]["strict"] = {"f1": value}
-    values["sites"]["ncbi"]["federated"] = value
+    values["sites"]["ncbi"]["federated"] = {"strict": value}
     lines = metrics()
     lines[1].update(round=value, loss=value, sites=value, bytes_up=value)
     page = report(tmp_path, values, lines)
@@ -271,6 +270,9 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         write_report(tmp_path)
     (tmp_path / "summary.json").write_text('{\n"seed": 7,,}')
     with pytest.raises(DataError, match=r"summary\.json:2: not JSON"):
+        write_report(tmp_path)
+    (tmp_path / "summary.json").write_text('{"bytes_up": NaN}')
+    with pytest.raises(DataError, match=r"summary\.json: bytes_up"):
         write_report(tmp_path)
     (tmp_path / "summary.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot be read"):

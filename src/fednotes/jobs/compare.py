@@ -45,40 +45,33 @@ def compare_runs(
     for name in (condition, against):
         if name not in CONDITIONS:
             raise ConfigError(f"no condition is called {name!r}; {nearest(name, CONDITIONS)}")
-    job_a, job_b = job_of(a), job_of(b)
-    for run, job in ((a, job_a), (b, job_b)):
-        if job.data == "notes":
-            raise DataError(f"{run}: a run of {job.method!r} finds no entities to compare")
-    if "patients" in (job_a.data, job_b.data):
-        if job_a.data != job_b.data:
-            raise DataError(f"{a} and {b}: one finds phenotypes, the other entities")
-        if metric not in ("strict", "auroc"):
-            raise ConfigError(
-                f"--metric {metric}: runs on patients are compared by macro F1, or by auroc"
-            )
-        own = load_sites(job_a).data
-        same = a.resolve() == b.resolve()
-        others = own if same else load_sites(job_b).data
-        kind = "macro AUROC" if metric == "auroc" else "macro F1"
+    job, other_job = job_of(a), job_of(b)
+    for run, of in ((a, job), (b, other_job)):
+        if of.kind.name == "notes":
+            raise DataError(f"{run}: a run of {of.method!r} finds no entities to compare")
+    if job.kind is not other_job.kind:
+        raise DataError(f"{a} and {b}: one finds phenotypes, the other entities")
+    patients = job.kind.name == "patients"
+    if patients and metric not in ("strict", "auroc"):
+        raise ConfigError(
+            f"--metric {metric}: runs on patients are compared by macro F1, or by auroc"
+        )
+    own = load_sites(job).data
+    others = own if a.resolve() == b.resolve() else load_sites(other_job).data
+    if patients:
         found = compare_patients((a, own, condition), (b, others, against), samples, metric)
+        kind = "macro AUROC" if metric == "auroc" else "macro F1"
         return Comparison(kind, condition, against, samples, found)
-    sites = load_sites(job_a).data
-    _require_same(a, job_a, sites)
-    if a.resolve() != b.resolve():
-        others = load_sites(job_b).data
-        _require_same(b, job_b, others)
-        other = {site.id: site.test for site in others}
-        for site in sites:
-            if [d.text for d in other.get(site.id, ())] != [d.text for d in site.test]:
-                raise DataError(f"{a} and {b} do not have the same test data at site {site.id!r}")
+    _require_same(a, job, own)
+    _require_same(b, other_job, others)
+    other = {site.id: [d.text for d in site.test] for site in others}
     found = {}
-    for site in sites:
-        predicted = [
-            _predict(run, chosen, site.id, site.test)
-            for run, chosen in ((a, condition), (b, against))
-        ]
+    for site in own:
+        if other.get(site.id) != [d.text for d in site.test]:
+            raise DataError(f"{a} and {b} do not have the same test data at site {site.id!r}")
+        one, two = (_predict(*side, site) for side in ((a, condition), (b, against)))
         found[site.id] = paired_bootstrap(
-            site.test, predicted[0], predicted[1], metric, samples, types=site.tags.types
+            site.test, one, two, metric, samples, types=site.tags.types
         )
     return Comparison(f"{metric} F1", condition, against, samples, found)
 
@@ -104,11 +97,9 @@ def job_of(run: Path) -> Job:
         raise ConfigError(f"{run / 'job.json'}: damaged") from error
 
 
-def _predict(
-    run: Path, condition: str, site: str, documents: tuple[Document, ...]
-) -> tuple[Document, ...]:
-    tagger = load_model(_folder(run, condition, site))
-    return tagger.predict(tagger.prepare(documents, cache=default_cache(), gold=False))
+def _predict(run: Path, condition: str, site: SiteData) -> tuple[Document, ...]:
+    tagger = load_model(_folder(run, condition, site.id))
+    return tagger.predict(tagger.prepare(site.test, cache=default_cache(), gold=False))
 
 
 def _folder(run: Path, condition: str, site: str) -> Path:
@@ -122,6 +113,7 @@ def _folder(run: Path, condition: str, site: str) -> Path:
 
 
 Side = tuple[Path, Sequence[SitePatients], str]  # a run, its sites, a condition
+Block = tuple[np.ndarray, np.ndarray, np.ndarray]  # labels, what both say: (patients, diseases)
 
 
 def compare_patients(
@@ -148,11 +140,11 @@ def compare_patients(
                 f"site {site.id!r}"
             )
         predicted, known, used = [], [], []
-        for (run, _, condition), own in ((a, site), (b, other)):
+        for (run, _, condition), its in ((a, site), (b, other)):
             used.append(_folder(run, condition, site.id))
             model = load_phenotyper(used[-1])
-            known.append(_classes(model, own, used[-1]))
-            bags = own.test.bags.take(rows)
+            known.append(_classes(model, its, used[-1]))
+            bags = its.test.bags.take(rows)
             predicted.append(model.rank(bags) if metric == "auroc" else model.classes(bags))
         classes = [sorted({*x, *y}) for x, y in zip(*known, strict=True)]
         block = (site.test.labels[rows], predicted[0], predicted[1])
@@ -171,13 +163,7 @@ def compare_patients(
     return found | {ALL_SITES: _judged(metric, (labels, one, two), together, samples)}
 
 
-def _judged(
-    metric: str,
-    block: tuple[np.ndarray, np.ndarray, np.ndarray],
-    classes: Sequence[Sequence[int]],
-    samples: int,
-) -> Bootstrap:
-    """block: labels and what both models say, each (patients, diseases)."""
+def _judged(metric: str, block: Block, classes: Sequence[Sequence[int]], samples: int) -> Bootstrap:
     if metric == "auroc":
         return paired_auroc(*block, samples=samples)
     return paired_macro_f1(*block, classes=classes, samples=samples)

@@ -1,7 +1,7 @@
 """What a run leaves, typed: `summary.json`, and `metrics.jsonl` with a line per evaluation.
 
-Simulations and real sites write it, reports and comparisons read it. Reading is patient: what
-is missing or no number is a gap, for a site may have nothing held out, and older files lack keys.
+Simulations and real sites write it, reports and comparisons read it. What a file lacks is a gap,
+and so is a score that is no number: a site may have nothing held out, and real ones send their own.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import JsonError, parse_json
@@ -37,25 +37,7 @@ def number(scores: object, *path: str) -> float | None:
     return float(scores)
 
 
-def _tables(value: object) -> dict[str, Any]:
-    return {name: own for name, own in mapping(value).items() if isinstance(own, Mapping)}
-
-
-def _names(value: object) -> dict[str, list[str]]:
-    return {k: [*map(str, v)] for k, v in mapping(value).items() if isinstance(v, list)}
-
-
-def _listed(value: object) -> list[str]:
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    return [str(each) for each in values]
-
-
-Number = Annotated[
-    int | float | None, BeforeValidator(lambda v: v if number(v) is not None else None)
-]
-Text = Annotated[str, BeforeValidator(lambda value: "" if value is None else str(value))]
-Table = Annotated[dict[str, Any], BeforeValidator(mapping)]
-Tables = Annotated[dict[str, dict[str, Any]], BeforeValidator(_tables)]
+Number = int | FiniteFloat | None
 
 
 class RunResult(BaseModel):
@@ -72,29 +54,26 @@ class RunResult(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     version: int = 0
-    title: Text = ""
-    method: Text = ""
-    holds: Text = ""
-    seed: Annotated[int | None, BeforeValidator(lambda n: n if type(n) is int else None)] = None
-    run: Text = ""
-    command: Text = ""
+    title: str = ""
+    method: str = ""
+    holds: str = ""
+    seed: int | None = None
+    run: str = ""
+    command: str = ""
     seconds: Number = None
     bytes_up: Number = None
     bytes_down: Number = None
     eta: Number = None
-    annotated: Annotated[dict[str, list[str]], BeforeValidator(_names)] = {}
-    sites: Annotated[
-        dict[str, dict[str, dict[str, Any]]],
-        BeforeValidator(lambda sites: {k: _tables(v) for k, v in mapping(sites).items()}),
-    ] = {}
-    mean: Tables = {}
-    micro: Tables = {}
-    valid: Tables = {}
-    metrics: Table = {}
-    conditions: Tables = {}
-    config: Table = {}
-    versions: Table = {}
-    notes: Annotated[list[str], BeforeValidator(_listed)] = []
+    annotated: dict[str, list[str]] = {}
+    sites: dict[str, dict[str, dict[str, Any]]] = {}
+    mean: dict[str, dict[str, Any]] = {}
+    micro: dict[str, dict[str, Any]] = {}
+    valid: dict[str, dict[str, Any]] = {}
+    metrics: dict[str, Any] = {}
+    conditions: dict[str, dict[str, Any]] = {}
+    config: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
+    notes: list[str] = []
 
     @model_validator(mode="before")
     @classmethod
@@ -146,7 +125,12 @@ def read_result(folder: Path) -> RunResult:
     version = table.get("version", 0)
     if not isinstance(version, int) or version > VERSION:
         raise DataError(f"{path}: its version is {version!r}, known is {VERSION}: update fednotes")
-    return RunResult.model_validate(table)
+    try:
+        return RunResult.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise DataError(f"{path}: {place}: {first['msg']}") from error
 
 
 def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:

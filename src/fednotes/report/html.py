@@ -203,7 +203,7 @@ class _Page:
 
     def _tables(self, site: Mapping[str, Scores], kind: str) -> dict[str, Mapping[str, Any]]:
         """Of each condition that has it, a table of scores by type or by disease."""
-        found = {c: mapping(mapping(site.get(c)).get(kind)) for c in self.conditions}
+        found = {c: mapping(site.get(c, {}).get(kind)) for c in self.conditions}
         return {c: table for c, table in found.items() if table}
 
     def _types(self) -> Iterator[tuple[str, list[str], list[Any]]]:

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.seeds import seed_of
-from fednotes.core.settings import expand
 from fednotes.data.notes import Note, left_out, read_notes
 from fednotes.encoders.features import default_cache
 from fednotes.encoders.vectors import load_vectors
@@ -35,6 +34,7 @@ from fednotes.jobs.job import (
     Sites,
     SyntheticPatientsConfig,
     patient_tables,
+    site_named,
 )
 from fednotes.patients import synthetic, tables
 from fednotes.patients.codes import hold_out, phenotype_labels
@@ -85,7 +85,7 @@ def load_patient_sites(
     used: dict[str, set[str]] = {"trained": set(), "tested": set()}  # likewise
     tests: set[tuple[str, ...]] = set()
     for name, site in _sites(job):
-        try:
+        with site_named(name):
             source = _generated(job, name) if job.synthetic else _read(job, name, site)
             # Sites that divide a corpus judge the same test patients: these are one person each.
             test = site.test or (site.labels,)
@@ -99,8 +99,6 @@ def load_patient_sites(
             told += [f"{name}: {line}" for line in source.told]
             made = _made(source, features, progress, cache)
             whole, lines = _site(job, name, site, source, made, features)
-        except FednotesError as error:
-            raise type(error)(f"site {name!r}: {error}") from error
         crossed = _crossed(whole, used, f"{name}/" if clash else "")
         if both:
             told.append(
@@ -199,8 +197,7 @@ def _read(job: Job, name: str, site: PatientsConfig) -> Source:
     def places(key: str) -> list[Path]:
         given = getattr(site, key)
         texts = [given] if isinstance(given, str) else given
-        paths = [Path(expand(text, f"sites.{name}.{key}")) for text in texts if text]
-        return [path if path.is_absolute() else job.folder / path for path in paths]
+        return [job.located(text, f"sites.{name}.{key}") for text in texts if text]
 
     told: list[str] = []
     labels, summaries = _labels(site, places("labels"), places("test_labels"), told)
@@ -465,7 +462,7 @@ def _concept_vectors(job: Job, features: Features) -> ConceptVectors | None:
     if not given:
         return None
     assert isinstance(features, ConceptFeatures)  # they are what [concepts] makes
-    words = load_vectors(job.folder / expand(given, "[concepts] vectors"))
+    words = load_vectors(job.located(given, "[concepts] vectors"))
     names = features.matcher.dictionary.concepts
     found = [(at, words.index[name]) for at, name in enumerate(names) if name in words.index]
     if not found:
