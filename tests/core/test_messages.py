@@ -352,17 +352,13 @@ def fuzz(count: int, seed: int) -> tuple[int, int]:
     return refused, most
 
 
-def test_malformed_frames_do_no_harm() -> None:
-    refused, most = fuzz(20_000, 0)
-    assert 15_000 < refused < 20_000
+@pytest.mark.parametrize(
+    "count", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)], ids="{:,}".format
+)
+def test_malformed_frames_do_no_harm(count: int) -> None:
+    refused, most = fuzz(count, count)
+    assert 0.75 * count < refused < count
     assert most < 1_000_000  # frames have at most 4 KB
-
-
-@pytest.mark.slow
-def test_a_million_malformed_frames_do_no_harm() -> None:
-    refused, most = fuzz(1_000_000, 1)
-    assert 750_000 < refused < 1_000_000
-    assert most < 1_000_000
 
 
 def heavy(part: str, items: str, separators: int) -> bytes:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 import stat
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from fednotes.core import store, tensors
-from fednotes.core.errors import FednotesError, ModelError
+from fednotes.core.errors import BusyError, FednotesError, ModelError
+from fednotes.core.store import held
+from fednotes.core.types import Document
+from fednotes.data.formats import jsonl
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -91,28 +99,18 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [FULL, KeyboardInterrupt(), ValueError("a bug")])
-def test_a_folder_stays_whole_when_filling_fails(tmp_path: Path, error: BaseException) -> None:
-    path = tmp_path / "model"
+@pytest.mark.parametrize("rename", [False, True])
+def test_a_folder_stays_whole_when_it_cannot_be_filled_or_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, rename: bool
+) -> None:
+    """By the last rename the old folder has been moved aside, and comes back."""
+    path, real, calls = tmp_path / "model", os.replace, list[Path]()
     store.write_folder(path, put("one"))
 
     def fill(folder: Path) -> None:
-        (folder / "a").write_text("half")
-        raise error
-
-    with pytest.raises(FednotesError if error is FULL else type(error)):
-        store.write_folder(path, fill)
-    assert everything(tmp_path) == {"model/a": b"one"}
-
-
-@pytest.mark.parametrize("error", [FULL, KeyboardInterrupt()])
-def test_a_folder_stays_whole_when_the_last_rename_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    """The old folder has been moved aside by then, and comes back."""
-    path = tmp_path / "model"
-    store.write_folder(path, put("one"))
-    real = os.replace
-    calls = []
+        put("half")(folder)
+        if not rename:
+            raise error
 
     def replace(source: Path, target: Path) -> None:
         calls.append(source)
@@ -121,9 +119,9 @@ def test_a_folder_stays_whole_when_the_last_rename_fails(
         real(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises((FednotesError, KeyboardInterrupt)):
-        store.write_folder(path, put("two"))
-    assert len(calls) == 3
+    with pytest.raises(FednotesError if error is FULL else type(error)):
+        store.write_folder(path, fill)
+    assert len(calls) == (3 if rename else 0)
     assert everything(tmp_path) == {"model/a": b"one"}
 
 
@@ -149,11 +147,8 @@ def test_state_comes_back_to_the_bit(tmp_path: Path) -> None:
     assert facts == FACTS
     assert found.keys() == TENSORS.keys()
     assert all(torch.equal(found[name], TENSORS[name]) for name in TENSORS)
-
-
-def test_no_state_at_all_is_a_state(tmp_path: Path) -> None:
-    tensors.save_state(tmp_path / "s", {}, {})
-    assert tensors.load_state(tmp_path / "s") == ({}, {})
+    tensors.save_state(tmp_path / "none", {}, {})
+    assert tensors.load_state(tmp_path / "none") == ({}, {})
 
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "facts.json"])
@@ -170,20 +165,25 @@ def test_damage_is_found_by_its_checksum(tmp_path: Path, name: str) -> None:
         tensors.load_state(tmp_path / "s")
 
 
+_SUMS = [
+    f'{{"format": 1, "sha256": {sums}}}' for sums in ("{}", "[]", "null", '{"facts.json": ""}')
+]
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "{", "{}", "[]", "3", '{"format": 1}', "[" * 100_000, "\xff", '{"format": {}}'),
-        *(
-            f'{{"format": 1, "sha256": {sums}}}'
-            for sums in ("{}", "[]", "null", '{"facts.json": ""}')
-        ),
+        *(None, "", "{", "{}", "[]", "3", '{"format": 1}', "[" * 100_000, "\xff", *_SUMS),
+        *('{"format": {}}', '{"format": 2, "sha256": {}}'),
     ],
 )
-def test_a_damaged_manifest_is_an_error_not_a_crash(tmp_path: Path, text: str) -> None:
+def test_a_damaged_manifest_is_an_error_not_a_crash(tmp_path: Path, text: str | None) -> None:
     tensors.save_state(tmp_path / "s", TENSORS, FACTS)
-    (tmp_path / "s" / "manifest.json").write_text(text, "latin-1")
-    with pytest.raises(ModelError, match=r"not a readable|format|not a checksum"):
+    (tmp_path / "s" / "manifest.json").unlink()
+    if text is not None:
+        (tmp_path / "s" / "manifest.json").write_text(text, "latin-1")
+    later = "format 2, this version reads 1" if text and "2, " in text else None
+    with pytest.raises(ModelError, match=later or r"not a readable|format|not a checksum"):
         tensors.load_state(tmp_path / "s")
 
 
@@ -281,18 +281,6 @@ def test_a_file_system_that_cannot_sync_folders_will_do(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_later_format_is_refused(tmp_path: Path) -> None:
-    tensors.save_state(tmp_path / "s", TENSORS, FACTS)
-    (tmp_path / "s" / "manifest.json").write_text('{"format": 2, "sha256": {}}')
-    with pytest.raises(ModelError, match="format 2, this version reads 1"):
-        tensors.load_state(tmp_path / "s")
-
-
-def test_a_missing_state_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="not a readable state folder"):
-        tensors.load_state(tmp_path / "nothing")
-
-
 def test_a_full_disk_while_tensors_are_written(tmp_path: Path, monkeypatch) -> None:
     """What the tensor library itself raises: its own error for the system's."""
     tensors.save_state(tmp_path / "s", TENSORS, FACTS)
@@ -306,3 +294,261 @@ def test_a_full_disk_while_tensors_are_written(tmp_path: Path, monkeypatch) -> N
     with pytest.raises(FednotesError, match="is the disk full"):
         tensors.save_state(tmp_path / "s", TENSORS, {})
     assert everything(tmp_path) == before
+
+
+# ---- `--out`: devices, FIFOs and links are what they were before ---------------------------------
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("before", [0o600, 0o640, 0o666])
+def test_a_file_keeps_its_permissions(tmp_path: Path, before: int) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    path.chmod(before)
+    store.write_out(path, "ä\n")
+    assert path.read_bytes() == b"\xc3\xa4\n"
+    assert mode(path) == before
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_new_file_is_as_the_umask_has_it(tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        store.write_out(tmp_path / "new" / "a", "text")
+    finally:
+        os.umask(mask)
+    assert mode(tmp_path / "new" / "a") == 0o640
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    for folder in (there, here):
+        folder.mkdir()
+    (there / "real").write_text("old")
+    (here / "a").symlink_to("../there/real")
+    (here / "new").symlink_to("../there/none yet")
+    for name in ("a", "new"):
+        store.write_out(here / name, "new")
+        assert (here / name).is_symlink()
+    assert (there / "real").read_text() == (there / "none yet").read_text() == "new"
+    assert sorted(os.listdir(there)) == ["none yet", "real"]
+
+
+def test_a_full_device_is_an_error_and_stays_a_device() -> None:
+    before = os.stat("/dev/full")
+    with pytest.raises(FednotesError, match=r"/dev/full: cannot be written \(No space left"):
+        store.write_out(Path("/dev/full"), "text")
+    with pytest.raises(FednotesError, match="No space left"):
+        jsonl.write([Document("a", "text")], "/dev/full")
+    assert os.path.samestat(os.stat("/dev/full"), before)
+
+
+def test_a_fifo_is_given_the_bytes_and_stays(tmp_path: Path) -> None:
+    path, got = tmp_path / "pipe", list[bytes]()
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: got.append(path.read_bytes()), daemon=True)
+    reader.start()
+    store.write_out(path, "text" * 50_000)
+    reader.join(timeout=20)
+    assert got == [b"text" * 50_000]
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("to", ["pipe", "file"])
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_stdout_by_name_is_stdout(tmp_path: Path, name: str, to: str) -> None:
+    """Also where the shell has led it into a file: what was printed before and after is there."""
+    program = (
+        "import sys; from pathlib import Path; from fednotes.core.store import write_out\n"
+        "print('before', flush=True); write_out(Path(sys.argv[1]), 'text\\n'); print('after')"
+    )
+    with open(tmp_path / "out", "ab") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", program, name],
+            env=ENVIRONMENT,
+            stdout=file if to == "file" else subprocess.PIPE,
+            check=True,
+            timeout=60,
+        )
+    got = (tmp_path / "out").read_bytes() if to == "file" else done.stdout
+    assert got == b"before\ntext\nafter\n"
+
+
+@pytest.mark.parametrize("text", ["half \ud800", "whole"])
+def test_what_fails_leaves_the_file_before_it(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    if text == "whole":
+
+        def fsync(number: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(FednotesError, match="a: cannot be written"):
+        store.write_out(path, text)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_folder_and_a_loop_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path, tmp_path / "loop", tmp_path / "loop" / "a"):
+        with pytest.raises(FednotesError, match="cannot be written"):
+            store.write_out(path, "text")
+    assert (tmp_path / "loop").is_symlink()
+
+
+# ---- one process a folder, however the one before it ended ---------------------------------------
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fednotes.core.store import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(folder: Path) -> subprocess.Popen[str]:
+    """A process that holds a folder until its stdin ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)],
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_the_second_is_told_who_holds_it_and_a_dead_one_s_is_taken_over(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with holder(folder) as process:
+        pattern = rf"run: in use by process {process.pid} on \S+ since 20\d\d-\S+ \S+ \(.*\): wait"
+        with pytest.raises(BusyError, match=pattern), held(folder):
+            pytest.fail("two at once")
+        process.kill()
+    with (folder / store.LOCK).open("a") as left:  # nobody could tidy up
+        left.write("of one with a longer command" * 100)
+    with held(folder):
+        assert (folder / store.LOCK).read_text().startswith(f"process {os.getpid()} on")
+        assert "longer" not in (folder / store.LOCK).read_text()
+    assert os.listdir(folder) == []
+
+
+def test_a_folder_without_anything_goes_and_one_with_something_stays(tmp_path: Path) -> None:
+    with held(tmp_path / "a" / "new"):
+        pass
+    with held(tmp_path / "used"):
+        (tmp_path / "used" / "file").touch()
+    (tmp_path / "empty").mkdir()
+    with held(tmp_path / "empty"):
+        pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "empty", "used"]
+    assert not (tmp_path / "a" / "new").exists()
+    assert os.listdir(tmp_path / "used") == ["file"]
+
+
+def test_a_folder_may_be_moved_while_it_is_held(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    with held(one):
+        (one / "file").touch()
+        one.rename(other)
+        with pytest.raises(BusyError), held(other):
+            pytest.fail("it is ours there too")
+        with held(one):
+            assert os.listdir(one) == [store.LOCK]
+            assert (one / store.LOCK).stat().st_mode & 0o777 == 0o600
+    assert os.listdir(other) == ["file"]
+
+
+def test_a_folder_that_is_moved_just_before_it_is_locked_is_not_taken_for_the_one_there_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, flock = tmp_path / "one", tmp_path / "other", store.fcntl.flock
+
+    def late(number: int, what: int) -> None:
+        if not other.exists():
+            one.rename(other)
+        flock(number, what)
+
+    monkeypatch.setattr(store.fcntl, "flock", late)
+    with held(one), pytest.raises(BusyError), held(one):
+        pytest.fail("two at once")
+
+
+COUNT = """
+import sys
+from pathlib import Path
+from fednotes.core.errors import BusyError
+from fednotes.core.store import held
+folder, done = Path(sys.argv[1]), 0
+while done < 100:
+    try:
+        with held(folder):
+            number = folder / "number"
+            number.write_text(str(int(number.read_text() or 0) + 1))
+            done += 1
+    except BusyError:
+        pass
+"""
+
+
+def test_there_is_never_more_than_one(tmp_path: Path) -> None:
+    """The lock's file comes and goes; who waited with an old one does not take it for the lock."""
+    (tmp_path / "number").write_text("")
+    command = [sys.executable, "-c", COUNT, str(tmp_path)]
+    processes = [subprocess.Popen(command, env=ENVIRONMENT) for _ in range(3)]
+    try:
+        assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    assert (tmp_path / "number").read_text() == "300"
+
+
+def test_what_somebody_wrote_into_the_lock_is_cleaned_and_cut(tmp_path: Path) -> None:
+    with held(tmp_path):
+        (tmp_path / store.LOCK).write_bytes(b"\x1b[2Jboo\xff\n" + b"x" * 100_000)
+        with pytest.raises(BusyError) as told, held(tmp_path):
+            pytest.fail("two at once")
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 1000
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("text")
+    (tmp_path / store.LOCK).symlink_to("precious")
+    with pytest.raises(FednotesError, match="cannot be written"), held(tmp_path):
+        pytest.fail("held through a link")
+    assert (tmp_path / "precious").read_text() == "text"
+
+
+def test_a_file_system_without_locks_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(number: int, what: int) -> None:
+        raise OSError(problem, os.strerror(problem))
+
+    problem = errno.ENOLCK
+    monkeypatch.setattr(store.fcntl, "flock", flock)
+    with caplog.at_level(logging.WARNING), held(tmp_path):
+        assert "has no locks" in caplog.text
+    problem = errno.EIO
+    with pytest.raises(FednotesError, match="cannot be written"), held(tmp_path):
+        pytest.fail("held on a broken disk")
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with held(tmp_path), pytest.raises(BusyError), held(tmp_path):
+        pytest.fail("two at once")
+    assert len(os.listdir("/proc/self/fd")) == before
