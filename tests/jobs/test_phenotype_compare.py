@@ -11,7 +11,7 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes.core.errors import DataError
 from fednotes.jobs.compare import ALL_SITES, compare_patients
-from fednotes.metrics.compare import paired_macro_f1
+from fednotes.metrics.compare import paired_patients
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags, Cohort, SitePatients
 from fednotes.patients.phenotyper import Phenotyper, Representation
@@ -86,7 +86,7 @@ def test_shared_test_patients_are_compared_once(tmp_path: Path) -> None:
     test = sites[0].test
     assert list(once) == [ALL_SITES]
     known = (test.labels >= 0).any(axis=1)
-    assert once[ALL_SITES] == paired_macro_f1(
+    assert once[ALL_SITES] == paired_patients(
         test.labels[known], said(test, GOOD)[known], said(test, POOR)[known], samples=100
     )
     each = compare_patients((run, sites, "federated"), (run, sites, "alone"), 100)

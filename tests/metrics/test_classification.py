@@ -20,7 +20,7 @@ from fednotes.metrics.classification import (
     ClassCounts,
     rankings,
 )
-from fednotes.metrics.compare import paired_auroc, paired_macro_f1
+from fednotes.metrics.compare import paired_patients
 
 NAMES = ("Asthma", "Venous/Insufficiency", "Gout", "one class", "never predicted", "unlabelled")
 
@@ -160,7 +160,7 @@ def test_paired_bootstrap_is_the_loop() -> None:
     labels, a = random_labels(30)
     b = np.where(np.random.default_rng(3).random(a.shape) < 0.2, 0, a).astype(np.int8)
     samples, n = 200, len(labels)
-    found = paired_macro_f1(labels, a, b, samples=samples, seed=5)
+    found = paired_patients(labels, a, b, samples=samples, seed=5)
     draws = np.random.default_rng(5).integers(0, n, (samples, n))
     each = [
         scikit_learn(labels[d], a[d])[2] - scikit_learn(labels[d], b[d])[2] for d in draws.tolist()
@@ -176,7 +176,7 @@ def test_paired_bootstrap_is_the_loop() -> None:
 def test_bootstrap_of_equal_predictions_finds_no_difference() -> None:
     """Oracle: the definition."""
     labels, a = random_labels(30)
-    found = paired_macro_f1(labels, a, a, samples=50)
+    found = paired_patients(labels, a, a, samples=50)
     assert (found.difference, found.low, found.high, found.p_value) == (0, 0, 0, 1)
 
 
@@ -198,7 +198,7 @@ def test_paired_areas_are_the_loop() -> None:
                 each.append(roc_auc_score(labels[own, c], scores[own, c]))
         return float(np.mean(each))
 
-    found = paired_auroc(labels, a, b, samples=samples, seed=5)
+    found = paired_patients(labels, a, b, "auroc", samples=samples, seed=5)
     draws = np.random.default_rng(5).integers(0, 40, (samples, 40)).tolist()
     each = [area(d, a) - area(d, b) for d in draws]
     everyone = list(range(40))
@@ -209,7 +209,7 @@ def test_paired_areas_are_the_loop() -> None:
     extreme = sum(abs(d - observed) >= abs(observed) - 1e-12 for d in each)
     assert found.p_value == pytest.approx((1 + extreme) / (1 + samples))
     with pytest.raises(DataError, match="must be alike"):
-        paired_auroc(labels, a[:, :2], b)
+        paired_patients(labels, a[:, :2], b, "auroc")
 
 
 # ---- rankings --------------------------------------------------------------------------------
@@ -287,9 +287,9 @@ def test_errors_name_both_sides() -> None:
     with pytest.raises(DataError, match="classes of 1 outputs for 2"):
         ClassCounts.of(zeros, zeros, ["a", "b"], [(0, 1)])
     with pytest.raises(ConfigError, match="at least one sample"):
-        paired_macro_f1(zeros, zeros, zeros, samples=0)
+        paired_patients(zeros, zeros, zeros, samples=0)
     with pytest.raises(DataError, match="at least one patient"):
-        paired_macro_f1(zeros[:0], zeros[:0], zeros[:0])
+        paired_patients(zeros[:0], zeros[:0], zeros[:0])
     with pytest.raises(DataError, match=r"scores \(4, 3\)"):
         rankings(zeros, np.zeros((4, 3)), ["a", "b"])
     with pytest.raises(DataError, match="not a finite number"):

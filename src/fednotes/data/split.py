@@ -11,7 +11,7 @@ here a sentence never stands on both sides of a split. Everything is a function 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -34,31 +34,29 @@ def sentence_documents(documents: Iterable[Document]) -> tuple[Document, ...]:
     Ids are `<document>#<number>`; `meta["document"]` is the id of the note. Idempotent up to
     ids. A mention never straddles two sentences (`split_sentences` sees to that).
     """
-    made: list[Document] = []
-    for document in documents:
-        spans, tokens = sorted(document.spans), document.tokens
-        starts = [span.start for span in spans]
-        firsts, lasts = [first for first, _ in tokens], [last for _, last in tokens]
-        meta = {"document": document.id, **_plain(document.meta)}
-        for number, (start, end) in enumerate(split_sentences(document)):
-            own = spans[bisect_left(starts, start) : bisect_left(starts, end)]
-            inside = tokens[bisect_left(firsts, start) : bisect_right(lasts, end)]
-            made.append(
-                Document(
-                    f"{document.id}#{number}",
-                    document.text[start:end],
-                    tuple(
-                        Span(s.start - start, s.end - start, s.label, _back(s.fragments, start))
-                        for s in own
-                    ),
-                    document.patient,
-                    document.codes,
-                    meta,
-                    sentences=((0, end - start),),
-                    tokens=_back(inside, start),
-                )
-            )
-    return tuple(made)
+    return tuple(piece for document in documents for piece in _pieces(document))
+
+
+def _pieces(document: Document) -> Iterator[Document]:
+    spans, tokens = sorted(document.spans), document.tokens
+    starts = [span.start for span in spans]
+    firsts, lasts = [first for first, _ in tokens], [last for _, last in tokens]
+    meta = {"document": document.id, **_plain(document.meta)}
+    for number, (start, end) in enumerate(split_sentences(document)):
+        own = spans[bisect_left(starts, start) : bisect_left(starts, end)]
+        inside = tokens[bisect_left(firsts, start) : bisect_right(lasts, end)]
+        yield replace(
+            document,
+            id=f"{document.id}#{number}",
+            text=document.text[start:end],
+            spans=tuple(
+                Span(s.start - start, s.end - start, s.label, _back(s.fragments, start))
+                for s in own
+            ),
+            meta=meta,
+            sentences=((0, end - start),),
+            tokens=_back(inside, start),
+        )
 
 
 def _back(pieces: Offsets, by: int) -> Offsets:

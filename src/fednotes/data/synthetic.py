@@ -443,14 +443,10 @@ def _mistaken(
 
 
 def write_sites(
-    sites: Sequence[SyntheticSite],
-    directory: str | Path,
-    format: str = "conll",
-    complete: bool = False,
+    sites: Sequence[SyntheticSite], directory: str | Path, format: str = "conll"
 ) -> tuple[Path, ...]:
     """Write `<directory>/<site>/{train,valid,test}.<format>`; returns the sites' folders.
 
-    complete: write the complete labels instead of the site's own.
     Raises ConfigError for a format that has no writer.
     """
     writer = getattr(FORMATS.get(format), "write", None)
@@ -458,11 +454,10 @@ def write_sites(
         raise ConfigError(f"cannot write {format!r}: choose conll, brat or jsonl")
     folders = []
     for site in sites:
-        data = site.complete if complete else site.data
-        folder = Path(directory) / data.id
+        folder = Path(directory) / site.data.id
         folder.mkdir(parents=True, exist_ok=True)
         suffix = "" if format == "brat" else f".{format}"
         for part in PARTS:
-            writer(getattr(data, part), folder / f"{part}{suffix}")
+            writer(getattr(site.data, part), folder / f"{part}{suffix}")
         folders.append(folder)
     return tuple(folders)

@@ -15,7 +15,7 @@ from fednotes.jobs.job import POOLED, Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import CONDITIONS
 from fednotes.jobs.simulate import recorded
-from fednotes.metrics.compare import Bootstrap, paired_auroc, paired_bootstrap, paired_macro_f1
+from fednotes.metrics.compare import Bootstrap, paired_bootstrap, paired_patients
 from fednotes.patients.cohort import SitePatients
 from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
 from fednotes.taggers.saving import load_model
@@ -164,9 +164,7 @@ def compare_patients(
 
 
 def _judged(metric: str, block: Block, classes: Sequence[Sequence[int]], samples: int) -> Bootstrap:
-    if metric == "auroc":
-        return paired_auroc(*block, samples=samples)
-    return paired_macro_f1(*block, classes=classes, samples=samples)
+    return paired_patients(*block, metric=metric, classes=classes, samples=samples)
 
 
 def _same_test(a: SitePatients, b: SitePatients) -> bool:

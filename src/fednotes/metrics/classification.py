@@ -153,8 +153,8 @@ def weights(units: int, samples: int, seed: int) -> Iterator[Floats]:
 
 def macro_f1(
     labels: NDArray[Any],
-    predicted: NDArray[Any],
     classes: Sequence[Sequence[int]] | None,
+    predicted: NDArray[Any],
     drawn: Floats,
 ) -> Floats:
     """Macro F1 of predictions, each (patients, outputs). classes: as `ClassCounts.of`."""
@@ -191,11 +191,7 @@ def rankings(
     Raises DataError where shapes do not agree or a score is not finite.
     """
     labels, scores = np.asarray(labels), np.asarray(scores, np.float64)
-    if labels.shape != scores.shape or labels.ndim != 2 or labels.shape[1] != len(outputs):
-        raise DataError(
-            f"labels {labels.shape} and scores {scores.shape} for {len(outputs)} outputs: "
-            "both must be (patients, outputs)"
-        )
+    _require_like(labels, scores, "scores", len(outputs))
     if not np.isfinite(scores).all():
         raise DataError("a score is not a finite number, it has no place in a ranking")
     patients = len(labels)
@@ -257,6 +253,12 @@ def _intervals(values: Floats) -> dict[str, Any]:
 # ---- sums → scores ---------------------------------------------------------------------------
 
 
+def _require_like(labels: NDArray[Any], said: NDArray[Any], what: str, outputs: int) -> None:
+    if labels.shape != said.shape or labels.ndim != 2 or labels.shape[1] != outputs:
+        told = f"labels {labels.shape} and {what} {said.shape} for {outputs} outputs"
+        raise DataError(f"{told}: both must be (patients, outputs)")
+
+
 def _cells(
     labels: NDArray[Any],
     predicted: NDArray[Any],
@@ -265,11 +267,7 @@ def _cells(
 ) -> NDArray[np.int64]:
     """(patients, outputs) 4 · label + prediction, -1 where the pair does not count."""
     given, said = np.asarray(labels).astype(np.int64), np.asarray(predicted).astype(np.int64)
-    if given.shape != said.shape or given.ndim != 2 or given.shape[1] != outputs:
-        raise DataError(
-            f"labels {given.shape} and predictions {said.shape} for {outputs} outputs: "
-            "both must be (patients, outputs)"
-        )
+    _require_like(given, said, "predictions", outputs)
     for what, values in (("label", given), ("prediction", said)):
         if values.size and not -1 <= values.min() <= values.max() <= 2:
             raise DataError(f"a {what} is none of -1, 0, 1, 2")

@@ -3,11 +3,10 @@ what the sites' scores make together."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from fednotes.metrics.classification import (
     macro_f1,
     ratio,
     weights,
-)
+)  # fmt: skip
 from fednotes.metrics.spans import document_counts, micro_scores
 
 Score = Callable[[Floats], Floats]
@@ -48,15 +47,9 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if nested:
             summary[key] = summarise(nested)
         elif numbers:
-            summary[key] = _spread(numbers)
+            std = stdev(numbers) if len(numbers) > 1 else None
+            summary[key] = {"mean": fmean(numbers), "std": std, "n": len(numbers)}
     return summary
-
-
-def _spread(numbers: Sequence[float]) -> dict[str, float | int | None]:
-    n = len(numbers)
-    mean = math.fsum(numbers) / n
-    variance = math.fsum((x - mean) ** 2 for x in numbers) / (n - 1) if n > 1 else None
-    return {"mean": mean, "std": None if variance is None else math.sqrt(variance), "n": n}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +77,7 @@ def paired_t(differences: Sequence[float]) -> PairedTest:
         from scipy import stats
     except ModuleNotFoundError as error:
         raise MissingExtra("scipy", "plot") from error
-    mean = math.fsum(differences) / n
+    mean = fmean(differences)
     if max(differences) - min(differences) < 1e-12:  # rounding is no spread
         return PairedTest(mean, mean, mean, float(mean == 0), n)
     found = stats.ttest_1samp(differences, 0.0)
@@ -158,34 +151,27 @@ def paired_bootstrap(
     return bootstrap([partial(f1, own) for own in counts], len(gold), samples, seed, "document")
 
 
-def paired_macro_f1(
+def paired_patients(
     labels: NDArray[Any],
     a: NDArray[Any],
     b: NDArray[Any],
+    metric: str = "f1",
     classes: Sequence[Sequence[int]] | None = None,
     samples: int = 10_000,
     seed: int = 0,
 ) -> Bootstrap:
-    """Does the macro F1 of predictions `a` differ from that of `b`? Patients are drawn.
+    """Does the macro F1 of predictions, or the macro AUROC of scores, differ? Patients are drawn.
 
-    labels, a, b: (patients, outputs). Raises as `bootstrap`, DataError where shapes differ.
-    """
-    both = [partial(macro_f1, labels, said, classes) for said in (a, b)]
-    return bootstrap(both, len(labels), samples, seed)
-
-
-def paired_auroc(
-    labels: NDArray[Any], a: NDArray[Any], b: NDArray[Any], samples: int = 10_000, seed: int = 0
-) -> Bootstrap:
-    """Does the macro AUROC of scores `a` differ from that of `b`? As `paired_macro_f1`.
-
-    An output without present or without absent patients does not count, and one that a draw
-    leaves without either not in it.
+    labels, a, b: (patients, outputs). metric: "f1" or "auroc": of that an output without present or
+    without absent patients does not count, and one that a draw leaves without either not in it.
+    Raises as `bootstrap`, DataError where shapes differ.
     """
     if not labels.shape == a.shape == b.shape:
         raise DataError(f"labels {labels.shape}, scores {a.shape} and {b.shape} must be alike")
-    both = [partial(macro_auroc, labels, scores) for scores in (a, b)]
-    return bootstrap(both, len(labels), samples, seed)
+    score = (
+        partial(macro_auroc, labels) if metric == "auroc" else partial(macro_f1, labels, classes)
+    )
+    return bootstrap([partial(score, said) for said in (a, b)], len(labels), samples, seed)
 
 
 # ---- sites' scores → those of a run -----------------------------------------------------------

@@ -87,11 +87,8 @@ class TypeCounts(Counts):
         precision = right / predicted if predicted else 0.0
         recall = found / gold if gold else 0.0
         both = precision + recall
-        return {
-            "precision": precision,
-            "recall": recall,
-            "f1": 2 * precision * recall / both if both else 0.0,
-        }
+        f1 = 2 * precision * recall / both if both else 0.0
+        return {"precision": precision, "recall": recall, "f1": f1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +126,14 @@ class SpanCounts:
             "unseen_predicted": right.type[new_right],
             "unseen": left.type[strict[0] & new_left],
         }
-        counts = {k: np.bincount(v, minlength=len(names)).tolist() for k, v in counted.items()}
-        return cls(
-            {
-                name: TypeCounts(**{k: v[i] for k, v in counts.items()})
-                for i, name in enumerate(names)
-            }
-        )
+        columns = (np.bincount(types, minlength=len(names)).tolist() for types in counted.values())
+        rows = (dict(zip(counted, row, strict=True)) for row in zip(*columns, strict=True))
+        return cls({name: TypeCounts(**row) for name, row in zip(names, rows, strict=True)})
 
     def __add__(self, other: SpanCounts) -> SpanCounts:
-        names = sorted({*self.by_type, *other.by_type})
-        zero = TypeCounts()
-        return SpanCounts(
-            {n: self.by_type.get(n, zero) + other.by_type.get(n, zero) for n in names}
-        )
+        one, two, zero = self.by_type, other.by_type, TypeCounts()
+        names = sorted({*one, *two})
+        return SpanCounts({name: one.get(name, zero) + two.get(name, zero) for name in names})
 
     @property
     def total(self) -> TypeCounts:
@@ -271,10 +262,8 @@ def _match(
 
 def _same_documents(gold: Sequence[Document], predicted: Sequence[Document]) -> None:
     if len(gold) != len(predicted):
-        raise DataError(
-            f"{len(gold)} gold documents but {len(predicted)} predicted ones: "
-            "predict on exactly the documents that you evaluate"
-        )
+        told = f"{len(gold)} gold documents but {len(predicted)} predicted ones"
+        raise DataError(f"{told}: predict on exactly the documents that you evaluate")
     for place, (left, right) in enumerate(zip(gold, predicted, strict=True)):
         if left.id != right.id:
             raise DataError(
@@ -335,13 +324,11 @@ def _one_to_one(gold: _Mentions, predicted: _Mentions) -> tuple[Flags, Flags]:
     cluster = np.empty(len(order), dtype=np.int64)
     cluster[order] = np.cumsum(apart) - 1
     edges = np.arange(cluster.max(initial=-1) + 2)
-    of_gold = np.searchsorted(
-        cluster[: len(gold.start)], edges
-    )  # first gold mention of each cluster
+    # The first mention of each cluster, of gold and of predictions.
+    of_gold = np.searchsorted(cluster[: len(gold.start)], edges)
     of_predicted = np.searchsorted(cluster[len(gold.start) :], edges)
     fewer = np.minimum(np.diff(of_gold), np.diff(of_predicted))
-    gold_hit = np.zeros(len(gold.start), dtype=bool)
-    predicted_hit = np.zeros(len(predicted.start), dtype=bool)
+    gold_hit, predicted_hit = (np.zeros(len(side.start), bool) for side in (gold, predicted))
     # A cluster with a single mention on one side holds exactly one pair, and this is most of
     # them; which mention of the other side is marked does not change any count.
     single = np.flatnonzero(fewer == 1)
@@ -393,7 +380,5 @@ def _unseen(documents: Sequence[Document], mentions: _Mentions, seen: Collection
 
 
 def _mean(scores: Sequence[Scores]) -> Scores:
-    return {
-        name: sum(s[name] for s in scores) / len(scores) if scores else 0.0
-        for name in ("precision", "recall", "f1")
-    }
+    names = ("precision", "recall", "f1")
+    return {n: sum(s[n] for s in scores) / len(scores) if scores else 0.0 for n in names}
