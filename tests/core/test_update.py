@@ -54,10 +54,7 @@ def test_other_types_and_layouts_give_the_same_sum(dtype: torch.dtype) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(
-    arrays.arrays(np.float32, st.integers(1, 40), elements=finite),
-    st.integers(1, 2**28),
-)
+@given(arrays.arrays(np.float32, st.integers(1, 40), elements=finite), st.integers(1, 2**28))
 def test_the_mean_of_one_site_is_its_value_to_the_last_bit(value: np.ndarray, weight: int) -> None:
     """24 bits times 28 are exact in 53, so dividing gives the value back, signed zeros too."""
     mean = Total.of([Update({"w": torch.from_numpy(value)}, weight)]).mean()["w"]

@@ -667,11 +667,7 @@ def test_dirt(file: File) -> None:
     record = f"<x>\n<TEXT><![CDATA[\n{body}\n]]></TEXT>\n<TAGS>\n{tags}</TAGS>\n</x>\n"
     (document,) = read(file(record, "1.xml"))
     assert document.text == body + "\n"
-    assert document.spans == (
-        Span(2, 8, "PROBLEM"),
-        Span(9, 15, "PROBLEM"),
-        Span(9, 15, "TEST"),
-    )
+    assert document.spans == (Span(2, 8, "PROBLEM"), Span(9, 15, "PROBLEM"), Span(9, 15, "TEST"))
     assert document.meta == {"mismatched": 1}
     escaped = (
         record.replace("<![CDATA[", "")

@@ -1,4 +1,4 @@
-"""Notes in: what a file says is what comes out, one by one, and nothing goes missing unsaid."""
+"""Notes in: what a file says is what comes out, one by one; and what the sites of them hold."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import io
 import json
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.data.notes import EMPTY, MISTAKEN, OTHER, Note, guess_notes, read_notes
+from fednotes.core.seeds import seed_of
+from fednotes.core.types import Document
+from fednotes.data.notes import EMPTY, MISTAKEN, OTHER, Note, guess_notes, patient_of, read_notes
+from fednotes.data.notes.sites import (
+    NoteCorpus,
+    SiteNotes,
+    assign,
+    fingerprint,
+    pooled_notes,
+    site_notes,
+)
+from fednotes.data.overlap import index_documents
 
 HEADER = (
     "ROW_ID,SUBJECT_ID,HADM_ID,CHARTDATE,CHARTTIME,STORETIME,CATEGORY,DESCRIPTION,CGID,ISERROR,TEXT"
@@ -293,3 +307,296 @@ def test_real_corpora(corpora: Path) -> None:
     assert (list(demo), demo.counts) == ([], Counter())
     assert guess_notes(corpora / "mimic_iii_demo/NOTEEVENTS.csv") == "mimic"
     assert list(read_notes(corpora / "mimic_iii_demo")) == []
+
+
+# ---- sites of notes, streamed: what each holds, and that no text stays in memory
+
+
+def _notes(patients: Sequence[str | None], source: str = "s") -> list[Note]:
+    """Note i has i + 1 times three characters, so that no two texts are equal."""
+    return [Note(str(i), f"n{i} " * (i + 1), p, None, source) for i, p in enumerate(patients)]
+
+
+def _corpus(notes: Iterable[Note], name: str = "a", **settings: object) -> NoteCorpus:
+    held = list(notes)
+    return NoteCorpus(name, lambda: iter(held), f"{name}.csv", **settings)  # type: ignore[arg-type]
+
+
+def _all(site: SiteNotes) -> list[Note]:
+    return [*site.train(), *site.valid()]
+
+
+some_notes = st.lists(st.one_of(st.none(), st.sampled_from("abcdefgh")), min_size=1, max_size=30)
+
+
+@settings(max_examples=100, deadline=None)
+@given(some_notes, st.sampled_from([0.0, 0.05, 0.5, 0.9]), st.integers(0, 5))
+def test_a_site_is_parted_by_patient(
+    patients: list[str | None], fraction: float, seed: int
+) -> None:
+    """Counts of patients and characters by hand, from the notes in memory."""
+    notes = _notes(patients)
+    ((site,), _) = site_notes([_corpus(notes, valid_fraction=fraction)], seed)
+    train, valid = list(site.train()), list(site.valid())
+    assert sorted(n.id for n in train + valid) == sorted(n.id for n in notes)
+    assert [int(n.id) for n in train] == sorted(int(n.id) for n in train)
+    own, held = {patient_of(n) for n in train}, {patient_of(n) for n in valid}
+    assert not own & held
+    number = len(own) + len(held)
+    asked = round(number * fraction)
+    assert len(held) == (min(number - 1, max(asked, 1)) if fraction else 0)
+    assert (site.train_notes, site.valid_notes) == (len(train), len(valid))
+    assert (site.train_patients, site.valid_patients) == (len(own), len(held))
+    assert site.train_characters == sum(len(n.text) for n in train)
+    assert site.valid_characters == sum(len(n.text) for n in valid)
+    assert site.longest == max(len(n.text) for n in notes)
+
+
+some_keys = st.lists(st.tuples(st.sampled_from("abcdefgh")), min_size=1, max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(some_keys, st.integers(1, 6), st.integers(0, 5))
+def test_silos_partition_the_patients(keys: list[tuple[str]], silos: int, seed: int) -> None:
+    """Brute force: each patient has one silo, sizes are even; the order of the notes is nothing."""
+    units = len(set(keys))
+    if units < silos:
+        with pytest.raises(DataError, match=f"{units} patients or notes cannot fill {silos} silos"):
+            assign(keys, silos, seed)
+        return
+    where = assign(keys, silos, seed)
+    sizes = Counter(where.values())
+    assert (set(where), set(sizes)) == (set(keys), set(range(silos)))
+    assert max(sizes.values()) - min(sizes.values()) <= 1
+    assert assign(iter(keys[::-1]), silos, seed) == where
+
+
+def test_the_seed_matters_and_no_silo_is_empty() -> None:
+    keys = [(str(i),) for i in range(30)]
+    assert assign(keys, 5) != assign(keys, 5, seed=1)
+    with pytest.raises(ConfigError, match="at least 1, not 0"):
+        assign([("a",)], 0)
+    with pytest.raises(DataError, match="cannot fill 1 silos"):
+        assign([], 1)
+
+
+def test_no_patient_is_a_patient_of_its_own_in_each_source() -> None:
+    """Two sources may use the same note ids; a patient "1" is not the note "1"."""
+    whose = [("1", None, "a"), ("1", None, "b"), ("2", "1", "a"), ("3", "1", "b")]
+    notes = [Note(name, "text", patient, None, source) for name, patient, source in whose]
+    assert len(set(map(patient_of, notes))) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(some_notes, st.integers(1, 5), st.integers(0, 3))
+def test_silos_by_patient_are_those_of_notes_in_memory(
+    patients: list[str | None], silos: int, seed: int
+) -> None:
+    """Dealt in memory, the notes lie in the same silos; two corpora are one pool."""
+    notes = _notes(patients)
+    half = len(notes) // 2
+    corpora = [_corpus(notes[:half], "a"), _corpus(notes[half:], "b")][half == 0 :]
+    if len({patient_of(n) for n in notes}) < silos:
+        with pytest.raises(ConfigError, match=rf"\[silos\] number = {silos}: .* ask for"):
+            site_notes(corpora, seed, silos)
+        return
+    sites, _ = site_notes(corpora, seed, silos)
+    where = assign(map(patient_of, notes), silos, seed)
+    expected = [[n for n in notes if where[patient_of(n)] == silo] for silo in range(silos)]
+    assert [site.id for site in sites] == [f"silo{i + 1}" for i in range(silos)]
+    for site, part in zip(sites, expected, strict=True):
+        assert sorted(n.id for n in _all(site)) == sorted(n.id for n in part)
+        assert site.train_patients + site.valid_patients == len({patient_of(n) for n in part})
+
+
+def test_silos_by_document_part_a_patients_notes() -> None:
+    """23 notes of one patient, twelve of them alike: silos of 8, 8 and 7."""
+    notes = [Note("x", "same text", "p", None, "s")] * 12 + _notes(["p"] * 11)
+    sites, _ = site_notes([_corpus(notes)], 1, 3, "document")
+    assert sorted(len(_all(site)) for site in sites) == [7, 8, 8]
+    texts = Counter(n.text for site in sites for n in _all(site))
+    assert texts == Counter(n.text for n in notes)
+
+
+def test_the_deal_follows_the_seed_and_not_the_order() -> None:
+    notes = _notes([str(i) for i in range(40)])
+
+    def homes(given: list[Note], seed: int, by: str) -> list[set[str]]:
+        sites, _ = site_notes([_corpus(given)], seed, 4, by)  # type: ignore[arg-type]
+        return [{n.id for n in part()} for site in sites for part in (site.train, site.valid)]
+
+    for by in ("patient", "document"):
+        assert homes(notes, 1, by) == homes(notes[::-1], 1, by) != homes(notes, 2, by)
+
+
+def test_at_most_so_many_training_notes() -> None:
+    """Those whose hash of (seed, patient, id) is lowest, sorted here in memory; nested."""
+    notes = _notes([str(i // 2) for i in range(60)])
+    ((whole,), _) = site_notes([_corpus(notes)], 3)
+    ranked = sorted(whole.train(), key=lambda n: seed_of(3, "max_notes", *patient_of(n), n.id))
+    for most in (1, 7, 30):
+        ((site,), told) = site_notes([_corpus(notes, max_notes=most)], 3)
+        assert {n.id for n in site.train()} == {n.id for n in ranked[:most]}
+        assert [n.id for n in site.valid()] == [n.id for n in whole.valid()]
+        assert f"a: {most} of {whole.train_notes} training notes are used" in told
+    assert not site_notes([_corpus(notes, max_notes=99)], 3)[1]
+    with pytest.raises(ConfigError, match=r"'silo\d': no training note is left; raise max_notes"):
+        site_notes([_corpus(notes, max_notes=1)], 3, 2)
+
+
+def test_one_patient_is_trained_on() -> None:
+    ((site,), told) = site_notes([_corpus(_notes(["p"] * 3))], 1)
+    assert (site.train_notes, site.valid_notes, list(site.valid())) == (3, 0, [])
+    assert told == ("a: one patient, so nothing is held out to judge a model by",)
+    sites, told = site_notes([_corpus(_notes("pqr"))], 1, 3)
+    assert [site.train_patients for site in sites] == [1, 1, 1]
+    assert sum("one patient" in line for line in told) == 3
+    assert "3 notes of 3 patients in 3 silos by patient" in told
+
+
+def test_notes_that_share_a_sentence_are_left_out() -> None:
+    shared = "The patient was given five mg of warfarin."
+    notes = [
+        Note("1", f"Plan.\n\n{shared.upper()} Then home.", "p", None, "s"),
+        Note("2", "The patient was given five mg of heparin.", "q", None, "s"),
+    ]
+    index = index_documents([Document("d", f"Before. {shared}")])
+    ((site,), told) = site_notes([_corpus(notes, exclude=index)], 1)
+    assert [n.id for n in _all(site)] == ["2"]
+    assert told[0] == ("a: notes left out: 1 that share a sentence with an excluded corpus")
+    with pytest.raises(ConfigError, match=r"site 'a': there is no note in a\.csv but 1 that share"):
+        site_notes([_corpus(notes[:1], exclude=index)], 1)
+
+
+def test_the_pool_has_every_sites_notes() -> None:
+    a, b = _corpus(_notes("aabbcc"), "a"), _corpus(_notes("ddeeff", "t"), "b")
+    sites, _ = site_notes([a, b], 1)
+    pool = pooled_notes(sites)
+    assert pool.id == "pooled"
+    assert list(pool.train()) == [n for site in sites for n in site.train()]
+    assert list(pool.valid()) == [n for site in sites for n in site.valid()]
+    assert list(pool.train()) == list(pool.train())
+    assert pool.train_patients == len({patient_of(n) for n in pool.train()})
+    assert pool.train_characters == sum(len(n.text) for n in pool.train())
+    assert pool.longest == max(site.longest for site in sites)
+
+
+def test_the_fingerprint_is_of_texts_patients_and_parts() -> None:
+    """The one made while dealing is that of a pass over the sources; any change changes it."""
+    notes = _notes("aabbccdd")
+    ((site,), _) = site_notes([_corpus(notes)], 1)
+    assert fingerprint(site) == fingerprint(replace(site, content=""))
+    moved = replace(site, train=site.valid, valid=site.train, content="")
+    text, *others = notes
+    ((other,), _) = site_notes([_corpus([replace(text, text="other"), *others])], 1)
+    ((patient,), _) = site_notes([_corpus([replace(text, patient="b"), *others])], 1)
+    ((category,), _) = site_notes([_corpus([replace(n, category="x") for n in notes])], 1)
+    prints = [fingerprint(s) for s in (site, moved, other, patient)]
+    assert len(set(prints)) == 4
+    assert fingerprint(category) == prints[0]
+
+
+class _Text(str):
+    """A text that is counted while it is alive."""
+
+    alive = most = 0
+
+    def __new__(cls, value: str) -> _Text:
+        made = super().__new__(cls, value)
+        _Text.alive += 1
+        _Text.most = max(_Text.most, _Text.alive)
+        return made
+
+    def __del__(self) -> None:
+        _Text.alive -= 1
+
+
+def _counted() -> Iterator[Note]:
+    for number in range(300):
+        yield Note(str(number), _Text(f"{number} " * 20), str(number // 3), None, "s")
+
+
+def test_no_more_than_two_texts_are_alive() -> None:
+    """The one that is read, and the one before it, which a caller's variable still holds."""
+    index = index_documents([Document("d", "nothing of it occurs here at all, not one")])
+    corpus = NoteCorpus("a", _counted, "a.csv", max_notes=100, exclude=index)
+    _Text.alive = _Text.most = 0
+    sites, _ = site_notes([corpus], 1, 4)
+    assert _Text.alive == 0
+    assert _Text.most == 1
+    for site in (*sites, pooled_notes(sites)):
+        for part in (site.train, site.valid):
+            for _note in part():
+                assert _Text.alive <= 2
+            del _note
+        fingerprint(replace(site, content=""))
+    assert _Text.most == 2
+
+
+def _table(path: Path, rows: Iterable[str]) -> Path:
+    path.write_text("\n".join(["SUBJECT_ID,ROW_ID,CATEGORY,ISERROR,TEXT", *rows]) + "\n")
+    return path
+
+
+def _files(*paths: Path, **settings: object) -> NoteCorpus:
+    source = partial(read_notes, paths, source="a", **settings)  # type: ignore[arg-type]
+    return NoteCorpus("a", source, ", ".join(path.name for path in paths))
+
+
+def test_a_large_file_stays_on_disk(tmp_path: Path) -> None:
+    """120 notes of 200,000 characters, 24 MB: tracemalloc's peak is a few notes."""
+    text = "The patient was stable overnight. " * 5883
+    rows = [f'{i // 2},{i},x,,"{text[:200_000]}"' for i in range(120)]
+    path = _table(tmp_path / "notes.csv", rows)
+    tracemalloc.start()
+    try:
+        sites, _ = site_notes([_files(path)], 1, 3)
+        longest = max(len(n.text) for site in sites for n in site.train())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert longest == sites[0].longest == 200_000
+    assert peak < 5e6
+
+
+def test_several_files_and_what_is_left_out(tmp_path: Path) -> None:
+    first = _table(tmp_path / "a.csv", ["1,1,x,,one", "1,2,y,,two", "2,3,x,1,three", '2,4,x,,"  "'])
+    second = _table(tmp_path / "b.csv", ["3,1,x,,four", "3,2,x,,"])
+    ((site,), told) = site_notes([_files(first, second, categories=("X",))], 1)
+    assert sorted(n.text for n in _all(site)) == ["four", "one"]
+    assert told == ("a: notes left out: 2 without text, 1 marked as errors, 1 of another category",)
+    stream = read_notes([first, second], source="a")
+    assert stream.counts == Counter()
+    assert [n.source for n in stream] == ["a", "a", "a/1"]
+    assert stream.counts == Counter({"notes": 3, "without text": 2, "marked as errors": 1})
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (b"text\nab\xffc\n", DataError, r"site 'a': .*notes\.csv:2: a byte is not UTF-8"),
+        (b"", DataError, r"site 'a': .*notes\.csv:1: the table is empty"),
+        (b"text\n", ConfigError, r"site 'a': there is no note in notes\.csv: it is empty"),
+        (b'text\n" "\n""\n', ConfigError, r"there is no note in notes\.csv but 2 without text"),
+    ],
+)
+def test_a_file_without_notes_is_named(
+    tmp_path: Path, data: bytes, error: type[Exception], message: str
+) -> None:
+    path = tmp_path / "notes.csv"
+    path.write_bytes(data)
+    with pytest.raises(error, match=message):
+        site_notes([_files(path)], 1)
+
+
+@pytest.mark.parametrize("change", ["text", "fewer", "more"])
+def test_a_file_that_changes_is_told(tmp_path: Path, change: str) -> None:
+    rows = [f"{i},{i},x,,note {i}" for i in range(10)]
+    path = _table(tmp_path / "notes.csv", rows)
+    ((site,), _) = site_notes([_files(path)], 1)
+    kept = len(list(site.train()))
+    changed = {"text": [*rows[:9], "9,9,x,,NOTE 9"], "fewer": rows[:9], "more": [*rows, rows[0]]}
+    _table(path, changed[change])
+    with pytest.raises(DataError, match=r"site 'a': the notes in notes\.csv changed while"):
+        list(pooled_notes([site]).train()) + list(site.valid())
+    assert kept == site.train_notes

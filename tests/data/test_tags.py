@@ -1,8 +1,11 @@
-"""Tags against seqeval, brute force, and each other."""
+"""Tags against seqeval, brute force and each other; tag sets drawn at random; encoded corpora."""
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from collections import Counter
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 import pytest
@@ -10,14 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
 
-from fednotes.core.errors import DataError
+from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Scheme, Span, TagSet
+from fednotes.data import batches
+from fednotes.data.batches import buckets, encode_corpus, without_gold
 from fednotes.data.tags import (
     Alignment,
     FlattenCounts,
     FlattenRule,
+    TagSets,
     allowed_transitions,
+    appendix_d,
     decode,
+    disjoint,
     encode,
     flatten,
     relabel,
@@ -251,3 +259,283 @@ def test_relabel_maps_drops_and_keeps() -> None:
     kept = relabel(documents, {"ADR": "ADE"}, {"ADE"})
     assert [d.spans for d in kept] == [(Span(0, 1, "ADE"),), ()]
     assert types_of(documents) == ("ADR", "Drug", "WD")
+
+
+# ---- tag sets drawn at random: what always holds, and how often each outcome comes
+
+
+Exact = dict[TagSets, Fraction]
+NAMES = tuple("GECAFBDHJI")  # in no alphabetic order: the order given is the order kept
+
+
+def misfit(draw: Callable[[int], TagSets], exact: Exact, draws: int) -> float:
+    """How far the draws of seeds 0, 1, … are from the exact probabilities.
+
+    Pearson's statistic, standardised by Wilson and Hilferty (1931): near a standard normal.
+    """
+    counts = Counter(draw(seed) for seed in range(draws))
+    assert set(counts) <= set(exact)
+    expected = {outcome: float(p) * draws for outcome, p in exact.items()}
+    assert min(expected.values()) > 5
+    statistic = sum((counts[o] - e) ** 2 / e for o, e in expected.items())
+    freedom = len(exact) - 1
+    spread = 2 / (9 * freedom)
+    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5
+
+
+def in_order(types: str, sets: list[set[str]]) -> TagSets:
+    return tuple(tuple(t for t in types if t in own) for own in sets)
+
+
+def deals(types: str, sizes: tuple[int, ...]) -> Iterator[TagSets]:
+    """Every way to cut an order of the types into sets of these sizes; repeats are wanted."""
+    for order in permutations(types):
+        rest = list(order)
+        yield in_order(types, [{rest.pop() for _ in range(size)} for size in sizes])
+
+
+def exact_disjoint(types: str, all_sizes: list[tuple[int, ...]]) -> Exact:
+    found = Counter(deal for sizes in all_sizes for deal in deals(types, sizes))
+    return {deal: Fraction(n, found.total()) for deal, n in found.items()}
+
+
+def exact_appendix_d(types: str, sites: int) -> Exact:
+    """Every path through Appendix D's text with its probability, as a tree."""
+    own = list(permutations(types, sites))
+    paths = {(u, in_order(types, [{t} for t in u])): Fraction(1, len(own)) for u in own}
+    for label in types:
+        grown: dict[tuple[tuple[str, ...], TagSets], Fraction] = {}
+        for (unique, sets), p in paths.items():
+            options = [(sets, Fraction(1))]
+            if label not in unique:
+                options = []
+                for n in (1, 2):
+                    places = list(combinations(range(sites), n))
+                    for place in places:
+                        more = [{*s, label} if i in place else set(s) for i, s in enumerate(sets)]
+                        options.append((in_order(types, more), Fraction(1, 2 * len(places))))
+            for after, q in options:
+                grown[unique, after] = grown.get((unique, after), Fraction(0)) + p * q
+        paths = grown
+    outcomes: Exact = {}
+    for (_, sets), p in paths.items():
+        outcomes[sets] = outcomes.get(sets, Fraction(0)) + p
+    assert sum(outcomes.values()) == 1
+    return outcomes
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 10), st.integers(1, 6), st.integers(0, 3), st.integers(-5, 2**40))
+def test_disjoint_sets_have_no_type_in_common(
+    number: int, sites: int, per_site: int, seed: int
+) -> None:
+    types = NAMES[:number]
+    if number < sites or sites * per_site > number:
+        with pytest.raises(ConfigError, match=f"{sites} sites"):
+            disjoint(types, sites, per_site, seed)
+        return
+    sets = disjoint(types, sites, per_site, seed)
+    named = [t for own in sets for t in own]
+    assert len(sets) == sites
+    assert len(named) == len(set(named)) == (sites * per_site or number)
+    sizes = {len(own) for own in sets}
+    assert sizes == {per_site} if per_site else max(sizes) - min(sizes) <= 1
+    assert all(list(own) == [t for t in types if t in own] for own in sets)
+    assert sets == disjoint(types, sites, per_site, seed)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 10), st.integers(2, 6), st.integers(-5, 2**40))
+def test_appendix_d_gives_each_site_a_type_of_its_own(number: int, sites: int, seed: int) -> None:
+    types = NAMES[:number]
+    if number < sites:
+        with pytest.raises(ConfigError, match="cannot each annotate a type of its own"):
+            appendix_d(types, sites, seed)
+        return
+    sets = appendix_d(types, sites, seed)
+    times = Counter(t for own in sets for t in own)
+    assert set(times) == set(types)
+    assert set(times.values()) <= {1, 2}
+    assert all(any(times[t] == 1 for t in own) for own in sets)
+    assert all(list(own) == [t for t in types if t in own] for own in sets)
+    assert sets == appendix_d(types, sites, seed)
+
+
+def test_ten_types_over_six_sites() -> None:
+    assert sorted(len(own) for own in disjoint(NAMES, 6, 0, 3)) == [1, 1, 2, 2, 2, 2]
+    assert len({disjoint(NAMES, 6, 0, seed) for seed in range(5)}) == 5
+
+
+def test_disjoint_sets_come_equally_often() -> None:
+    """Against the enumeration of every order of the types."""
+    assert misfit(lambda s: disjoint("abcd", 2, 1, s), exact_disjoint("abcd", [(1, 1)]), 3000) < 3
+    both = exact_disjoint("abc", [(2, 1), (1, 2)])
+    assert len(both) == 6
+    assert misfit(lambda s: disjoint("abc", 2, 0, s), both, 3000) < 3
+
+
+@pytest.mark.parametrize(("types", "sites"), [("abc", 2), ("abcd", 3), ("ab", 2)])
+def test_appendix_d_comes_as_often_as_its_text_says(types: str, sites: int) -> None:
+    """Against the enumeration of every path through the paper's text, in fractions."""
+    exact = exact_appendix_d(types, sites)
+    assert misfit(lambda seed: appendix_d(types, sites, seed), exact, 4000) < 3
+
+
+def test_a_coin_that_is_not_fair_would_be_seen() -> None:
+    """The measure that the tests above rely on: outcomes of another design are told apart."""
+    exact = exact_appendix_d("abc", 2)
+    one_place = [deal for deal in exact if sum(map(len, deal)) == 3]
+    assert misfit(lambda seed: one_place[seed % len(one_place)], exact, 4000) > 10
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: disjoint("abc", 2, 2), "need 4 types, there are 3: lower per_site"),
+        (lambda: disjoint("abc", 4), r"4 sites cannot .* there are 3 types \(a, b, c\)"),
+        (lambda: disjoint("abc", 2, -1), "lower per_site"),
+        (lambda: disjoint("aba", 2), "a type is named twice"),
+        (lambda: disjoint("abc", 0), "one site or more"),
+        (lambda: appendix_d("", 2), r"0 types \(none\)"),
+        (lambda: appendix_d("abc", 1), "2 sites or more"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(draw: Callable[[], TagSets], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        draw()
+
+
+# ---- encoded corpora and mini-batches
+
+
+BIO = TagSet(("ADR", "Drug"))
+
+
+def _document(text: str, *mentions: tuple[str, str], sentences: bool = False) -> Document:
+    """Spans at each mention's first occurrence."""
+    spans = tuple(
+        Span(text.index(form), text.index(form) + len(form), label) for form, label in mentions
+    )
+    whole = ((0, len(text)),) if sentences else ()
+    return Document("d", text, spans, sentences=whole)
+
+
+def test_arrays_describe_the_tokens() -> None:
+    """By hand: two sentences over two documents, forms shared between them."""
+    documents = [
+        _document(
+            "Aspirin causes severe headache.", ("Aspirin", "Drug"), ("severe headache", "ADR")
+        ),
+        _document("No headache."),
+    ]
+    encoded = encode_corpus(documents, BIO)
+    assert encoded.sentence_document.tolist() == [0, 1]
+    assert encoded.bounds.tolist() == [0, 5, 8]
+    assert encoded.lengths.tolist() == [5, 3]
+    assert encoded.forms == ("Aspirin", "causes", "severe", "headache", ".", "No")
+    assert encoded.form.tolist() == [0, 1, 2, 3, 4, 5, 3, 4]
+    names = [BIO.tags[t] for t in encoded.tags]
+    assert names == ["B-Drug", "O", "B-ADR", "I-ADR", "O", "O", "O", "O"]
+    owner = np.repeat(encoded.sentence_document, encoded.lengths)
+    for token, (start, end) in enumerate(encoded.offsets):
+        text = documents[owner[token]].text
+        assert text[start:end] == encoded.forms[encoded.form[token]]
+
+
+def test_empty_documents_and_no_documents() -> None:
+    empty = encode_corpus([], BIO)
+    assert empty.sentences == 0
+    assert empty.offsets.shape == (0, 2)
+    blank = encode_corpus([Document("a", ""), Document("b", " \n\t\n")], BIO)
+    assert blank.sentences == 0
+    assert blank.bounds.tolist() == [0]
+
+
+def test_a_gold_span_outside_every_sentence_is_left_out() -> None:
+    text = "Nausea. Header line"
+    spans = (Span(0, 6, "ADR"), Span(8, 14, "ADR"))
+    encoded = encode_corpus([Document("d", text, spans, sentences=((0, 7),))], BIO)
+    assert [BIO.tags[tag] for tag in encoded.tags] == ["B-ADR", "O"]
+
+
+@pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_long_sentences_are_cut_between_entities(scheme: str, data: st.DataObject) -> None:
+    """Brute force: the pieces joined are the sentence encoded without a limit, and no entity
+    has tokens in two pieces; a piece is over the limit only by one entity that fills it."""
+    words = data.draw(st.integers(1, 40))
+    limit = data.draw(st.integers(1, 8))
+    text = " ".join(f"w{i:02d}" for i in range(words))
+    spans, token = [], 0
+    while token < words:
+        size = data.draw(st.integers(1, 6))
+        last = min(token + size, words)
+        if data.draw(st.booleans()):
+            spans.append(Span(4 * token, 4 * last - 1, "ADR"))
+        token = last
+    document = Document("d", text, tuple(spans), sentences=((0, len(text)),))
+    tagset = TagSet(("ADR",), scheme)  # type: ignore[arg-type]
+    whole = encode_corpus([document], tagset, max_tokens=1000)
+    cut = encode_corpus([document], tagset, max_tokens=limit)
+    assert cut.tags.tolist() == whole.tags.tolist()
+    assert cut.offsets.tolist() == whole.offsets.tolist()
+    assert whole.sentences == 1
+    pieces = list(zip(cut.bounds[:-1].tolist(), cut.bounds[1:].tolist(), strict=True))
+    assert pieces[-1][1] == words
+    for span in spans:
+        first, last = span.start // 4, (span.end + 1) // 4
+        assert sum(first < b and a < last for a, b in pieces) == 1
+        holder = next((a, b) for a, b in pieces if a <= first < b)
+        assert last <= holder[1]
+    longest = max([0, *((s.end + 1) // 4 - s.start // 4 for s in spans)])
+    assert max(b - a for a, b in pieces) <= max(limit, longest)
+
+
+def test_an_unknown_label_is_refused() -> None:
+    with pytest.raises(DataError, match="'Dose' is not in the tag set"):
+        encode_corpus([_document("5 mg", ("5 mg", "Dose"))], BIO)
+
+
+def test_without_gold_takes_the_spans_only() -> None:
+    document = _document("Aspirin.", ("Aspirin", "Drug"))
+    (bare,) = without_gold([document])
+    assert bare.spans == ()
+    assert bare.text == document.text
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), max_size=300),
+    batch=st.integers(1, 17),
+    window=st.integers(1, 9),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=60, deadline=None)
+def test_an_epoch_holds_every_sentence_once(
+    lengths: list[int], batch: int, window: int, seed: int
+) -> None:
+    """Counting: the batches' indices together are 0..n-1, and all but one batch are full."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "_WINDOW", window)
+        epoch, again = (
+            buckets(np.array(lengths, dtype=np.int64), batch, np.random.default_rng(seed))
+            for _ in range(2)
+        )
+    together = sorted(int(i) for indices in epoch for i in indices)
+    assert together == list(range(len(lengths)))
+    assert sum(len(indices) != batch for indices in epoch) <= 1
+    assert all(0 < len(indices) <= batch for indices in epoch)
+    assert [a.tolist() for a in epoch] == [b.tolist() for b in again]
+
+
+def test_batches_hold_like_lengths_and_vary() -> None:
+    """Padding of 3,200 lengths from 1 to 60: random batches of 32 fill about half a padded
+    matrix (mean 30 of a maximum near 60); bucketed ones nearly all of it."""
+    lengths = np.random.default_rng(0).integers(1, 61, size=3200)
+    first = buckets(lengths, 32, np.random.default_rng(1))
+    second = buckets(lengths, 32, np.random.default_rng(2))
+    padded = sum(lengths[b].max() * len(b) for b in first)
+    assert lengths.sum() / padded > 0.95
+    assert {frozenset(b.tolist()) for b in first} != {frozenset(b.tolist()) for b in second}
+    means = [lengths[b].mean() for b in first]
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.4  # not from short to long

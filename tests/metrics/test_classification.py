@@ -1,9 +1,14 @@
-"""Scores of classes and of rankings against scikit-learn."""
+"""Scores of classes and rankings against scikit-learn; runs and sites compared."""
 
 from __future__ import annotations
 
+import statistics
+import time
+from statistics import fmean
+
 import numpy as np
 import pytest
+from phenotype_scores import OUTPUTS, codes_alone, drawn, site_score
 from sklearn.metrics import (
     average_precision_score,
     f1_score,
@@ -14,13 +19,18 @@ from sklearn.metrics import (
 )
 
 from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.types import Document, Span
 from fednotes.core.update import Total, Update
-from fednotes.metrics.classification import (
-    CLASSES,
-    ClassCounts,
-    rankings,
+from fednotes.metrics import classification
+from fednotes.metrics.classification import CLASSES, ClassCounts, rankings
+from fednotes.metrics.compare import (
+    mean_scores,
+    paired_bootstrap,
+    paired_patients,
+    summarise,
+    summed_scores,
 )
-from fednotes.metrics.compare import paired_patients
+from fednotes.metrics.spans import SpanCounts
 
 NAMES = ("Asthma", "Venous/Insufficiency", "Gout", "one class", "never predicted", "unlabelled")
 
@@ -294,3 +304,193 @@ def test_errors_name_both_sides() -> None:
         rankings(zeros, np.zeros((4, 3)), ["a", "b"])
     with pytest.raises(DataError, match="not a finite number"):
         rankings(zeros, np.full((4, 2), np.nan), ["a", "b"])
+
+
+# ---- repeats and the paired bootstrap against slow explicit programs
+
+
+def systems(documents: int, errors: tuple[float, float], seed: int = 0) -> list[list[Document]]:
+    """Gold, and two systems that shift or miss a mention with the given probability."""
+    rng = np.random.default_rng(seed)
+    sides: list[list[Document]] = [[], [], []]
+    for i in range(documents):
+        gold = [Span(s, s + 5, "T") for s in range(0, 40, 8) if rng.random() < 0.5]
+        sides[0].append(Document(str(i), "x" * 50, tuple(gold)))
+        for side, error in zip(sides[1:], errors, strict=True):
+            kept = [
+                Span(s.start + int(rng.random() < error), s.end, "T")
+                for s in gold
+                if rng.random() > error / 2
+            ]
+            side.append(Document(str(i), "x" * 50, tuple(kept)))
+    return sides
+
+
+def test_mean_and_deviation_over_seeds() -> None:
+    """Expected: the standard library's `statistics`."""
+    f1 = [0.5, 0.61, 0.58]
+    runs = [
+        {
+            "method": "fedner",
+            "done": True,
+            "seconds": 10 + i,
+            "sites": {"h1": {"strict": {"f1": x}}},
+        }
+        for i, x in enumerate(f1)
+    ]
+    del runs[2]["seconds"]
+    summary = summarise(runs)
+    assert summary["sites"]["h1"]["strict"]["f1"] == {
+        "mean": pytest.approx(statistics.mean(f1)),
+        "std": pytest.approx(statistics.stdev(f1)),
+        "n": 3,
+    }
+    assert summary["seconds"] == {
+        "mean": 10.5,
+        "std": pytest.approx(statistics.stdev([10, 11])),
+        "n": 2,
+    }
+    assert summary.keys() == {"seconds", "sites"}
+    assert summarise([{"f1": 0.5}]) == {"f1": {"mean": 0.5, "std": None, "n": 1}}
+    assert summarise([]) == {}
+    with pytest.raises(DataError, match="'f1' is a number in one run"):
+        summarise([{"f1": 0.5}, {"f1": {"micro": 0.5}}])
+
+
+@pytest.mark.parametrize("metric", ["strict", "relaxed", "relaxed_one_to_one"])
+def test_bootstrap_equals_explicit_resampling(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that draws the same indices, builds each resampled corpus and scores it anew."""
+    gold, a, b = systems(15, (0.1, 0.4))
+    samples, seed = 200, 11
+
+    def f1(indices: np.ndarray, system: list[Document]) -> float:
+        left, right = [gold[i] for i in indices], [system[i] for i in indices]
+        return SpanCounts.of(left, right).scores()[metric]["f1"]
+
+    draws = np.random.default_rng(seed).integers(0, 15, (samples, 15))
+    observed = f1(np.arange(15), a) - f1(np.arange(15), b)
+    drawn = np.array([f1(row, a) - f1(row, b) for row in draws])
+    expected_p = (1 + sum(abs(d - observed) >= abs(observed) - 1e-12 for d in drawn)) / 201
+    for chunk in (classification._CHUNK, 15 * 7):  # all at once, and seven resamples at a time
+        monkeypatch.setattr(classification, "_CHUNK", chunk)
+        result = paired_bootstrap(gold, a, b, metric, samples, seed)
+        assert result.difference == pytest.approx(observed)
+        assert result.f1_a == pytest.approx(f1(np.arange(15), a))
+        assert (result.low, result.high) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))))
+        assert result.p_value == pytest.approx(expected_p)
+
+
+def test_swapping_the_systems_mirrors_the_result() -> None:
+    gold, a, b = systems(40, (0.2, 0.3))
+    one, other = (paired_bootstrap(gold, *pair, samples=500, seed=2) for pair in ((a, b), (b, a)))
+    assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
+    assert one.p_value == other.p_value
+
+
+def test_equal_systems_do_not_differ_and_unequal_ones_do() -> None:
+    gold, a, b = systems(200, (0.1, 0.5))
+    same = paired_bootstrap(gold, a, a, samples=300)
+    assert (same.difference, same.low, same.high, same.p_value) == (0, 0, 0, 1)
+    other = paired_bootstrap(gold, a, b, samples=300)
+    assert other.low > 0
+    assert other.p_value == pytest.approx(1 / 301)
+
+
+def test_p_values_are_uniform_when_systems_are_alike() -> None:
+    """Two systems of one error rate: about one in ten comparisons has p < 0.1.
+
+    Of 100 comparisons, more than 24 or fewer than 2 has a probability below 1e-4 (binomial).
+    """
+    p = [
+        paired_bootstrap(*systems(60, (0.3, 0.3), seed), samples=200, seed=seed).p_value
+        for seed in range(100)
+    ]
+    assert 2 <= sum(x < 0.1 for x in p) <= 24
+
+
+def test_large_corpus_is_fast() -> None:
+    """10,000 resamples over 5,000 documents (about a second; the bound is for slow machines)."""
+    gold, a, b = systems(5000, (0.2, 0.21))
+    begin = time.perf_counter()
+    paired_bootstrap(gold, a, b)
+    assert time.perf_counter() - begin < 15
+
+
+def test_bad_requests_are_refused() -> None:
+    gold, a, b = systems(3, (0.1, 0.1))
+    with pytest.raises(ConfigError, match="did you mean 'relaxed'"):
+        paired_bootstrap(gold, a, b, "relaxd")
+    with pytest.raises(ConfigError, match="at least one sample"):
+        paired_bootstrap(gold, a, b, samples=0)
+    with pytest.raises(DataError, match="at least one document"):
+        paired_bootstrap([], [], [])
+    with pytest.raises(DataError, match="3 gold documents but 2"):
+        paired_bootstrap(gold, a, b[:2])
+
+
+# ---- means over sites and sums of their counts, by scikit-learn and by hand
+
+
+def test_means_are_over_the_sites_that_have_the_number() -> None:
+    """By hand: a site of codes alone is in the mean of codes and in no other."""
+    a, b = site_score(1), site_score(2)
+    means = mean_scores([a, codes_alone(5), b, {}])
+    assert means["codes"]["loss"] == pytest.approx((0.31 + 0.35 + 0.32) / 3)
+    assert means["calibration"] == {"brier": pytest.approx(0.115)}
+    for kind, key in (("phenotypes", "f1"), ("present", "recall"), ("ranking", "auroc")):
+        assert means[kind][key] == pytest.approx((a[kind][key] + b[kind][key]) / 2)
+    for name in OUTPUTS:
+        found = means["by_output"][name]
+        assert found["sites"] == 2
+        assert found["f1"] == pytest.approx(
+            fmean(each["by_output"][name]["macro"]["f1"] for each in (a, b))
+        )
+
+
+def test_a_number_that_exists_nowhere_is_none() -> None:
+    """Nobody has gout, so it has no AUROC; a site without one does not count."""
+    a, b = site_score(1), site_score(2)
+    assert mean_scores([a, b])["by_output"]["gout"]["auroc"] is None
+    a["ranking"]["auroc"] = None
+    assert mean_scores([a, b])["ranking"]["auroc"] == b["ranking"]["auroc"]
+    b["ranking"]["auroc"] = None
+    assert mean_scores([a, b])["ranking"]["auroc"] is None
+
+
+def test_the_mean_of_the_diseases_is_the_macro_score() -> None:
+    """An identity where all sites judge the same diseases: the mean of means, either way."""
+    means = mean_scores([site_score(seed) for seed in (1, 2, 3)])
+    for key in ("precision", "recall", "f1"):
+        each = [found[key] for found in means["by_output"].values()]
+        assert fmean(each) == pytest.approx(means["phenotypes"][key])
+
+
+def test_intervals_stay_where_all_sites_say_the_same() -> None:
+    area = site_score(1)["by_output"]["asthma"]["auroc"]
+    alike = mean_scores([site_score(1), site_score(1)])["by_output"]["asthma"]
+    assert alike["auroc_interval"] == [area["low"], area["high"]]
+    assert "auroc_interval" not in mean_scores([site_score(1), site_score(2)])["by_output"]["gout"]
+    assert (
+        "auroc_interval" not in mean_scores([site_score(1), site_score(2)])["by_output"]["asthma"]
+    )
+
+
+def test_sums_are_the_scores_of_all_patients_together() -> None:
+    """Oracle: scikit-learn's macro F1 of each disease over both sites' labelled patients."""
+    parts = [drawn(seed) for seed in (1, 2)]
+    labels, predicted = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    found = summed_scores([site_score(1), codes_alone(3), site_score(2)])
+    each = []
+    for column, name in enumerate(OUTPUTS):
+        known = labels[:, column] >= 0
+        each.append(f1_score(labels[known, column], predicted[known, column], average="macro"))
+        assert found["by_output"][name]["macro"]["f1"] == pytest.approx(each[-1])
+    assert found["phenotypes"]["f1"] == pytest.approx(fmean(each))
+
+
+def test_without_counts_there_is_no_sum() -> None:
+    score = site_score(1)
+    del score["class_counts"]
+    assert summed_scores([score, site_score(2)]) == {}
+    assert summed_scores([codes_alone(1)]) == {}
+    assert summed_scores([{}]) == {}

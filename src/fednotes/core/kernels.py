@@ -155,12 +155,7 @@ class _Dropout(torch.autograd.Function):
 
 @kernel("void(f4[::1], f4[::1], f4[::1], u8, f4, u8)")
 def _drop(
-    x: Singles,
-    out: Singles,
-    mask: Singles,
-    limit: np.uint64,
-    scale: np.float32,
-    seed: np.uint64,
+    x: Singles, out: Singles, mask: Singles, limit: np.uint64, scale: np.float32, seed: np.uint64
 ) -> None:
     """SplitMix64 (Steele et al. 2014) of a counter; each 64-bit number serves four values."""
     n = x.shape[0]
