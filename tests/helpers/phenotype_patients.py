@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from fednotes.core.federation import State
 from fednotes.engines.inprocess import InProcess
+from fednotes.engines.rounds import RoundResult
 from fednotes.methods import phenotype
 from fednotes.methods.phenotype import Config, Site, train
+from fednotes.methods.phenotype_stages import Classifiers
 from fednotes.patients.cohort import Bags, Cohort, FeatureSpace, SitePatients
 from fednotes.patients.dan import DanConfig
 from fednotes.patients.phenotyper import PhenotypeConfig
@@ -101,6 +104,60 @@ def trained(
         for place, site in enumerate(sites)
     ]
     return train(InProcess(members, **options), config), members
+
+
+class Killed(Exception):
+    """The run ended here."""
+
+
+def cut(
+    sites: Sequence[SitePatients],
+    config: Config,
+    last: int,
+    folder: Path | None = None,
+    **options: Any,
+) -> None:
+    """Train until this round is done, as `trained` does, and be killed then."""
+
+    def kill(result: RoundResult) -> None:
+        if result.round == last:
+            raise Killed
+
+    with pytest.raises(Killed):
+        trained(sites, config, folder, observer=kill, **options)
+
+
+def classifiers_of(member: Site) -> Classifiers:
+    """Stage 2 at a site that was trained."""
+    assert member._classifiers is not None
+    return member._classifiers
+
+
+def relabelled(
+    site: SitePatients,
+    value: Any,
+    rows: Any = slice(None),
+    column: Any = slice(None),
+    part: str = "train",
+) -> SitePatients:
+    """A site some of whose labels are another value."""
+    cohort = getattr(site, part)
+    labels = cohort.labels.copy()
+    labels[rows, column] = value
+    return replace(site, **{part: replace(cohort, labels=labels)})
+
+
+def labelled(cohort: Cohort) -> Cohort:
+    """The patients with a label."""
+    return cohort.take((cohort.labels >= 0).any(axis=1))
+
+
+def counted(bags: Bags) -> np.ndarray:
+    """(patients, vocabulary) how often each concept occurs."""
+    row = np.repeat(np.arange(len(bags)), np.diff(bags.offsets))
+    table = np.zeros((len(bags), bags.vocabulary))
+    np.add.at(table, (row, bags.concepts), 1)
+    return table
 
 
 # ---- the same numbers by NumPy alone ---------------------------------------------------------

@@ -13,14 +13,16 @@ import torch
 from phenotype_patients import (
     DISEASES,
     VOCABULARY,
+    classifiers_of,
     config_of,
+    cut,
+    labelled,
     patients,
+    relabelled,
     sites_of,
     trained,
     without_stage_1,
 )
-from sklearn.feature_extraction.text import TfidfTransformer
-from sklearn.linear_model import SGDClassifier
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.seeds import rng_of
@@ -29,7 +31,6 @@ from fednotes.methods import phenotype
 from fednotes.methods.phenotype import Site, averaged
 from fednotes.patients.classifiers import (
     LinearSVMs,
-    SvmConfig,
     document_frequencies,
     fit_platt,
     inverse_document_frequencies,
@@ -37,9 +38,9 @@ from fednotes.patients.classifiers import (
     tfidf,
 )
 from fednotes.patients.codes import category, output_matrix
-from fednotes.patients.cohort import ABSENT, PRESENT, pooled_patients
+from fednotes.patients.cohort import PRESENT, pooled_patients
 from fednotes.patients.dan import Dan, RowAdam
-from fednotes.patients.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.patients.phenotyper import PhenotypeConfig
 
 # ---- stage 1
 
@@ -119,8 +120,7 @@ def test_one_site_is_central_bitwise() -> None:
     (site,) = sites_of(1)
     config = without_stage_1(classifier_cycles=4, classifier_epochs=2)
     state, _ = trained((site,), config)
-    kept = (site.train.labels >= 0).any(axis=1)
-    cohort = site.train.take(kept)
+    cohort = labelled(site.train)
     idf = inverse_document_frequencies(document_frequencies(cohort.bags), len(cohort))
     features = tfidf(cohort.bags, idf)
     machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
@@ -134,53 +134,17 @@ def test_one_site_is_central_bitwise() -> None:
     assert np.array_equal(state.tensors["svm.intercept"].numpy(), machines.intercept)
 
 
-def test_machines_are_scikit_learns() -> None:
-    """SGDClassifier without penalty, one disease at a time, in the same order."""
-    (site,) = sites_of(1)
-    config = without_stage_1(classifier_cycles=1, classifier_epochs=1)
-    state, _ = trained((site,), config)
-    cohort = site.train.take((site.train.labels >= 0).any(axis=1))
-    counts = np.zeros((len(cohort), VOCABULARY))
-    np.add.at(counts, tuple(cohort.bags.counts()[:2]), cohort.bags.counts()[2])
-    x = TfidfTransformer().fit_transform(counts)
-    order = rng_of(config.seed, "phenotypes", site.id, 0).permutation(len(cohort))
-    for column in range(len(DISEASES)):
-        rows = [r for r in order if cohort.labels[r, column] in (ABSENT, PRESENT)]
-        sgd = SGDClassifier(penalty=None, shuffle=False, max_iter=1, tol=None)
-        sgd.fit(x[rows], cohort.labels[rows, column])
-        ours = state.tensors["svm.weight"][:, column].numpy()
-        assert np.allclose(ours, sgd.coef_[0], rtol=1e-5, atol=1e-5)
-
-
-def test_federated_frequencies_are_the_pooled_ones() -> None:
-    """scikit-learn's TfidfTransformer over all sites' patients, exactly."""
-    sites = sites_of(3)
-    _, members = trained(sites, without_stage_1(classifier_cycles=1))
-    whole = pooled_patients(sites).train
-    whole = whole.take((whole.labels >= 0).any(axis=1))
-    row, column, count = whole.bags.counts()
-    counts = np.zeros((len(whole), VOCABULARY))
-    counts[row, column] = count
-    wanted = TfidfTransformer().fit(counts).idf_
-    for member in members:
-        assert member._classifiers is not None
-        assert np.array_equal(member._classifiers.model.representation.idf, wanted)
-
-
 def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
     """A site that nobody was labelled at for a disease has no part in its classifier."""
     first, second = sites_of(2)
-    labels = second.train.labels.copy()
-    labels[:, 0] = -1
-    silent = replace(second, train=replace(second.train, labels=labels))
+    sites = (first, relabelled(second, -1, column=0))
     config = without_stage_1(classifier_cycles=1)
-    both, _ = trained((first, silent), config)
+    both, _ = trained(sites, config)
     total = []
-    for site in (first, silent):
-        cohort = site.train.take((site.train.labels >= 0).any(axis=1))
-        whole = pooled_patients((first, silent)).train
-        whole = whole.take((whole.labels >= 0).any(axis=1))
-        idf = inverse_document_frequencies(document_frequencies(whole.bags), len(whole))
+    whole = labelled(pooled_patients(sites).train)
+    idf = inverse_document_frequencies(document_frequencies(whole.bags), len(whole))
+    for site in sites:
+        cohort = labelled(site.train)
         machines = LinearSVMs([(0, 1)] * len(DISEASES), VOCABULARY)
         order = rng_of(config.seed, "phenotypes", site.id, 0).permutation(len(cohort))
         machines.epoch(tfidf(cohort.bags, idf), cohort.labels, order)
@@ -191,20 +155,13 @@ def test_classifiers_weigh_by_the_patients_of_their_disease() -> None:
     assert np.array_equal(both.tensors["svm.weight"].numpy(), wanted.astype(np.float32))
 
 
-def test_a_classifier_that_nobody_trained_stays() -> None:
-    """The mean over no patient is not zero."""
+@pytest.mark.parametrize(("patients", "ends"), [(4.0, 2.0), (1.0, 8.0)])
+def test_the_mean_over_nobody_is_not_zero(patients: float, ends: float) -> None:
+    """A classifier that nobody trained stays; of one patient at one site the sum is the mean."""
     shared = {"svm.weight": torch.tensor([[3.0, 5.0]])}
     given = {"svm.weight": torch.tensor([[0.0, 8.0]]).double()}
-    update = Update({**given, "patients": torch.tensor([0.0, 4.0]).double()})
-    assert averaged(shared, Total.of([update]))["svm.weight"].tolist() == [[3.0, 2.0]]
-
-
-def test_one_patient_is_enough_to_move_a_classifier() -> None:
-    """Of one patient at one site the sum is the mean; of none the classifier stays."""
-    shared = {"svm.weight": torch.tensor([[3.0, 5.0]])}
-    given = {"svm.weight": torch.tensor([[0.0, 8.0]]).double()}
-    update = Update({**given, "patients": torch.tensor([0.0, 1.0]).double()})
-    assert averaged(shared, Total.of([update]))["svm.weight"].tolist() == [[3.0, 8.0]]
+    update = Update({**given, "patients": torch.tensor([0.0, patients]).double()})
+    assert averaged(shared, Total.of([update]))["svm.weight"].tolist() == [[3.0, ends]]
 
 
 def test_calibration_is_the_pooled_one() -> None:
@@ -212,12 +169,10 @@ def test_calibration_is_the_pooled_one() -> None:
     sites = sites_of(3)
     config = without_stage_1(classifier_cycles=3, calibrate=True)
     _state, members = trained(sites, config)
-    model = members[0]._classifiers
-    assert model is not None
-    assert model.model.platt is not None
+    model = classifiers_of(members[0])
     scores, targets = [], []
     for site in sites:
-        cohort = site.valid.take((site.valid.labels >= 0).any(axis=1))
+        cohort = labelled(site.valid)
         scores.append(model.machines.scores(model.model.representation.features(cohort.bags)))
         targets.append(model.machines.targets(cohort.labels))
     together = np.concatenate(scores), np.concatenate(targets)
@@ -264,39 +219,13 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
     config = config_of(cycles=2, classifier_cycles=2, calibrate=True)
     whole, members = trained(sites, config)
 
-    class Killed(Exception):
-        pass
-
-    for cut in range(4):
-        folder = tmp_path / str(cut)
-
-        def kill(result: Any, cut: int = cut) -> None:
-            if result.round == cut + 1:
-                raise Killed
-
-        if cut < 3:
-            with pytest.raises(Killed):
-                trained(sites, config, directory=folder, observer=kill)
-        else:
-            trained(sites, config, directory=folder)
-        again, later = trained(sites, config, directory=folder, resume=True)
+    for last in range(4):
+        kept = tmp_path / str(last)
+        cut(sites, config, last, directory=kept)
+        again, later = trained(sites, config, directory=kept, resume=True)
         for name, value in whole.tensors.items():
-            assert torch.equal(again.tensors[name], value), (cut, name)
+            assert torch.equal(again.tensors[name], value), (last, name)
         assert [m.scores for m in later] == [m.scores for m in members]
-
-
-def test_the_saved_model_gives_the_same_probabilities(tmp_path: Path) -> None:
-    """Read back from its folder, for stage 1's and stage 2's outputs."""
-    sites = sites_of(2)
-    _, members = trained(sites, config_of(calibrate=True), tmp_path)
-    classifiers = members[0]._classifiers
-    assert classifiers is not None
-    model = load_phenotyper(tmp_path / "model")
-    bags = sites[1].test.bags
-    assert model.phenotypes == DISEASES
-    for kind in ("probabilities", "code_probabilities", "classes"):
-        assert np.array_equal(getattr(model, kind)(bags), getattr(classifiers.model, kind)(bags))
-    assert np.allclose(model.probabilities(bags).sum(2), 1)
 
 
 # ---- edges
@@ -304,18 +233,15 @@ def test_the_saved_model_gives_the_same_probabilities(tmp_path: Path) -> None:
 
 def test_patients_without_concepts_and_lonely_classes() -> None:
     """A disease that all have, one that nobody is labelled for, a patient without concepts."""
-    sites = sites_of(2)
-    changed = []
-    for site in sites:
-        labels = site.train.labels.copy()
-        labels[:, 0] = PRESENT
-        labels[:, 1] = -1
-        empty = patients(site.id, 40, seed=9, concepts=0)
-        changed.append(replace(site, train=replace(site.train, labels=labels), test=empty))
-    _, members = trained(tuple(changed), without_stage_1(classifier_cycles=2))
-    model = members[0]._classifiers
-    assert model is not None
-    found = model.model.classes(changed[0].test.bags)
+    changed = [
+        replace(
+            relabelled(relabelled(site, PRESENT, column=0), -1, column=1),
+            test=patients(site.id, 40, seed=9, concepts=0),
+        )
+        for site in sites_of(2)
+    ]
+    _, members = trained(changed, without_stage_1(classifier_cycles=2))
+    found = classifiers_of(members[0]).model.classes(changed[0].test.bags)
     assert (found[:, 0] == PRESENT).all()
     assert (found[:, 1] == -1).all()
     assert len(set(found[:, 2].tolist())) == 1  # the intercept's word
@@ -325,9 +251,7 @@ def test_patients_without_concepts_and_lonely_classes() -> None:
 def test_a_site_without_codes_or_labels_adds_nothing() -> None:
     """Stage 1 at one site, stage 2 at the other: as if each had been there alone."""
     first, second = sites_of(2)
-    none = np.full_like(first.train.labels, -1)
-    coded = replace(first, train=replace(first.train, labels=none))
-    judged = replace(second, codes={})
+    coded, judged = relabelled(first, -1), replace(second, codes={})
     both, members = trained((coded, judged), config_of(cycles=1, classifier_cycles=1))
     alone, _ = trained((coded, replace(judged, train=judged.train.take([0]))), config_of(cycles=1))
     for name, value in both.tensors.items():
@@ -338,17 +262,11 @@ def test_a_site_without_codes_or_labels_adds_nothing() -> None:
 
 def test_questionable_is_a_class_where_enough_are() -> None:
     """Three machines, and a share of probability for it."""
-    sites = sites_of(2)
-    changed = []
-    for site in sites:
-        labels = site.train.labels.copy()
-        labels[:30, 2] = 2
-        changed.append(replace(site, train=replace(site.train, labels=labels)))
+    changed = [relabelled(site, 2, slice(30), 2) for site in sites_of(2)]
     for least, machines in ((60, len(DISEASES) + 2), (61, len(DISEASES))):
         config = without_stage_1(least_questionable=least, classifier_cycles=1)
-        _, members = trained(tuple(changed), config)
-        assert members[0]._classifiers is not None
-        assert len(members[0]._classifiers.machines.machines) == machines
+        _, members = trained(changed, config)
+        assert len(classifiers_of(members[0]).machines.machines) == machines
 
 
 @pytest.mark.parametrize(
@@ -376,19 +294,5 @@ def test_nothing_to_learn() -> None:
         phenotype.for_sites(config_of(), sites)
     with pytest.raises(ConfigError, match="billing codes, so it cannot learn alone"):
         phenotype.alone(config_of(), sites)
-    silent = tuple(
-        replace(s, train=replace(s.train, labels=np.full_like(s.train.labels, -1))) for s in sites
-    )
     with pytest.raises(TrainingError, match="no training patient is labelled"):
-        trained(silent, without_stage_1())
-
-
-def test_a_loss_on_a_log_scale_is_a_multi_label_logistic_head() -> None:
-    """With the loss "log" probabilities need no calibration: the Brier score beats the base."""
-    sites = sites_of(2)
-    head = PhenotypeConfig(representation="none", classifier=SvmConfig("log", "constant", 0.3))
-    _, members = trained(sites, config_of(model=head, classifier_cycles=10))
-    for site, member in zip(sites, members, strict=True):
-        rate = (site.train.labels == PRESENT).mean(0)
-        base = ((rate - (site.test.labels == PRESENT)) ** 2).mean()
-        assert member.scores["calibration"]["brier"] < base
+        trained([relabelled(site, -1) for site in sites], without_stage_1())

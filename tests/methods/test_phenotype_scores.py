@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from phenotype_patients import (
     DISEASES,
+    classifiers_of,
     code_chances,
     code_labels,
     config_of,
     disease_scores,
     network_of,
+    relabelled,
     sites_of,
     trained,
     without_stage_1,
@@ -32,10 +34,6 @@ from fednotes.patients.classifiers import SvmConfig
 from fednotes.patients.cohort import ABSENT, PRESENT, QUESTIONABLE, Cohort, SitePatients
 from fednotes.patients.dan import DanConfig
 from fednotes.patients.phenotyper import PhenotypeConfig
-
-
-def relabelled(site: SitePatients, part: str, labels: np.ndarray) -> SitePatients:
-    return replace(site, **{part: replace(getattr(site, part), labels=labels)})
 
 
 def pairs(state: State, site: SitePatients, cohort: Cohort) -> tuple[np.ndarray, np.ndarray]:
@@ -122,8 +120,7 @@ def test_nothing_is_dropped_while_judging() -> None:
     learner.train(sent, cycle=2)  # leaves the network as training does
     assert learner.evaluate(sent, cycle=1).metrics == before
     found = disease_scores(state, site.train)
-    classifiers = member._classifiers
-    assert classifiers is not None
+    classifiers = classifiers_of(member)
     features = classifiers.model.representation.features(site.train.bags)
     assert np.allclose(classifiers.machines.scores(features), found, rtol=1e-4, atol=1e-5)
 
@@ -136,10 +133,9 @@ def test_the_brier_score_is_of_calibrated_probabilities() -> None:
     sites = sites_of(2)
     state, members = trained(sites, config_of(cycles=3, calibrate=True))
     for site, member in zip(sites, members, strict=True):
-        classifiers = member._classifiers
-        assert classifiers is not None
-        assert classifiers.model.platt is not None
-        a, b = classifiers.model.platt.T
+        platt = classifiers_of(member).model.platt
+        assert platt is not None
+        a, b = platt.T
         scores, known = disease_scores(state, site.test), site.test.labels >= 0
         present = site.test.labels[known]
         fitted, plain = (1 / (1 + np.exp(-z)) for z in (a * scores + b, scores))
@@ -168,9 +164,7 @@ def test_patients_are_ranked_by_the_scores_themselves(slope: float) -> None:
     """scikit-learn's AUROC of the scores, where all probabilities are equal, or fall with them."""
     (site,) = sites_of(1)
     state, (member,) = trained((site,), config_of(cycles=3, calibrate=True))
-    classifiers = member._classifiers
-    assert classifiers is not None
-    classifiers.model.platt = np.tile((slope, 0.0), (len(DISEASES), 1))
+    classifiers_of(member).model.platt = np.tile((slope, 0.0), (len(DISEASES), 1))
     scores = disease_scores(state, site.test)
     wanted = np.mean(areas(site.test.labels, scores))
     assert abs(wanted - 0.5) > 0.05
@@ -192,7 +186,7 @@ def test_who_never_saw_a_disease_is_judged_on_it() -> None:
     first, second = sites_of(2)
     labels = first.train.labels.copy()
     labels[:, 0] = np.minimum(labels[:, 0], ABSENT)
-    found = alone(without_stage_1(), (relabelled(first, "train", labels), second))
+    found = alone(without_stage_1(), (relabelled(first, labels), second))
     test = first.test.labels[:, [0]]
     (wanted,) = f1s(test, np.zeros_like(test))
     assert 0 < wanted < 0.5
@@ -203,11 +197,8 @@ def test_who_never_saw_a_disease_is_judged_on_it() -> None:
 def test_questionable_patients_count_where_the_sites_together_have_the_class() -> None:
     """By hand: a site without any in training, whose model never says so, is judged on them."""
     first, second = sites_of(2)
-    labels = second.train.labels.copy()
-    labels[:25, 2] = QUESTIONABLE
-    test = first.test.labels.copy()
-    test[:9, 2] = QUESTIONABLE
-    sites = relabelled(first, "test", test), relabelled(second, "train", labels)
+    first = relabelled(first, QUESTIONABLE, slice(9), 2, "test")
+    sites, test = (first, relabelled(second, QUESTIONABLE, slice(25), 2)), first.test.labels
     for least, counted in ((25, 9), (26, 0)):
         counts = alone(without_stage_1(least_questionable=least), sites)["class_counts"]
         row = [counts[f"classes/gout/questionable/{p}"] for p in ("absent", "present")]
@@ -220,10 +211,8 @@ def test_questionable_patients_count_where_the_sites_together_have_the_class() -
 def test_questionable_is_a_class_at_a_site_that_has_enough_alone() -> None:
     """Its own test patients count too, whatever the job's list says."""
     (site,) = sites_of(1)
-    labels, test = site.train.labels.copy(), site.test.labels.copy()
-    labels[:25, 2] = QUESTIONABLE
-    test[:9, 2] = QUESTIONABLE
-    changed = relabelled(relabelled(site, "train", labels), "test", test)
+    changed = relabelled(site, QUESTIONABLE, slice(25), 2)
+    changed = relabelled(changed, QUESTIONABLE, slice(9), 2, "test")
     config = phenotype.for_sites(without_stage_1(), (changed,))
     assert config.questionable == ("gout",)
     _, (member,) = trained((changed,), replace(config, questionable=()))
@@ -234,17 +223,15 @@ def test_questionable_is_a_class_at_a_site_that_has_enough_alone() -> None:
 def test_a_disease_of_one_class_is_in_no_mean() -> None:
     """The mean of scikit-learn's F1 of the other two; none at all where no disease has two."""
     (site,) = sites_of(1)
-    labels = site.test.labels.copy()
-    labels[:, 1] = PRESENT
-    changed = relabelled(site, "test", labels)
+    changed = relabelled(site, PRESENT, column=1, part="test")
+    labels = changed.test.labels
     state, (member,) = trained((changed,), config_of())
     predicted = (disease_scores(state, site.test) > 0).astype(int)
     wanted = f1s(labels[:, [0, 2]], predicted[:, [0, 2]])
     assert member.scores["phenotypes"]["f1"] == pytest.approx(np.mean(wanted), rel=1e-9)
     assert member.scores["by_output"].keys() == {"asthma", "gout"}
     assert {k.split("/")[1] for k in member.scores["class_counts"]} == {"asthma", "gout"}
-    everyone = relabelled(site, "test", np.full_like(labels, PRESENT))
-    scores = member.scores_on(everyone)
+    scores = member.scores_on(relabelled(site, PRESENT, part="test"))
     assert "phenotypes" not in scores
     assert "present" not in scores
     assert scores["ranking"]["auroc"] is None
@@ -254,6 +241,6 @@ def test_a_site_without_labelled_test_patients_has_no_score() -> None:
     """Nor has it one of codes where no test patient was coded."""
     (site,) = sites_of(1)
     _, (member,) = trained((site,), config_of(classifier_cycles=1))
-    silent = relabelled(site, "test", np.full_like(site.test.labels, -1))
+    silent = relabelled(site, -1, part="test")
     assert member.scores_on(silent).keys() == {"codes"}
     assert member.scores_on(replace(silent, codes={})) == {}

@@ -19,12 +19,17 @@ from phenotype_patients import (
     DISEASES,
     SPACE,
     VOCABULARY,
+    classifiers_of,
     code_chances,
     code_labels,
     config_of,
+    counted,
+    cut,
     dense_of,
+    labelled,
     network_of,
     patients,
+    relabelled,
     sites_of,
     trained,
     without_stage_1,
@@ -33,21 +38,16 @@ from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import SGDClassifier
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.federation import State
 from fednotes.core.seeds import rng_of
 from fednotes.engines.rounds import RoundResult
 from fednotes.methods import phenotype
 from fednotes.methods.phenotype import Config, Site
 from fednotes.patients.classifiers import SvmConfig
-from fednotes.patients.cohort import Cohort, FeatureSpace, SitePatients, Vectors, pooled_patients
+from fednotes.patients.cohort import FeatureSpace, SitePatients, Vectors, pooled_patients
 from fednotes.patients.dan import Dan, DanConfig, RowAdam
 from fednotes.patients.phenotyper import PhenotypeConfig, load_phenotyper
 
 NETWORK = DanConfig(embedding=8, hidden=12)
-
-
-def labelled(cohort: Cohort) -> Cohort:
-    return cohort.take((cohort.labels >= 0).any(axis=1))
 
 
 def sgd(
@@ -64,12 +64,6 @@ def order_of(config: Config, site: SitePatients, epoch: int, number: int) -> np.
     return rng_of(config.seed, "phenotypes", site.id, epoch).permutation(number)
 
 
-def counted(cohort: Cohort) -> np.ndarray:
-    table = np.zeros((len(cohort), VOCABULARY))
-    np.add.at(table, tuple(cohort.bags.counts()[:2]), cohort.bags.counts()[2])
-    return table
-
-
 # ---- stage 2
 
 
@@ -82,7 +76,7 @@ def test_balanced_classes_are_those_of_all_sites_together() -> None:
     )
     state, _ = trained(sites, config)
     cohorts = [labelled(site.train) for site in sites]
-    tfidf = TfidfTransformer().fit(np.concatenate([counted(c) for c in cohorts]))
+    tfidf = TfidfTransformer().fit(np.concatenate([counted(c.bags) for c in cohorts]))
     for column in range(len(DISEASES)):
         everyone = Counter(v for c in cohorts for v in c.labels[:, column].tolist() if v >= 0)
         weights = {v: everyone.total() / (2 * everyone[v]) for v in (0, 1)}
@@ -92,7 +86,7 @@ def test_balanced_classes_are_those_of_all_sites_together() -> None:
             own = cohort.labels[:, column]
             order = order_of(config, site, 0, len(cohort))
             n = int((own >= 0).sum())
-            total += n * sgd(tfidf.transform(counted(cohort)), own, order, weights)
+            total += n * sgd(tfidf.transform(counted(cohort.bags)), own, order, weights)
             number += n
         ours = state.tensors["svm.weight"][:, column].numpy()
         assert np.allclose(ours, total / number, rtol=1e-5, atol=1e-5)
@@ -148,9 +142,7 @@ def test_the_best_cycle_has_the_least_held_out_loss() -> None:
     assert np.argmax(losses) != best
     state, members = trained(sites, replace(config, cycles=5, keep_cycle=-1))
     for member in members:
-        classifiers = member._classifiers
-        assert classifiers is not None
-        network = classifiers.model.representation.network
+        network = classifiers_of(member).model.representation.network
         assert network is not None
         for name, value in network.trainable().items():
             assert np.array_equal(value.detach().numpy(), ends[best][name]), name
@@ -261,9 +253,7 @@ def numbers(site: SitePatients) -> tuple[int, int]:
 def test_exactly_the_least_number_of_patients_is_enough(stage: int) -> None:
     """Coded ones where vectors are learnt, labelled ones for classifiers of concepts."""
     (site,) = sites_of(1)
-    labels = site.train.labels.copy()
-    labels[:20] = -1
-    site = replace(site, train=replace(site.train, labels=labels))
+    site = relabelled(site, -1, slice(20))
     assert numbers(site)[0] != numbers(site)[1]
     least, make = numbers(site)[stage], (config_of, without_stage_1)[stage]
     config = phenotype.for_sites(make(min_patients=least), (site,))
@@ -271,7 +261,7 @@ def test_exactly_the_least_number_of_patients_is_enough(stage: int) -> None:
     more = replace(config, min_patients=least + 1)
     with pytest.raises(ConfigError, match=f"its {least} .* min_patients = {least + 1}"):
         Site(site, more)
-    nobody = replace(site, codes={}, train=replace(site.train, labels=np.full_like(labels, -1)))
+    nobody = replace(relabelled(site, -1), codes={})
     assert Site(nobody, more).num_examples == 0  # it tells nothing
     for own in phenotype.alone(more, (site,)):
         assert Site(site, own).num_examples >= least
@@ -309,24 +299,10 @@ def test_a_model_that_was_gone_on_with_knows_its_codes(tmp_path: Path) -> None:
     sites = sites_of(2)
     config = config_of(cycles=2, classifier_cycles=4)
     whole, _ = trained(sites, config, tmp_path / "whole")
-
-    class Killed(Exception):
-        pass
-
-    def run(last: int, resume: bool) -> State:
-        def kill(result: RoundResult) -> None:
-            if result.round == last:
-                raise Killed
-
-        kept = tmp_path / "kept"
-        return trained(
-            sites, config, tmp_path / "cut", observer=kill, directory=kept, resume=resume
-        )[0]
-
-    for last, resume in ((3, False), (4, True)):
-        with pytest.raises(Killed):
-            run(last, resume)
-    again = run(-1, True)
+    kept, ours = tmp_path / "kept", tmp_path / "cut"
+    cut(sites, config, 3, ours, directory=kept)
+    cut(sites, config, 4, ours, directory=kept, resume=True)
+    again, _ = trained(sites, config, ours, directory=kept, resume=True)
     assert again.facts["outputs"] == whole.facts["outputs"]
     first, second = (load_phenotyper(tmp_path / n / "model") for n in ("whole", "cut"))
     assert list(second.code_names) == whole.facts["outputs"]
@@ -380,9 +356,9 @@ def test_patients_of_all_sites_without_concepts() -> None:
     sites = first, without_concepts(second, 1)
     state, members = trained(sites, without_stage_1())
     whole = labelled(pooled_patients(sites).train)
-    classifiers = members[0]._classifiers
-    assert classifiers is not None
-    wanted = TfidfTransformer().fit(counted(whole)).idf_
-    assert np.array_equal(classifiers.model.representation.idf, wanted)
+    wanted = TfidfTransformer().fit(counted(whole.bags)).idf_
+    for member in members:
+        idf = classifiers_of(member).model.representation.idf
+        assert np.array_equal(idf, wanted)
     assert torch.isfinite(state.tensors["svm.weight"]).all()
     assert all("phenotypes" in member.scores for member in members)
