@@ -7,20 +7,24 @@ whole).
 from __future__ import annotations
 
 import itertools
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from patient_files import SECRET, everyone, job, load, parts, write, write_terms
 
+from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.settings import read_toml
+from fednotes.jobs.deployed.agreement import Description, agreed_config, describe
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import built_in_jobs, parse_job
 from fednotes.jobs.simulate import claim, recorded
 from fednotes.patients.cohort import Bags, Vectors, fingerprint, pooled_patients
 
-SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 TERMS = ("asthma", "gout", "cough", "fever")  # concepts C0000000 …, in this order
 CONCEPTS = {"dictionary": "terms.tsv"}
 PHENOTYPES = {"hypertension": ["icd9:401"], "gout": ["icd9:274", "icd9proc:81"]}
@@ -33,37 +37,22 @@ def place(tmp_path: Path) -> Path:
     Patient i has i % 4 mentions. Every third has hypertension (401); patients 0 to 4 are uncoded,
     and code tables know three patients without notes.
     """
-    rows = [f"C{at:07d}\t{term}" for at, term in enumerate(TERMS)]
-    (tmp_path / "terms.tsv").write_text("\n".join(rows) + "\n")
+    write_terms(tmp_path, *TERMS)
     write_notes(tmp_path / "notes.csv", range(30))
-    coded = [(i, "4019" if i % 3 == 0 else "5715") for i in range(5, 33)]
-    lines = ["ROW_ID,SUBJECT_ID,ICD9_CODE", *(f"{i},{i},{code}" for i, code in coded)]
-    (tmp_path / "DIAGNOSES_ICD.csv").write_text("\n".join([*lines, "9,9", "10,10,"]) + "\n")
-    (tmp_path / "PROCEDURES_ICD.csv").write_text("ROW_ID,SUBJECT_ID,ICD9_CODE\n1,7,8154\n")
-    (tmp_path / "CPTEVENTS.csv").write_text("ROW_ID,SUBJECT_ID,CPT_CD\n1,7,99254\n")
+    coded = [f"{i},{i},{'5715' if i % 3 else '4019'}" for i in range(5, 33)]
+    head = "ROW_ID,SUBJECT_ID,ICD9_CODE"
+    write(tmp_path / "DIAGNOSES_ICD.csv", head, [*coded, "9,9", "10,10,"])
+    write(tmp_path / "PROCEDURES_ICD.csv", head, ["1,7,8154"])
+    write(tmp_path / "CPTEVENTS.csv", "ROW_ID,SUBJECT_ID,CPT_CD", ["1,7,99254"])
     return tmp_path
 
 
 def write_notes(path: Path, numbers: range) -> None:
     rows = [f'{i},"{SECRET} has {" and ".join(TERMS[: i % 4]) or "nothing"}."' for i in numbers]
-    path.write_text("\n".join(["patient,text", *rows]) + "\n")
+    write(path, "patient,text", rows)
 
 
 SITE = {"notes": "notes.csv", "codes": ".", "codes_format": "mimic"}
-
-
-def job(folder: Path, seed: int = 1, **tables: Any) -> Job:
-    return parse_job({"method": "phenotype", "seed": seed, **tables}, "j", folder, "j.toml")
-
-
-def load(folder: Path, **tables: Any) -> Sites:
-    if "text" not in tables and "synthetic" not in tables:
-        tables.setdefault("concepts", CONCEPTS)
-    return load_sites(job(folder, **tables), cache=folder / "cache")
-
-
-def everyone(site: Any) -> list[str]:
-    return [p for part in (site.train, site.valid, site.test) for p in part.patients]
 
 
 def test_notes_codes_and_phenotypes(place: Path) -> None:
@@ -71,10 +60,10 @@ def test_notes_codes_and_phenotypes(place: Path) -> None:
     made = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES)
     (site,) = made.data
     assert sorted(everyone(site), key=int) == [str(i) for i in range(30)]
-    assert [len(p) for p in (site.train, site.valid, site.test)] == [21, 3, 6]
+    assert [len(part) for part in parts(site)] == [21, 3, 6]
     assert site.phenotypes == ("hypertension", "gout")
     assert (site.space.width, site.space.dense) == (4, False)
-    for part in (site.train, site.valid, site.test):
+    for part in parts(site):
         assert isinstance(part.bags, Bags)
         for at, patient in enumerate(part.patients):
             i = int(patient)
@@ -91,16 +80,16 @@ def test_notes_codes_and_phenotypes(place: Path) -> None:
 
 def test_what_was_counted_is_told(place: Path) -> None:
     notes = load(place, sites={"a": SITE}, phenotypes=PHENOTYPES).notes
-    assert notes[:3] == (
+    assert notes[:8] == (
         f"a: {place / 'DIAGNOSES_ICD.csv'}:30: 2 columns instead of 3",
         f"a: {place / 'DIAGNOSES_ICD.csv'}: 1 rows without a code: left out",
         "a: 30 patients with 30 notes",
+        "a: 8 patients without a concept of the dictionary in their notes: kept",
+        "a: 5 patients without codes: kept, their codes are unknown",
+        "a: 3 patients with codes have no notes here: left out",
+        "a: codes held out of stage 1, and who had them: icd9:401 8, icd9proc:81 1",
+        "a: codes to hold out that no patient has: icd9:274",
     )
-    assert notes[3] == "a: 8 patients without a concept of the dictionary in their notes: kept"
-    assert notes[4] == "a: 5 patients without codes: kept, their codes are unknown"
-    assert notes[5] == "a: 3 patients with codes have no notes here: left out"
-    assert notes[6] == "a: codes held out of stage 1, and who had them: icd9:401 8, icd9proc:81 1"
-    assert notes[7] == "a: codes to hold out that no patient has: icd9:274"
     assert SECRET not in "".join(notes)
 
 
@@ -169,6 +158,46 @@ def test_two_hospitals_may_use_the_same_ids(place: Path) -> None:
     assert set(everyone(made.data[1])) == {f"b/{i}" for i in range(20, 40)}
     assert set(made.data[1].codes) == {f"b/{i}" for i in range(20, 33)}
     assert len(everyone(pooled_patients(made.data))) == 50
+
+
+def test_who_may_be_trained_on_and_tested_is_counted(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By plain loops over ids: b shares ten ids with a, c ten with b, which are renamed there; d
+    none. `check` warns of them."""
+    numbers = {"a": range(30), "b": range(20, 50), "c": range(40, 60), "d": range(60, 80)}
+    for name, own in numbers.items():
+        write_notes(place / f"{name}.csv", own)
+    sites = {name: {"notes": f"{name}.csv"} for name in numbers}
+    made = load(place, sites=sites)
+    ids = [[{int(p.rpartition("/")[2]) for p in c.patients} for c in parts(s)] for s in made.data]
+    crossed = []
+    for (train, valid, test), (train2, valid2, test2) in itertools.pairwise(ids[:3]):
+        crossed.append(len((train | valid) & test2 | test & (train2 | valid2)))
+    assert min(crossed) > 0
+    assert [line for line in made.notes if line.startswith("warning: ")] == [
+        f"warning: {name}: 10 patients' ids are another site's too: told apart; if they are the "
+        f"same people, {number} are trained on at one site and tested at another"
+        for name, number in zip("bc", crossed, strict=True)
+    ]
+    together = [p for site in made.data for p in everyone(site)]
+    assert len(together) == len(set(together)) == 100
+    apart = {name: {**sites[name], "test": "d.csv"} for name in "ac"}  # a common test part is none
+    assert not any("warning" in line for line in load(place, sites=apart).notes)
+    table = 'codes = "."\ncodes_format = "mimic"\n'
+    tables = "".join(f'[sites.{n}]\nnotes = "{n}.csv"\n{table}' for n in "ab")
+    few = "[training]\nmin_patients = 1\n"  # or a simulation would refuse them, and so the check
+    head = (
+        'method = "phenotype"\nconditions = ["federated"]\n[concepts]\ndictionary = "terms.tsv"\n'
+    )
+    (place / "job.toml").write_text(head + few + tables)
+    monkeypatch.setattr(sys, "argv", ["fednotes", "check", str(place / "job.toml")])
+    app.main()
+    caught = capsys.readouterr()
+    told = (caught.out + caught.err).splitlines()
+    assert sum(line.startswith("warning: b: 10 patients' ids") for line in told) == 1
+    assert not any(line.startswith("note: warning") for line in told)
+    assert SECRET not in caught.out + caught.err
 
 
 def test_generated_patients_need_no_file(tmp_path: Path) -> None:
@@ -330,6 +359,56 @@ def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         sizes.append((len(made.data), parts, len(whole.codes)))
         assert (whole.vectors is None) == (name == "obesity")
     assert sizes == [(10, [200, 0, 0], 28), (3, [40, 0, 4], 0)]  # nobody is held out of training
+
+
+LINES = ["C0000002 1 2", "C0000000 3 4", "C9999999 7 7"]
+
+
+def of_vectors(place: Path, lines: Sequence[str], vectors: str = "cuis.txt") -> tuple[Job, Sites]:
+    """Two silos whose job names a file of public vectors of concepts."""
+    write(place / "cuis.txt", "", lines)
+    tables = {
+        **{"preset": "paper", "silos": {"number": 2}, "sites": {"a": SITE}},
+        "concepts": {**CONCEPTS, "vectors": vectors},
+        "training": {"minimum": 1, "least_occurrences": 1, "cycles": 1, "systems": ["icd9"]},
+        "model": {"network": {"embedding": 2, "hidden": 3, "length": 0}},
+    }
+    return job(place, **tables), load(place, **tables)
+
+
+def test_vectors_of_concepts_reach_every_silo(place: Path) -> None:
+    """Indices and numbers as they were written, the dictionary's order; other words left out."""
+    given, made = of_vectors(place, LINES)
+    assert len(made.data) == 2
+    for site in made.data:
+        assert site.vectors.concepts.tolist() == [0, 2]
+        assert site.vectors.values.tolist() == [[3, 4], [1, 2]]
+    assert any("2 of the dictionary's concepts have a vector" in line for line in made.notes)
+    assert given.module.for_sites(given.config, made.data).vectors
+    other, without = of_vectors(place, LINES, "")
+    assert all(site.vectors is None for site in without.data)
+    assert not other.module.for_sites(other.config, without.data).vectors
+    # Notes are read alike whatever training starts from.
+    assert made.data[0].space == without.data[0].space
+    with pytest.raises(DataError, match=r"no word in it is the id of a concept, such as C0000000"):
+        of_vectors(place, ["aspirin 1 2"])
+    with pytest.raises(ConfigError, match="NOWHERE is not set"):
+        of_vectors(place, LINES, "$NOWHERE")
+
+
+def test_real_sites_must_have_the_same_vectors(place: Path) -> None:
+    """By the digest that each describes itself with, before round 1."""
+    given, made = of_vectors(place, LINES)
+    own = describe(given, made.data[0])
+    assert own.vectors == made.data[0].vectors.digest
+    assert len(own.vectors) == 64
+    assert agreed_config(given, {"a": own, "b": own}).vectors
+    _, others = of_vectors(place, [*LINES[:2], "C0000003 5 5"])
+    other = describe(given, others.data[0])
+    assert other.vectors != own.vectors
+    for theirs in (other, Description(**{**vars(own), "vectors": ""})):
+        with pytest.raises(DataError, match=r"different \[concepts\] vectors"):
+            agreed_config(given, {"a": own, "b": theirs})
 
 
 def test_vectors_of_an_encoder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

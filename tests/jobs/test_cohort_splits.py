@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patient_files import job, load, parts, write, write_terms
 
 from fednotes.core.errors import FednotesError
-from fednotes.jobs.job import Job, load_sites
-from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import simulate
 from fednotes.patients.cohort import Cohort, SitePatients, deal
 
@@ -30,24 +29,23 @@ def write_notes(path: Path, numbers: range, terms: bool = True) -> None:
     for i in numbers:
         own = [TERMS[(i + k) % 6 if i % 2 else k % 2 + 2 * (k > 1)] for k in range(3)]
         rows.append(f"{i},Known {' and '.join(own) if terms else 'nothing'}.")
-    path.write_text("\n".join(["patient,text", *rows]) + "\n")
+    write(path, "patient,text", rows)
 
 
 def write_codes(path: Path, numbers: range) -> None:
     rows = [f"{i},{CODES[k % 3]}" for i in numbers for k in (i, i + 1 + i % 2)]
-    path.write_text("\n".join(["patient,icd9_code", *rows]) + "\n")
+    write(path, "patient,icd9_code", rows)
 
 
 def write_labels(path: Path, numbers: range) -> None:
     rows = [f"{i},{i % 2},{int(i % 3 == 0)}" for i in numbers]
-    path.write_text("\n".join(["patient,asthma,gout", *rows]) + "\n")
+    write(path, "patient,asthma,gout", rows)
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """60 training patients, 12 test patients, codes and labels of all of them."""
-    rows = [f"C{at:07d}\t{term}" for at, term in enumerate(TERMS)]
-    (tmp_path / "terms.tsv").write_text("\n".join(rows) + "\n")
+    write_terms(tmp_path, *TERMS)
     write_notes(tmp_path / "notes.csv", range(60))
     write_notes(tmp_path / "test.csv", range(60, 72))
     write_codes(tmp_path / "codes.csv", range(72))
@@ -70,28 +68,15 @@ TRAINING = {
     "systems": ["icd9"],
     "batch_size": 8,
 }
-MODEL = {"network": {"embedding": 4, "hidden": 6}}
+TABLES = {"training": TRAINING, "model": {"network": {"embedding": 4, "hidden": 6}}}
 
 
-def job(folder: Path, seed: int = 1, **tables: Any) -> Job:
-    table = {
-        "method": "phenotype",
-        "seed": seed,
-        "concepts": {"dictionary": "terms.tsv"},
-        "training": TRAINING,
-        "model": MODEL,
-        **tables,
-    }
-    return parse_job(table, "j", folder, "j.toml")
-
-
-def load(folder: Path, seed: int = 1, **tables: Any) -> tuple[SitePatients, ...]:
-    given = job(folder, seed, **tables)
-    return tuple(load_sites(given, cache=folder / "cache").data)
+def sites_of(folder: Path, seed: int = 1, **tables: Any) -> tuple[SitePatients, ...]:
+    return tuple(load(folder, seed, **TABLES, **tables).data)
 
 
 def members(site: SitePatients) -> list[tuple[str, ...]]:
-    return [getattr(site, part).patients for part in PARTS]
+    return [part.patients for part in parts(site)]
 
 
 def known(cohort: Cohort) -> set[str]:
@@ -105,7 +90,7 @@ def known(cohort: Cohort) -> set[str]:
 def test_parts_hang_on_the_seed(place: Path) -> None:
     """The same seed the same parts, another one others; of a test part of its own too."""
     for site in (SITE, {**SITE, "test": "test.csv", "valid_fraction": 0.3}):
-        one, again, other = (load(place, seed, sites={"a": site})[0] for seed in (1, 1, 2))
+        one, again, other = (sites_of(place, seed, sites={"a": site})[0] for seed in (1, 1, 2))
         assert members(one) == members(again)
         for part in PARTS[: 2 if "test" in site else 3]:
             ours, theirs = (set(getattr(s, part).patients) for s in (one, other))
@@ -117,7 +102,7 @@ def test_parts_hang_on_the_seed(place: Path) -> None:
 def test_silos_hang_on_the_seed(place: Path) -> None:
     """All 60 patients train whatever the seed, so that only the deal can differ."""
     site = {**SITE, "test": "test.csv", "valid_fraction": 0.0}
-    dealt = [load(place, s, sites={"a": site}, silos={"number": 3}) for s in (1, 1, 2)]
+    dealt = [sites_of(place, s, sites={"a": site}, silos={"number": 3}) for s in (1, 1, 2)]
     one, again, other = ([set(silo.train.patients) for silo in silos] for silos in dealt)
     assert set().union(*one) == set().union(*other) == {str(i) for i in range(60)}
     assert one == again
@@ -128,8 +113,8 @@ def test_held_out_patients_are_dealt_by_the_seed(place: Path) -> None:
     """`deal` with the job's seed; with another seed it gives other silos."""
     site = {**SITE, "test": "test.csv", "valid_fraction": 0.4}
     for seed in (1, 2):
-        (whole,) = load(place, seed, sites={"a": site})
-        silos = load(place, seed, sites={"a": site}, silos={"number": 3})
+        (whole,) = sites_of(place, seed, sites={"a": site})
+        silos = sites_of(place, seed, sites={"a": site}, silos={"number": 3})
         for part in ("train", "valid"):
             found = [getattr(silo, part).patients for silo in silos]
             wanted, others = (deal(getattr(whole, part), 3, s) for s in (seed, 0))
@@ -140,14 +125,14 @@ def test_held_out_patients_are_dealt_by_the_seed(place: Path) -> None:
 def test_only_training_patients_lose_their_labels(place: Path) -> None:
     """A third of the training labels, drawn by the seed; valid and test keep all of theirs."""
     site = {**SITE, "test": "test.csv", "valid_fraction": 0.3}
-    (whole,) = load(place, sites={"a": site})
-    (part,) = load(place, sites={"a": {**site, "labelled": 1 / 3}})
+    (whole,) = sites_of(place, sites={"a": site})
+    (part,) = sites_of(place, sites={"a": {**site, "labelled": 1 / 3}})
     assert members(part) == members(whole)
     assert (len(known(whole.train)), len(known(part.train))) == (42, 14)
     for name in ("valid", "test"):
         assert np.array_equal(getattr(part, name).labels, getattr(whole, name).labels)
     few = {**site, "valid_fraction": 0.0, "labelled": 0.5}
-    one, again, other = (known(load(place, s, sites={"a": few})[0].train) for s in (1, 1, 2))
+    one, again, other = (known(sites_of(place, s, sites={"a": few})[0].train) for s in (1, 1, 2))
     assert one == again != other
     assert len(one) == len(other) == 30
 
@@ -156,7 +141,7 @@ def test_only_training_patients_lose_their_labels(place: Path) -> None:
 
 
 def run(folder: Path, sites: dict[str, Any], **tables: Any) -> dict[str, Any]:
-    given = job(folder, sites=sites, **tables)
+    given = job(folder, sites=sites, **TABLES | tables)
     return simulate(given, folder / "run", cache=folder / "cache")
 
 

@@ -14,19 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patient_files import SECRET, job, labels_of, load, write, write_terms
 
 from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import holding
-from fednotes.jobs.job import Sites, load_sites
-from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.job import load_sites
 from fednotes.jobs.predict import evaluate_patients
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags
 from fednotes.patients.features import ConceptFeatures, ConceptsConfig, features_for
 from fednotes.patients.phenotyper import Phenotyper, Representation
 
-SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 TERMS = ("asthma", "cough", "gout")
 Run = Callable[..., tuple[str, str]]
 
@@ -39,35 +38,21 @@ def place(tmp_path: Path) -> Path:
     labels.csv: long; gout where the notes name it, asthma of every second patient; one pair
     twice, one damaged row; patients 98 and 99 have no notes.
     """
-    rows = [f"C{at:07d}\t{term}" for at, term in enumerate(TERMS)]
-    (tmp_path / "terms.tsv").write_text("\n".join(rows) + "\n")
+    write_terms(tmp_path, *TERMS)
     for name, numbers in (("notes", range(30)), ("test", range(30, 34))):
         notes = [f'{i},"{SECRET} has {TERMS[i % 3]}."' for i in numbers]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["patient,text", *notes]) + "\n")
+        write(tmp_path / f"{name}.csv", "patient,text", notes)
     coded = [f"{i},{'4019' if i % 2 else 'I10'},{9 if i % 2 else 10}" for i in (*range(2, 30), 99)]
-    table = ["mrn,icd_code,icd_version", *coded, "1,2"]
-    (tmp_path / "codes.csv").write_text("\n".join(table) + "\n")
+    write(tmp_path / "codes.csv", "mrn,icd_code,icd_version", [*coded, "1,2"])
     judged = [f"{i},gout,{'Y' if i % 3 == 2 else 'N'}" for i in range(32)]
     judged += [f"{i},asthma,{i % 3}" for i in range(0, 32, 2)]
     judged += ["0,gout,Y", "98,gout,Y", "99,gout,N", "5,gout,perhaps"]
-    (tmp_path / "labels.csv").write_text("\n".join(["patient,phenotype,label", *judged]) + "\n")
+    write(tmp_path / "labels.csv", "patient,phenotype,label", judged)
     return tmp_path
 
 
 CODES = {"codes": "codes.csv", "codes_format": "table", "patient_column": "mrn"}
 SITE = {"notes": "notes.csv", **CODES, "labels": "labels.csv"}
-
-
-def load(folder: Path, cache: Path | None = None, **tables: Any) -> Sites:
-    given = {"method": "phenotype", "concepts": {"dictionary": "terms.tsv"}, **tables}
-    job = parse_job(given, "j", folder, "j.toml")
-    return load_sites(job, cache=cache or folder / "cache")
-
-
-def labels_of(site: Any) -> dict[str, list[int]]:
-    """Patient → labels, of all parts."""
-    parts = (site.train, site.valid, site.test)
-    return {p: c.labels[row].tolist() for c in parts for row, p in enumerate(c.patients)}
 
 
 def expected(i: int) -> list[int]:
@@ -114,7 +99,7 @@ def test_a_test_part_with_labels_of_its_own(place: Path) -> None:
 def test_sites_with_other_files_agree_by_name(place: Path) -> None:
     """One long, one wide in another order; with the same ids they are told apart."""
     rows = [f"{i},{i % 2},{'U' if i % 2 else 'Q'}" for i in range(30)]
-    (place / "wide.csv").write_text("\n".join(["patient,gout,asthma", *rows]) + "\n")
+    write(place / "wide.csv", "patient,gout,asthma", rows)
     other = {"notes": "notes.csv", "labels": "wide.csv", "unmentioned": "absent"}
     a, b = load(place, sites={"a": SITE, "b": other}).data
     assert a.phenotypes == b.phenotypes == ("asthma", "gout")
@@ -247,7 +232,7 @@ def test_clearing_the_cache_removes_concepts(
     """Not what another process is writing, nor what is none of ours."""
     folder = place / "own"
     monkeypatch.setenv("FEDNOTES_CACHE", str(folder))
-    load(place, folder / "concepts", sites={"a": SITE})
+    load_sites(job(place, sites={"a": SITE}), cache=folder / "concepts")
     (made,) = (folder / "concepts").iterdir()
     (made / "concepts.npy").write_bytes(bytes(2_500_000))
     left = folder / "concepts" / f".{'b' * 32}.{'0' * 16}.old"
