@@ -6,9 +6,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fednotes.jobs.job import Job, Sites, load_sites
 from fednotes.jobs.job_file import parse_job
-from fednotes.patients.cohort import Cohort, SitePatients
+from fednotes.patients.classifiers import LinearSVMs
+from fednotes.patients.cohort import Bags, Cohort, SitePatients
+from fednotes.patients.features import ConceptFeatures, ConceptsConfig, features_for
+from fednotes.patients.phenotyper import Phenotyper, Representation
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 
@@ -50,3 +55,22 @@ def everyone(site: SitePatients) -> list[str]:
 def labels_of(site: SitePatients) -> dict[str, list[int]]:
     """Patient → labels, of all parts."""
     return {p: c.labels[row].tolist() for c in parts(site) for row, p in enumerate(c.patients)}
+
+
+def save_model(folder: Path, dictionary: str, beside: Path, *terms: str) -> Path:
+    """A model whose diseases are present where the notes name them.
+
+    Score = 10 · (the concept's TF-IDF) - 1, so any mention decides.
+    """
+    features = features_for(ConceptsConfig(dictionary=dictionary), beside)
+    assert isinstance(features, ConceptFeatures)
+    machines = LinearSVMs([(0, 1)] * len(terms), features.space.width)
+    for column, term in enumerate(terms):
+        bags = features.make({"x": [f"Known {term}."]}).values
+        assert isinstance(bags, Bags)
+        (concept,) = bags.concepts.tolist()
+        machines.weight[concept, column] = 10
+    machines.intercept[:] = -1
+    idf = Representation(idf=np.ones(features.space.width))
+    Phenotyper(features.space, idf, phenotypes=terms, machines=machines).save(folder)
+    return folder

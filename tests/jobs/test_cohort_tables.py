@@ -6,25 +6,17 @@ Expected values are read off small files written here: patient i names term i % 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from patient_files import SECRET, job, labels_of, load, write, write_terms
+from patient_files import SECRET, job, labels_of, load, save_model, write, write_terms
 
-from fednotes.cli import app
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.store import holding
 from fednotes.jobs.job import load_sites
 from fednotes.jobs.predict import evaluate_patients
-from fednotes.patients.classifiers import LinearSVMs
-from fednotes.patients.cohort import Bags
-from fednotes.patients.features import ConceptFeatures, ConceptsConfig, features_for
-from fednotes.patients.phenotyper import Phenotyper, Representation
 
 TERMS = ("asthma", "cough", "gout")
 Run = Callable[..., tuple[str, str]]
@@ -157,36 +149,20 @@ def test_labels_of_another_test_part_than_the_challenges(place: Path) -> None:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(give: Callable[..., tuple[int, str, str]]) -> Run:
     """Give a command; returns stdout and stderr."""
 
     def given(*arguments: object) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["fednotes", *map(str, arguments)])
-        capsys.readouterr()
-        with suppress(SystemExit):  # the messages tell
-            app.main()
-        caught = capsys.readouterr()
-        assert SECRET not in caught.err
-        return caught.out, caught.err
+        _, out, err = give(*arguments)
+        assert SECRET not in err
+        return out, err
 
     return given
 
 
 @pytest.fixture
 def model(place: Path) -> Path:
-    """asthma and gout are present where the notes name them."""
-    features = features_for(ConceptsConfig(dictionary="terms.tsv"), place)
-    assert isinstance(features, ConceptFeatures)
-    names = ("asthma", "gout")
-    machines = LinearSVMs([(0, 1), (0, 1)], features.space.width)
-    for column, term in enumerate(names):
-        bags = features.make({"x": [f"Known {term}."]}, None, None).values
-        assert isinstance(bags, Bags)
-        machines.weight[bags.concepts.tolist()[0], column] = 10
-    machines.intercept[:] = -1
-    idf = Representation(idf=np.ones(features.space.width))
-    Phenotyper(features.space, idf, phenotypes=names, machines=machines).save(place / "model")
-    return place / "model"
+    return save_model(place / "model", "terms.tsv", place, "asthma", "gout")
 
 
 def test_evaluate_against_a_table(run: Run, model: Path, place: Path) -> None:

@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from patient_files import save_model
 from sklearn.metrics import f1_score, roc_auc_score
 
 from fednotes.cli import app
-from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.errors import DataError
 from fednotes.jobs.predict import evaluate_patients, predict_patients
 from fednotes.patients.classifiers import LinearSVMs
-from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
+from fednotes.patients.cohort import FeatureSpace, Vectors
 from fednotes.patients.concepts import Made
-from fednotes.patients.features import ConceptFeatures, ConceptsConfig, features_for
+from fednotes.patients.features import ConceptsConfig, features_for
 from fednotes.patients.phenotyper import Phenotyper, Representation
 
 NAME = "Zebulonovic"  # stands for what must never be shown
@@ -32,42 +33,21 @@ Run = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(give: Callable[..., tuple[int, str, str]]) -> Run:
     """Give a command; returns stdout and stderr."""
 
     def given(*arguments: object, code: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["fednotes", *map(str, arguments)])
-        capsys.readouterr()
-        if code:
-            with pytest.raises(SystemExit) as stopped:
-                app.main()
-            assert stopped.value.code == code
-        else:
-            app.main()
-        caught = capsys.readouterr()
-        assert NAME not in caught.err
-        return caught.out, caught.err
+        ended, out, err = give(*arguments)
+        assert ended == code
+        assert NAME not in err
+        return out, err
 
     return given
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Score = 10 · (the concept's TF-IDF) - 1, so any mention decides."""
-    features = features_for(ConceptsConfig(dictionary="synthetic"), Path())
-    assert isinstance(features, ConceptFeatures)
-    space = features.space
-    machines = LinearSVMs([(0, 1), (0, 1), (0, 1)], space.width)
-    for column, term in enumerate(TERMS):
-        made = features.make({"x": [f"Known {term}."]}, None, None).values
-        assert isinstance(made, Bags)
-        (concept,) = made.concepts.tolist()
-        machines.weight[concept, column] = 10
-    machines.intercept[:] = -1
-    representation = Representation(idf=np.ones(space.width))
-    folder = tmp_path_factory.mktemp("model") / "model"
-    Phenotyper(space, representation, phenotypes=TERMS, machines=machines).save(folder)
-    return folder
+    return save_model(tmp_path_factory.mktemp("model") / "model", "synthetic", Path(), *TERMS)
 
 
 def lines(text: str) -> list[dict[str, Any]]:
@@ -336,8 +316,3 @@ def test_from_a_job_to_predictions(run: Run, tiny: Path, capsys: Any) -> None:
         assert any(f"│ {site} " in line and "%" not in line for line in out.splitlines())
     err = run("compare", tiny, tiny, "--metric", "relaxed", code=2)[1]
     assert "runs on patients are compared by macro F1" in err
-
-
-def test_formats_of_mentions_and_phenotypes_do_not_mix(model: Path) -> None:
-    with pytest.raises(ConfigError, match="conll is for mentions"):
-        predict_patients(model, "-", "conll", None, "cpu", text="Known asthma.")
