@@ -11,7 +11,19 @@ import numpy as np
 import pytest
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.patients.cohort import Bags, Cohort, Vectors, deal, pooled, split
+from fednotes.patients.cohort import (
+    Bags,
+    Cohort,
+    FeatureSpace,
+    SitePatients,
+    Vectors,
+    deal,
+    fingerprint,
+    pooled,
+    pooled_patients,
+    require_alike,
+    split,
+)
 
 
 def _lists(patients: int, vocabulary: int, seed: int) -> list[list[int]]:
@@ -58,16 +70,12 @@ def test_bags_hold_what_the_lists_held() -> None:
 
 @pytest.mark.parametrize("rows", [[], [3], [4, 0, 4, 49], list(range(49, -1, -1))])
 def test_take_is_indexing_of_lists(rows: Sequence[int]) -> None:
+    """Also by a mask."""
     lists = _lists(50, 11, 2)
-    assert _as_lists(Bags.of(lists, 11).take(rows)) == [lists[r] for r in rows]
-
-
-def test_take_by_a_mask() -> None:
-    lists = _lists(50, 11, 3)
-    mask = np.random.default_rng(0).random(50) < 0.4
-    assert _as_lists(Bags.of(lists, 11).take(mask)) == [
-        b for b, m in zip(lists, mask, strict=True) if m
-    ]
+    bags = Bags.of(lists, 11)
+    assert _as_lists(bags.take(rows)) == [lists[r] for r in rows]
+    mask = np.isin(np.arange(50), rows)
+    assert _as_lists(bags.take(mask)) == [lists[r] for r in sorted(set(rows))]
 
 
 def test_counts_are_those_of_a_counter() -> None:
@@ -79,13 +87,11 @@ def test_counts_are_those_of_a_counter() -> None:
 
 
 def test_no_patients_and_no_concepts() -> None:
-    none = Bags.of([], 5)
-    assert len(none) == 0
-    assert [a.tolist() for a in none.counts()] == [[], [], []]
-    empty = Bags.of([[], []], 5)
-    assert len(empty) == 2
-    assert [a.tolist() for a in empty.counts()] == [[], [], []]
-    assert _as_lists(empty.take([1])) == [[]]
+    for lists in ([], [[], []]):
+        bags = Bags.of(lists, 5)
+        assert len(bags) == len(lists)
+        assert [a.tolist() for a in bags.counts()] == [[], [], []]
+        assert _as_lists(bags.take([-1] if lists else [])) == lists[1:]
 
 
 @pytest.mark.parametrize(
@@ -105,9 +111,6 @@ def test_no_patients_and_no_concepts() -> None:
 def test_bags_that_cannot_be(concepts: list[int], offsets: list[int], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Bags(np.array(concepts), np.array(offsets), 5)
-
-
-def test_bags_of_concepts_outside_the_vocabulary() -> None:
     with pytest.raises(DataError, match="do not fit int32"):
         Bags.of([[1 << 33]], 5)
 
@@ -122,15 +125,9 @@ def test_bags_of_concepts_outside_the_vocabulary() -> None:
     ],
 )
 def test_cohorts_that_cannot_be(change: dict[str, object], message: str) -> None:
-    given = {
-        "id": "h",
-        "patients": ("a", "b"),
-        "bags": Bags.of([[1], []], 3),
-        "labels": np.array([[1], [0]]),
-        "outputs": ("x",),
-    }
+    given = Cohort("h", ("a", "b"), Bags.of([[1], []], 3), np.array([[1], [0]]), ("x",))
     with pytest.raises(DataError, match=message):
-        Cohort(**(given | change))  # type: ignore[arg-type]
+        replace(given, **change)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sites", [1, 3, 10, 37])
@@ -195,17 +192,17 @@ def test_pooling_undoes_a_deal() -> None:
 
 def test_pooling_what_does_not_fit() -> None:
     a, b = _cohort(5, id="a"), _cohort(6, id="b")
-    with pytest.raises(DataError, match="5 patients of cohort a are in another one"):
-        pooled([a, a])
-    other = Cohort("c", b.patients, b.bags, b.labels, ("d0", "d1", "x"))
-    with pytest.raises(DataError, match="only one of them has d2, x"):
-        pooled([a, other])
-    turned = Cohort("c", b.patients, b.bags, b.labels, ("d1", "d0", "d2"))
-    with pytest.raises(DataError, match="in another order"):
-        pooled([a, turned])
-    larger = Bags(b.bags.concepts, b.bags.offsets, 21)
-    with pytest.raises(DataError, match="vocabulary of 21 concepts, a one of 20"):
-        pooled([a, Cohort("c", b.patients, larger, b.labels, b.outputs)])
+    for other, message in (
+        (a, "5 patients of cohort a are in another one"),
+        (replace(b, outputs=("d0", "d1", "x")), "only one of them has d2, x"),
+        (replace(b, outputs=("d1", "d0", "d2")), "in another order"),
+        (
+            replace(b, id="c", bags=Bags(b.bags.concepts, b.bags.offsets, 21)),
+            "vocabulary of 21 concepts, a one of 20",
+        ),
+    ):
+        with pytest.raises(DataError, match=message):
+            pooled([a, other])
 
 
 def test_label_counts_add_up_and_a_site_may_lack_a_disease() -> None:
@@ -227,32 +224,19 @@ def test_label_counts_add_up_and_a_site_may_lack_a_disease() -> None:
 
 def test_the_fingerprint_changes_with_everything_but_the_name() -> None:
     cohort = _cohort(6, seed=3)
-    same = Cohort("other", cohort.patients, cohort.bags, cohort.labels.copy(), cohort.outputs)
-    assert same.fingerprint() == cohort.fingerprint()
     bags, labels = cohort.bags, cohort.labels.copy()
+    assert replace(cohort, id="other", labels=labels.copy()).fingerprint() == cohort.fingerprint()
     labels[0, 0] = 1 if labels[0, 0] != 1 else 0
-    concepts = bags.concepts.copy()
+    concepts, offsets = bags.concepts.copy(), bags.offsets.copy()
     concepts[0] = (concepts[0] + 1) % 20
-    offsets = bags.offsets.copy()
     offsets[1] = offsets[0] if offsets[1] else offsets[2]
-    names = ("x" + cohort.patients[0][1:], *cohort.patients[1:])
     others = [
-        Cohort("h", cohort.patients, bags, labels, cohort.outputs),
-        Cohort(
-            "h", cohort.patients, Bags(concepts, bags.offsets, 20), cohort.labels, cohort.outputs
-        ),
-        Cohort(
-            "h", cohort.patients, Bags(bags.concepts, offsets, 20), cohort.labels, cohort.outputs
-        ),
-        Cohort(
-            "h",
-            cohort.patients,
-            Bags(bags.concepts, bags.offsets, 21),
-            cohort.labels,
-            cohort.outputs,
-        ),
-        Cohort("h", names, bags, cohort.labels, cohort.outputs),
-        Cohort("h", cohort.patients, bags, cohort.labels, ("d0", "d", "1d2")),
+        replace(cohort, labels=labels),
+        replace(cohort, bags=Bags(concepts, bags.offsets, 20)),
+        replace(cohort, bags=Bags(bags.concepts, offsets, 20)),
+        replace(cohort, bags=Bags(bags.concepts, bags.offsets, 21)),
+        replace(cohort, patients=("x" + cohort.patients[0][1:], *cohort.patients[1:])),
+        replace(cohort, outputs=("d0", "d", "1d2")),
     ]
     assert len({c.fingerprint() for c in (cohort, *others)}) == 1 + len(others)
 
@@ -280,3 +264,73 @@ def test_vectors_go_where_bags_go() -> None:
 def test_vectors_that_cannot_be(values: np.ndarray) -> None:
     with pytest.raises(DataError, match="a matrix of finite numbers"):
         Vectors(values)
+
+
+# ---- sites -----------------------------------------------------------------------------------
+
+SPACE = FeatureSpace(5, False, {"kind": "concepts", "fingerprint": "f"})
+
+
+def named(*patients: str, outputs: tuple[str, ...] = ("a", "b")) -> Cohort:
+    bags = Bags.of([[len(p) % 5, 1] for p in patients], 5)
+    return Cohort("c", patients, bags, np.zeros((len(patients), len(outputs))), outputs)
+
+
+def site(name: str, train: Cohort, valid: Cohort, test: Cohort) -> SitePatients:
+    codes = {p: frozenset({f"icd9:{len(p):03d}"}) for part in (train, test) for p in part.patients}
+    return SitePatients(name, SPACE, train, valid, test, codes)
+
+
+def test_pooling_keeps_every_patient_once() -> None:
+    """Sets and sums, by hand."""
+    a = site("a", named("p", "q"), named("v"), named("t"))
+    b = site("b", named("r"), named("w"), named("u"))
+    whole = pooled_patients([a, b])
+    assert (whole.id, whole.space) == ("pooled", SPACE)
+    assert whole.train.patients == ("p", "q", "r")
+    assert whole.valid.patients == ("v", "w")
+    assert whole.test.patients == ("t", "u")
+    assert set(whole.codes) == {"p", "q", "r", "t", "u"}
+    assert whole.train.bags.concepts.tolist() == [1, 1] * 3
+
+
+def test_a_shared_test_part_is_pooled_once() -> None:
+    test = named("t", "u")
+    sites = [site(n, named(n), named(f"{n}v"), replace(test, id=n)) for n in ("a", "b", "c")]
+    assert pooled_patients(sites).test.patients == ("t", "u")
+    partly = [sites[0], replace(sites[1], test=named("t"))]
+    one = site("a", named("p"), named(), named())
+    for twice in (partly, [one, replace(one, id="b")]):  # a patient at two sites
+        with pytest.raises(DataError, match="1 patients of cohort"):
+            pooled_patients(twice)
+
+
+def test_sites_must_be_alike() -> None:
+    one = site("a", named("p"), named("v"), named("t"))
+    require_alike([one, replace(one, id="b")])
+    read = "'a' and 'b' read notes with different dictionaries"
+    for message, change in (
+        (r"different phenotypes \(b, c\)", {"train": named("q", outputs=("a", "c"))}),
+        ("their order", {"train": named("q", outputs=("b", "a"))}),
+        (read, {"space": replace(SPACE, width=6)}),
+        (read, {"space": replace(SPACE, recipe={"fingerprint": "g"})}),
+    ):
+        with pytest.raises(DataError, match=message):
+            require_alike([one, replace(one, id="b", **change)])  # type: ignore[arg-type]
+
+
+def test_a_fingerprint_changes_with_what_is_in_a_site() -> None:
+    one = site("a", named("p"), named("v"), named("t"))
+    changed = [
+        replace(one, train=named("q")),
+        replace(one, valid=one.test, test=one.valid),
+        replace(one, codes={**one.codes, "p": frozenset({"icd9:999"})}),
+        replace(one, codes={}),
+        replace(one, space=replace(SPACE, recipe={"fingerprint": "g"})),
+        replace(one, train=replace(one.train, labels=np.ones((1, 2)))),
+        replace(one, train=replace(one.train, bags=Vectors(np.zeros((1, 5))))),
+    ]
+    assert len({fingerprint(s) for s in (one, *changed)}) == 1 + len(changed)
+    assert fingerprint(replace(one, id="b")) == fingerprint(one)
+    turned = replace(one, codes=dict(reversed(one.codes.items())))
+    assert fingerprint(turned) == fingerprint(one)
