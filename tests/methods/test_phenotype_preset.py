@@ -416,10 +416,4 @@ def test_a_damaged_list_of_known_concepts_is_no_model(tmp_path: Path) -> None:
             network_settings(good | {"known": torch.tensor(known)}, NETWORK, SPACE)
     with pytest.raises(ModelError, match="use the dictionary"):
         network_settings(good | {"known": torch.tensor([1, 60])}, NETWORK, SPACE)
-    with pytest.raises(ConfigError, match="known concepts of a network"):
-        Dan(NETWORK, VOCABULARY, 2, known=np.array([1, 60]))
-    with pytest.raises(ConfigError, match="say which are known"):
-        Dan(NETWORK, VOCABULARY, 2)
-    with pytest.raises(ConfigError, match="length = -1"):
-        DanConfig(length=-1)
     assert Mixtures.of(Bags.of([[1]], 2)).over(np.array([1]), np.array([1]), 0).vocabulary == 2

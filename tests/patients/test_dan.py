@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from fednotes.core.errors import ConfigError, DataError
-from fednotes.core.settings import build
 from fednotes.core.tensors import load_into, snapshot
-from fednotes.core.update import Total, Update
 from fednotes.patients.cohort import Bags
 from fednotes.patients.dan import Dan, DanConfig, Mixtures, RowAdam, pool
 
@@ -32,9 +30,7 @@ def random_labels(patients: int = 9, seed: int = 1) -> np.ndarray:
 
 
 def network(**changes: object) -> Dan:
-    return Dan(
-        build(DanConfig, {"embedding": 7, "hidden": 6} | changes, "test"), VOCABULARY, OUTPUTS
-    )
+    return Dan(replace(CONFIG, **changes), VOCABULARY, OUTPUTS)  # type: ignore[arg-type]
 
 
 def arrays(dan: Dan) -> dict[str, np.ndarray]:
@@ -79,12 +75,12 @@ def numpy_gradients(
     }
 
 
-@pytest.mark.parametrize("kind", ["bags", "mixtures"])
-def test_forward_is_the_numpy_program(kind: str) -> None:
+@pytest.mark.parametrize("read", [False, True])
+def test_forward_is_the_numpy_program(read: bool) -> None:
     """Oracle: `numpy_dan` above."""
     dan, lists = network(), random_lists()
     bags = Bags.of(lists, VOCABULARY)
-    patients = bags if kind == "bags" else Mixtures.of(bags)
+    patients = dan.read(bags) if read else bags
     mean, hidden, logits = numpy_dan(arrays(dan), lists)
     np.testing.assert_allclose(dan.mean(patients).detach(), mean, atol=1e-7)
     np.testing.assert_allclose(dan.representation(patients), hidden, atol=1e-7)
@@ -144,9 +140,7 @@ def test_patient_without_concepts_is_the_zero_vector() -> None:
     bags = Bags.of([[], []], VOCABULARY)
     np.testing.assert_array_equal(dan.representation(bags), [[0, 0, 0, 1, 2, 3]] * 2)
     dan.loss(bags, np.ones((2, OUTPUTS), np.int8)).backward()
-    assert dan.embedding is not None
-    assert dan.embedding.grad is not None
-    assert not dan.embedding.grad.to_dense().any()
+    assert not dan.trainable()["embedding"].grad.to_dense().any()  # type: ignore[union-attr]
 
 
 def test_nothing_labelled_is_zero_and_moves_nothing() -> None:
@@ -234,10 +228,8 @@ def test_clipping_is_torch(clip: float) -> None:
     torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
     # A learning rate that shows the gradient's size: Adam's own step hardly depends on it.
     RowAdam(ours.trainable(), 0.1, clip, eps=10.0).step()
-    table = theirs.embedding
-    assert table is not None
-    assert table.grad is not None
-    table.grad = table.grad.to_sparse(1)
+    table = theirs.trainable()["embedding"]
+    table.grad = table.grad.to_sparse(1)  # type: ignore[union-attr]
     RowAdam(theirs.trainable(), 0.1, eps=10.0).step()
     for name, parameter in ours.trainable().items():
         torch.testing.assert_close(parameter, theirs.trainable()[name], rtol=1e-5, atol=1e-8)
@@ -255,40 +247,6 @@ def test_parts_of_a_batch_add() -> None:
         RowAdam(dan.trainable(), 0.01).step()
     for name, parameter in whole.trainable().items():
         torch.testing.assert_close(parts.trainable()[name], parameter, rtol=1e-4, atol=1e-5)
-
-
-def epochs(dan: Dan, adam: RowAdam, bags: Bags, labels: np.ndarray, count: int) -> None:
-    read = dan.read(bags)
-    assert isinstance(read, Mixtures)
-    for _ in range(count):
-        for rows in np.split(np.arange(len(bags)), 3):
-            dan.loss(read.take(rows), labels[rows]).backward()
-            adam.step()
-
-
-def test_one_site_is_central_training_to_the_bit() -> None:
-    """Oracle: the same epochs without the sum: a mean over one site is that site's table."""
-    bags, labels = Bags.of(random_lists(), VOCABULARY), random_labels()
-    central, site = network(), network()
-    epochs(central, RowAdam(central.trainable(), 0.01), bags, labels, 4)
-    adam, shared = RowAdam(site.trainable(), 0.01), snapshot(network().trainable())
-    for _ in range(4):
-        load_into(site.trainable(), shared)
-        epochs(site, adam, bags, labels, 1)
-        shared = Total.of([Update(snapshot(site.trainable()), weight=9.0)]).mean()
-    assert all(torch.equal(shared[n], p) for n, p in central.trainable().items())
-
-
-def test_training_learns_which_concept_means_which_code() -> None:
-    """Oracle: the rule that made the labels: code k is billed where concept k occurs."""
-    rng = np.random.default_rng(0)
-    lists = [rng.choice(VOCABULARY, 8, replace=False).tolist() for _ in range(300)]
-    labels = np.array([[int(k in each) for k in range(OUTPUTS)] for each in lists], np.int8)
-    dan = network(embedding=16, hidden=32, dropout=0.1)
-    epochs(dan, RowAdam(dan.trainable(), 0.03), Bags.of(lists, VOCABULARY), labels, 60)
-    dan.eval()
-    found = dan.probabilities(Bags.of(lists, VOCABULARY)) > 0.5
-    assert (found == labels).mean() > 0.97
 
 
 def test_initial_values_depend_on_the_seed_and_leave_torch_alone() -> None:
@@ -336,18 +294,19 @@ def test_dropout_in_training_alone() -> None:
 
 def test_wrong_inputs_are_named() -> None:
     """Oracle: both sides' sizes stand in the message."""
-    with pytest.raises(DataError, match="41 concepts for a network over 40"):
-        network()(Bags.of([[1]], 41))
-    with pytest.raises(DataError, match=r"\(2, 3\) for a network that reads bags"):
-        network()(np.zeros((2, 3)))
-    dense = Dan(CONFIG, 11, OUTPUTS, features=True)
-    with pytest.raises(DataError, match=r"\(2, 3\) for a network that reads \(patients, 11\)"):
-        dense(np.zeros((2, 3)))
-    with pytest.raises(DataError, match="bags of concepts for a network that reads 11 features"):
-        dense(Bags.of([[1]], 11))
-    with pytest.raises(ConfigError, match="hidden = 0"):
-        build(DanConfig, {"hidden": 0}, "job.toml [dan]")
-    with pytest.raises(ConfigError, match="dropout = 1"):
-        DanConfig(dropout=1.0)
-    with pytest.raises(ConfigError, match="0 outputs"):
-        Dan(CONFIG, 3, 0)
+    dan, dense = network(), Dan(CONFIG, 11, OUTPUTS, features=True)
+    known = np.array([1, VOCABULARY])
+    for error, message, wrong in (
+        (DataError, "41 concepts for a network over 40", lambda: dan(Bags.of([[1]], 41))),
+        (DataError, r"\(2, 3\) for a network that reads bags", lambda: dan(np.zeros((2, 3)))),
+        (DataError, r"\(2, 3\) .* reads \(patients, 11\)", lambda: dense(np.zeros((2, 3)))),
+        (DataError, "bags of .* reads 11 features", lambda: dense(Bags.of([[1]], 11))),
+        (ConfigError, "hidden = 0", lambda: network(hidden=0)),
+        (ConfigError, "dropout = 1", lambda: DanConfig(dropout=1.0)),
+        (ConfigError, "length = -1", lambda: DanConfig(length=-1)),
+        (ConfigError, "0 outputs", lambda: Dan(CONFIG, 3, 0)),
+        (ConfigError, "known concepts", lambda: Dan(CONFIG, VOCABULARY, 2, known=known)),
+        (ConfigError, "say which are known", lambda: network(length=20)),
+    ):
+        with pytest.raises(error, match=message):
+            wrong()
