@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 
-from fednotes.core.errors import FednotesError
+from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.messages import Frame
 from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines.host import SiteHost, explained, placeless
@@ -63,7 +64,9 @@ weighting = true
 {SMALL}
 {SITES}
 """
-
+SHORT = DISTILL.replace("rounds = 3", "rounds = 2")
+SECURE = SHORT.replace("[federation]", "[federation]\nsecure_sum = true")
+QUICK = SHORT.replace("weighting = true", "weighting = false").replace("= 20", "= 0.1")
 FINETUNE = f"""
 method = "finetune"
 seed = 3
@@ -117,6 +120,7 @@ class Network:
         self.pause = threading.Event()
         self.kill: tuple[str, int] = ("", 0)
         self.silent = 0  # exchanges in a row without an answer
+        self.asked = 0  # exchanges
         self.meanwhile: Any = lambda: None  # called before each exchange
 
     def publish(self, line: Mapping[str, Any]) -> None:
@@ -126,6 +130,7 @@ class Network:
     def exchange(
         self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
     ) -> Iterator[tuple[str, bytes]]:
+        self.asked += 1
         self.meanwhile()
         self.silent += 1
         assert self.silent < 100, self.failed  # nobody answers any more
@@ -207,6 +212,19 @@ class Hospitals:
                 return
             except ServerKilled:
                 continue
+
+    def refusal(self) -> str:
+        """Begin the run, and end it when a site has no answer; why it has none, as it is told."""
+
+        def stop() -> None:
+            if told := list(self.network.failed.values()):
+                raise TrainingError(told[0])
+
+        self.network.meanwhile = stop
+        with pytest.raises(TrainingError) as stopped:
+            self.run()
+        assert not any((self.results(name) / "model").exists() for name in self.names)
+        return str(stopped.value)
 
     def change(self, name: str, old: str, new: str) -> None:
         """Edit a site's own file, once."""

@@ -6,12 +6,13 @@ What the server is told of a site's trouble is looked for by the names that were
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from hospitals import DISTILL, Hospitals, weights
+from hospitals import QUICK, SHORT, Hospitals, weights
 from kits import given, site_kit
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError, RefusedError
@@ -23,10 +24,6 @@ from fednotes.rules.guard import NotApproved, approvals_of, pending, require_app
 from fednotes.rules.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("one_process")
-WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")
-QUICK = WEIGHTS.replace("weighting = true", "weighting = false").replace(
-    "timeout = 20", "timeout = 0.1"
-)
 
 
 def problem(hospitals: Hospitals) -> dict[str, Any]:
@@ -41,7 +38,7 @@ def test_a_rejection_before_the_first_round_ends_the_run(
     least: int, site_notes: Any, tmp_path: Path
 ) -> None:
     """All sites are needed to begin, however many are to go on. The remedy that is named works."""
-    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes, least=least)
+    hospitals = Hospitals(tmp_path, SHORT, site_notes, least=least)
     hospitals.approve("posts", yes=False)
     with pytest.raises(ConfigError, match="site 'posts' has rejected this job") as stopped:
         hospitals.run()
@@ -61,11 +58,8 @@ def test_a_rejection_in_the_middle_ends_a_run_that_needs_the_site(
 ) -> None:
     hospitals = Hospitals(tmp_path, QUICK, site_notes)
 
-    def reject() -> None:
-        if hospitals.lines("round"):
-            hospitals.approve("posts", yes=False)
-
-    hospitals.network.meanwhile = reject
+    reject = partial(hospitals.approve, "posts", yes=False)
+    hospitals.network.meanwhile = lambda: reject() if hospitals.lines("round") else None
     with pytest.raises(ConfigError, match="3 of 3 sites are needed, so this run is over"):
         hospitals.run()
     assert problem(hospitals)["again"] is False
@@ -96,7 +90,7 @@ def test_a_rejection_that_is_taken_back_in_time_is_forgotten(
 
 def test_decisions_by_fingerprint(site_notes: Any, tmp_path: Path) -> None:
     """Of two jobs the one that is meant, whichever waits."""
-    first = Hospitals(tmp_path, WEIGHTS, site_notes)
+    first = Hospitals(tmp_path, SHORT, site_notes)
     kit = site_kit(first.setups["posts"].kit)
     key = fingerprint(first.table)
     other = {**first.table, "min_sites": 2}
@@ -127,10 +121,7 @@ NAME = "SMITH_JANE_MRN0042"
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (
-            DataError(f"/w/{NAME}.ann:1: T1 at 0:99"),
-            "its notes cannot be read (see the site's log)",
-        ),
+        (DataError(f"/w/{NAME}.ann:1: T1 at 0:99"), "its notes cannot be read (see the site's log"),
         (ConfigError(f"{NAME}.toml [data]: x"), "its notes or its file do not fit the job (see"),
         (ModelError(f"{NAME}: damaged"), "a model or a kept state of it cannot be read (see"),
         (FednotesError(f"/w/{NAME}: cannot"), "a file there cannot be read or written (see"),
@@ -165,7 +156,7 @@ def test_rules_are_told_as_they_are() -> None:
 
 def test_what_is_asked_again_travels_with_the_site(site_notes: Any, tmp_path: Path) -> None:
     """A disk is full for a while: the run waits, and whoever watches hears why."""
-    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
+    hospitals = Hospitals(tmp_path, SHORT, site_notes)
     adding, calls = Journal.add, [0]
 
     def add(self: Any, *args: Any) -> None:
@@ -185,24 +176,13 @@ def test_what_is_asked_again_travels_with_the_site(site_notes: Any, tmp_path: Pa
     assert weights(hospitals.results("posts") / "model")
 
 
-def test_scores_that_stay_are_no_news(site_notes: Any, tmp_path: Path) -> None:
-    """Most sites keep theirs: whoever watches does not read of it as of a fault."""
-    pytest.importorskip("cryptography")
-    secure = WEIGHTS.replace("[federation]", "[federation]\nsecure_sum = true")
-    policy = "secure_sum = 'required'\nfreeze_embeddings = false\n"
-    hospitals = Hospitals(tmp_path, secure, site_notes, policy=policy)
-    hospitals.run()
-    assert "refused" not in hospitals.texts()
-    assert "scores" not in hospitals.texts()
-
-
 # files of the server's
 
 
 def test_a_file_that_the_server_lacks_is_told_before_sites_are_asked(
     site_notes: Any, tmp_path: Path
 ) -> None:
-    job = WEIGHTS.replace("[model]", f'[model]\nword_vectors = "{tmp_path}/vectors.txt"')
+    job = SHORT.replace("[model]", f'[model]\nword_vectors = "{tmp_path}/vectors.txt"')
     hospitals = Hospitals(tmp_path, job, site_notes)
     with pytest.raises(ModelError) as stopped:
         server_main(hospitals.setups[""], hospitals.network)

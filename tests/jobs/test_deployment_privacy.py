@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hospitals import DISTILL, FEDNER, Hospitals, corpus, simulated, weights
+from hospitals import FEDNER, SECURE, SHORT, Hospitals, corpus, simulated
 
 from fednotes.rules.guard import RULES
 from fednotes.rules.ledger import ledger_of, show, verify
 
 pytestmark = pytest.mark.usefixtures("one_process")
-WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")
 
 
 def test_every_frame_that_left_is_in_the_ledger(site_notes: Any, tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
+    hospitals = Hospitals(tmp_path, SHORT, site_notes)
     hospitals.run()
     replies = hospitals.network.frames[1::2]
     written: list[str] = []
@@ -33,13 +32,13 @@ def test_every_frame_that_left_is_in_the_ledger(site_notes: Any, tmp_path: Path)
 def test_the_secure_sum_gives_the_same_model(site_notes: Any, tmp_path: Path) -> None:
     """That of the embedded engine under the secure sum, to the last bit."""
     pytest.importorskip("cryptography")
-    job = WEIGHTS.replace("[federation]", "[federation]\nsecure_sum = true")
-    expected = simulated(job, site_notes, tmp_path / "sim")
-    hospitals = Hospitals(
-        tmp_path, job, site_notes, policy="secure_sum = 'required'\nfreeze_embeddings = false\n"
-    )
+    expected = simulated(SECURE, site_notes, tmp_path / "sim")
+    policy = "secure_sum = 'required'\nfreeze_embeddings = false\n"
+    hospitals = Hospitals(tmp_path, SECURE, site_notes, policy=policy)
     hospitals.run()
-    assert {n: weights(hospitals.results(n) / "model") for n in site_notes} == expected
+    assert hospitals.ends() == expected
+    assert "refused" not in hospitals.texts()  # that scores stay is no news
+    assert "scores" not in hospitals.texts()
 
 
 def test_no_name_of_a_patient_leaves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,28 +78,6 @@ def test_no_name_of_a_patient_leaves(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert any(planted[0] in Path(part).read_text() for t in data.values() for part in t.values())
 
 
-def test_where_a_site_keeps_its_files_is_not_told(site_notes: Any, tmp_path: Path) -> None:
-    """Not even a missing file's name: it may be a patient's."""
-    broken = {
-        **site_notes,
-        "posts": {**site_notes["posts"], "train": str(tmp_path / "ward7" / "gone.conll")},
-    }
-    hospitals = Hospitals(tmp_path, WEIGHTS, broken)
-    told: list[str] = []
-
-    def listen() -> None:
-        told.extend(hospitals.network.failed.values())
-        if told:
-            raise KeyboardInterrupt
-
-    hospitals.network.meanwhile = listen
-    with pytest.raises(KeyboardInterrupt):
-        hospitals.run()
-    assert "its notes cannot be read" in told[0]
-    assert "ward7" not in told[0]
-    assert "gone" not in told[0]
-
-
 def test_no_name_of_a_file_leaves(
     site_notes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,7 +91,7 @@ def test_no_name_of_a_file_leaves(
     for part, source in data["posts"].items():
         data["posts"][part] = str(folder / f"{note}-{part}.conll")
         (folder / f"{note}-{part}.conll").write_bytes(Path(source).read_bytes())
-    hospitals = Hospitals(folder, WEIGHTS, data)
+    hospitals = Hospitals(folder, SHORT, data)
     kit = hospitals.setups["posts"].kit
     notes, own = Path(data["posts"]["train"]), kit / "site.toml"
     decided = kit / RULES / "approvals.json"
@@ -123,7 +100,7 @@ def test_no_name_of_a_file_leaves(
         (notes, b"aspirin B-Drug\nand I-Drug O O\n"),
         (notes, b"\xff\xfe\x00"),
         (own, whole[own] + b"\n[unknown]\nx = 1\n"),
-        (own, whole[own].replace(b"SMITH", b"NOBODY_SMITH")),
+        (own, whole[own].replace(b"SMITH", b"NOBODY_SMITH")),  # its notes are missing
         (decided, b"{"),
     ]
     told: list[str] = []
@@ -141,6 +118,7 @@ def test_no_name_of_a_file_leaves(
     hospitals.run()
     assert len(told) == 5
     assert all("see the site's log" in line for line in told)
+    assert "its notes cannot be read" in told[3]
     server = hospitals.setups[""].kit
     left = [*told, json.dumps(hospitals.network.lines)]
     raw = [*hospitals.network.frames, *(p.read_bytes() for p in server.rglob("*") if p.is_file())]

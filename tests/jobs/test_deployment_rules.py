@@ -9,21 +9,32 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from hospitals import DISTILL, FEDERATION, FEDNER, OPEN, SITES, SMALL, Hospitals, patients
+from hospitals import (
+    FEDERATION,
+    FEDNER,
+    OPEN,
+    QUICK,
+    SECURE,
+    SHORT,
+    SITES,
+    SMALL,
+    Hospitals,
+    patients,
+)
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.messages import decode_reply
-from fednotes.jobs.deployed.agreement import agreement_of, as_text
+from fednotes.jobs.deployed.agreement import Description, agreement_of, as_text, describe
 from fednotes.jobs.deployed.site_file import load_deployed
 from fednotes.rules.guard import pending
 
 pytestmark = pytest.mark.usefixtures("one_process")
-WEIGHTS = DISTILL.replace("rounds = 3", "rounds = 2")
 CLOSED = OPEN.replace("share_scores = true\n", "")  # the default
 
 
@@ -62,11 +73,7 @@ def test_a_paused_run_goes_on(
     hospitals = Hospitals(tmp_path, FEDNER, site_notes)
     network = hospitals.network
 
-    def stop() -> None:
-        if len(hospitals.lines("round")) == 3:
-            network.pause.set()
-
-    network.meanwhile = stop
+    network.meanwhile = lambda: network.pause.set() if len(hospitals.lines("round")) == 3 else None
     hospitals.run()
     assert not (hospitals.server / "summary.json").exists()
     assert hospitals.lines("end") == []
@@ -101,18 +108,14 @@ def test_what_travels_to_who_watches(site_notes: Any, tmp_path: Path) -> None:
 
 
 def test_an_unapproved_job_waits_until_a_person_approves(site_notes: Any, tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes, approve=False)
-    asked = 0
+    hospitals = Hospitals(tmp_path, SHORT, site_notes, approve=False)
 
     def approve_later() -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 4:
-            for name in hospitals.names:
-                found = pending(hospitals.setups[name].kit)
-                assert found is not None
-                assert found["table"] == hospitals.table
-                hospitals.approve(name)
+        for name in hospitals.names if hospitals.network.asked == 4 else ():
+            found = pending(hospitals.setups[name].kit)
+            assert found is not None
+            assert found["table"] == hospitals.table
+            hospitals.approve(name)
 
     hospitals.network.meanwhile = approve_later
     hospitals.run()
@@ -124,16 +127,9 @@ def test_an_unapproved_job_waits_until_a_person_approves(site_notes: Any, tmp_pa
 
 def test_an_approval_that_is_taken_back_stops_the_site(site_notes: Any, tmp_path: Path) -> None:
     """In the middle of a run; with two sites enough it goes on without that one."""
-    short = WEIGHTS.replace("weighting = true", "weighting = false").replace(
-        "timeout = 20", "timeout = 0.1"
-    )
-    hospitals = Hospitals(tmp_path, short, site_notes, least=2)
-
-    def reject() -> None:
-        if hospitals.lines("round"):
-            hospitals.approve("posts", yes=False)
-
-    hospitals.network.meanwhile = reject
+    hospitals = Hospitals(tmp_path, QUICK, site_notes, least=2)
+    reject = partial(hospitals.approve, "posts", yes=False)
+    hospitals.network.meanwhile = lambda: reject() if hospitals.lines("round") else None
     hospitals.run()
     rounds = [line["took_part"] for line in hospitals.lines("round")]
     assert rounds == [3, 2]
@@ -141,24 +137,6 @@ def test_an_approval_that_is_taken_back_stops_the_site(site_notes: Any, tmp_path
 
 
 # policy
-
-
-def refused(folder: Path, site_notes: Any, policy: str, job: str = FEDNER) -> str:
-    """What the server is told where every site has this policy."""
-    folder.mkdir(exist_ok=True)
-    hospitals = Hospitals(folder, job, site_notes, policy=policy)
-    seen: list[str] = []
-
-    def note() -> None:
-        seen.extend(hospitals.network.failed.values())
-        if seen:
-            raise TrainingError(seen[0])
-
-    hospitals.network.meanwhile = note
-    with pytest.raises(TrainingError) as stopped:
-        hospitals.run()
-    assert not any((hospitals.results(name) / "model").exists() for name in site_notes)
-    return str(stopped.value)
 
 
 @pytest.mark.parametrize(
@@ -180,14 +158,14 @@ def refused(folder: Path, site_notes: Any, policy: str, job: str = FEDNER) -> st
     ],
 )
 def test_a_broken_rule_is_named(rule: str, policy: str, site_notes: Any, tmp_path: Path) -> None:
-    told = refused(tmp_path, site_notes, policy)
+    told = Hospitals(tmp_path, FEDNER, site_notes, policy=policy).refusal()
     assert f"refused by {rule} of this site's policy" in told
     assert str(tmp_path) not in told
 
 
 def test_a_site_that_shares_no_scores_joins_no_plain_sum(site_notes: Any, tmp_path: Path) -> None:
     """Before its notes are read; what the job can do about it is said."""
-    told = refused(tmp_path, site_notes, CLOSED, WEIGHTS)
+    told = Hospitals(tmp_path, SHORT, site_notes, policy=CLOSED).refusal()
     assert "[federation] secure_sum = true, with three sites or more" in told
     kits = [path.name for path in tmp_path.rglob("journal")]
     assert kits == []
@@ -197,7 +175,7 @@ def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
     site_notes: Any, tmp_path: Path
 ) -> None:
     """No count of an evaluation leaves it after that, of whatever task."""
-    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
+    hospitals = Hospitals(tmp_path, SHORT, site_notes)
     at: list[int] = []
 
     def close() -> None:
@@ -220,27 +198,22 @@ def test_a_site_that_shares_no_scores_any_more_stops_in_the_middle(
 
 
 def test_outside_the_hours_a_run_waits(site_notes: Any, tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes, policy=f"{OPEN}hours = '03:00-03:01'\n")
-    asked = 0
+    hospitals = Hospitals(tmp_path, SHORT, site_notes, policy=f"{OPEN}hours = '03:00-03:01'\n")
 
     def open_up() -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 4:
-            for name in hospitals.names:
-                hospitals.change(name, "03:00-03:01", "00:00-24:00")
+        for name in hospitals.names if hospitals.network.asked == 4 else ():
+            hospitals.change(name, "03:00-03:01", "00:00-24:00")
 
     hospitals.network.meanwhile = open_up
     hospitals.run()
-    assert asked > 4
+    assert hospitals.network.asked > 4
     assert hospitals.ends()
 
 
 def test_scores_stay_unless_the_policy_shares_them(site_notes: Any, tmp_path: Path) -> None:
     """Under the secure sum, where a site that shares none can take part."""
     pytest.importorskip("cryptography")
-    secure = WEIGHTS.replace("[federation]", "[federation]\nsecure_sum = true")
-    hospitals = Hospitals(tmp_path, secure, site_notes)
+    hospitals = Hospitals(tmp_path, SECURE, site_notes)
     for name in ("discharge", "reports"):
         hospitals.change(name, "share_scores = true\n", "")
     hospitals.run()
@@ -255,19 +228,16 @@ def test_scores_stay_unless_the_policy_shares_them(site_notes: Any, tmp_path: Pa
 def test_other_types_than_declared_are_named(site_notes: Any, tmp_path: Path) -> None:
     """The job says what a site annotates, its file says otherwise."""
     kept = ["Drug", "Disease"]
-    job = WEIGHTS.replace("[sites.posts]", f"[sites.posts]\ntypes = {json.dumps(kept)}")
+    job = SHORT.replace("[sites.posts]", f"[sites.posts]\ntypes = {json.dumps(kept)}")
     own = {**site_notes, "posts": {**site_notes["posts"], "types": kept[:1]}}
     hospitals = Hospitals(tmp_path, job, own)
-    with pytest.raises(ConfigError) as stopped:
+    with pytest.raises(ConfigError, match=r"the job has .*the site has .*label_map"):
         hospitals.run()
-    assert "the job has" in str(stopped.value)
-    assert "the site has" in str(stopped.value)
-    assert "label_map" in str(stopped.value)
 
 
 def test_a_site_that_changes_its_labels_refuses(site_notes: Any, tmp_path: Path) -> None:
     """After the server has gathered all descriptions, before it has told them."""
-    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
+    hospitals = Hospitals(tmp_path, SHORT, site_notes)
 
     def change() -> None:
         if (hospitals.setups[""].state / "agreement.json").exists():
@@ -279,31 +249,32 @@ def test_a_site_that_changes_its_labels_refuses(site_notes: Any, tmp_path: Path)
         hospitals.run()
 
 
-def test_a_server_that_agrees_on_something_else_is_refused(site_notes: Any, tmp_path: Path) -> None:
-    """The sites' descriptions are right, and the fingerprint of the agreement is another."""
-    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
-    with (
-        mock.patch("fednotes.jobs.deployed.server.agreement_of", return_value="0" * 64),
-        pytest.raises(ConfigError, match="another configuration of this job than the server"),
-    ):
-        hospitals.run()
+SERVER, MANY = "fednotes.jobs.deployed.server", {f"none-{n}": Description() for n in range(50)}
 
 
-def test_a_server_that_tells_of_more_sites_is_refused(site_notes: Any, tmp_path: Path) -> None:
-    """With 50 sites that are none, FedNER's least part of a mini-batch would be one sentence."""
-    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
-
-    def more(found: Any) -> Any:
-        return found | {f"none-{n}": next(iter(found.values())) for n in range(50)}
-
-    with (
-        mock.patch("fednotes.jobs.deployed.server.as_text", lambda found: as_text(more(found))),
-        mock.patch(
-            "fednotes.jobs.deployed.server.agreement_of", lambda j, f: agreement_of(j, more(f))
+@pytest.mark.parametrize(
+    ("more", "agreed", "match"),
+    [
+        ({}, lambda j, f: "0" * 64, "another configuration of this job than the server"),
+        # With 50 sites that are none, FedNER's least part of a mini-batch would be a sentence.
+        (
+            FEW,
+            lambda j, f: agreement_of(j, {**f, **FEW}),
+            r"is told of 5 sites .*; the approved job",
         ),
-        pytest.raises(ConfigError, match=r"is told of 5\d sites that agree; the approved job"),
+    ],
+    ids=["fingerprint", "sites"],
+)
+def test_a_server_that_tells_of_more_sites_is_refused(
+    more: Any, agreed: Any, match: str, site_notes: Any, tmp_path: Path
+) -> None:
+    """Or of the true sites with the fingerprint of another agreement."""
+    with (
+        mock.patch(f"{SERVER}.as_text", lambda found: as_text({**found, **more})),
+        mock.patch(f"{SERVER}.agreement_of", agreed),
+        pytest.raises(ConfigError, match=match),
     ):
-        hospitals.run()
+        Hospitals(tmp_path, SHORT, site_notes).run()
 
 
 def test_different_dictionaries_are_named(tmp_path: Path) -> None:
@@ -331,19 +302,15 @@ back = ["icd9:722"]
 
 
 def test_another_version_is_named(site_notes: Any, tmp_path: Path) -> None:
-    hospitals = Hospitals(tmp_path, WEIGHTS, site_notes)
-    from fednotes.jobs.deployed import site
-
     def older(job: Any, own: Any) -> Any:
-        made = described(job, own)
+        made = describe(job, own)
         return replace(made, version="0.0.1") if own.id == "posts" else made
 
-    described = site.describe
     with (
-        mock.patch.object(site, "describe", older),
+        mock.patch("fednotes.jobs.deployed.site.describe", older),
         pytest.raises(ConfigError, match=r"posts 0\.0\.1.*install the same one"),
     ):
-        hospitals.run()
+        Hospitals(tmp_path, SHORT, site_notes).run()
 
 
 # jobs that only a simulation can run
