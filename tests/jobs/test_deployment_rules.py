@@ -257,11 +257,7 @@ SERVER, MANY = "fednotes.jobs.deployed.server", {f"none-{n}": Description() for 
     [
         ({}, lambda j, f: "0" * 64, "another configuration of this job than the server"),
         # With 50 sites that are none, FedNER's least part of a mini-batch would be a sentence.
-        (
-            FEW,
-            lambda j, f: agreement_of(j, {**f, **FEW}),
-            r"is told of 5 sites .*; the approved job",
-        ),
+        (MANY, lambda j, f: agreement_of(j, {**f, **MANY}), "told of 53 sites that agree; the"),
     ],
     ids=["fingerprint", "sites"],
 )
