@@ -1,7 +1,8 @@
-"""NVIDIA FLARE as a pipe: kits and their rules, and the transport."""
+"""NVIDIA FLARE as a pipe: kits and their rules, the transport, and both ends of it."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -22,6 +23,8 @@ pytest.importorskip("nvflare")
 from intruders import PROJECT
 from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.fuel.f3.cellnet import defs as cells
+from nvflare.fuel.f3.message import Message
 from nvflare.fuel.flare_api.api_spec import JobNotRunning, NoConnection, NoReply
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.fuel.sec.authz import AuthzContext, Person
@@ -30,12 +33,14 @@ from nvflare.security.security import FLAuthorizer
 
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 from fednotes.engines import pipe
+from fednotes.engines.nvflare import gate, presence
 from fednotes.engines.nvflare import kit as kit_files
-from fednotes.engines.nvflare import presence
 from fednotes.engines.nvflare import server as flare
 from fednotes.engines.nvflare import site as nvflare_site
 from fednotes.engines.nvflare.authority import ProjectConfig, provision
 from fednotes.engines.nvflare.certificates import check_kit
+from fednotes.rules.ledger import ledger_of, show
+from fednotes.rules.policy import Policy, PolicyRefusal, check_job
 
 ROLES = ("project_admin", "lead", "org_admin", "member")
 
@@ -259,6 +264,10 @@ def fails(_: bytes) -> Shareable:
     return make_reply("EXECUTION_EXCEPTION", headers={flare.REASON: "not approved"})
 
 
+def dies(_: bytes) -> Shareable:
+    return make_reply("EXECUTION_EXCEPTION")
+
+
 def transport(controller: Pretend, tmp_path: Path, stop: bool = False) -> flare.FlareTransport:
     sites = tuple(controller.plan)
     setup = pipe.Setup(tmp_path, "", {}, "id", "r", sites, 1, tmp_path, tmp_path)
@@ -266,23 +275,18 @@ def transport(controller: Pretend, tmp_path: Path, stop: bool = False) -> flare.
 
 
 def test_replies_come_as_sites_answer(tmp_path: Path) -> None:
-    controller = Pretend({"a": (0.3, answer), "b": (0.0, answer), "c": (0.1, fails)})
+    plan = {"a": (0.3, answer), "b": (0.0, answer), "c": (0.1, fails), "d": (0.1, dies)}
+    controller = Pretend(plan)
     sent = transport(controller, tmp_path)
     same, other = b"12", b"34"
-    frames = {"a": same, "b": other, "c": same}
-    replies = list(sent.exchange(frames, timeout=9, grace=9, enough=3))
+    frames = {"a": same, "b": other, "c": same, "d": same}
+    replies = list(sent.exchange(frames, timeout=9, grace=9, enough=4))
     assert replies == [("b", b"43"), ("a", b"21")]
-    assert sent.failed == {"c": "not approved"}
-    assert controller.sent == [(same, ["a", "c"]), (other, ["b"])]  # one task a frame
+    # A code of NVFlare's is told in words: what goes wrong before the executor can say why.
+    died = "its process failed: see its log (a full disk?)"
+    assert sent.failed == {"c": "not approved", "d": died}
+    assert controller.sent == [(same, ["a", "c", "d"]), (other, ["b"])]  # one task a frame
     assert len(controller.cancelled) == 2
-
-
-def test_a_code_of_nvflare_is_told_in_words(tmp_path: Path) -> None:
-    """What goes wrong before the executor can say why, such as on a full disk."""
-    controller = Pretend({"a": (0.0, lambda _: make_reply("EXECUTION_EXCEPTION"))})
-    sent = transport(controller, tmp_path)
-    assert list(sent.exchange({"a": b"1"}, timeout=9, grace=9, enough=1)) == []
-    assert sent.failed == {"a": "its process failed: see its log (a full disk?)"}
 
 
 def test_a_job_that_ends_does_not_hold_the_server_up() -> None:
@@ -339,8 +343,70 @@ def test_a_stopped_job_ends_its_exchange(tmp_path: Path) -> None:
         list(sent.exchange({"a": b"1"}, timeout=30, grace=30, enough=1))
 
 
-def raises(error: Exception) -> bytes:
+# a site's executor, whose refusals are in the ledger before they leave
+
+
+def context(kit: Path) -> Any:
+    """What NVFlare gives an executor, as far as it is asked for."""
+    workspace = SimpleNamespace(get_app_dir=lambda job: kit / job, get_root_dir=lambda: str(kit))
+    return SimpleNamespace(
+        get_workspace=lambda: workspace,
+        get_job_id=lambda: "job-id",
+        get_identity_name=lambda: "h1",
+    )
+
+
+def raises(error: Exception) -> Any:
     raise error
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, error: Exception) -> nvflare_site.FednotesExecutor:
+    """An executor whose host does not start."""
+    monkeypatch.setattr(nvflare_site, "require_admins_signature", lambda *_: raises(error))
+    return nvflare_site.FednotesExecutor()
+
+
+def asked(executor: nvflare_site.FednotesExecutor, kit: Path) -> str | None:
+    reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), context(kit), None)
+    assert flare.FRAME not in reply
+    reason: str | None = reply.get_header(flare.REASON)
+    return reason
+
+
+def test_a_refusal_of_the_executor_is_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each time it leaves, and with the rule's name alone."""
+    try:
+        policy = Policy(min_sites=7, source="[policy] of /srv/x")
+        check_job(policy, "fedner", 6, 6, rounds=None, secure=False)
+    except PolicyRefusal as error:
+        executor = refused(monkeypatch, error)
+    for number in (1, 2):
+        reason = asked(executor, tmp_path)
+        assert reason is not None
+        assert reason.startswith("refused by min_sites of this site's policy")
+        assert "7" not in reason
+        lines = list(show(ledger_of(tmp_path).path))
+        assert len(lines) == number
+        told = (lines[-1]["run"], lines[-1]["refusal"], lines[-1]["receiver"], lines[-1]["bytes"])
+        assert told == ("job-id", True, "server", len(reason))
+        assert lines[-1]["sha256"] == hashlib.sha256(reason.encode()).hexdigest()
+    assert "this site allows 7 sites and more" in caplog.text
+    assert "/srv/x" in caplog.text
+
+
+def test_what_the_ledger_does_not_take_does_not_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = refused(monkeypatch, ConfigError(f"{tmp_path}/site.toml: no such file"))
+    assert asked(executor, tmp_path) == "site.toml: no such file"
+    ledger = ledger_of(tmp_path).path
+    good = ledger.read_bytes()
+    ledger.write_bytes(good[:-9])
+    assert asked(executor, tmp_path) is None
+    ledger.write_bytes(good)
+    assert asked(executor, tmp_path) == "site.toml: no such file"
 
 
 @pytest.mark.parametrize(
@@ -354,9 +420,30 @@ def test_a_sites_error_is_told_without_its_data(
     executor._kit, executor._host = tmp_path, host
     host.handle = lambda frame: raises(error)  # its message quotes the data
     reply = executor.execute(flare.TASK, Shareable({flare.FRAME: b"x"}), None, None)
-    reason = reply.get_header(flare.REASON)
-    assert told in reason
+    assert told in reply.get_header(flare.REASON)
     assert "Planted" not in json.dumps(reply[ReservedHeaderKey.HEADERS])
+
+
+# the server's gate, states and audit
+
+
+@pytest.mark.parametrize(
+    ("certified", "origin", "channel", "passes"),
+    [
+        ("h1", "h1", "server_command", True),
+        ("h1", "h1.job-id", "server_command", True),
+        ("h1", "h2", "server_command", False),
+        ("h1", "h1", "_net_manager", False),  # `bulk_test` of 10^9: as many messages in memory
+        (None, "server.job-id", "_net_manager", True),  # by the kit's own socket
+    ],
+)
+def test_a_member_speaks_for_itself_and_tests_no_network(
+    certified: str | None, origin: str, channel: str, passes: bool
+) -> None:
+    headers = {cells.MessageHeaderKey.ORIGIN: origin, cells.MessageHeaderKey.CHANNEL: channel}
+    message = Message(headers, 10**9)
+    message.set_prop(cells.MessagePropKey.COMMON_NAME, certified)
+    assert (gate.ServerGate().judge(message) is None) == passes
 
 
 def test_two_processes_do_not_share_a_runs_state(tmp_path: Path) -> None:

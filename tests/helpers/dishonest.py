@@ -82,13 +82,9 @@ def signed_by(name: str, *changes: Change) -> Change:
 
 CHANGES: dict[str, Change] = {
     "number": more_rounds,
-    "file": one_more_file,
     "unsigned": unsign,
-    "code": code,
     "server-signed": signed_by("", more_rounds),
-    "watch-signed": signed_by("watch", more_rounds),
     "watch-code": signed_by("watch", code),
-    "watch-class": signed_by("watch", foreign_class),
 }
 
 
