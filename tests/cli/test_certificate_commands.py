@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,7 +169,8 @@ def test_the_authority_s_key_can_have_a_passphrase(
         return "the second"
 
     monkeypatch.setattr(deploy.typer, "prompt", prompt)
-    monkeypatch.setattr(deploy, "_is_terminal", lambda: True)
+    terminal = SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(deploy, "sys", terminal)
     provisioned(base, "--new-root")
     assert asked == [
         "the passphrase of the authority's key",

@@ -127,7 +127,7 @@ def test_kits_are_added_and_those_that_are_there_stay(
         ({"admin": "new@x.org"}, 'admin = "admin@fednotes.org"'),
         ({"hosts": ("10.0.0.1",)}, r"hosts = \[\]"),
         ({"organisations": {"h1": "x"}}, 'organisations.h1 = "h1"'),
-        ({"name": "other"}, "holds kits of project 'ward'"),
+        ({"name": "other"}, 'name = "ward", the project says "other"'),
         ({"sites": ("h10",)}, "'h1' and 'h10'"),  # no more in the project, but a kit of it is
     ],
 )

@@ -143,7 +143,9 @@ def _at_authority(
 
 def _passphrase(path: Path | None) -> Secret:
     """What asks for passphrases: a line of a file each, or the terminal."""
-    lines = None if path is None else iter(_lines(path))
+    from fednotes.engines.nvflare.certificates import bytes_of
+
+    lines = None if path is None else iter(bytes_of(path).splitlines())
 
     @cache
     def ask(what: str) -> bytes:
@@ -151,7 +153,7 @@ def _passphrase(path: Path | None) -> Secret:
             if not (line := next(lines, b"")):
                 raise ConfigError(f"{path}: has no line for {what}")
             return line
-        if not _is_terminal():
+        if not sys.stdin.isatty():
             raise ConfigError(
                 f"{what} is needed: run this in a terminal, or --passphrase-file FILE"
             )
@@ -160,17 +162,6 @@ def _passphrase(path: Path | None) -> Secret:
         return text.encode()
 
     return ask
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()
-
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def preflight(kit: Kit) -> None:

@@ -513,12 +513,6 @@ def _record(project: ProjectConfig, authority: Path) -> dict[str, Any]:
         there, ours = {}, _made_with(project)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{authority / _RECORD}: cannot be read") from error
-    if any(there.get(key, ours[key]) != ours[key] for key in ("name", "server")):
-        raise ConfigError(
-            f"{authority.parent}: holds kits of project {there['name']!r} at "
-            f"{there['server']!r}, not of {project.name!r} at {project.server!r}: "
-            "choose another folder"
-        )
     there.setdefault("organisations", {})
     both = there["organisations"], ours["organisations"]
     for places, before, now in (("", there, ours), ("organisations.", *both)):

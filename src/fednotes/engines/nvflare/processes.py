@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
 from fednotes.core.parsing import read_json
+from fednotes.core.settings import build, checked
 from fednotes.core.store import lock, make_private, owned, write_json
 from fednotes.engines.nvflare.certificates import check_kit, settle
 from fednotes.engines.nvflare.kit import (
@@ -226,7 +227,7 @@ def of_kit(kit: Path) -> list[tuple[int, list[str]]]:
 # ---- what a site's process knows of the server ------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True)
 class Known:
     """What a process knows. since: of the server's first answer without a pause, last: of its
     newest. refused: why the server does not let it in, or empty."""
@@ -240,11 +241,8 @@ class Known:
 def contact_of(kit: Path, pid: int | None) -> Known | None:
     """What a running process keeps of itself; None if that is nothing yet."""
     try:
-        found: dict[str, Any] = read_json(kit / CONTACT_FILE)
-        known = Known(
-            int(found["pid"]), float(found["since"]), float(found["last"]), str(found["refused"])
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        known = build(Known, read_json(kit / CONTACT_FILE), CONTACT_FILE.name)
+    except (OSError, ValueError, ConfigError):
         return None
     return known if known.pid == pid else None
 

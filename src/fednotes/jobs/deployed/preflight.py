@@ -155,16 +155,13 @@ def answer_of(kit: Path) -> str:
     """
     facts = read_kit(kit)
     startup = kit / WATCH / "startup"
-    try:
-        shown = _shown(startup, ("127.0.0.1", facts.port), facts.server, None)
-        own = ssl.PEM_cert_to_DER_cert((kit / "startup" / "server.crt").read_text("ascii"))
-    except _NoWay as error:
+    shown, wrong, told = _shown(startup, ("127.0.0.1", facts.port), facts.server, None)
+    if wrong:
         says = {"certificate": "it shows another certificate: ", "plain": "it does not speak TLS"}
-        says |= {"TLS": "TLS: ", "silent": "nothing answers"}
-        return f"{says[error.kind]}{error.told}"
-    except OSError:
-        return "nothing answers"
-    return "" if shown == own else "another server of this project answers"
+        return {**says, "TLS": "TLS: ", "silent": "nothing answers"}[wrong] + told
+    path = kit / "startup" / "server.crt"
+    own = path.exists() and shown == ssl.PEM_cert_to_DER_cert(path.read_text("ascii"))
+    return "" if own else "another server of this project answers"
 
 
 def await_answer(kit: Path, seconds: float, alive: Callable[[], bool]) -> str:
@@ -182,19 +179,18 @@ def reached(kit: Path) -> Check:
     proxy = proxy_of(host, os.environ)
     through = f" through the proxy {proxy[0]}:{proxy[1]}" if proxy else ""
     where = f"{host}:{port}{through}"
-    try:
-        shown = _shown(kit / "startup", (host, port), host, proxy)
-    except _NoWay as error:
+    shown, wrong, problem = _shown(kit / "startup", (host, port), host, proxy)
+    if wrong:
         plain = "answers, but not with TLS: another program has that port, or a proxy is between"
         silent = f"does not answer: is it started, and does a firewall let {port} out?"
         says = {
-            "certificate": f"{where} is not this project's: {error.told}",
+            "certificate": f"{where} is not this project's: {problem}",
             "plain": f"{where} {plain}",
-            "TLS": f"{where} refuses this kit ({error.told})",
-            "proxy": f"{host}:{port}: the proxy {error.told}; no_proxy = {host} goes past it",
+            "TLS": f"{where} refuses this kit ({problem})",
+            "proxy": f"{host}:{port}: the proxy {problem}; no_proxy = {host} goes past it",
             "silent": f"{where} {silent}",
         }
-        return Check("server", False, says[error.kind])
+        return Check("server", False, says[wrong])
     if problem := shown_problem(kit, shown):
         return Check("server", False, f"{where} shows a certificate that {problem}")
     told = f"{host}:{port} answers{through}, with this project's certificate"
@@ -214,25 +210,23 @@ def proxy_of(host: str, environment: Mapping[str, str]) -> tuple[str, int] | Non
     return None
 
 
-class _NoWay(Exception):
-    """Why no certificate was shown. kind: certificate, plain, TLS, proxy or silent."""
-
-    def __init__(self, kind: str, told: str = "") -> None:
-        self.kind, self.told = kind, told
-
-
 def _shown(
     startup: Path, where: tuple[str, int], name: str, proxy: tuple[str, int] | None
-) -> bytes:
-    """The certificate that the server shows, as DER. name: that it must have. Raises _NoWay."""
+) -> tuple[bytes, str, str]:
+    """The certificate that the server shows, as DER; what is wrong if it shows none (certificate,
+    plain, TLS, proxy or silent), and the words for it. name: that it must have."""
     try:
-        return asyncio.run(asyncio.wait_for(_shake_hands(startup, where, name, proxy), SECONDS))
+        shaking = asyncio.wait_for(_shake_hands(startup, where, name, proxy), SECONDS)
+        return asyncio.run(shaking), "", ""
     except ssl.SSLCertVerificationError as error:
-        raise _NoWay("certificate", error.verify_message) from error
+        return b"", "certificate", error.verify_message
     except ssl.SSLError as error:
-        raise _NoWay(*(("plain",) if error.reason in _PLAIN else ("TLS", error.reason))) from error
-    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-        raise _NoWay("silent") from error
+        return (b"", "plain", "") if error.reason in _PLAIN else (b"", "TLS", error.reason)
+    except ConnectionRefusedError as error:  # by the proxy in words, else by the other machine
+        told = str(error) if error.errno is None else ""
+        return b"", "proxy" if told else "silent", told
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return b"", "silent", ""
 
 
 async def _shake_hands(
@@ -249,7 +243,7 @@ async def _shake_hands(
             answer = await reader.readuntil(b"\r\n\r\n")
             status = answer.split(b"\r\n", 1)[0].decode("latin-1")
             if " 200 " not in f"{status} ":
-                raise _NoWay("proxy", f"{proxy[0]}:{proxy[1]} says {status!r}")
+                raise ConnectionRefusedError(f"{proxy[0]}:{proxy[1]} says {status!r}")
         await writer.start_tls(context, server_hostname=name)
         secured: ssl.SSLObject = writer.get_extra_info("ssl_object")
         return secured.getpeercert(binary_form=True) or b""

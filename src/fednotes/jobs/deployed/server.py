@@ -38,7 +38,6 @@ from fednotes.engines.pipe import Setup
 from fednotes.engines.requests import Event, Patience, Transport
 from fednotes.engines.rounds import RoundResult
 from fednotes.engines.secure import SecureSum
-from fednotes.engines.summing import Summing
 from fednotes.jobs.deployed.agreement import (
     AGREE,
     DESCRIBE,
@@ -181,7 +180,9 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
             knock_every=asked.knock_every,
             checkpoint_seconds=asked.checkpoint_seconds,
         ),
-        summing=_summing(job, setup, key),
+        summing=SecureSum(setup.sites, job=key, threshold=threshold(job, setup))
+        if asked.secure_sum
+        else None,
         observer=progress.round,
         notify=progress.event,
         max_norm=asked.max_norm,
@@ -217,12 +218,6 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     write_text(setup.folder / METRICS, progress.path.read_text(encoding="utf-8"))
     engine.end()
     pipe.publish({"kind": "end", "rounds": progress.rounds})
-
-
-def _summing(job: Job, setup: Setup, key: str) -> Summing | None:
-    if not job.federation.secure_sum:
-        return None
-    return SecureSum(setup.sites, job=key, threshold=threshold(job, setup))
 
 
 def _agree(setup: Setup, job: Job, engine: Deployed, progress: Progress) -> Any:

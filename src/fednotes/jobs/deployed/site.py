@@ -111,21 +111,22 @@ def _host(setup: Setup) -> SiteHost:
         job=key,
         name=site,
         guard=guard,
-        sealer=_sealer(job, setup, key),
+        sealer=SecureSeal(
+            site,
+            setup.sites,
+            job=key,
+            threshold=least,
+            identity=setup.identity,
+            kept=setup.state / "site" / OPENED,
+        )
+        if secure
+        else None,
         public={DESCRIBE: lambda made: {"description": told}, SCORES: partial(_scores, kit)},
         max_norm=job.federation.max_norm,
         pace=AnswerTimes() if file.policy.steady_replies else None,
         tell=lambda line: logger.info("%s", line),
         outward=outward,
     )
-
-
-def _sealer(job: Job, setup: Setup, key: str) -> SecureSeal | None:
-    if not job.federation.secure_sum:
-        return None
-    least, own = threshold(job, setup), setup.identity
-    kept = setup.state / "site" / OPENED
-    return SecureSeal(setup.site, setup.sites, job=key, threshold=least, identity=own, kept=kept)
 
 
 def _rules(kit: Path) -> Policy:
