@@ -1,13 +1,18 @@
-"""A tagger that trains in a blink, and whether two sets of parameters have the same bits."""
+"""A tagger that trains in a blink, plain training to hold methods against, and equal bits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
+from fednotes.core.types import SiteData
+from fednotes.data.synthetic import generate
 from fednotes.taggers.tagger import TaggerConfig
 
 MODEL = TaggerConfig(
@@ -21,3 +26,52 @@ def assert_same(left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
     assert left.keys() == right.keys()
     for name in left:
         assert torch.equal(left[name], right[name]), name
+
+
+def values(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of the present values."""
+    return {name: value.detach().clone() for name, value in parameters.items()}
+
+
+def generated(sentences: int, sites: int = 3) -> list[SiteData]:
+    """Sites of the synthetic corpus."""
+    made = generate(num_sites=sites, sentences_per_site=sentences, seed=5)
+    return [site.data for site in made]
+
+
+def resumed(run: Callable[..., Any], folder: Path, kill: int) -> Any:
+    """What a run gives that was killed in the round `kill` and goes on from its checkpoints."""
+
+    def stop(result: Any) -> None:
+        if result.round == kill:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(directory=folder, observer=stop)
+    return run(directory=folder, resume=True)
+
+
+def plain_adamw(
+    parameters: Mapping[str, Tensor], config: Any, losses: Sequence[Callable[[], Tensor]]
+) -> None:
+    """Ordinary training: torch's AdamW in two groups, a linear rise and fall, gradients clipped.
+
+    config: an `Averaging`. losses: a step's mean loss each.
+    """
+    weights = [p for p in parameters.values() if p.dim() > 1]
+    others = [p for p in parameters.values() if p.dim() == 1]
+    groups = [
+        {"params": weights, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, fused=True)
+    total = len(losses)
+    rise = config.warmup * total
+    for step, loss in enumerate(losses):
+        up, down = (step + 1) / (rise + 1), (total - step) / (total - rise)
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * (up if step < rise else min(1.0, down))
+        optimizer.zero_grad()
+        loss().backward()
+        torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip)
+        optimizer.step()

@@ -1,4 +1,5 @@
-"""The parts of the adversarial baselines against NumPy and finite differences."""
+"""The adversarial baselines: their parts against NumPy and finite differences, whole runs against
+`distill` and each other."""
 
 from __future__ import annotations
 
@@ -11,11 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_taggers import MODEL, assert_same, generated, resumed
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
-from fednotes.core.types import Document, Span, TagSet
-from fednotes.methods import adversarial
+from fednotes.core.types import Document, SiteData, Span, TagSet
+from fednotes.engines.inprocess import InProcess
+from fednotes.jobs.job_file import parse_job
+from fednotes.jobs.simulate import simulate
+from fednotes.methods import adversarial, distill
 from fednotes.methods.adversarial import (
     adversarial_loss,
     discriminators,
@@ -29,7 +34,7 @@ from fednotes.methods.adversarial import (
 )
 from fednotes.taggers.model import Losses
 from fednotes.taggers.prompt_bart import PromptBartConfig
-from fednotes.taggers.saving import build_model
+from fednotes.taggers.saving import build_model, load_model
 
 VARIANTS = ("ganin", "peng", "hong")
 
@@ -74,23 +79,17 @@ def grad_of(value: Tensor, at: Tensor) -> np.ndarray:
     return found.numpy()
 
 
-def test_domain_loss_is_a_cross_entropy() -> None:
-    """By NumPy's softmax."""
-    states, weight = draw(6, 4, seed=1, grad=False), draw(3, 4, seed=2, grad=False)
-    expected = cross_entropy(states.numpy(), weight.numpy(), 2)
-    assert domain_loss(states, weight, 2).item() == pytest.approx(expected, rel=1e-12)
-
-
 def test_reversal_against_finite_differences() -> None:
-    """The states climb the loss at `strength` times its slope; the discriminator descends it
-    at its full slope, whatever the strength."""
+    """The states climb the loss, by NumPy's softmax, at `strength` times its slope; the
+    discriminator descends it at its full slope, whatever the strength."""
     states, weight = draw(6, 4, seed=1), draw(3, 4, seed=2)
 
     def plain() -> float:
         return domain_loss(states, weight, 1).item()
 
     value = domain_loss(reverse(states, torch.tensor([[0.3]])), weight, 1)
-    assert value.item() == plain()
+    expected = cross_entropy(states.detach().numpy(), weight.detach().numpy(), 1)
+    assert value.item() == plain() == pytest.approx(expected, rel=1e-12)
     np.testing.assert_allclose(grad_of(value, states), -0.3 * slopes(plain, states), atol=1e-8)
     np.testing.assert_allclose(grad_of(value, weight), slopes(plain, weight), atol=1e-9)
 
@@ -107,8 +106,11 @@ def test_a_state_that_tells_no_site_is_left_alone() -> None:
         np.testing.assert_allclose(grad_of(value, at), expected, atol=1e-9)
 
 
-def test_ganins_schedule() -> None:
-    """2 / (1 + exp(-10 p)) - 1 is tanh(5 p)."""
+def test_strengths_unless_a_job_says_otherwise() -> None:
+    """docs/papers.md: with strength 1 training collapses, "the default strength is 0.1"; and
+    Ganin's schedule 2 / (1 + exp(-10 p)) - 1, which is tanh(5 p)."""
+    settings = adversarial.Config()
+    assert (settings.strength, settings.entropy) == (0.1, 0.1)
     assert reversal_strength(0.0) == 0.0
     for progress in np.linspace(0, 1, 9):
         assert reversal_strength(progress) == pytest.approx(np.tanh(5 * progress), abs=1e-15)
@@ -155,12 +157,6 @@ def plain_scores(states: np.ndarray, project: Tensor) -> np.ndarray:
     scores = states @ project.detach().numpy().T
     scores[:, MASKED] = -np.inf
     return scores
-
-
-def test_strengths_unless_a_job_says_otherwise() -> None:
-    """docs/papers.md: with strength 1 training collapses, "the default strength is 0.1"."""
-    settings = adversarial.Config()
-    assert (settings.strength, settings.entropy) == (0.1, 0.1)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -212,14 +208,9 @@ def test_entropy_is_made_low_on_pseudo_targets_alone() -> None:
     assert np.isfinite(of_project).all()
     assert of_project.any()
     assert not of_project[MASKED].any()
-
-
-def test_without_pseudo_targets_there_is_no_entropy() -> None:
-    losses, _, _ = made()
     none = replace(losses, pseudo=torch.zeros(7, dtype=torch.bool))
-    value = pseudo_entropy(none)
-    assert value.item() == 0.0
-    assert not grad_of(value, none.outputs).any()
+    assert pseudo_entropy(none).item() == 0.0
+    assert not grad_of(pseudo_entropy(none), none.outputs).any()
 
 
 def test_the_projection_parts_a_state() -> None:
@@ -229,28 +220,26 @@ def test_the_projection_parts_a_state() -> None:
     specific = domain_specific(states, weight)
     own = weight.numpy()
     np.testing.assert_allclose(specific, states.numpy() @ np.linalg.pinv(own) @ own, atol=1e-5)
-    torch.testing.assert_close(specific @ weight.T, states @ weight.T, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(specific @ weight.T, states @ weight.T, rtol=0, atol=1e-5)
     invariant = states - specific
-    torch.testing.assert_close(invariant @ weight.T, torch.zeros(7, 3).double(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(
-        (invariant * specific).sum(1), torch.zeros(7).double(), rtol=0, atol=1e-5
-    )
+    np.testing.assert_allclose(invariant @ weight.T, 0, atol=1e-5)
+    np.testing.assert_allclose((invariant * specific).sum(1), 0, atol=1e-5)
+
+
+WIDE = draw(3, 9, seed=2, grad=False).float()
 
 
 @pytest.mark.parametrize(
-    "case", ["equal rows", "nearly parallel rows", "more rows than columns", "nothing"]
+    "weight",
+    [
+        WIDE[[0, 1, 1]],  # equal rows
+        WIDE[:1] + 0.03 * WIDE,  # nearly parallel
+        draw(8, 5, seed=2, grad=False).float(),  # more rows than columns
+        torch.zeros(3, 9),
+    ],
 )
-def test_the_projection_of_rows_that_depend_on_each_other(case: str) -> None:
+def test_the_projection_of_rows_that_depend_on_each_other(weight: Tensor) -> None:
     """In float32: finite with a finite gradient, and the pseudo-inverse's to three digits."""
-    weight = draw(3, 9, seed=2, grad=False).float()
-    if case == "equal rows":
-        weight[2] = weight[1]
-    elif case == "nearly parallel rows":
-        weight = weight[:1] + 0.03 * weight
-    elif case == "more rows than columns":
-        weight = draw(8, 5, seed=2, grad=False).float()
-    elif case == "nothing":
-        weight = torch.zeros(3, 9)
     weight.requires_grad_()
     states = draw(7, weight.shape[1], seed=1, grad=False).float().requires_grad_()
     specific = domain_specific(states, weight)
@@ -369,3 +358,191 @@ def test_numbers_of_bart_base(variant: str, sites: int, expected: int) -> None:
 def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         adversarial.Config(**changes)
+
+
+# runs
+
+
+@pytest.fixture(scope="module")
+def sites() -> list[SiteData]:
+    return generated(16)
+
+
+def config(sites: list[SiteData], **changes: Any) -> adversarial.Config:
+    base = adversarial.Config(model=MODEL, rounds=2, seed=3, learning_rate=0.01)
+    return adversarial.for_sites(replace(base, **changes), sites)
+
+
+def federate(sites, settings, **options):
+    members = [adversarial.Site(site, settings) for site in sites]
+    return members, adversarial.train(InProcess(members, **options), settings)
+
+
+def by_distill(sites: list[SiteData]) -> tuple[InProcess, dict[str, Tensor]]:
+    """The same two rounds by `distill`: its engine and its final state."""
+    base = distill.Config(model=MODEL, rounds=2, seed=3, learning_rate=0.01, weighting=False)
+    settings = distill.for_sites(base, sites)
+    engine = InProcess([distill.Site(site, settings) for site in sites])
+    return engine, dict(distill.train(engine, settings).tensors)
+
+
+@pytest.fixture(scope="module")
+def reference(sites) -> tuple[InProcess, dict[str, Tensor]]:
+    return by_distill(sites)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_else_travels(sites, reference, variant: str) -> None:
+    """A matrix K × d a layer, the CNN's and the BiLSTM's, and for Peng below the outputs: four
+    bytes a number more than `distill`, in each copy: two rounds of θ down twice (to train, to
+    evaluate) and up once, and the final one down, at three sites."""
+    settings = config(sites, variant=variant)
+    members = [adversarial.Site(site, settings) for site in sites]
+    engine = InProcess(members)
+    adversarial.train(engine, settings)
+    names = ["domain.0", "domain.1", *["domain.outputs"] * (variant == "peng")]
+    shapes = {name: tuple(w.shape) for name, w in members[0].discriminators.items()}
+    assert shapes == dict.fromkeys(names, (3, 10))
+    numbers = 30 * len(names)
+    assert members[0].described().endswith(f"{numbers:,} of them in discriminators")
+    assert engine.bytes_up - reference[0].bytes_up == 3 * 2 * 4 * numbers
+    assert engine.bytes_down - reference[0].bytes_down == 3 * (2 * 2 + 1) * 4 * numbers
+
+
+def test_one_site_has_nothing_to_tell_apart(sites) -> None:
+    """No discriminators, and bit for bit `distill`."""
+    members, state = federate(sites[:1], config(sites[:1]))
+    assert members[0].discriminators == {}
+    assert_same(dict(state.tensors), by_distill(sites[:1])[1])
+    for own in adversarial.METHOD.alone(config(sites), sites):
+        assert own.platforms == ()
+        assert discriminators(own, build_model(own.model, own.tags, own.seed)) == {}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_global_discriminators_are_the_mean_of_the_sites(sites, variant: str) -> None:
+    """Each site trained by itself for a round, then NumPy's mean; they did learn."""
+    settings = config(sites, variant=variant, rounds=1)
+    _, state = federate(sites, settings)
+    start = adversarial.initial(settings)
+    trained = []
+    for site in sites:
+        member = adversarial.Site(site, settings)
+        member.begin(start, round=0)
+        trained.append(member.train({}, round=0).tensors)
+    domains = [name for name in start if name.startswith("domain.")]
+    assert len(domains) == (3 if variant == "peng" else 2)
+    for name in domains:
+        mean = np.mean([own[name].double().numpy() for own in trained], axis=0)
+        found = state.tensors[f"shared.{name}"]
+        assert np.array_equal(found.numpy(), mean.astype(np.float32))
+        assert not torch.equal(trained[0][name], trained[1][name])
+        assert not torch.equal(found, start[name])
+
+
+def test_each_site_learns_its_own_name(sites) -> None:
+    """NumPy's softmax over the discriminators' scores: a round at a site makes its place in
+    `platforms` more probable for its sentences, and that name's row alone does so."""
+    settings = config(sites, rounds=1, strength=0.0)
+    start = adversarial.initial(settings)
+    for label, site in enumerate(sites):
+        member = adversarial.Site(site, settings)
+        member.begin(start, round=0)
+        losses = member.model.losses(member.train_set, range(8), states=True)
+        trained = member.train({}, round=0).tensors
+        for layer, hidden in enumerate(losses.hidden):
+            before, after = (
+                softmax(hidden.detach().numpy() @ weights[f"domain.{layer}"].numpy().T).mean(axis=0)
+                for weights in (start, trained)
+            )
+            assert np.argmax(after - before) == label
+
+
+def test_the_schedule_runs_over_the_rounds(sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round r of R is r / R of the way, at every site."""
+    seen = set()
+    loss = adversarial.adversarial_loss
+
+    def spy(losses, weights, label, progress, settings):
+        seen.add((label, progress))
+        return loss(losses, weights, label, progress, settings)
+
+    monkeypatch.setattr(adversarial, "adversarial_loss", spy)
+    federate(sites, config(sites, rounds=4))
+    assert seen == {(label, part) for label in range(3) for part in (0.0, 0.25, 0.5, 0.75)}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_without_strength_and_entropy_it_is_distill(sites, reference, variant: str) -> None:
+    """Bit for bit, while the discriminators learn; with them it is another tagger."""
+    settings = config(sites, variant=variant, strength=0.0, entropy=0.0)
+    found = federate(sites, settings)[1].tensors
+    own = {name: v for name, v in found.items() if not name.startswith("shared.domain.")}
+    assert_same(own, reference[1])
+    start = adversarial.initial(settings)
+    assert len(found) > len(own)
+    for name in found.keys() - own.keys():
+        assert not torch.equal(found[name], start[name.removeprefix("shared.")])
+    other = federate(sites, replace(settings, strength=1.0))[1].tensors
+    assert any(not torch.equal(other[name], value) for name, value in reference[1].items())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_killed_run_goes_on_to_the_same_bits(sites, variant: str, tmp_path: Path) -> None:
+    settings = config(sites, variant=variant, rounds=4, select="best")
+    _, expected = federate(sites, settings)
+    _, state = resumed(lambda **options: federate(sites, settings, **options), tmp_path, 2)
+    assert_same(dict(state.tensors), dict(expected.tensors))
+    assert state.facts == expected.facts
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_job_runs_it(variant: str, tmp_path: Path) -> None:
+    """All conditions; the saved model is a plain tagger of the complete tag set."""
+    table = {
+        "method": "adversarial",
+        "seed": 2,
+        "synthetic": {"sites": 3, "sentences": 12},
+        "training": {"variant": variant, "rounds": 2},
+        "model": {
+            "kind": "tagger", "tagger": "cnn-clstm-crf", "hashed_words": 64, "word_dim": 4,
+            "char_dim": 4, "char_filters": 6, "cnn_filters": 8, "lstm_units": 4,
+        },
+    }  # fmt: skip
+    job = parse_job(table, "tiny", tmp_path, "tiny.toml")
+    assert job.config.variant == variant
+    summary = simulate(job, tmp_path / "run")
+    assert list(summary.conditions) == ["alone", "federated", "pooled"]
+    places = {"federated": "discharge", "alone/reports": "reports", "pooled": "pooled"}
+    types = {}
+    for part, site in places.items():
+        model = load_model(tmp_path / "run" / part / "sites" / site / "model")
+        assert not [name for name in model.trainable() if name.startswith("domain")]
+        types[part] = set(model.tagset.types)
+    assert types["federated"] > types["alone/reports"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_baselines_run_on_a_prompt_tuned_bart(sites, bart: Path, variant: str) -> None:
+    """Two rounds at two sites: a discriminator for each encoder layer, and every prompt
+    parameter and discriminator learns."""
+    limits = {"max_subwords": 12, "max_entities": 2}
+    model = PromptBartConfig(backbone=str(bart), prompts=3, prompt_hidden=8, **limits)
+    few = [replace(s, train=s.train[:3], valid=s.valid[:1], test=()) for s in sites[:2]]
+    settings = config(few, model=model, variant=variant)
+    members, state = federate(few, settings)
+    assert len(members[0].discriminators) == (3 if variant == "peng" else 2)
+    for name, value in adversarial.initial(settings).items():
+        now = state.tensors[f"shared.{name}"]
+        assert torch.isfinite(now).all(), name
+        assert not torch.equal(now, value), name
+
+
+def test_a_tagger_without_a_layer_that_learns_is_refused(sites) -> None:
+    """Characters and hashed words go straight to the CRF; alone it needs no such layer."""
+    bare = replace(MODEL, cnn_filters=0, lstm_units=0)
+    with pytest.raises(ConfigError, match="give the tagger project, cnn_filters or lstm_units"):
+        adversarial.Site(sites[0], config(sites, model=bare))
+    one = config(sites[:1], model=bare, rounds=1)
+    assert federate(sites[:1], one)[1].round == 1

@@ -1,20 +1,35 @@
-"""Averaging against NumPy and a plain torch loop, on sites that fit a small linear map."""
+"""Averaging against NumPy and a plain torch loop, on sites that fit a small linear map; codes for
+updates that add."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_taggers import assert_same, plain_adamw, resumed, values
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
-from fednotes.core.update import Tensors, Update
+from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
+from fednotes.methods.averaging import (
+    BLOCK,
+    Averaging,
+    AveragingSite,
+    Server,
+    Step,
+    agreed,
+    decode,
+    encode,
+    require_code,
+    run_cycles,
+    told,
+)
 from fednotes.methods.sites import Adam
 
 CONFIG = Averaging(cycles=3, batch_size=4, learning_rate=0.05, weight_decay=0.1, seed=7)
@@ -98,38 +113,18 @@ def run(sites: list[Fit], config: Averaging, **options: Any) -> dict[str, torch.
 def by_hand(
     site: Fit, config: Averaging, epochs: int, losses: list[tuple[float, int]] | None = None
 ) -> dict[str, torch.Tensor]:
-    """A plain torch loop: AdamW in two groups, linear rise and fall, gradients clipped. losses:
-    receives each step's, and over how many points."""
+    """A plain torch loop. losses: receives each step's, and over how many points."""
     model = net()
-    weights = [p for p in model.parameters() if p.dim() > 1]
-    biases = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": weights, "weight_decay": config.weight_decay}, {"params": biases}],
-        lr=config.learning_rate,
-        weight_decay=0.0,
-        fused=True,
-    )
-    total = epochs * len(site.batches(0))
-    rise = config.warmup * total
-    step = 0
-    for epoch in range(epochs):
-        for rows in site.batches(epoch):
-            up, down = (step + 1) / (rise + 1), (total - step) / (total - rise)
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * (up if step < rise else min(1.0, down))
-            optimizer.zero_grad()
-            loss = (model(site.x[rows]) - site.y[rows]).square().mean()
-            loss.backward()
-            if losses is not None:
-                losses.append((float(loss.detach()), len(rows)))
-            torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-            optimizer.step()
-            step += 1
-    return {n: p.detach() for n, p in model.named_parameters()}
 
+    def loss(rows: np.ndarray) -> torch.Tensor:
+        mean = (model(site.x[rows]) - site.y[rows]).square().mean()
+        if losses is not None:
+            losses.append((float(mean.detach()), len(rows)))
+        return mean
 
-def equal(a: Tensors, b: Tensors) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+    steps = [partial(loss, rows) for epoch in range(epochs) for rows in site.batches(epoch)]
+    plain_adamw(dict(model.named_parameters()), config, steps)
+    return values(dict(model.named_parameters()))
 
 
 @pytest.mark.parametrize("local", [1, 2])
@@ -137,7 +132,7 @@ def test_one_site_federated_is_central_training_bit_for_bit(local: int) -> None:
     """Moments and schedule go on over cycles: the judge is one plain loop over all epochs."""
     config = replace(CONFIG, local_epochs=local)
     site = Fit(1, config)
-    assert equal(run([site], config), by_hand(site, config, 3 * local))
+    assert_same(run([site], config), by_hand(site, config, 3 * local))
 
 
 def test_a_cycles_loss_is_the_mean_over_its_examples() -> None:
@@ -175,20 +170,14 @@ def test_adaptive_servers_follow_reddi(server: str) -> None:
     w, m, v, tau = start.astype(np.float64), np.zeros(6), np.full(6, 1e-6), 1e-3
     for _ in range(3):
         mean = rng.normal(size=6).astype(np.float32)
-        total = Update({"w": torch.from_numpy(mean)}, 2.0, {"loss": 1.0, "examples": 1.0})
-        acting.step({"w": torch.from_numpy(mean)}, _total(total))
+        told = Update({"w": torch.from_numpy(mean)}, 2.0, {"loss": 1.0, "examples": 1.0})
+        acting.step(told.tensors, Total.of([told]))
         change = mean - w
         m = 0.8 * m + 0.2 * change
         sign = np.sign(v - change**2) if server == "yogi" else 1.0
         v = v - 0.05 * change**2 * sign if server == "yogi" else 0.95 * v + 0.05 * change**2
         w = w + 0.1 * m / (np.sqrt(v) + tau)
     np.testing.assert_allclose(acting.shared["w"].numpy(), w, rtol=2e-5)
-
-
-def _total(update: Update) -> Any:
-    from fednotes.core.update import Total
-
-    return Total.of([update])
 
 
 def test_parts_of_a_batch_add_to_the_whole() -> None:
@@ -223,29 +212,21 @@ def test_a_run_that_is_cut_and_resumed_ends_in_the_same_bits(
     tmp_path: Path, compression: str
 ) -> None:
     config = replace(CONFIG, cycles=4, compression=compression, server="yogi", keep_cycle=-1)
-    private = ["2.weight", "2.bias"]
 
-    def sites() -> list[Fit]:
-        return [Fit(k, config, 8 + 4 * k, private=private) for k in range(3)]
+    def trained(**options: Any) -> tuple[list[Fit], dict[str, torch.Tensor]]:
+        sites = [Fit(k, config, 8 + 4 * k, private=HEAD) for k in range(3)]
+        return sites, run(sites, config, **options)
 
-    whole_sites = sites()
-    whole = run(whole_sites, config)
-
-    def stop(result: Any) -> None:
-        if result.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(sites(), config, directory=tmp_path, observer=stop)
-    again = sites()
-    assert equal(run(again, config, directory=tmp_path, resume=True), whole)
-    for a, b in zip(again, whole_sites, strict=True):
-        assert equal({n: p.detach() for n, p in a.private.items()}, b.private)
-        assert equal(a.state().tensors, b.state().tensors)
+    whole_sites, whole = trained()
+    sites, again = resumed(trained, tmp_path, 2)
+    assert_same(again, whole)
+    for a, b in zip(sites, whole_sites, strict=True):
+        assert_same(a.private, b.private)
+        assert_same(a.state().tensors, b.state().tensors)
 
 
 def test_private_parameters_stay_and_train() -> None:
-    sites = [Fit(k, CONFIG, private=["2.weight", "2.bias"]) for k in range(2)]
+    sites = [Fit(k, CONFIG, private=HEAD) for k in range(2)]
     result = run(sites, CONFIG)
     assert result.keys() == {"0.weight", "0.bias"}
     before = dict(net().named_parameters())["2.weight"]
@@ -303,10 +284,10 @@ def test_the_asked_cycle_is_kept() -> None:
         run_cycles(engine, server)
         found[kept], runs[kept] = server.result, [shared for _, shared in seen]
     assert {kept: len(run) for kept, run in runs.items()} == {0: 4, 2: 2, -1: 4}
-    assert equal(found[0], runs[0][-1])
-    assert equal(found[2], runs[0][1])
-    assert not equal(found[2], runs[0][0])
-    assert equal(found[-1], max(seen, key=lambda each: each[0])[1])
+    assert_same(found[0], runs[0][-1])
+    assert_same(found[2], runs[0][1])
+    assert not torch.equal(found[2]["0.weight"], runs[0][0]["0.weight"])
+    assert_same(found[-1], max(seen, key=lambda each: each[0])[1])
 
 
 def test_a_cycle_is_the_best_against_all_before_it() -> None:
@@ -317,26 +298,21 @@ def test_a_cycle_is_the_best_against_all_before_it() -> None:
     kept = []
     for score in (3.0, 1.0, 2.0, 4.0, 4.0):
         acting.round += 1
-        kept.append(acting.judge(_total(Update({}, 1.0, {"held_out": score}))))
+        kept.append(acting.judge(Total.of([Update({}, 1.0, {"held_out": score})])))
     assert kept == [True, False, False, True, False]
 
 
 @pytest.mark.parametrize(("compression", "least"), [("int8", 3.5), ("top-k", 5)])
 def test_bytes_that_are_saved(compression: Any, least: float) -> None:
     """On a wide map, so that heads of messages do not count; 5 % of the blocks."""
-
-    class Wide(Fit):
-        pass
-
     sent = {}
     for asked in ("none", compression):
         config = replace(CONFIG, cycles=2, compression=asked)
-        engine = InProcess([Fit(1, config)])
-        engine_site = engine._sites[0]
-        assert isinstance(engine_site, Fit)
-        engine_site.model = torch.nn.Sequential(torch.nn.Linear(5, 4000), torch.nn.Linear(4000, 3))
-        parameters = dict(engine_site.model.named_parameters())
-        AveragingSite.__init__(engine_site, "s1", config, parameters, weight=12, examples=12)
+        site = Fit(1, config)
+        site.model = torch.nn.Sequential(torch.nn.Linear(5, 4000), torch.nn.Linear(4000, 3))
+        parameters = dict(site.model.named_parameters())
+        AveragingSite.__init__(site, "s1", config, parameters, weight=12, examples=12)
+        engine = InProcess([site])
         run_cycles(engine, Server(config, parameters, judged, None))
         sent[asked] = engine.bytes_up
     assert sent["none"] > least * sent[compression]
@@ -375,7 +351,7 @@ def test_the_server_may_go_a_part_of_the_way() -> None:
     config = replace(CONFIG, server_learning_rate=0.25)
     acting = Server(config, {"w": torch.tensor([1.0, 2.0])}, judged, None)
     mean = {"w": torch.tensor([5.0, -2.0])}
-    acting.step(mean, _total(Update(mean, 1.0, {"loss": 1.0, "examples": 1.0})))
+    acting.step(mean, Total.of([Update(mean, 1.0, {"loss": 1.0, "examples": 1.0})]))
     assert acting.shared["w"].tolist() == [2.0, 1.0]
     assert replace(CONFIG, server="adam").server_rate == 1e-3
 
@@ -410,21 +386,15 @@ def test_a_rate_is_of_its_own_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    "change",
     [
-        ("cycles", 0),
-        ("learning_rate", 0.0),
-        ("warmup", 1.0),
-        ("keep_cycle", 4),
-        ("accumulate", 3),
-        ("top_share", 0.0),
-        ("betas", (0.9,)),
-        ("proximal", -1.0),
+        *({"cycles": 0}, {"learning_rate": 0.0}, {"warmup": 1.0}, {"keep_cycle": 4}),
+        *({"accumulate": 3}, {"top_share": 0.0}, {"betas": (0.9,)}, {"proximal": -1.0}),
     ],
 )
-def test_a_value_that_cannot_be_is_named(key: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=key):
-        replace(CONFIG, **{key: value})
+def test_a_value_that_cannot_be_is_named(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        replace(CONFIG, **change)
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_site() -> None:
@@ -434,12 +404,99 @@ def test_a_loss_that_is_not_finite_stops_with_the_site() -> None:
         run([site], CONFIG)
 
 
-def test_a_change_is_not_sent_before_there_is_one() -> None:
-    config = replace(CONFIG, compression="int8")
-    with pytest.raises(TrainingError, match="before it trained"):
-        Fit(1, config).send({})
-
-
 def test_a_site_that_was_restarted_says_so() -> None:
     with pytest.raises(TrainingError, match="site 's1' has no parameters: it was restarted"):
         Fit(1, CONFIG).train({}, cycle=1)
+    with pytest.raises(TrainingError, match="before it trained"):
+        Fit(1, replace(CONFIG, compression="int8")).send({})
+
+
+# codes for updates that add
+
+
+def change(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "a": torch.randn(10, 30, generator=generator),
+        "b": torch.randn(7, generator=generator) / 100,
+    }
+
+
+def test_eight_bits_round_to_the_step_and_keep_the_rest() -> None:
+    """NumPy: nearest multiple of 4 rms / 127, at most 127 of them; nothing is lost."""
+    one = change(1)
+    code = agreed(told(one, "int8"), "int8", 0)
+    sent, left = encode(one, code, "int8")
+    for name, value in one.items():
+        step = 4 * np.sqrt(np.mean(value.numpy() ** 2)) / 127
+        wanted = np.clip(np.round(value.numpy() / step), -127, 127)
+        assert sent[name].dtype == torch.int8
+        np.testing.assert_array_equal(sent[name].numpy(), wanted)
+    back = decode({n: v.float() for n, v in sent.items()}, code, one, "int8")
+    for name, value in one.items():
+        torch.testing.assert_close(back[name] + left[name], value)
+
+
+def test_the_blocks_with_the_largest_sums_are_sent() -> None:
+    """NumPy: mean squares over two sites by block; the largest third of all blocks."""
+    sites = [change(1), change(2)]
+    means = {n: (told(sites[0], "top-k")[n] + told(sites[1], "top-k")[n]) / 2 for n in sites[0]}
+    code = agreed(means, "top-k", 1 / 3)
+    blocks = []
+    for name in ("a", "b"):
+        flat = [np.pad(s[name].numpy().ravel(), (0, -s[name].numel() % BLOCK)) for s in sites]
+        energy = sum(f.reshape(-1, BLOCK) ** 2 for f in flat).mean(1)
+        blocks += [(float(e), name, i) for i, e in enumerate(energy)]
+    wanted = {(name, i) for _, name, i in sorted(blocks, reverse=True)[:2]}
+    assert {(n, int(i)) for n, chosen in code.items() for i in chosen} == wanted
+    sent, left = encode(sites[0], code, "top-k")
+    back = decode(sent, code, sites[0], "top-k")
+    for name, value in sites[0].items():
+        torch.testing.assert_close(back[name] + left[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("compression", ["int8", "top-k"])
+def test_error_feedback_sends_everything_in_time(compression: Any) -> None:
+    """A site that keeps changing by the same amount: what was sent tends to t times that."""
+    constant = {name: value / value.std() for name, value in change(1).items()}
+    left = {name: torch.zeros_like(value) for name, value in constant.items()}
+    total: dict[str, torch.Tensor] = {}
+    for _ in range(60):
+        now = {n: v + left[n] for n, v in constant.items()}
+        code = agreed(told(now, compression), compression, 0.34)
+        sent, left = encode(now, code, compression)
+        got = decode({n: v.float() for n, v in sent.items()}, code, constant, compression)
+        total = {n: got[n] + total.get(n, 0) for n in got}
+    for name, value in constant.items():
+        torch.testing.assert_close(total[name] / 60, value, rtol=0, atol=0.4)
+        torch.testing.assert_close(total[name] + left[name], 60 * value, rtol=1e-4, atol=1e-3)
+
+
+def int32(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def test_a_code_that_narrows_an_update_down_is_refused() -> None:
+    """Of 5 blocks and 1, a third is two; a step size for each tensor."""
+    one = change(1)
+    for right in ({"a": int32(0, 4), "b": int32()}, {"a": int32(3), "b": int32(0)}):
+        require_code(right, one, "top-k", 1 / 3)
+    for wrong in (
+        {"a": int32(0), "b": int32()},  # one block alone
+        {"a": int32(0, 0), "b": int32()},
+        {"a": int32(4, 0), "b": int32()},
+        {"a": int32(-1, 0), "b": int32()},
+        {"a": int32(0), "b": int32(1)},
+        {"a": int32(0, 1).long(), "b": int32()},
+        {"a": int32(0, 1).reshape(1, 2), "b": int32()},
+        {"a": int32(0, 1)},
+    ):
+        with pytest.raises(RefusedError, match="the code for the changes is none of this job"):
+            require_code(wrong, one, "top-k", 1 / 3)
+    steps = {"a": torch.tensor([0.1]), "b": torch.tensor([0.0])}
+    require_code(steps, one, "int8", 1.0)
+    for step in (torch.tensor([-0.1]), torch.tensor([torch.inf]), torch.tensor([torch.nan])):
+        with pytest.raises(RefusedError, match="none of this job"):
+            require_code(steps | {"b": step}, one, "int8", 1.0)
+    with pytest.raises(RefusedError, match="none of this job"):
+        require_code(steps | {"b": torch.tensor([0.1, 0.2])}, one, "int8", 1.0)

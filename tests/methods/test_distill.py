@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_taggers import MODEL, NO_DROPOUT, assert_same
+from tiny_taggers import MODEL, NO_DROPOUT, assert_same, generated, values
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.seeds import rng_of, seed_of
+from fednotes.core.tensors import below, load_into
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.core.update import Total, Update
+from fednotes.core.update import Total, Update, contribution
 from fednotes.data.batches import buckets
 from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
@@ -30,7 +31,7 @@ QUICK: dict[str, Any] = {"unannotated": "marginal", "batch_size": 4, "learning_r
 
 @pytest.fixture(scope="module")
 def sites() -> list[SiteData]:
-    return [site.data for site in generate(num_sites=3, sentences_per_site=30, seed=5)]
+    return generated(30)
 
 
 @pytest.fixture(scope="module")
@@ -49,27 +50,36 @@ def federate(sites, settings, **options):
 
 
 def shared(state) -> dict[str, torch.Tensor]:
-    return {k: v for k, v in state.tensors.items() if k.startswith("shared.")}
+    return below(state.tensors, "shared.")
+
+
+def plain_training(data: SiteData, settings: distill.Config, start, round: int, corpus, loss):
+    """Epochs as anybody would write them, torch's Adam. corpus(model): what is trained on; loss:
+    of a mini-batch, of the losses of its sentences."""
+    model = build_model(settings.model, settings.tags, settings.seed)
+    load_into(model.trainable(), start)
+    read = corpus(model)
+    adam = torch.optim.Adam(list(model.trainable().values()), lr=settings.learning_rate, fused=True)
+    step = 0
+    for epoch in range(int(settings.local_epochs)):
+        rng = rng_of(settings.seed, "order", data.id, round, epoch)
+        for batch in buckets(read.lengths, settings.batch_size, rng):
+            torch.manual_seed(seed_of(settings.seed, "dropout", data.id, round, step))
+            model.train()
+            adam.zero_grad()
+            loss(model.losses(read, batch), batch).backward()
+            adam.step()
+            step += 1
+    return values(model.trainable())
 
 
 def local_training(data: SiteData, settings: distill.Config, start, round: int = 0):
-    """One epoch as anybody would write it: gold tags, torch's Adam, a mean loss."""
-    model = build_model(settings.model, settings.tags, settings.seed)
-    with torch.no_grad():
-        for name, parameter in model.trainable().items():
-            parameter.copy_(start[name])
-    corpus = model.prepare(data.train)
-    adam = torch.optim.Adam(list(model.trainable().values()), lr=settings.learning_rate, fused=True)
-    order = buckets(
-        corpus.lengths, settings.batch_size, rng_of(settings.seed, "order", data.id, round, 0)
-    )
-    for step, batch in enumerate(order):
-        torch.manual_seed(seed_of(settings.seed, "dropout", data.id, round, step))
-        model.train()
-        adam.zero_grad()
-        model.losses(corpus, batch).source.mean().backward()
-        adam.step()
-    return {name: value.detach().clone() for name, value in model.trainable().items()}
+    """One epoch on gold tags, a mean loss."""
+
+    def loss(losses: Losses, batch: np.ndarray) -> torch.Tensor:
+        return losses.source.mean()
+
+    return plain_training(data, settings, start, round, lambda m: m.prepare(data.train), loss)
 
 
 def test_eq_1_is_the_plain_mean_of_the_sites_models(complete) -> None:
@@ -79,7 +89,7 @@ def test_eq_1_is_the_plain_mean_of_the_sites_models(complete) -> None:
     start = distill.initial(settings)
     trained = [local_training(site, settings, start) for site in complete]
     for name, value in shared(state).items():
-        own = [t[name.removeprefix("shared.")].double().numpy() for t in trained]
+        own = [t[name].double().numpy() for t in trained]
         assert np.array_equal(value.numpy(), (sum(own) / len(own)).astype(np.float32)), name
 
 
@@ -104,7 +114,7 @@ def test_aggregation_by_size_weighs_by_sentences(complete) -> None:
     sizes = [member.num_examples for member in members]
     assert len(set(sizes)) > 1
     for name, value in shared(state).items():
-        own = np.stack([t[name.removeprefix("shared.")].double().numpy() for t in trained])
+        own = np.stack([t[name].double().numpy() for t in trained])
         np.testing.assert_allclose(
             value.numpy(), np.average(own, axis=0, weights=sizes), rtol=1e-6, atol=1e-7
         )
@@ -117,7 +127,7 @@ def test_one_site_federated_is_trained_alone_bitwise(complete) -> None:
     start = distill.initial(settings)
     for round in range(2):
         start = local_training(complete[0], settings, start, round)
-    assert_same(shared(state), {f"shared.{name}": value for name, value in start.items()})
+    assert_same(shared(state), start)
 
 
 @pytest.mark.parametrize("unannotated", ["pseudo", "soft", "marginal"])
@@ -161,6 +171,13 @@ def begun(sites, left_out=(), **changes):
     return settings, members, federation
 
 
+def weighed(sites, **changes):
+    """As `begun`, and the sites have weights for the round after it."""
+    settings, members, federation = begun(sites, **changes)
+    distill._update_weights(federation, federation.totals["begin"], 0)
+    return settings, members, federation
+
+
 def next_weights(member) -> np.ndarray:
     """w_{t+1}, which the next round trains with."""
     assert member._next is not None
@@ -199,8 +216,7 @@ def plain_weights(members, settings, included) -> list[np.ndarray]:
 def test_eq_11_and_12_from_sums_alone(sites) -> None:
     """[tagsets eq 12] The weights that a site gets from a total are those of Eq. 11 and 12
     computed in the open."""
-    settings, members, federation = begun(sites)
-    distill._update_weights(federation, federation.totals["begin"], 0)
+    settings, members, _ = weighed(sites)
     for member, expected in zip(
         members, plain_weights(members, settings, [s.id for s in sites]), strict=True
     ):
@@ -228,8 +244,7 @@ def test_a_sentence_without_a_gradient_keeps_its_weight(sites) -> None:
 def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
     """Four sites, one's reply is lost: the others subtract their part, it does not."""
     four = [*sites, replace(sites[0], id="fourth", tags=sites[0].tags)]
-    settings, members, federation = begun(four, left_out=("fourth",))
-    distill._update_weights(federation, federation.totals["begin"], 0)
+    settings, members, _ = weighed(four, left_out=("fourth",))
     included = [s.id for s in sites]
     for member, expected in zip(members, plain_weights(members, settings, included), strict=True):
         np.testing.assert_allclose(next_weights(member), expected, atol=2e-5)
@@ -238,8 +253,7 @@ def test_a_site_that_is_not_in_the_sum_takes_nothing_out(sites) -> None:
 def test_a_round_trains_with_the_weights_of_the_round_before(sites) -> None:
     """Algorithm 1 computes w_{t+1} and trains with Eq. 10's w_t: round 0 is one without weights,
     round 1 is one with the weights that round 0 made."""
-    settings, members, federation = begun(sites)
-    distill._update_weights(federation, federation.totals["begin"], 0)
+    settings, members, _ = weighed(sites)
     plain = [distill.Site(site, settings) for site in sites]
     start = distill.initial(settings)
     for member, other in zip(members, plain, strict=True):
@@ -261,8 +275,7 @@ def test_a_round_trains_with_the_weights_of_the_round_before(sites) -> None:
 
 
 def test_weights_of_a_round_that_a_site_did_not_train_in_are_not_lost(sites) -> None:
-    settings, members, federation = begun(sites)
-    distill._update_weights(federation, federation.totals["begin"], 0)
+    settings, members, federation = weighed(sites)
     made, member = next_weights(members[0]), members[0]
     member.begin(distill.initial(settings), round=0)  # the same round again: nothing is due yet
     assert (member.weights == 1).all()
@@ -282,31 +295,22 @@ def test_two_contributors_are_refused_on_both_sides(sites) -> None:
         config(sites[:2])
     _, members, federation = begun(sites)
     total = federation.totals["begin"]
-    with pytest.raises(RefusedError, match="2 sites"):
-        members[0].update_weights(
-            total.tensors, round=0, included="discharge,reports", contributing=3
-        )
-    with pytest.raises(RefusedError, match="2 sites"):
-        members[0].update_weights(
-            total.tensors, round=0, included="discharge,reports,posts", contributing=2
-        )
+    for names, contributing in (("discharge,reports", 3), ("discharge,reports,posts", 2)):
+        with pytest.raises(RefusedError, match="2 sites"):
+            members[0].update_weights(
+                total.tensors, round=0, included=names, contributing=contributing
+            )
 
 
 def test_a_site_that_contributes_nothing_is_not_counted(sites, complete) -> None:
-    """One site annotates all types: of the two others each would receive the other's vector."""
+    """One site annotates all types: of the two others each would receive the other's vector. And
+    weights rest until a round distils."""
     mixed = [replace(complete[0], id="all"), *sites[1:]]
-    _, members, federation = begun(mixed)
-    assert federation.totals["begin"].metrics["contributing"] == 2
-    distill._update_weights(federation, federation.totals["begin"], 0)
-    assert "update_weights" not in federation.totals
-    assert all(member._next is None for member in members)
-
-
-def test_weights_rest_until_a_round_distils(sites) -> None:
-    _, members, federation = begun(sites, warmup=1)
-    assert federation.totals["begin"].metrics["contributing"] == 0
-    distill._update_weights(federation, federation.totals["begin"], 0)
-    assert all(member._next is None for member in members)
+    for own, changes, contributing in ((mixed, {}, 2), (sites, {"warmup": 1}, 0)):
+        _, members, federation = weighed(own, **changes)
+        assert federation.totals["begin"].metrics["contributing"] == contributing
+        assert "update_weights" not in federation.totals
+        assert all(member._next is None for member in members)
 
 
 @pytest.mark.parametrize(("epochs", "batches"), [(0.01, 1), (0.5, 3), (1, 6), (1.5, 9), (2, 12)])
@@ -346,29 +350,20 @@ def test_local_training_is_two_weighted_epochs_on_the_completed_annotation(sites
         weights = member.weights.copy()
         update = member.train({}, round=round)
 
-        model = build_model(settings.model, settings.tags, settings.seed)
-        model.load_state_dict({**model.state_dict(), **start})
-        corpus = model.prepare(data.train)
-        guesses = model.predict(corpus)
-        merged = [
-            replace(gold, spans=tuple(sorted((*gold.spans, *foreign(gold, guess, known)))))
-            for gold, guess in zip(data.train, guesses, strict=True)
-        ]
-        corpus = model.annotate(corpus, merged if round else data.train, known)
-        adam = torch.optim.Adam(
-            list(model.trainable().values()), lr=settings.learning_rate, fused=True
-        )
-        model.train()
-        for epoch in range(2):
-            rng = rng_of(settings.seed, "order", data.id, round, epoch)
-            for batch in buckets(corpus.lengths, settings.batch_size, rng):
-                losses = model.losses(corpus, batch)
-                loss = (torch.tensor(weights[batch], dtype=torch.float32) * losses.source).mean()
-                loss = loss + losses.target.mean() if round else loss
-                adam.zero_grad()
-                loss.backward()
-                adam.step()
-        assert_same(update.tensors, {n: p.detach() for n, p in model.trainable().items()})
+        def completed(model, round=round):
+            corpus = model.prepare(data.train)
+            merged = [
+                replace(gold, spans=tuple(sorted((*gold.spans, *foreign(gold, guess, known)))))
+                for gold, guess in zip(data.train, model.predict(corpus), strict=True)
+            ]
+            return model.annotate(corpus, merged if round else data.train, known)
+
+        def loss(losses: Losses, batch: np.ndarray, round=round, weights=weights) -> torch.Tensor:
+            mean = (torch.tensor(weights[batch], dtype=torch.float32) * losses.source).mean()
+            return mean + losses.target.mean() if round else mean
+
+        wanted = plain_training(data, settings, start, round, completed, loss)
+        assert_same(update.tensors, wanted)
 
 
 def test_test_types_are_scored_where_they_are_given(sites, complete) -> None:
@@ -403,19 +398,15 @@ def foreign(gold: Document, guess: Document, known: set[str]) -> list[Span]:
 
 def test_the_sum_instead_of_the_mean_is_the_mean_times_the_sentences(sites) -> None:
     """[tagsets alg 2] sums over i where Eq. 7 takes the mean."""
-    _, members, by_mean = begun(sites)
-    _, _, by_sum = begun(sites, target_gradient="sum")
-    parts = {}
-    for name, federation in (("mean", by_mean), ("sum", by_sum)):
-        parts[name] = [m._sent.tensors["target_gradient"] for m in federation.members]
-    for member, mean, total in zip(members, parts["mean"], parts["sum"], strict=True):
+    members, others = begun(sites)[1], begun(sites, target_gradient="sum")[1]
+    for member, other in zip(members, others, strict=True):
+        mean, total = (m._sent.tensors["target_gradient"] for m in (member, other))
         torch.testing.assert_close(total, mean * member.num_examples)
 
 
 def test_weights_never_leave_the_site(sites) -> None:
     """No reply is as long as the training set, and no metric is a weight's."""
-    _, members, federation = begun(sites)
-    distill._update_weights(federation, federation.totals["begin"], 0)
+    _, members, federation = weighed(sites)
     federation.sum("train", round=0)
     size = members[0].parameters[members[0].model.transfer].numel()
     assert {k: v.numel() for k, v in federation.totals["begin"].tensors.items()} == {
@@ -464,33 +455,33 @@ def test_mentions_side_by_side_do_not_overlap() -> None:
 def test_pseudo_annotation_is_what_the_global_model_predicts(sites) -> None:
     """[tagsets eq 4] by predicting and merging in the open, from a model that says a lot."""
     settings = config(sites, model=NO_DROPOUT, weighting=False)
-    start = distill.initial(settings)
-    start["crf.project.weight"] = 20 * torch.randn(
-        start["crf.project.weight"].shape, generator=torch.Generator().manual_seed(1)
-    )
+    start = talkative(distill.initial(settings))
     model = build_model(settings.model, settings.tags, settings.seed)
-    model.load_state_dict({**model.state_dict(), **start})
+    load_into(model.trainable(), start)
     for data in sites:
         member = distill.Site(data, settings)
         member.begin(start, round=0)
         guesses = model.predict(model.prepare(data.train))
-        own = set(data.tags.types)
-        expected = sum(
-            s.label not in own and not any(s.start < g.end and g.start < s.end for g in gold.spans)
-            for gold, guess in zip(data.train, guesses, strict=True)
-            for s in guess.spans
-        )
-        assert member.pseudo == expected > 0
+        pairs, own = zip(data.train, guesses, strict=True), set(data.tags.types)
+        assert member.pseudo == sum(len(foreign(*pair, own)) for pair in pairs) > 0
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(sites, tmp_path: Path) -> None:
-    """Rounds 0 and 1, a restart from disk, rounds 2 and 3, against four rounds in one go."""
+    """Rounds 0 and 1, a restart from disk, rounds 2 and 3, against four rounds in one go; the
+    distribution of weights is kept at the site."""
     whole = config(sites, rounds=4)
     _, expected = federate(sites, whole)
     federate(sites, replace(whole, rounds=2), directory=tmp_path)
-    members, state = federate(sites, whole, directory=tmp_path, resume=True)
+    members = [distill.Site(site, whole, directory=tmp_path / site.id) for site in sites]
+    state = distill.train(InProcess(members, directory=tmp_path, resume=True), whole)
     assert_same(state.tensors, expected.tensors)
-    assert [line["round"] for line in members[0].history] == [0, 1, 2, 3]
+    for member in members:
+        text = (tmp_path / member.id / "weights.jsonl").read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert [line["round"] for line in lines] == [0, 1, 2, 3]
+        low, *_, high = lines[-1]["weight_quantiles"]
+        assert low == pytest.approx(member.weights.min(), abs=1e-4)
+        assert high == pytest.approx(member.weights.max(), abs=1e-4)
 
 
 def test_the_best_model_is_kept_where_asked(sites) -> None:
@@ -507,7 +498,7 @@ def test_the_best_model_is_kept_where_asked(sites) -> None:
     short = config(sites, rounds=best_round + 1, weighting=False, **QUICK)
     _, again = federate(sites, short)
     for name, value in shared(again).items():
-        assert torch.equal(value, state.tensors["best." + name.removeprefix("shared.")])
+        assert torch.equal(value, state.tensors[f"best.{name}"])
 
 
 def test_the_global_model_predicts_types_that_a_site_never_annotated(sites, tmp_path) -> None:
@@ -526,19 +517,6 @@ def test_the_global_model_predicts_types_that_a_site_never_annotated(sites, tmp_
         if span.label not in site.tags.types
     ]
     assert foreign
-
-
-def test_the_distribution_of_weights_is_kept_at_the_site(sites, tmp_path: Path) -> None:
-    settings = config(sites, rounds=2)
-    members = [distill.Site(site, settings, directory=tmp_path / site.id) for site in sites]
-    distill.train(InProcess(members), settings)
-    for member in members:
-        text = (tmp_path / member.id / "weights.jsonl").read_text()
-        lines = [json.loads(line) for line in text.splitlines()]
-        assert [line["round"] for line in lines] == [0, 1]
-        low, high = lines[-1]["weight_quantiles"][0], lines[-1]["weight_quantiles"][-1]
-        assert low == pytest.approx(member.weights.min(), abs=1e-4)
-        assert high == pytest.approx(member.weights.max(), abs=1e-4)
 
 
 def test_clipping_and_normalising_are_switches(sites) -> None:
@@ -568,12 +546,6 @@ def test_a_site_without_mentions_of_its_types_takes_part(sites) -> None:
     assert all(torch.isfinite(v).all() for v in shared(state).values())
 
 
-def test_a_type_unknown_to_the_job_is_named(sites) -> None:
-    settings = replace(config(sites), tags=TagSet(("Weather",)))
-    with pytest.raises(ConfigError, match=r"annotates .* complete tag set is Weather"):
-        distill.Site(sites[0], settings)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -585,15 +557,16 @@ def test_a_type_unknown_to_the_job_is_named(sites) -> None:
         ({"warmup": -1}, "warmup"),
     ],
 )
-def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(sites, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         distill.Config(**changes)
+    settings = replace(config(sites), tags=TagSet(("Weather",)))
+    with pytest.raises(ConfigError, match=r"annotates .* complete tag set is Weather"):
+        distill.Site(sites[0], settings)
 
 
 def test_an_update_minus_its_contribution_leaves_the_others() -> None:
     """Bitwise for integers that float64 holds; the identity that Eq. 11 rests on."""
-    from fednotes.core.update import contribution
-
     a = Update({"g": torch.tensor([1.5, -2.0])}, 3)
     b = Update({"g": torch.tensor([0.25, 8.0])}, 2)
     rest = Total.of((a, b)).tensors["g"] - contribution(a)["g"]

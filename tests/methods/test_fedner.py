@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from tiny_taggers import MODEL, NO_DROPOUT, assert_same
+from tiny_taggers import MODEL, NO_DROPOUT, assert_same, generated, resumed, values
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.seeds import rng_of, seed_of
@@ -17,24 +19,21 @@ from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Total
 from fednotes.data.batches import buckets
 from fednotes.data.split import sentence_documents
-from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.deployed.site import outward
 from fednotes.methods import fedner
+from fednotes.methods.sites import all_tags
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.tagger import build_tagger
 
 
 @pytest.fixture(scope="module")
 def sites() -> list[SiteData]:
-    return [site.data for site in generate(num_sites=3, sentences_per_site=40, seed=5)]
+    return generated(40)
 
 
 def config(sites: list[SiteData], **changes: object) -> fedner.Config:
-    tags = sites[0].tags
-    for site in sites[1:]:
-        tags = tags.union(site.tags)
-    base = fedner.Config(model=MODEL, batch_size=12, epochs=2, seed=3, tags=tags)
+    base = fedner.Config(model=MODEL, batch_size=12, epochs=2, seed=3, tags=all_tags(sites))
     return replace(base, **changes)
 
 
@@ -45,7 +44,32 @@ def federate(sites, settings, **options):
 
 
 def weights(member) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in member.model.trainable().items()}
+    return values(member.model.trainable())
+
+
+def plain_epochs(
+    data: SiteData, settings: fedner.Config, tagger, losses: list[float]
+) -> Iterator[int]:
+    """Training alone as anybody would write it: one tagger, one Adam, all parameters.
+
+    for each epoch: for each mini-batch: loss.backward(); Adam.step(). losses: receives the
+    mini-batches'.
+    """
+    train = tagger.prepare(data.train)
+    rate = settings.learning_rate
+    adam = torch.optim.Adam(list(tagger.trainable().values()), lr=rate, fused=True)
+    step = 0
+    for epoch in range(settings.epochs):
+        rng = rng_of(settings.seed, "order", data.id, epoch)
+        for batch in buckets(train.lengths, settings.batch_size, rng):
+            torch.manual_seed(seed_of(settings.seed, "dropout", data.id, step))
+            adam.zero_grad()
+            loss = tagger.train().loss(train, batch)
+            loss.backward()
+            losses.append(float(loss.detach()))
+            adam.step()
+            step += 1
+        yield epoch
 
 
 def plain_loop(
@@ -54,34 +78,13 @@ def plain_loop(
     losses: list[float] | None = None,
     keep_best: bool = True,
 ):
-    """Training alone as anybody would write it: one tagger, one Adam, all parameters.
-
-    for each epoch: for each mini-batch: loss.backward(); Adam.step(); then validate.
-    losses: receives the mini-batches'.
-    """
+    """The best tagger on validation data after any of `plain_epochs`, or the last."""
     tagger = build_tagger(settings.model, data.tags, settings.seed)
-    train = tagger.prepare(data.train)
-    parameters = list(tagger.trainable().values())
-    adam = torch.optim.Adam(parameters, lr=settings.learning_rate, fused=True)
-    step, best, best_f1 = 0, {}, -1.0
-    for epoch in range(settings.epochs):
-        order = buckets(
-            train.lengths, settings.batch_size, rng_of(settings.seed, "order", data.id, epoch)
-        )
-        for batch in order:
-            torch.manual_seed(seed_of(settings.seed, "dropout", data.id, step))
-            tagger.train()
-            adam.zero_grad()
-            loss = tagger.loss(train, batch)
-            loss.backward()
-            if losses is not None:
-                losses.append(float(loss.detach()))
-            adam.step()
-            step += 1
+    best, best_f1 = {}, -1.0
+    for _ in plain_epochs(data, settings, tagger, [] if losses is None else losses):
         f1 = strict_f1(data.valid, tagger.predict(data.valid), data.tags)
         if f1 > best_f1 or f1 == best_f1 == 0 or not keep_best:
-            best_f1 = f1
-            best = {n: p.detach().clone() for n, p in tagger.trainable().items()}
+            best, best_f1 = values(tagger.trainable()), f1
     return best
 
 
@@ -95,18 +98,18 @@ def strict_f1(gold, predicted, tags) -> float:
 
 
 @pytest.mark.parametrize(
-    "private", [("lstm", "crf"), (), ("words", "characters", "cnn", "lstm", "crf")]
+    "changes",
+    [
+        {},
+        {"private": ()},
+        {"private": ("words", "characters", "cnn", "lstm", "crf")},
+        {"exchange": "weights"},
+    ],
 )
-def test_one_platform_federated_is_trained_alone_bitwise(sites, private) -> None:
-    """With one platform Eq. 2 is the identity, so Algorithm 1 is `plain_loop`, to the bit."""
-    settings = config(sites[:1], private=private)
-    (member,), _ = federate(sites[:1], settings)
-    assert_same(weights(member), plain_loop(sites[0], settings))
-
-
-def test_one_platform_exchanging_weights_is_trained_alone_bitwise(sites) -> None:
-    """A mean over one site is its value, and the site's moments persist between rounds."""
-    settings = config(sites[:1], exchange="weights")
+def test_one_platform_federated_is_trained_alone_bitwise(sites, changes) -> None:
+    """With one platform Eq. 2 is the identity, so Algorithm 1 is `plain_loop`, to the bit; a mean
+    of weights over one is its value, and its moments persist between rounds."""
+    settings = config(sites[:1], **changes)
     (member,), _ = federate(sites[:1], settings)
     assert_same(weights(member), plain_loop(sites[0], settings))
 
@@ -223,7 +226,7 @@ def test_eq_2_weighs_gradients_by_sentences_and_steps_once(sites) -> None:
         own = {n: p for n, p in tagger.trainable().items() if n in member.private}
         assert {name.split(".")[0] for name in own} == {"lstm", "crf"}
         torch.optim.Adam(own.values(), lr=settings.learning_rate, fused=True).step()
-        assert_same({n: p.detach() for n, p in member.private.items()}, own)
+        assert_same(values(member.private), own)
 
 
 def test_eq_2_weighs_weights_by_sentences(sites) -> None:
@@ -252,18 +255,16 @@ def test_eq_2_weighs_weights_by_sentences(sites) -> None:
 
 
 class Spy(InProcess):
-    """Remembers the names of every tensor that crosses."""
+    """Remembers the names of every tensor that crosses; judging changes nothing private."""
 
-    def __init__(self, members) -> None:
-        super().__init__(members)
-        self.names: set[str] = set()
+    crossed: ClassVar[set[str]] = set()
 
-    def _call(self, site, task, tensors, options):
-        before = {n: v.detach().clone() for n, v in site.private.items()}
-        update = super()._call(site, task, tensors, options)
-        self.names |= set(tensors or {}) | set(update.tensors)
+    def run(self, site, task, sent, options):
+        before = values(site.private)
+        update = super().run(site, task, sent, options)
+        self.crossed.update(sent, update.tensors)
         if task == "evaluate":
-            assert_same(before, {n: v.detach() for n, v in site.private.items()})
+            assert_same(before, values(site.private))
         return update
 
 
@@ -271,7 +272,7 @@ def test_the_private_module_is_never_sent_nor_changed_by_aggregation(sites) -> N
     settings = config(sites, epochs=1)
     engine = Spy([fedner.Site(site, settings) for site in sites])
     fedner.train(engine, settings)
-    assert {name.split(".")[0] for name in engine.names} == {"words", "characters", "cnn"}
+    assert {name.split(".")[0] for name in engine.crossed} == {"words", "characters", "cnn"}
 
 
 def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
@@ -284,7 +285,7 @@ def test_private_layers_differ_and_shared_ones_agree(sites) -> None:
     server = {n.removeprefix("shared."): v for n, v in state.tensors.items() if n[:6] == "shared"}
     starts = [build_tagger(MODEL, site.tags, settings.seed).trainable() for site in sites]
     for member, start in zip(members, starts, strict=True):
-        assert_same({n: p.detach() for n, p in member.shared.items()}, server)
+        assert_same(values(member.shared), server)
         for name, value in member.private.items():
             assert not torch.equal(value, start[name]), name
     recurrent = [member.private["lstm.weight_hh_l0"] for member in members]
@@ -299,7 +300,7 @@ def test_mixed_schemes_train_together(sites) -> None:
     types = [len(site.tags.types) for site in sites[:2]]
     rows = [len(member.model.crf.project.weight) for member in members]
     assert rows == [1 + 2 * types[0], 1 + 4 * types[1]]
-    assert_same(*({n: p.detach() for n, p in m.shared.items()} for m in members))
+    assert_same(*(values(member.shared) for member in members))
     for member in members:
         with torch.no_grad():
             member.model.crf.project.weight.normal_(generator=torch.Generator().manual_seed(1))
@@ -314,11 +315,9 @@ def test_mixed_schemes_train_together(sites) -> None:
         assert counts["recall"] == pytest.approx(len(both) / len(gold), rel=1e-9)
 
 
-class Counting(InProcess):
-    """Sites that have nothing but a size, to test the protocol alone."""
-
-
 class SizeOnly(fedner.Site):
+    """A site that has nothing but a size, to test the protocol alone."""
+
     def __init__(self, name: str, size: int, config: fedner.Config | None = None) -> None:
         self.data = SiteData(name, TagSet(()), (), (), ())
         self.config = config or fedner.Config()
@@ -334,19 +333,14 @@ def agreed_by_hand(sizes: list[int], batch: int, least: int = 1) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_shares_are_computed_at_the_sites_from_one_sum(seed: int) -> None:
+    """Of a hundred platforms, more than the batch has sentences, each has one."""
     rng = np.random.default_rng(seed)
-    sizes = [int(n) for n in rng.integers(1, 900, size=rng.integers(1, 9))]
+    sizes = [int(n) for n in rng.integers(1, 900, size=rng.integers(1, 9))] if seed else [10] * 100
     members = [SizeOnly(f"s{i}", n) for i, n in enumerate(sizes)]
-    total, batch = fedner.agree_on_shares(Counting(members))
+    total, batch = fedner.agree_on_shares(InProcess(members))
     expected = agreed_by_hand(sizes, 64)
     assert (total, batch) == (sum(sizes), sum(expected))
     assert [m.share for m in members] == expected
-
-
-def test_more_platforms_than_sentences_raise_the_batch_to_one_each() -> None:
-    members = [SizeOnly(f"s{i}", 10) for i in range(100)]
-    fedner.agree_on_shares(Counting(members))
-    assert [m.share for m in members] == [1] * 100
 
 
 @pytest.mark.parametrize(("least", "sites", "share"), [(0, 3, 6), (0, 0, 1), (8, 3, 8), (1, 3, 1)])
@@ -380,46 +374,41 @@ def test_nor_does_the_end_of_an_epoch(size: int) -> None:
         assert member.covered("gradients") == {"steps": 1, "batch": min(map(len, batches))}
 
 
-class Killed(Exception):
-    pass
-
-
 @pytest.mark.parametrize("exchange", ["gradients", "weights"])
 def test_resumed_after_a_kill_is_bit_identical(sites, tmp_path, exchange) -> None:
+    """From the newest checkpoint; or from the one before, where that is damaged."""
     settings = config(sites, epochs=4, exchange=exchange)
     whole, state = federate(sites, settings)
+    kill = 2 if exchange == "weights" else state.round // 2 + 3
 
-    def kill(result) -> None:
-        if result.round == (2 if exchange == "weights" else state.round // 2 + 3):
-            raise Killed
+    def run(**options):
+        for newest in sorted(tmp_path.glob("round-*"))[-1:] * (exchange == "weights"):
+            (newest / "tensors.safetensors").write_bytes(b"cut")
+        return federate(sites, settings, **options)
 
-    with pytest.raises(Killed):
-        federate(sites, settings, directory=tmp_path, observer=kill)
-    again, resumed = federate(sites, settings, directory=tmp_path, resume=True)
+    again, ended = resumed(run, tmp_path, kill)
     for left, right in zip(whole, again, strict=True):
         assert_same(weights(left), weights(right))
         assert left.scores == right.scores
-    assert_same(state.tensors, resumed.tensors)
+    assert_same(state.tensors, ended.tensors)
 
 
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(sites, tmp_path) -> None:
-    settings = config(sites, epochs=3, exchange="weights")
-    whole, _ = federate(sites, settings, directory=tmp_path)
-    newest = max(tmp_path.glob("round-*"))
-    (newest / "tensors.safetensors").write_bytes(b"cut")
-    again, _ = federate(sites, settings, directory=tmp_path, resume=True)
-    assert_same(weights(whole[0]), weights(again[0]))
-
-
-def test_training_stops_when_validation_stops_improving(sites) -> None:
+@pytest.mark.parametrize(
+    ("patience", "right", "stops"),
+    [
+        (3, (0, 5, 5, 4, 5, 5), [False, False, False, False, True, True]),
+        (2, (5, 0, 0), [False, False, True]),  # a collapse after success is no progress
+    ],
+)
+def test_training_stops_when_validation_stops_improving(sites, patience, right, stops) -> None:
     """F1 0, 0.5, then never better: the first two count as progress, then `patience` more."""
-    server = fedner.Server(config(sites, patience=3), None)
+    server = fedner.Server(config(sites, patience=patience), None)
     history = []
-    for right in (0, 5, 5, 4, 5, 5):
-        counts = {"strict/Drug/tp": right, "support/Drug/gold": 10, "support/Drug/predicted": 10}
+    for found in right:
+        counts = {"strict/Drug/tp": found, "support/Drug/gold": 10, "support/Drug/predicted": 10}
         server.judge(Total({}, 1.0, counts))
         history.append(server.converged)
-    assert history == [False, False, False, False, True, True]
+    assert history == stops
 
 
 def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) -> None:
@@ -437,14 +426,6 @@ def test_a_platform_keeps_the_tagger_of_most_exact_mentions(sites, monkeypatch) 
         member._judge()
         kept.append(bool(member.best.tensors))
     assert kept == [True, False, False, False]
-
-
-def test_a_collapse_after_success_counts_as_waiting(sites) -> None:
-    server = fedner.Server(config(sites, patience=2), None)
-    for right in (5, 0, 0):
-        counts = {"strict/Drug/tp": right, "support/Drug/gold": 10, "support/Drug/predicted": 10}
-        server.judge(Total({}, 1.0, counts))
-    assert server.converged
 
 
 def test_without_a_mention_in_validation_the_last_tagger_is_kept(sites) -> None:
@@ -487,34 +468,13 @@ def test_personal_epochs_go_on_from_the_best_tagger(sites) -> None:
     data, settings = sites[0], config(sites[:1], personal_epochs=2)
     member = fedner.Site(data, settings)
     kept = build_tagger(MODEL, data.tags, seed=77)
-    member.best.tensors = {n: p.detach().clone() for n, p in kept.trainable().items()}
+    member.best.tensors = values(kept.trainable())
     bare = tuple(replace(d, spans=()) for d in data.valid)
     member.data = replace(data, valid=bare)  # F1 is 0: the later one is kept
     member.finish({})
-    corpus, step = kept.prepare(data.train), 0
-    adam = torch.optim.Adam(kept.trainable().values(), lr=settings.learning_rate, fused=True)
-    for epoch in range(2):
-        rng = rng_of(settings.seed, "order", data.id, epoch)
-        for batch in buckets(corpus.lengths, settings.batch_size, rng):
-            torch.manual_seed(seed_of(settings.seed, "dropout", data.id, step))
-            adam.zero_grad()
-            kept.train().loss(corpus, batch).backward()
-            adam.step()
-            step += 1
-    assert_same(weights(member), {n: p.detach() for n, p in kept.trainable().items()})
-
-
-def test_personal_epochs_never_lower_validation(sites) -> None:
-    settings = config(sites, epochs=2)
-    plain, _ = federate(sites, settings)
-    personal, _ = federate(sites, replace(settings, personal_epochs=2))
-    for left, right in zip(plain, personal, strict=True):
-        assert right.best.score >= left.best.score
-
-
-def test_an_unknown_private_layer_is_named(sites) -> None:
-    with pytest.raises(ConfigError, match=r"no layer is called 'lstn'.*characters"):
-        config(sites, private=("lstn",))
+    for _ in plain_epochs(data, settings, kept, []):
+        pass
+    assert_same(weights(member), values(kept.trainable()))
 
 
 def test_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
@@ -524,5 +484,7 @@ def test_a_loss_that_is_not_finite_names_site_and_step(sites) -> None:
         member.model.crf.project.weight.fill_(float("nan"))
     with pytest.raises(TrainingError, match="the loss is nan at mini-batch 0") as caught:
         fedner.train(InProcess([member]), settings)
+    with pytest.raises(ConfigError, match=r"no layer is called 'lstn'.*characters"):
+        config(sites, private=("lstn",))
     told = outward(caught.value, member.id)  # a server could make one word fail
     assert told.startswith(f"site {member.id!r}: the loss is not finite: lower learning_rate")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_taggers import assert_same, plain_adamw, resumed
+from tiny_taggers import values as copied
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.seeds import rng_of, seed_of
@@ -68,7 +71,7 @@ def train(sites: Sequence[SiteData], config: Config, **options: Any) -> list[Sit
 
 
 def values(site: Site) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in site.parameters.items()}
+    return copied(site.parameters)
 
 
 def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
@@ -76,35 +79,19 @@ def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
     data = site_data("a", 1, 10)
     settings = config(bert, [data])
     found = values(train([data], settings)[0])
-
     model = build_model(settings.model, data.tags, settings.seed)
     corpus: Any = model.prepare(data.train)
-    parameters = model.trainable()
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters.values() if p.dim() > 1], "weight_decay": 0.01},
-            {"params": [p for p in parameters.values() if p.dim() == 1], "weight_decay": 0.0},
-        ],
-        lr=3e-3,
-        fused=True,
-    )
-    total = 2 * -(-corpus.sentences // 4)
-    rise, step = 0.1 * total, 0
     model.train(True)
-    for epoch in range(2):
-        for batch in buckets(corpus.lengths, 4, rng_of(3, "order", "a", epoch)):
-            up, down = (step + 1) / (rise + 1), (total - step) / (total - rise)
-            for group in optimizer.param_groups:
-                group["lr"] = 3e-3 * (up if step < rise else min(1.0, max(0.0, down)))
-            torch.manual_seed(seed_of(3, "dropout", "a", step))
-            loss = model.losses(corpus, batch).source.sum() / int(corpus.words[batch].sum())
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-    for name, parameter in parameters.items():
-        assert torch.equal(found[name], parameter.detach()), name
+
+    def loss(step: int, batch: np.ndarray) -> torch.Tensor:
+        torch.manual_seed(seed_of(3, "dropout", "a", step))
+        return model.losses(corpus, batch).source.sum() / int(corpus.words[batch].sum())
+
+    epochs = (buckets(corpus.lengths, 4, rng_of(3, "order", "a", epoch)) for epoch in range(2))
+    batches = [batch for epoch in epochs for batch in epoch]
+    steps = [partial(loss, step, batch) for step, batch in enumerate(batches)]
+    plain_adamw(model.trainable(), settings, steps)
+    assert_same(found, copied(model.trainable()))
 
 
 def test_silos_count_by_their_notes(bert: Path) -> None:
@@ -117,11 +104,6 @@ def test_silos_count_by_their_notes(bert: Path) -> None:
         each = [q[name].numpy().astype(np.float64) for q in apart]
         wanted = ((9 * each[0] + 5 * each[1]) / 14).astype(np.float32)
         np.testing.assert_array_equal(value.numpy(), wanted)
-
-
-def test_sentences_of_one_note_are_one_note() -> None:
-    parts = [Document(f"n#{i}", "a", meta={"document": "n"}) for i in range(3)]
-    assert num_notes([*parts, Document("m", "b")]) == 2
 
 
 def test_notes_of_two_patients_are_two_whatever_they_are_called() -> None:
@@ -170,8 +152,7 @@ def test_private_classifiers_over_a_common_encoder(bert: Path) -> None:
     a, b = train(sites, settings)
     assert a.private.keys() == {"classifier.weight", "classifier.bias"}
     assert not finetune.one_model(settings)
-    for name, value in a.shared.items():
-        assert torch.equal(value, b.shared[name])
+    assert_same(a.shared, b.shared)
     for site in (a, b):
         assert site.scores["strict"]["f1"] > 0.9
     assert a.scores["by_type"].keys() == {"drug"}
@@ -216,12 +197,6 @@ def test_sites_with_different_types_make_one_model_of_all(bert: Path) -> None:
         assert site.scores["strict"]["recall"] > 0.9
 
 
-def test_alone_a_site_has_its_own_types(bert: Path) -> None:
-    sites = [site_data("a", 1, 4, "drug"), site_data("b", 2, 4, "finding")]
-    own = finetune.alone(config(bert, sites), sites)
-    assert [each.tags.types for each in own] == [("drug",), ("finding",)]
-
-
 @pytest.mark.parametrize("kept", [1, -1])
 def test_private_layers_are_of_the_cycle_that_is_kept(bert: Path, kept: int) -> None:
     """A run of the kept cycle alone, under the same schedule, ends with the same classifier."""
@@ -231,30 +206,21 @@ def test_private_layers_are_of_the_cycle_that_is_kept(bert: Path, kept: int) -> 
     members = [Site(data, settings) for data in sites]
 
     def note(result: Any) -> None:
-        now = [{n: p.detach().clone() for n, p in m.private.items()} for m in members]
-        seen.append((result.metrics["held_out"], now))
+        seen.append((result.metrics["held_out"], [copied(m.private) for m in members]))
 
     finetune.train(InProcess(members, observer=note), settings)
     best = seen[0] if kept == 1 else max(seen, key=lambda each: each[0])
     for member, wanted in zip(members, best[1], strict=True):
-        for name, value in wanted.items():
-            assert torch.equal(member.private[name].detach(), value)
+        assert_same(member.private, wanted)
 
 
 def test_a_killed_run_resumes_to_the_same_bits(bert: Path, tmp_path: Path) -> None:
     sites = [site_data("a", 1, 9, "drug"), site_data("b", 2, 7, "finding")]
     settings = config(bert, sites, cycles=3, private=("classifier",), keep_cycle=-1)
-    whole = [values(site) for site in train(sites, settings)]
-
-    def stop(result: Any) -> None:
-        if result.round == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(sites, settings, directory=tmp_path, observer=stop)
-    again = [values(site) for site in train(sites, settings, directory=tmp_path, resume=True)]
+    whole = train(sites, settings)
+    again = resumed(lambda **options: train(sites, settings, **options), tmp_path, 1)
     for a, b in zip(whole, again, strict=True):
-        assert all(torch.equal(a[name], b[name]) for name in a)
+        assert_same(values(a), values(b))
 
 
 def test_adapters_of_a_frozen_encoder_train_too(bert: Path) -> None:
@@ -273,18 +239,21 @@ def test_pooling(bert: Path) -> None:
     apart, settings = finetune.pooled(config(bert, mixed), mixed, None)
     assert [s.id for s in apart] == ["a", "b"]
     assert settings.private == ("classifier",)
+    own = finetune.alone(config(bert, mixed), mixed)
+    assert [each.tags.types for each in own] == [("drug",), ("finding",)]
 
 
 def test_mistakes_are_named(bert: Path) -> None:
     sites = [site_data("a", 1, 4)]
-    with pytest.raises(ConfigError, match=r"no layer is called 'crf'; this model has classifier"):
-        train(sites, config(bert, sites, private=("crf",)))
-    with pytest.raises(ConfigError, match="nothing is left to share"):
-        train(sites, config(bert, sites, private=("classifier", "encoder")))
-    with pytest.raises(ConfigError, match=r"min_tokens = 10,000 and min_steps = 10 are asked"):
-        Site(sites[0], config(bert, sites, model={"train": "all"}, min_tokens=10_000, min_steps=10))
+    small: Any = {"model": {"train": "all"}, "min_tokens": 10_000, "min_steps": 10}
+    empty = [replace(sites[0], train=())]
+    for message, given, changes in (
+        (r"no layer is called 'crf'; this model has classifier", sites, {"private": ("crf",)}),
+        ("nothing is left to share", sites, {"private": ("classifier", "encoder")}),
+        (r"min_tokens = 10,000 and min_steps = 10 are asked", sites, small),
+        ("site 'a' has no training sentence", empty, {}),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            train(given, config(bert, sites, **changes))
     with pytest.raises(ConfigError, match="is no model for method"):
         finetune.model_config({"kind": "tagger", "hashed_words": 8})
-    empty = replace(sites[0], train=())
-    with pytest.raises(ConfigError, match="site 'a' has no training sentence"):
-        Site(empty, config(bert, sites))

@@ -8,22 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_taggers import MODEL, generated, values
 
 from fednotes.core.errors import ModelError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.tensors import load_into, restoring, taken
 from fednotes.core.types import SiteData
-from fednotes.data.synthetic import generate
 from fednotes.methods import distill, fedner
-from fednotes.taggers.tagger import TaggerConfig
 
-MODEL = TaggerConfig(char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5)
 DTYPES = (torch.int8, torch.bool, torch.complex64, torch.float64, torch.float8_e4m3fn)
 
 
 @pytest.fixture(scope="module")
 def site() -> SiteData:
-    return generate(num_sites=1, sentences_per_site=30, seed=5)[0].data
+    return generated(30, sites=1)[0]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,7 @@ def test_a_site_refuses_what_does_not_fit_its_model(
 ) -> None:
     member = fedner.Site(site, config)
     member.share = 12
-    good = {name: value.detach().clone() for name, value in member.shared.items()}
+    good = values(member.shared)
     name = sorted(good)[0]
     wrong: list[dict[str, torch.Tensor]] = [
         *({**good, name: good[name].to(dtype)} for dtype in DTYPES),
@@ -97,11 +95,11 @@ def test_a_checkpoint_of_another_form_is_one_error_at_the_server(
 def test_a_checkpoint_of_another_form_is_one_error_at_a_site(
     site: SiteData, config: fedner.Config
 ) -> None:
-    member = fedner.Site(site, replace(config, private=("lstm", "crf")))
+    member = fedner.Site(site, config)
     member.share = 12
-    member.gradients({n: v.detach().clone() for n, v in member.shared.items()}, round=0)
+    member.gradients(values(member.shared), round=0)
     state = member.state()
     for wrong in damaged(state):
-        other = fedner.Site(site, replace(config, private=("lstm", "crf")))
+        other = fedner.Site(site, config)
         with pytest.raises(ModelError, match="begin anew"), restoring("here"):
             other.restore(wrong)

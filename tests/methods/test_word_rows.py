@@ -9,28 +9,26 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_taggers import MODEL, assert_same
+from tiny_taggers import MODEL, assert_same, generated, resumed, values
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.tensors import nbytes
 from fednotes.core.types import SiteData
 from fednotes.core.update import Total
-from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import fedner, word_rows
+from fednotes.methods.sites import all_tags
 
 LARGE = replace(MODEL, hashed_words=2048)  # a table that travels by rows
 
 
 @pytest.fixture(scope="module")
 def sites() -> list[SiteData]:
-    return [site.data for site in generate(num_sites=3, sentences_per_site=30, seed=5)]
+    return generated(30)
 
 
 def config(sites: list[SiteData], **changes: Any) -> fedner.Config:
-    tags = sites[0].tags
-    for site in sites[1:]:
-        tags = tags.union(site.tags)
+    tags = all_tags(sites)
     base = fedner.Config(model=LARGE, batch_size=12, epochs=2, seed=3, tags=tags, sites=3)
     return replace(base, **changes)
 
@@ -40,16 +38,23 @@ def trained(sites: list[SiteData], settings: fedner.Config, **options: Any) -> A
     return members, fedner.train(InProcess(members, **options), settings)
 
 
-@pytest.mark.parametrize("private", [("lstm", "crf"), ()])
+@pytest.mark.parametrize(
+    ("private", "secure"), [(("lstm", "crf"), False), ((), False), (("lstm", "crf"), True)]
+)
 def test_a_run_has_the_bits_of_whole_tables(
-    sites: list[SiteData], private: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    sites: list[SiteData],
+    private: tuple[str, ...],
+    secure: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Server, its optimizer's moments and every site; moments move rows that no batch has."""
-    settings = config(sites, private=private)
-    by_rows, state = trained(sites, settings)
+    """Server, its optimizer's moments and every site; moments move rows that no batch has. Under
+    the secure sum marks are integers, exact there: a row that nobody reads stays out; the grid of
+    rounding is of the largest sum, which is that of the whole table."""
+    settings = config(sites, private=private, epochs=1 if secure else 2)
+    by_rows, state = trained(sites, settings, secure=secure)
     assert by_rows[0].tables == ("words.hashed",)
     monkeypatch.setattr(word_rows, "LEAST", 10_000)
-    plain, expected = trained(sites, settings)
+    plain, expected = trained(sites, settings, secure=secure)
     assert plain[0].tables == ()
     assert_same(state.tensors, expected.tensors)
     assert state.facts == expected.facts
@@ -123,7 +128,7 @@ def test_a_server_that_leaves_rows_out_learns_less(sites: list[SiteData]) -> Non
     nothing tells whether the site reads others."""
     settings = config(sites)
     one, other = fedner.Site(sites[0], settings), fedner.Site(sites[0], settings)
-    shared = {n: p.detach().clone() for n, p in one.shared.items()}
+    shared = values(one.shared)
     other.tables = ()
     dense = other.gradients(shared, round=0)
     read = torch.nonzero(dense.tensors["words.hashed"].abs().sum(1)).flatten()
@@ -133,18 +138,6 @@ def test_a_server_that_leaves_rows_out_learns_less(sites: list[SiteData]) -> Non
     assert (update.weight, update.metrics) == (dense.weight, dense.metrics)
     assert torch.equal(update.tensors["words.hashed"], dense.tensors["words.hashed"][asked])
     assert_same(one.private, other.private)
-
-
-def test_the_secure_sum_gives_the_bits_of_whole_tables(
-    sites: list[SiteData], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Marks are integers, exact there: a row that nobody reads stays out; the grid of rounding is
-    of the largest sum, which is that of the whole table."""
-    settings = config(sites, epochs=1)
-    _, state = trained(sites, settings, secure=True)
-    monkeypatch.setattr(word_rows, "LEAST", 10_000)
-    _, expected = trained(sites, settings, secure=True)
-    assert_same(state.tensors, expected.tensors)
 
 
 def test_marks_are_of_the_rows_that_a_batch_reads(sites: list[SiteData]) -> None:
@@ -188,14 +181,14 @@ def test_rows_that_do_not_fit_are_refused(
 ) -> None:
     member = fedner.Site(sites[0], config(sites))
     good = word_rows.some(
-        {n: p.detach().clone() for n, p in member.shared.items()},
+        values(member.shared),
         {"words.hashed": torch.tensor([3, 4])},
     )
-    before = {n: p.detach().clone() for n, p in member.shared.items()}
+    before = values(member.shared)
     wrong = {n: v for n, v in (good | change).items() if v is not None}
     with pytest.raises(TrainingError, match=message):
         member.gradients(wrong, round=0)
-    assert_same(before, {n: p.detach() for n, p in member.shared.items()})
+    assert_same(before, values(member.shared))
 
 
 def test_bytes_of_a_round(sites: list[SiteData]) -> None:
@@ -215,14 +208,7 @@ def test_bytes_of_a_round(sites: list[SiteData]) -> None:
 def test_resumed_after_a_kill_is_bit_identical(sites: list[SiteData], tmp_path: Path) -> None:
     settings = config(sites)
     whole, state = trained(sites, settings)
-
-    def stop(result: Any) -> None:
-        if result.round == 8:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(sites, settings, directory=tmp_path, observer=stop)
-    members, again = trained(sites, settings, directory=tmp_path, resume=True)
+    members, again = resumed(lambda **options: trained(sites, settings, **options), tmp_path, 8)
     assert_same(state.tensors, again.tensors)
     for one, other in zip(whole, members, strict=True):
         assert_same(one.model.trainable(), other.model.trainable())

@@ -59,7 +59,6 @@ from fednotes.methods.sites import (
 )
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses, ModelConfig
-from fednotes.taggers.prompt_bart import PromptBartConfig
 from fednotes.taggers.saving import build_model, model_config
 from fednotes.taggers.tagger import TaggerConfig
 
@@ -114,7 +113,7 @@ class Config:
     tags: TagSet = field(default_factory=lambda: TagSet(()))
 
     def __post_init__(self) -> None:
-        if self.unannotated in ("soft", "marginal") and isinstance(self.model, PromptBartConfig):
+        if self.unannotated in ("soft", "marginal") and not self.model.softens:
             raise ConfigError(
                 f'unannotated = "{self.unannotated}" needs a model with a CRF; '
                 'the pointer model takes "pseudo" or "outside"'
@@ -315,7 +314,7 @@ class Site(MentionSite):
         if self.known >= set(self.config.tags.types):
             return "outside"  # nothing is left unannotated
         if round < self.config.warmup and self.config.unannotated in ("pseudo", "soft"):
-            return "marginal" if self.model.softens else "outside"
+            return "marginal" if self.config.model.softens else "outside"
         return self.config.unannotated
 
     def _gradients(self, corpus: PreparedCorpus, distils: bool) -> Tensor:
@@ -548,16 +547,9 @@ def alone(config: C, sites: Sequence[SiteData]) -> tuple[C, ...]:
     """Each site's configuration where it trains by itself: its own types, nothing to distil."""
     plain = replace(config, weighting=False, unannotated="outside")
     return tuple(
-        replace(plain, tags=site.tags, model=_worded(config.model, site.tags)) for site in sites
+        replace(plain, tags=site.tags, model=config.model.for_types(site.tags.types))
+        for site in sites
     )
-
-
-def _worded(model: ModelConfig, tags: TagSet) -> ModelConfig:
-    """A pointer model's settings without the words of types that it will not have."""
-    if not isinstance(model, PromptBartConfig):
-        return model
-    words = {label: text for label, text in model.label_words.items() if label in tags.types}
-    return replace(model, label_words=words)
 
 
 def pooled(

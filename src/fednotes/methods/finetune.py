@@ -43,11 +43,9 @@ from fednotes.methods.sites import (
 )
 from fednotes.taggers.corpora import EncoderCorpus
 from fednotes.taggers.model import Model, ModelConfig
-from fednotes.taggers.saving import build_model
+from fednotes.taggers.saving import build_model, kinds, model_class
 from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
-
-KINDS = ("token-classifier", "encoder-tagger")
 
 
 @checked(frozen=True)
@@ -172,10 +170,11 @@ def num_notes(documents: Sequence[Document]) -> int:
 def model_config(table: Mapping[str, Any]) -> ModelConfig:
     """The [model] table; kind = "token-classifier" if none is given. Raises ConfigError."""
     config = any_model({"kind": "token-classifier"} | dict(table))
-    if config.kind not in KINDS:
+    if not config.encodes:
+        takes = [kind for kind in kinds() if model_class(kind).encodes]
         raise ConfigError(
             f'kind = {config.kind!r} is no model for method = "finetune", which takes '
-            f"{' and '.join(KINDS)}; the methods fedner and distill take others"
+            f"{' and '.join(takes)}; the methods fedner and distill take others"
         )
     return config
 

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -66,6 +66,8 @@ class EncoderTaggerConfig(ModelConfig):
     dropout: on the words' vectors. max_tokens: longer sentences are cut between entities; a
     sentence longer than the encoder's positions is read in overlapping windows.
     """
+
+    encodes: ClassVar[bool] = True
 
     kind: Literal["encoder-tagger"] = "encoder-tagger"
     encoder: str = "minilm"

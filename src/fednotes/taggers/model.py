@@ -30,7 +30,18 @@ WHOLE_BATCH = (8192, 256)  # most sub-words and sentences that are predicted tog
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What a job's [model] table says of a model that finds mentions."""
+    """What a job's [model] table says of a model that finds mentions.
+
+    softens: whether it can train on a posterior in place of a best guess. encodes: whether it is a
+    pre-trained encoder that learns.
+    """
+
+    softens: ClassVar[bool] = True
+    encodes: ClassVar[bool] = False
+
+    def for_types(self, types: Collection[str]) -> ModelConfig:
+        """The same for a model of these types alone."""
+        return self
 
     if TYPE_CHECKING:
 
@@ -103,7 +114,7 @@ class Model(nn.Module):
 
     config, tagset: what it was built from; the tag set's types are those that it predicts.
     kind, transfer: the name of the small trainable parameter whose gradient says how well one
-    loss serves another. softens: whether it can train on a posterior in place of a best guess.
+    loss serves another.
     reads: the corpora that `prepare` makes; every method takes only those. place: the key of
     its specification that names a frozen encoder. whole: it is saved with all that is frozen, by
     its own `save`.
@@ -112,7 +123,6 @@ class Model(nn.Module):
     """
 
     transfer: ClassVar[str]
-    softens: ClassVar[bool] = True
     reads: ClassVar[type[PreparedCorpus]]
     place: ClassVar[str] = ""
     whole: ClassVar[bool] = False
@@ -207,7 +217,7 @@ class Model(nn.Module):
         """The same corpus whose target is this model's posterior, given the known types' spans.
 
         Without dropout. Unchanged where every type is known: nothing is left to guess. Raises
-        ConfigError where `softens` is False.
+        ConfigError where its specification has `softens` False.
         """
         own: PreparedCorpus = self.own(corpus)
         if own.complete or not own.sentences:

@@ -19,9 +19,9 @@ instance weighting are with respect to q alone (section 3.3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -74,6 +74,8 @@ class PromptBartConfig(ModelConfig):
     feed-forward layers (bart-base was trained with 0.1).
     """
 
+    softens: ClassVar[bool] = False
+
     kind: Literal["prompt-bart"] = "prompt-bart"
     backbone: str = ""
     prompts: Annotated[int, Ge(1)] = 10
@@ -83,6 +85,11 @@ class PromptBartConfig(ModelConfig):
     max_entities: Annotated[int, Ge(0)] = 0
     max_subwords: Annotated[int, Ge(0)] = 0
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+
+    def for_types(self, types: Collection[str]) -> PromptBartConfig:
+        """Without the words of types that it will not have."""
+        words = {label: text for label, text in self.label_words.items() if label in types}
+        return replace(self, label_words=words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,7 +312,6 @@ class PromptBart(Model):
     """
 
     transfer = "prompts.q"
-    softens = False
     reads = PointerCorpus
     place = "backbone"
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -80,6 +80,8 @@ class TokenClassifierConfig(ModelConfig):
     the model has positions. dropout: every rate of the encoder; not given: its own.
     max_tokens: words; longer units are cut between entities where they are trained on.
     """
+
+    encodes: ClassVar[bool] = True
 
     kind: Literal["token-classifier"] = "token-classifier"
     encoder: str = "minilm"
