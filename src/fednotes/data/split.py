@@ -137,26 +137,19 @@ def _groups(
     items: Sequence[Document], keys: Sequence[Sequence[str]], by: str, min_words: int, lenient: bool
 ) -> list[list[int]]:
     """Documents, by index, that stay together. lenient: one may lack the unit."""
-    parent = list(range(len(items)))
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
+    group = {index: [index] for index in range(len(items))}  # the smaller joins the larger
     first: dict[tuple[str, str], int] = {}
     for index, sentences in enumerate(keys):
         names = [("sentence", key) for key in sentences if len(key.split()) >= min_words]
         if by not in ("sentence", "document") and not (lenient and items[index].patient is None):
             names.append(("unit", _unit(items, index, by)))
         for name in names:
-            a, b = find(first.setdefault(name, index)), find(index)
-            parent[max(a, b)] = min(a, b)
-    groups: dict[int, list[int]] = {}
-    for index in range(len(items)):
-        groups.setdefault(find(index), []).append(index)
-    return list(groups.values())
+            one, two = sorted((group[first.setdefault(name, index)], group[index]), key=len)
+            if one is not two:
+                two += one
+                group |= dict.fromkeys(one, two)
+    found = {id(own): sorted(own) for own in group.values()}
+    return sorted(found.values())
 
 
 def _unit(items: Sequence[Document], index: int, by: str) -> str:

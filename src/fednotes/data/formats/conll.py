@@ -39,20 +39,14 @@ _LETTERS = {"BILOU": {"E": "L", "S": "U"}, "BMES": {"I": "M"}}
 
 
 @dataclass
-class _Sentence:
-    rows: list[list[str]] = field(default_factory=list)
-    comments: list[str] = field(default_factory=list)
-    damaged: bool = False
-
-
-@dataclass
 class _Part:
-    """One document of a file, as read. marker: the line that begins it, or ""; line: its number."""
+    """One document of a file, as read. marker: the line that begins it, or ""; line: its number.
+    sentences: the rows of each, and the comments before them."""
 
     marker: str = ""
     name: str = ""
     line: int = corpus.DERIVED
-    sentences: list[_Sentence] = field(default_factory=list)
+    sentences: list[tuple[list[list[str]], list[str]]] = field(default_factory=list)
 
 
 def accepts(path: Path) -> bool:
@@ -78,7 +72,7 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
 def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     before = problems.number
     parts, separator = _parse(path, problems)
-    tags = [[row[-1] for row in s.rows] for part in parts for s in part.sentences]
+    tags = [[row[-1] for row in rows] for part in parts for rows, _ in part.sentences]
     if not tags and problems.number > before:
         return []
     if not tags:
@@ -99,20 +93,25 @@ def _parse(path: Path, problems: corpus.Problems) -> tuple[list[_Part], str]:
     """The file cut into documents and sentences, and its separator."""
     lines = corpus.read_text(path).split("\n")
     separator, width = _layout(lines)
-    parts, sentence, marked = [_Part()], _Sentence(), False
-    for number, line in enumerate(lines, 1):
+    parts, marked = [_Part()], False
+    rows, comments, damaged = list[list[str]](), list[str](), False
+    for number, line in enumerate([*lines, ""], 1):
         row = _split(line, separator)
         token = len(row) == width and _TAG.fullmatch(row[-1]) and row[0] != _START
         newdoc = None if token else _NEWDOC.fullmatch(line.strip())
-        if newdoc or row[0] == _START:
-            sentence, marked = _close(parts[-1], sentence), True
-            parts.append(_Part(line, (newdoc.group(1) or "") if newdoc else "", number))
-        elif not line.strip(" \t"):
-            sentence = _close(parts[-1], sentence)
+        begins = newdoc or row[0] == _START
+        if begins or not line.strip(" \t"):  # comments without a sentence go before the next
+            if rows and not damaged:
+                parts[-1].sentences.append((rows, comments))
+            if rows or damaged:
+                rows, comments, damaged = [], [], False
+            if begins:
+                parts.append(_Part(line, (newdoc.group(1) or "") if newdoc else "", number))
+                marked = True
         elif token and row[0].strip(" "):
-            sentence.rows.append(row)
-        elif line.startswith("#") and not sentence.rows:
-            sentence.comments.append(line)
+            rows.append(row)
+        elif line.startswith("#") and not rows:
+            comments.append(line)
         else:
             told = "the last column is no tag: expected O or a tag such as B-Drug"
             if len(row) != width:
@@ -120,11 +119,10 @@ def _parse(path: Path, problems: corpus.Problems) -> tuple[list[_Part], str]:
             elif not row[0].strip(" "):
                 told = "the token is empty"
             problems.note("line", path, number, told)
-            sentence.damaged = True
-    _close(parts[-1], sentence)
+            damaged = True
     if marked:
         return parts[0 if parts[0].sentences else 1 :], separator
-    return [_Part(sentences=[s]) for s in parts[0].sentences], separator
+    return [_Part(sentences=[sentence]) for sentence in parts[0].sentences], separator
 
 
 def _layout(lines: Sequence[str]) -> tuple[str, int]:
@@ -149,16 +147,6 @@ def _split(line: str, separator: str = " ") -> list[str]:
     return re.split("[ \t]+", line.strip(" \t"))
 
 
-def _close(part: _Part, sentence: _Sentence) -> _Sentence:
-    """Ends a sentence; comments without one go before the next, a damaged one is left out."""
-    if sentence.damaged:
-        return _Sentence()
-    if not sentence.rows:
-        return sentence
-    part.sentences.append(sentence)
-    return _Sentence()
-
-
 def _scheme_of(sentences: Iterable[Sequence[str]]) -> str:
     """The tag scheme of a file, from all its tags."""
     pairs = [pair for tags in sentences for pair in pairwise(["O", *tags]) if pair[1] != "O"]
@@ -175,34 +163,29 @@ def _scheme_of(sentences: Iterable[Sequence[str]]) -> str:
 def _document(name: str, part: _Part, tagset: TagSet, shared: dict[str, Any]) -> Document:
     """One document; `shared` is the meta of all documents without more to keep."""
     ids = {tag: i for i, tag in enumerate(tagset.tags)}
-    text, bounds, tokens = corpus.laid_out([[row[0] for row in s.rows] for s in part.sentences])
+    text, bounds, tokens = corpus.laid_out([[r[0] for r in rows] for rows, _ in part.sentences])
     spans: list[Span] = []
     first = repaired = 0
-    for sentence in part.sentences:
-        last = first + len(sentence.rows)
+    for rows, _ in part.sentences:
+        last = first + len(rows)
         offsets = np.array(tokens[first:last])  # (tokens, 2)
-        tags = (row[-1] for row in sentence.rows)
+        tags = (row[-1] for row in rows)
         given = np.array([ids[_CANONICAL.get(t[0], t[0]) + t[1:]] for t in tags])
         found = decode(given, offsets, tagset)
         if shared["conll"]["scheme"] != "IOB1":
             repaired += int((encode(found, offsets, tagset)[0] != given).sum())
         spans += found
         first = last
-    meta = _meta(part, shared, repaired)
+    columns = tuple(tuple(row[1:-1]) for rows, _ in part.sentences for row in rows)
+    more = {
+        "marker": part.marker,
+        "comments": tuple((i, c) for i, (_, own) in enumerate(part.sentences) for c in own),
+        "columns": columns if any(columns) else (),
+    }
+    kept = {name: value for name, value in more.items() if value}
+    meta = {"conll": {**shared["conll"], **kept}} if kept else shared
+    meta = {**meta, "repaired": repaired} if repaired else meta
     return Document(name, text, tuple(spans), meta=meta, sentences=bounds, tokens=tokens)
-
-
-def _meta(part: _Part, shared: dict[str, Any], repaired: int) -> dict[str, Any]:
-    more: dict[str, Any] = {}
-    if part.marker:
-        more["marker"] = part.marker
-    comments = tuple((i, c) for i, s in enumerate(part.sentences) for c in s.comments)
-    if comments:
-        more["comments"] = comments
-    if any(len(row) > 2 for s in part.sentences for row in s.rows):
-        more["columns"] = tuple(tuple(r[1:-1]) for s in part.sentences for r in s.rows)
-    meta = {"conll": {**shared["conll"], **more}} if more else shared
-    return {**meta, "repaired": repaired} if repaired else meta
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:

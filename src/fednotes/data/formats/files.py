@@ -42,6 +42,7 @@ def open_file(path: Path) -> BinaryIO:
         raise DataError.at(path, 0, f"cannot read: {error.strerror or error}") from None
 
 
+NOT_UTF8 = "not UTF-8: convert the file, for example with `iconv -f latin1 -t utf-8`"
 BROKEN = (OSError, EOFError, zlib.error)  # what a file that is not whole raises
 
 
@@ -72,12 +73,8 @@ def read_text(path: Path, *, empty: bool = False, exact: bool = False) -> str:
             data = file.read()
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError.at(
-            path,
-            data.count(b"\n", 0, error.start) + 1,
-            f"byte {error.start} is not UTF-8: convert the file, "
-            "for example with `iconv -f latin1 -t utf-8`",
-        ) from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError.at(path, line, f"byte {error.start} is {NOT_UTF8}") from None
     except OSError as error:
         raise DataError.at(path, 0, f"cannot read: {error.strerror}") from None
     if not empty and not text.strip("\ufeff \t\r\n"):
@@ -329,9 +326,8 @@ def unique(found: Iterable[Found], problems: Problems) -> tuple[Document, ...]:
     for document, path, line in given:
         if document.id in seen:
             if line != DERIVED and len(problems.repeated) < _KEPT:
-                problems.repeated.append(
-                    Problem(str(path), line, "repeated_id", "an earlier document has the same id")
-                )
+                told = "an earlier document has the same id"
+                problems.repeated.append(Problem(str(path), line, "repeated_id", told))
             number = 2
             while f"{document.id}~{number}" in taken:
                 number += 1

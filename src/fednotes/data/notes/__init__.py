@@ -240,8 +240,7 @@ def _reading(path: Path, newline: str = "\n", errors: str = "strict") -> Iterato
             with io.TextIOWrapper(corpus.open_bytes(path), "utf-8", "surrogateescape") as again:
                 escaped = (any("\udc80" <= c <= "\udcff" for c in text) for text in again)
                 line = next((n for n, odd in enumerate(escaped, 1) if odd), 0)
-            remedy = "convert the file, for example with `iconv -f latin1 -t utf-8`"
-            raise DataError.at(path, line, f"a byte is not UTF-8: {remedy}") from None
+            raise DataError.at(path, line, f"a byte is {corpus.NOT_UTF8}") from None
         except corpus.BROKEN as error:
             raise corpus.broken(path, error) from None
 

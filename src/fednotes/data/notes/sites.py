@@ -103,12 +103,10 @@ def assign(keys: Iterable[Key], silos: int, seed: int = 0) -> dict[Key, int]:
     if silos < 1:
         raise ConfigError(f"the number of silos must be at least 1, not {silos}")
     distinct = sorted(set(keys))
-    if len(distinct) < silos:
-        raise DataError(
-            f"{len(distinct)} patients or notes cannot fill {silos} silos: "
-            f"ask for {len(distinct) or 'fewer'} at most, or give more notes"
-        )
-    order = rng_of(seed, "silos").permutation(len(distinct))
+    if (number := len(distinct)) < silos:
+        told = f"{number} patients or notes cannot fill {silos} silos"
+        raise DataError(f"{told}: ask for {number or 'fewer'} at most, or give more notes")
+    order = rng_of(seed, "silos").permutation(number)
     return {distinct[at]: position % silos for position, at in enumerate(order.tolist())}
 
 
@@ -203,10 +201,8 @@ def site_notes(
     sites = tuple(_site(name, scans, 2 * number) for number, name in enumerate(names))
     for site in sites:
         if not site.train_notes:
-            raise ConfigError(
-                f"site {site.id!r}: no training note is left; raise max_notes, or ask for fewer "
-                "silos"
-            )
+            remedy = "raise max_notes, or ask for fewer silos"
+            raise ConfigError(f"site {site.id!r}: no training note is left; {remedy}")
         if site.train_patients == 1 and not site.valid_notes:
             told.append(f"{site.id}: one patient, so nothing is held out to judge a model by")
     return sites, tuple(told)
