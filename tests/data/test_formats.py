@@ -24,6 +24,7 @@ from fednotes.data import formats
 from fednotes.data.formats import FORMATS, brat, conll, guess_format, jsonl, read
 
 File = Callable[..., Path]
+SAMPLES = Path(__file__).parent / "samples"
 
 
 def forms(document: Document) -> list[tuple[str, str]]:
@@ -147,36 +148,11 @@ def test_brat_round_trip(document: Document, tmp_path: Path) -> None:
     assert (again.text, set(again.spans)) == (text, set(spans))
 
 
-SHOUTED = '''
-"""A note a line, mentions in capitals."""
-
-import re
-
-from fednotes.core.types import Document, Span
-from fednotes.data.formats.files import Found, first_line, gather, listing, numbered
-
-
-def accepts(path):
-    return first_line(path) == "SHOUTED"
-
-
-def read(path, problems):
-    return gather(listing(path, accepts, "shouted notes"), _read_file, problems)
-
-
-def _read_file(path, problems):
-    for number, line in list(numbered(path))[1:]:
-        found = re.finditer("[A-Z]{2,}", line)
-        spans = tuple(Span(*match.span(), "Loud") for match in found)
-        yield Found(Document(f"{path.stem}:{number}", line, spans), path, number)
-'''
-
-
 def test_a_format_is_one_file(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that is laid into the folder is found, guessed, read, and named in messages."""
     known = {"ade", "brat", "conll", "i2b2", "i2b2-2012", "jsonl", "ontonotes", "pubtator"}
     assert set(FORMATS) == known
-    folder = file(SHOUTED, "more/loud_notes.py").parent
+    folder = file((SAMPLES / "loud_notes.py.txt").read_text(), "more/loud_notes.py").parent
     file("no_format = True", "more/other.py")
     monkeypatch.setattr(formats, "__path__", [*formats.__path__, str(folder)])
     monkeypatch.setattr(formats, "FORMATS", formats.discover())
@@ -271,15 +247,7 @@ def test_ade_row_that_fits_nowhere(file: File) -> None:
 
 # ---- brat: pieces, counted offsets, lines that refer to each other, names of files ---------------
 
-ANN = """T1\tADE 12 22\tbelly pain
-T2\tADE 6 11;18 22\tupper pain
-R1\tCause Arg1:T1 Arg2:T3
-T3\tDrug 29 36\taspirin
-E1\tADE:T1
-A1\tNegated E1
-#1\tAnnotatorNotes T3\tsure?
-*\tOVERLAP T1 T2
-"""
+ANN = (SAMPLES / "note.ann").read_text()
 NOTE = "Had a upper belly pain after\naspirin.\n"
 
 
@@ -610,22 +578,7 @@ def test_i2b2_mismatches_are_counted(file: File) -> None:
 # i2b2 2012: an invented record, its dirt, and what is refused. No real record is public.
 
 REST = 'modality="FACTUAL" polarity="POS"'
-RECORD = """<?xml version="1.0" encoding="UTF-8" ?>
-<ClinicalNarrativeTemporalAnnotation>
-<TEXT><![CDATA[
-Admission Date :
-2001-02-03
-He had chest pain and was given aspirin .
-]]></TEXT>
-<TAGS>
-<EVENT id="E0" start="36" end="46" text="chest pain" REST type="PROBLEM" />
-<EVENT id="E1" start="61" end="68" text="aspirin" REST type="TREATMENT" />
-<TIMEX3 id="T0" start="18" end="28" text="2001-02-03" type="DATE" val="2001-02-03" mod="NA" />
-<SECTIME id="S0" start="18" end="28" text="2001-02-03" type="ADMISSION" dvalue="2001-02-03" />
-<TLINK id="TL0" fromID="E0" fromText="chest pain" toID="E1" toText="aspirin" type="BEFORE" />
-</TAGS>
-</ClinicalNarrativeTemporalAnnotation>
-""".replace("REST", REST)
+RECORD = (SAMPLES / "i2b2_2012.xml").read_text()
 
 
 def test_events_and_times(file: File) -> None:
@@ -739,30 +692,7 @@ def test_jsonl_keys_that_are_fine(file: File, more: dict[str, object], spans: in
 
 # ---- OntoNotes in CoNLL-2012 columns -------------------------------------------------------------
 
-SAMPLE = """\
-#begin document (nw/made/00/made_0001); part 000
-nw/made/00/made_0001   0    0      Ada     NNP  (TOP(S(NP*   -   -   -   -   (PERSON*   (ARG0*   (3
-nw/made/00/made_0001   0    1   Sample     NNP           *)   -   -   -   -          *)       *)   3)
-nw/made/00/made_0001   0    2     left     VBD        (VP*   leave   01   2   -          *     (V*)    -
-nw/made/00/made_0001   0    3    Basel     NNP        (NP*)   -   -   -   -       (GPE)   (ARG1*)    -
-nw/made/00/made_0001   0    4    -LRB-   -LRB-        (PRN*   -   -   -   -          *        *    -
-nw/made/00/made_0001   0    5      two      CD        (NP*   -   -   -   -      (DATE*   (TMP*    -
-nw/made/00/made_0001   0    6    years     NNS           *   -   -   -   -          *        *    -
-nw/made/00/made_0001   0    7      ago      RB         *))   -   -   -   -         *)       *)    -
-nw/made/00/made_0001   0    8    -RRB-   -RRB-           *)   -   -   -   -          *        *    -
-nw/made/00/made_0001   0    9       /.       .          *))   -   -   -   -          *        *    -
-
-nw/made/00/made_0001   0    0      She     PRP   (TOP(S(NP*)   -   -   -   -          *   (3)
-nw/made/00/made_0001   0    1    slept     VBD       (VP*))   -   -   -   -          *    -
-
-#end document
-#begin document (nw/made/00/made_0001); part 001
-nw/made/00/made_0001   1    0      Bank     NN        (TOP*   -   -   -   -   (ORG(NORP*   -
-nw/made/00/made_0001   1    1        of     IN           *   -   -   -   -          *   -
-nw/made/00/made_0001   1    2     Hills     NN           *)   -   -   -   -         *))   -
-
-#end document
-"""  # noqa: E501
+SAMPLE = (SAMPLES / "ontonotes.conll").read_text()
 
 
 def test_a_sample_as_one_reads_it(file: File) -> None:
@@ -829,15 +759,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, made:
 
 # ---- PubTator: offsets over title and abstract, concepts, relations ------------------------------
 
-PUBTATOR = """1|t|Lithium toxicity.
-1|a|A case | of cardiac and renal failure.
-1\t0\t7\tLithium\tChemical\tD008094
-1\t30\t55\tcardiac and renal failure\tDisease\tD1|D2\tcardiac failure|renal failure
-1\tCID\tD008094\tD1
-
-2|t|Nothing here.
-2|a|
-"""
+PUBTATOR = (SAMPLES / "pubtator.txt").read_text()
 
 
 def test_pubtator(file: File) -> None:

@@ -16,7 +16,7 @@ from seqeval.metrics.sequence_labeling import get_entities
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Scheme, Span, TagSet
 from fednotes.data import batches
-from fednotes.data.batches import buckets, encode_corpus, without_gold
+from fednotes.data.batches import buckets, encode_corpus
 from fednotes.data.tags import (
     Alignment,
     FlattenCounts,
@@ -239,14 +239,6 @@ def test_flatten_equals_brute_force(rule: FlattenRule, spans: list[Span]) -> Non
     assert (list(found), counts) == _brute(spans, rule)
     assert all(a.end <= b.start for a, b in pairwise(found))
     assert not any(span.fragments for span in found)
-
-
-def test_counts_add() -> None:
-    """Field by field."""
-    assert Alignment(1, 2, 3, 4, 5) + Alignment(1, 1, 1, 1, 1) == Alignment(2, 3, 4, 5, 6)
-    assert Alignment(1, 2, 3, 4, 5).spans == 15
-    total = FlattenCounts(1, 2, 3, 4, 5, 6) + FlattenCounts(6, 5, 4, 3, 2, 1)
-    assert total == FlattenCounts(7, 7, 7, 7, 7, 7)
 
 
 def test_relabel_maps_drops_and_keeps() -> None:
@@ -490,18 +482,6 @@ def test_long_sentences_are_cut_between_entities(scheme: str, data: st.DataObjec
         assert last <= holder[1]
     longest = max([0, *((s.end + 1) // 4 - s.start // 4 for s in spans)])
     assert max(b - a for a, b in pieces) <= max(limit, longest)
-
-
-def test_an_unknown_label_is_refused() -> None:
-    with pytest.raises(DataError, match="'Dose' is not in the tag set"):
-        encode_corpus([_document("5 mg", ("5 mg", "Dose"))], BIO)
-
-
-def test_without_gold_takes_the_spans_only() -> None:
-    document = _document("Aspirin.", ("Aspirin", "Drug"))
-    (bare,) = without_gold([document])
-    assert bare.spans == ()
-    assert bare.text == document.text
 
 
 @given(

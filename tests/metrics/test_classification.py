@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from fednotes.core.update import Total, Update
 from fednotes.metrics import classification
 from fednotes.metrics.classification import CLASSES, ClassCounts, rankings
 from fednotes.metrics.compare import (
+    Bootstrap,
     mean_scores,
     paired_bootstrap,
     paired_patients,
@@ -101,15 +104,6 @@ def test_micro_and_present_are_scikit_learns() -> None:
     assert values(scores["present"]["macro"]) == pytest.approx(macro)
 
 
-def test_multi_label_outputs_are_scikit_learns() -> None:
-    """Oracle: f1_score(average="macro" and "micro") of an indicator matrix: stage 1's codes."""
-    rng = np.random.default_rng(0)
-    labels, predicted = rng.integers(0, 2, (2, 40, 7))
-    scores = ClassCounts.of(labels, predicted, list("abcdefg")).scores()["present"]
-    for average in ("macro", "micro"):
-        assert scores[average]["f1"] == pytest.approx(f1_score(labels, predicted, average=average))
-
-
 def test_counts_add_over_sites() -> None:
     """Oracle: all patients at one site; through the metrics of an Update and back."""
     labels, predicted = random_labels()
@@ -165,61 +159,44 @@ def test_the_papers_average_is_the_mean_over_diseases() -> None:
 # ---- bootstrap -------------------------------------------------------------------------------
 
 
-def test_paired_bootstrap_is_the_loop() -> None:
-    """Oracle: a loop over the same draws, scikit-learn's macro F1 in each."""
-    labels, a = random_labels(30)
-    b = np.where(np.random.default_rng(3).random(a.shape) < 0.2, 0, a).astype(np.int8)
-    samples, n = 200, len(labels)
-    found = paired_patients(labels, a, b, samples=samples, seed=5)
-    draws = np.random.default_rng(5).integers(0, n, (samples, n))
-    each = [
-        scikit_learn(labels[d], a[d])[2] - scikit_learn(labels[d], b[d])[2] for d in draws.tolist()
-    ]
-    observed = scikit_learn(labels, a)[2] - scikit_learn(labels, b)[2]
+def is_the_loop(found: Bootstrap, score: Callable[..., float], a: Any, b: Any, units: int) -> None:
+    """Oracle: a loop over the same draws (seed 5), which scores each anew."""
+    draws = np.random.default_rng(5).integers(0, units, (found.samples, units))
+    each = [score(draw, a) - score(draw, b) for draw in draws]
+    everyone = np.arange(units)
+    observed = score(everyone, a) - score(everyone, b)
+    assert (found.f1_a, found.f1_b) == pytest.approx((score(everyone, a), score(everyone, b)))
     assert found.difference == pytest.approx(observed)
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(each, (0.025, 0.975))))
     extreme = sum(abs(d - observed) >= abs(observed) - 1e-12 for d in each)
-    assert found.p_value == pytest.approx((1 + extreme) / (1 + samples))
-    assert found.f1_a == pytest.approx(scikit_learn(labels, a)[2])
+    assert found.p_value == pytest.approx((1 + extreme) / (1 + found.samples))
 
 
-def test_bootstrap_of_equal_predictions_finds_no_difference() -> None:
-    """Oracle: the definition."""
+def test_paired_macro_f1_is_the_loop() -> None:
     labels, a = random_labels(30)
-    found = paired_patients(labels, a, a, samples=50)
-    assert (found.difference, found.low, found.high, found.p_value) == (0, 0, 0, 1)
+    b = np.where(np.random.default_rng(3).random(a.shape) < 0.2, 0, a).astype(np.int8)
+    found = paired_patients(labels, a, b, samples=200, seed=5)
+    is_the_loop(found, lambda draw, said: scikit_learn(labels[draw], said[draw])[2], a, b, 30)
 
 
 def test_paired_areas_are_the_loop() -> None:
-    """Oracle: a loop over the same draws, scikit-learn's area where both classes are."""
+    """scikit-learn's area where both classes are."""
     rng = np.random.default_rng(1)
     labels = (rng.random((40, 3)) < 0.3).astype(np.int8)
     labels[rng.random((40, 3)) < 0.1] = -1
     labels[:, 2] = np.where(labels[:, 2] == 1, 0, labels[:, 2])  # nobody has the last one
     labels[0, 2] = 2
     a, b = (labels * s + rng.normal(size=labels.shape).round(1) for s in (1.5, 0.2))
-    samples = 200
 
-    def area(rows: list[int], scores: np.ndarray) -> float:
+    def area(draw: np.ndarray, scores: np.ndarray) -> float:
         each = []
         for c in range(3):
-            own = [r for r in rows if labels[r, c] in (0, 1)]
-            if len({int(labels[r, c]) for r in own}) == 2:
+            own = draw[np.isin(labels[draw, c], (0, 1))]
+            if len(np.unique(labels[own, c])) == 2:
                 each.append(roc_auc_score(labels[own, c], scores[own, c]))
         return float(np.mean(each))
 
-    found = paired_patients(labels, a, b, "auroc", samples=samples, seed=5)
-    draws = np.random.default_rng(5).integers(0, 40, (samples, 40)).tolist()
-    each = [area(d, a) - area(d, b) for d in draws]
-    everyone = list(range(40))
-    assert found.f1_a == pytest.approx(area(everyone, a))
-    assert found.f1_b == pytest.approx(area(everyone, b))
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(each, (0.025, 0.975))))
-    observed = area(everyone, a) - area(everyone, b)
-    extreme = sum(abs(d - observed) >= abs(observed) - 1e-12 for d in each)
-    assert found.p_value == pytest.approx((1 + extreme) / (1 + samples))
-    with pytest.raises(DataError, match="must be alike"):
-        paired_patients(labels, a[:, :2], b, "auroc")
+    is_the_loop(paired_patients(labels, a, b, "auroc", samples=200, seed=5), area, a, b, 40)
 
 
 # ---- rankings --------------------------------------------------------------------------------
@@ -285,25 +262,30 @@ def test_one_class_has_no_area() -> None:
     assert rankings(labels[:, :0], scores[:, :0], [])["macro"]["outputs"] == 0
 
 
-def test_errors_name_both_sides() -> None:
-    """Oracle: the messages."""
-    zeros = np.zeros((4, 2), np.int8)
-    with pytest.raises(DataError, match=r"labels \(4, 2\) and predictions \(4, 1\) for 2"):
-        ClassCounts.of(zeros, zeros[:, :1], ["a", "b"])
-    with pytest.raises(DataError, match="a label is none of"):
-        ClassCounts.of(zeros + 3, zeros, ["a", "b"])
-    with pytest.raises(DataError, match="a prediction is none of"):
-        ClassCounts.of(zeros, zeros - 2, ["a", "b"])
-    with pytest.raises(DataError, match="classes of 1 outputs for 2"):
-        ClassCounts.of(zeros, zeros, ["a", "b"], [(0, 1)])
-    with pytest.raises(ConfigError, match="at least one sample"):
-        paired_patients(zeros, zeros, zeros, samples=0)
-    with pytest.raises(DataError, match="at least one patient"):
-        paired_patients(zeros[:0], zeros[:0], zeros[:0])
-    with pytest.raises(DataError, match=r"scores \(4, 3\)"):
-        rankings(zeros, np.zeros((4, 3)), ["a", "b"])
-    with pytest.raises(DataError, match="not a finite number"):
-        rankings(zeros, np.full((4, 2), np.nan), ["a", "b"])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda z: ClassCounts.of(z, z[:, :1], "ab"),
+            r"labels \(4, 2\) and predictions \(4, 1\) for",
+        ),
+        (lambda z: ClassCounts.of(z + 3, z, "ab"), "a label is none of"),
+        (lambda z: ClassCounts.of(z, z - 2, "ab"), "a prediction is none of"),
+        (lambda z: ClassCounts.of(z, z, "ab", [(0, 1)]), "classes of 1 outputs for 2"),
+        (lambda z: paired_patients(z, z, z, samples=0), "at least one sample"),
+        (lambda z: paired_patients(z[:0], z[:0], z[:0]), "at least one patient"),
+        (lambda z: paired_patients(z, z[:, :1], z, "auroc"), "must be alike"),
+        (lambda z: rankings(z, np.zeros((4, 3)), "ab"), r"scores \(4, 3\)"),
+        (lambda z: rankings(z, np.full((4, 2), np.nan), "ab"), "not a finite number"),
+        (lambda z: paired_bootstrap(*systems(3, (0.1, 0.1)), "relaxd"), "did you mean 'relaxed'"),
+        (lambda z: paired_bootstrap(*systems(3, (0.1, 0.1)), samples=0), "at least one sample"),
+        (lambda z: paired_bootstrap([], [], []), "at least one document"),
+        (lambda z: paired_bootstrap(*systems(3, (0, 0))[:2], []), "3 gold documents but 0"),
+    ],
+)
+def test_errors_name_both_sides(call: Callable[[np.ndarray], object], message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        call(np.zeros((4, 2), np.int8))
 
 
 # ---- repeats and the paired bootstrap against slow explicit programs
@@ -329,7 +311,7 @@ def systems(documents: int, errors: tuple[float, float], seed: int = 0) -> list[
 def test_mean_and_deviation_over_seeds() -> None:
     """Expected: the standard library's `statistics`."""
     f1 = [0.5, 0.61, 0.58]
-    runs = [
+    runs: list[dict[str, Any]] = [
         {
             "method": "fedner",
             "done": True,
@@ -339,18 +321,13 @@ def test_mean_and_deviation_over_seeds() -> None:
         for i, x in enumerate(f1)
     ]
     del runs[2]["seconds"]
-    summary = summarise(runs)
-    assert summary["sites"]["h1"]["strict"]["f1"] == {
-        "mean": pytest.approx(statistics.mean(f1)),
-        "std": pytest.approx(statistics.stdev(f1)),
-        "n": 3,
-    }
-    assert summary["seconds"] == {
-        "mean": 10.5,
-        "std": pytest.approx(statistics.stdev([10, 11])),
-        "n": 2,
-    }
-    assert summary.keys() == {"seconds", "sites"}
+
+    def spread(numbers: list[float]) -> dict[str, Any]:
+        mean, std = statistics.mean(numbers), statistics.stdev(numbers)
+        return {"mean": pytest.approx(mean), "std": pytest.approx(std), "n": len(numbers)}
+
+    sites = {"h1": {"strict": {"f1": spread(f1)}}}
+    assert summarise(runs) == {"seconds": spread([10, 11]), "sites": sites}
     assert summarise([{"f1": 0.5}]) == {"f1": {"mean": 0.5, "std": None, "n": 1}}
     assert summarise([]) == {}
     with pytest.raises(DataError, match="'f1' is a number in one run"):
@@ -359,25 +336,16 @@ def test_mean_and_deviation_over_seeds() -> None:
 
 @pytest.mark.parametrize("metric", ["strict", "relaxed", "relaxed_one_to_one"])
 def test_bootstrap_equals_explicit_resampling(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that draws the same indices, builds each resampled corpus and scores it anew."""
+    """Each resampled corpus is built and scored anew."""
     gold, a, b = systems(15, (0.1, 0.4))
-    samples, seed = 200, 11
 
-    def f1(indices: np.ndarray, system: list[Document]) -> float:
-        left, right = [gold[i] for i in indices], [system[i] for i in indices]
-        return SpanCounts.of(left, right).scores()[metric]["f1"]
+    def f1(draw: np.ndarray, system: list[Document]) -> float:
+        left, right = [gold[i] for i in draw], [system[i] for i in draw]
+        return float(SpanCounts.of(left, right).scores()[metric]["f1"])
 
-    draws = np.random.default_rng(seed).integers(0, 15, (samples, 15))
-    observed = f1(np.arange(15), a) - f1(np.arange(15), b)
-    drawn = np.array([f1(row, a) - f1(row, b) for row in draws])
-    expected_p = (1 + sum(abs(d - observed) >= abs(observed) - 1e-12 for d in drawn)) / 201
     for chunk in (classification._CHUNK, 15 * 7):  # all at once, and seven resamples at a time
         monkeypatch.setattr(classification, "_CHUNK", chunk)
-        result = paired_bootstrap(gold, a, b, metric, samples, seed)
-        assert result.difference == pytest.approx(observed)
-        assert result.f1_a == pytest.approx(f1(np.arange(15), a))
-        assert (result.low, result.high) == pytest.approx(tuple(np.quantile(drawn, (0.025, 0.975))))
-        assert result.p_value == pytest.approx(expected_p)
+        is_the_loop(paired_bootstrap(gold, a, b, metric, 200, 5), f1, a, b, 15)
 
 
 def test_swapping_the_systems_mirrors_the_result() -> None:
@@ -414,18 +382,6 @@ def test_large_corpus_is_fast() -> None:
     begin = time.perf_counter()
     paired_bootstrap(gold, a, b)
     assert time.perf_counter() - begin < 15
-
-
-def test_bad_requests_are_refused() -> None:
-    gold, a, b = systems(3, (0.1, 0.1))
-    with pytest.raises(ConfigError, match="did you mean 'relaxed'"):
-        paired_bootstrap(gold, a, b, "relaxd")
-    with pytest.raises(ConfigError, match="at least one sample"):
-        paired_bootstrap(gold, a, b, samples=0)
-    with pytest.raises(DataError, match="at least one document"):
-        paired_bootstrap([], [], [])
-    with pytest.raises(DataError, match="3 gold documents but 2"):
-        paired_bootstrap(gold, a, b[:2])
 
 
 # ---- means over sites and sums of their counts, by scikit-learn and by hand

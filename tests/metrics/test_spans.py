@@ -17,7 +17,6 @@ from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
-from fednotes.data.text import normalise
 from fednotes.metrics.spans import DEFINITIONS, SpanCounts, document_counts, forms_of
 
 LENGTH = 14
@@ -233,13 +232,6 @@ def test_unseen_forms() -> None:
         "f1": 0.5,
         "support": 2,
     }
-
-
-@given(st.text(max_size=20))
-def test_forms_are_those_of_the_data_layer(form: str) -> None:
-    """The rule is written twice, since this layer may not import `data`; it is one rule."""
-    document = Document("d", f"|{form}|", (Span(1, 1 + len(form), "T"),) if form else ())
-    assert forms_of([document]) == ({normalise(form)} if form else frozenset())
 
 
 def test_document_counts_sum_to_the_whole() -> None:
