@@ -61,10 +61,10 @@ class Deployed(Rounds):
     """A federation of sites behind a transport.
 
     sites: their names, in the order in which sums add. directory: the server's own, for
-    checkpoints of this job. job: the declarative job's fingerprint. resume: go on from the
-    newest whole checkpoint; False deletes what is there. summing: None adds in the clear.
-    observer: told of each committed round. notify: of faults. stop: asked after each round; if
-    true, a checkpoint is made and `Paused` raised. clock, sleep: for tests.
+    checkpoints of this job: it goes on from the newest whole one. job: the declarative job's
+    fingerprint. summing: None adds in the clear. observer: told of each committed round. notify:
+    of faults. stop: asked after each round; if true, a checkpoint is made and `Paused` raised.
+    clock, sleep: for tests.
 
     Raises ModelError if every checkpoint is damaged or the folder is another job's.
     """
@@ -78,7 +78,6 @@ class Deployed(Rounds):
         job: str,
         patience: Patience = PATIENCE,
         max_norm: float = 0.0,
-        resume: bool = True,
         summing: Summing | None = None,
         observer: Observer | None = None,
         notify: Callable[[Event], None] = lambda event: None,
@@ -96,8 +95,6 @@ class Deployed(Rounds):
         self._patience, self._stop = patience, stop
         self._files = Checkpoints(directory, sites, "start a new run")
         run = _next_run(directory, job)
-        if not resume:
-            self._files.clear()
         kept = self._files.newest(lambda facts: list(facts["progress"]["counted"]), _kept)
         zero = dict.fromkeys(sites, 0)
         state, (progress, prologue) = kept or (None, (RunState(0, zero, dict(zero)), ()))

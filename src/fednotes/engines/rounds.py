@@ -122,11 +122,6 @@ class Checkpoints:
             except (OSError, ValueError):
                 continue
 
-    def clear(self) -> None:
-        """Forget all."""
-        for folder in self.directory.glob("*round-*"):
-            shutil.rmtree(folder)
-
     def _folders(self) -> list[Path]:
         """From the newest."""
         return sorted(self.directory.glob("round-*"), reverse=True)
