@@ -14,10 +14,10 @@ import pytest
 import torch
 from fault_net import STRICT, Net, ServerKilled
 from fault_toy import SITES, Toy, by_hand, toy_job
+from tiny_notes import DRUGS, tiny_site
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.federation import SiteTasks
-from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import fedner
@@ -103,22 +103,15 @@ def average(config: Averaging) -> Any:
     return job
 
 
-TEXTS = ("Took aspirin daily.", "No pain today.", "Metformin was stopped.", "She felt well.")
 TAGGER = TaggerConfig(char_dim=3, char_filters=4, cnn_filters=5, lstm_units=3)
-NER = fedner.Config(model=TAGGER, batch_size=4, epochs=3, personal_epochs=1, tags=TagSet(("Drug",)))
+NER = fedner.Config(model=TAGGER, batch_size=4, epochs=3, personal_epochs=1, tags=DRUGS)
 
 
 BY_ROWS = replace(NER, model=replace(TAGGER, hashed_words=1500, word_dim=2))
 
 
 def platform(number: int, settings: fedner.Config = NER) -> fedner.Site:
-    spans = {0: (Span(5, 12, "Drug"),), 2: (Span(0, 9, "Drug"),)}
-    documents = tuple(
-        Document(f"{number}-{i}", TEXTS[(i + number) % 4], spans.get((i + number) % 4, ()))
-        for i in range(4 + number)
-    )
-    data = SiteData(f"s{number}", settings.tags, documents, documents, documents)
-    return fedner.Site(data, settings)
+    return fedner.Site(tiny_site(number, 4 + number), settings)
 
 
 def train_ner(engine: Any, settings: fedner.Config = NER) -> dict[str, torch.Tensor]:

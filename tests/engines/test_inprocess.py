@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tiny_notes import DRUGS, tiny_site
 
 from fednotes.core.errors import ModelError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.tensors import load_state
-from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import KEPT_CHECKPOINTS, RoundResult
@@ -158,20 +158,12 @@ def test_checkpoints_of_other_sites_are_refused(tmp_path: Path) -> None:
 
 # many sites
 
-TEXTS = ("Took aspirin daily.", "No pain today.", "Metformin was stopped.", "She felt well.")
 
-
-def tiny(number: int, vectors: Path) -> tuple[SiteData, fedner.Config]:
-    spans = {0: (Span(5, 12, "Drug"),), 2: (Span(0, 9, "Drug"),)}
-    documents = tuple(
-        Document(f"{number}-{i}", text, spans.get(i, ())) for i, text in enumerate(TEXTS)
-    )
-    tags = TagSet(("Drug",))
+def settings(vectors: Path) -> fedner.Config:
     model = TaggerConfig(
         word_vectors=str(vectors), char_dim=3, char_filters=4, cnn_filters=5, lstm_units=3
     )
-    config = fedner.Config(model=model, batch_size=64, epochs=1, tags=tags)
-    return SiteData(f"s{number}", tags, documents[:3], documents[:2], documents), config
+    return fedner.Config(model=model, batch_size=64, epochs=1, tags=DRUGS)
 
 
 def kept(members: list[fedner.Site]) -> int:
@@ -194,11 +186,9 @@ def test_a_hundred_sites_train_and_grow_with_the_trainable_state_alone(tmp_path:
     vectors = tmp_path / "vectors.txt"
     rows = (" ".join([f"w{i}", *["0.5"] * 50]) for i in range(2000))
     vectors.write_text("\n".join(["aspirin" + " 0.1" * 50, *rows]) + "\n")
-    sizes = {}
+    sizes, config = {}, settings(vectors)
     for number in (10, 100):
-        pairs = [tiny(i, vectors) for i in range(number)]
-        config = pairs[0][1]
-        members = [fedner.Site(data, config) for data, _ in pairs]
+        members = [fedner.Site(tiny_site(i), config) for i in range(number)]
         engine = InProcess(members)
         fedner.train(engine, config)
         sizes[number] = kept(members)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import permutations
 from math import comb
 from pathlib import Path
@@ -43,6 +45,22 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
+    def pace(self) -> AnswerTimes:
+        return AnswerTimes(lambda: self.now, self.sleep)
+
+    def answered(self, pace: AnswerTimes, took: float, told: int | None) -> float:
+        """After how many seconds an answer leaves."""
+        begun = self.now
+        self.now += took
+        pace.wait("train", begun, told)
+        return self.now - begun
+
+
+def host(folder: Path, site: str, make: Callable[[], Worker], clock: Clock | None) -> SiteHost:
+    """A site of three; clock: where it holds its answers back."""
+    seal, pace = SecureSeal(site, SITES, job=JOB, threshold=3), clock and clock.pace()
+    return SiteHost(make, folder / site, job=JOB, name=site, sealer=seal, pace=pace)
+
 
 class Worker(Giver):
     """Takes its time by its own clock."""
@@ -64,14 +82,8 @@ def seen_by_the_server(
     clocks = {site: Clock() for site in SITES}
     for site, clock in clocks.items():
         worker = Worker(site, clock, rng, jitter)
-        net.hosts[site] = SiteHost(
-            lambda worker=worker: worker,
-            folder / site,
-            job=JOB,
-            name=site,
-            sealer=SecureSeal(site, SITES, job=JOB, threshold=3),
-            pace=AnswerTimes(lambda clock=clock: clock.now, clock.sleep) if steady else None,
-        )
+        made = partial(lambda worker: worker, worker)
+        net.hosts[site] = host(folder, site, made, clock if steady else None)
     engine = net.engine(SITES, summing=SecureSum(SITES, job=JOB, threshold=3))
     found = {site: np.zeros(ROUNDS) for site in SITES}
     engine._members.gather(len(SITES), prepare=False)
@@ -133,16 +145,8 @@ def test_a_refusal_and_a_state_made_anew_take_a_power_of_four_too(
             clock.now += TOOK[site]
             return worker
 
-        host = SiteHost(
-            made,
-            tmp_path / site,
-            job=JOB,
-            name=site,
-            sealer=SecureSeal(site, SITES, job=JOB, threshold=3),
-            pace=AnswerTimes(lambda clock=clock: clock.now, clock.sleep),
-        )
         asked = Request(JOB, 1, number, task, first=True, counted={site: 0})
-        reply = decode_reply(host.handle(encode(asked)))
+        reply = decode_reply(host(tmp_path, site, made, clock).handle(encode(asked)))
         assert ("outside the secure sum" in reply.refusal) == (task == "give")
         took[site] = clock.now
     assert set(took.values()) <= {4.0**k / 16 for k in range(4)}
@@ -159,38 +163,28 @@ def test_classes_are_powers_of_the_square_root_of_two() -> None:
 
 def test_a_server_that_tells_too_low_a_class_sees_a_power_of_four_alone() -> None:
     clock = Clock()
-    pace = AnswerTimes(lambda: clock.now, clock.sleep)
+    pace = clock.pace()
     for took, answered in ((0.30, 1.0), (0.30, 1.0), (0.9, 1.0), (1.1, 4.0), (0.1, 4.0)):
-        begun = clock.now
-        clock.now += took
-        pace.wait("train", begun, 0)
-        assert clock.now - begun == pytest.approx(answered)
-    begun = clock.now
-    pace.wait("train", begun, 2)  # 0.125 seconds, though it has taken longer before
-    assert clock.now - begun == pytest.approx(4.0)
+        assert clock.answered(pace, took, 0) == pytest.approx(answered)
+    # 0.125 seconds, though it has taken longer before
+    assert clock.answered(pace, 0.0, 2) == pytest.approx(4.0)
 
 
 def test_a_server_that_tries_one_class_after_the_other_finds_a_power_of_four() -> None:
     """The site takes 0.3 seconds, its own class ends at 0.5: from below, no answer ends there."""
     clock = Clock()
-    pace, answered = AnswerTimes(lambda: clock.now, clock.sleep), []
-    for told in (*([6] * 3), *range(12)):
-        begun = clock.now
-        clock.now += 0.3
-        pace.wait("train", begun, told)
-        answered.append(clock.now - begun)
+    pace = clock.pace()
+    answered = [clock.answered(pace, 0.3, told) for told in (*([6] * 3), *range(12))]
     assert answered[:3] == [pytest.approx(0.5)] * 3
     assert answered[3:] == [pytest.approx(max(1.0, seconds_of(told))) for told in range(12)]
     assert slowest(pace.counts("train", 0.3)) == 8
 
 
 def test_a_long_pause_is_forgotten_after_eight_answers() -> None:
-    clock = Clock()
-    pace, levels = AnswerTimes(lambda: clock.now, clock.sleep), []
+    clock, levels = Clock(), []
+    pace = clock.pace()
     for took in (9.0, *[0.1] * 9):
-        begun = clock.now
-        clock.now += took
-        pace.wait("train", begun, CLASSES - 1)
+        clock.answered(pace, took, CLASSES - 1)
         levels.append(slowest(pace.counts("train", 0.1)))
     assert levels == [class_of(9 * 1.25)] * 8 + [class_of(0.125)] * 2
 

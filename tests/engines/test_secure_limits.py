@@ -11,56 +11,38 @@ from typing import Any
 import pytest
 import torch
 from fault_toy import JOB
-from secure_net import network, random_updates
+from secure_net import ByHand, network, random_updates
 
 from fednotes.core.errors import FednotesError, RefusedError
-from fednotes.core.messages import Attached, Request
+from fednotes.core.messages import Attached
 from fednotes.core.update import Update
-from fednotes.engines.secure import MOST_LIMITS, SecureSeal, context_of
+from fednotes.engines.secure import MOST_LIMITS, SecureSeal
 from fednotes.jobs.deployed import server, site
-from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
-from fednotes.privacy.secure_sum.messages import KeysMessage, SharesMessage, Stage, Terms
-from fednotes.privacy.secure_sum.server import ServerChain
+from fednotes.privacy.secure_sum.messages import Terms
 
 SITES = ("a", "b", "c")
 LARGEST = 37.0 * 0.02  # weight times value, in 2^-1 … 2^0
 
 
-class Prober:
-    """A server that asks for a task again and again, each time with limits of its choice."""
+class Prober(ByHand):
+    """A server that asks for a task again and again, each time with limits of its choice.
+
+    told: all that site a said of its values.
+    """
 
     def __init__(self) -> None:
-        self.seals = {s: SecureSeal(s, SITES, job=JOB, threshold=3) for s in SITES}
-        self.run, self.number = 1, 0
-        self.chain = ServerChain(Parties(SITES, 3), context_of(JOB, 1))
-        self.told: list[str] = []  # all that site a said of its values
+        super().__init__(SITES)
+        self.told: list[str] = []
 
-    def request(self, task: str, attached: Attached, **fields: Any) -> Request:
-        self.number += 1
-        counted = {"a": fields.pop("counted", 0)}
-        return Request(JOB, self.run, self.number, task, counted=counted, attached=attached)
-
-    def restart(self) -> None:
-        self.run += 1
-        self.chain = ServerChain(Parties(SITES, 3), context_of(JOB, self.run))
-
-    def ask(self, limits: dict[str, int], scale: float = 1.0, **fields: Any) -> str:
+    def ask(
+        self, exponent: int | None, scale: float = 1.0, name: str = "secret", round: int = 0
+    ) -> str:
         """ "fits", "beyond", or "over" (the last word), for one fresh exchange."""
-        now = self.chain.start()
-        number = self.chain.number
-        for seal in self.seals.values():
-            reply = seal.stage(self.request("@keys", wire.packed(Stage(number))))
-            now.add_keys(wire.read(KeysMessage, reply.facts))
-        asked = wire.packed(Stage(number, now.keys()))
-        for seal in self.seals.values():
-            reply = seal.stage(self.request("@shares", asked))
-            now.add_shares(wire.read(SharesMessage, reply.facts))
-        attached = wire.packed_boxes(Terms(number, SITES, ("n",), limits), now.boxes())
-        values = torch.tensor([0.001, 0.02]) * scale
-        update = Update({"secret.w": values}, 37.0, {"n": 1.0})
+        attached = self.terms(("n",), **({} if exponent is None else {name: exponent}))
+        update = Update({"secret": torch.tensor([0.001, 0.02]) * scale}, 37.0, {"n": 1.0})
         try:
-            request = replace(self.request("give", attached), **fields)
+            request = replace(self.request("give", attached), round=round)
             answer = self.seals["a"].seal(request, update, b"q").facts
         except FednotesError as error:
             self.told.append(str(error))
@@ -76,23 +58,23 @@ def test_a_search_for_the_largest_value_ends_at_once() -> None:
     answers = []
     while low < high and "over" not in answers:
         middle = (low + high) // 2
-        answers.append(prober.ask({"secret.w": middle}))
+        answers.append(prober.ask(middle))
         low, high = (middle + 1, high) if answers[-1] == "beyond" else (low, middle)
     assert answers[-1] == "over"
     assert len(answers) <= MOST_LIMITS + 1
     assert high - low > 8
     from_above = Prober()
-    answers = [from_above.ask({"secret.w": exponent}) for exponent in range(40, -40, -1)]
+    answers = [from_above.ask(exponent) for exponent in range(40, -40, -1)]
     assert answers == ["fits"] * MOST_LIMITS + ["over"] * (80 - MOST_LIMITS)
     from_below = Prober()
-    answers = [from_below.ask({"secret.w": exponent}) for exponent in range(-40, 40)]
+    answers = [from_below.ask(exponent) for exponent in range(-40, 40)]
     assert answers == ["beyond"] + ["over"] * 79
-    assert from_below.ask({}) == "over"
+    assert from_below.ask(None) == "over"
     wide_at_last = Prober()
-    answers = [wide_at_last.ask(limits) for limits in ({"secret.w": -9}, {"secret.w": -8}, {})]
+    answers = [wide_at_last.ask(exponent) for exponent in (-9, -8, None)]
     assert answers == ["beyond", "over", "over"]
     for text in (*prober.told, *from_above.told, *from_below.told):
-        assert "secret" not in text.replace("secure", "")
+        assert "secret" not in text
         assert not re.search(r"\d", text)
 
 
@@ -101,33 +83,33 @@ def test_a_redo_and_a_restart_of_the_server_do_not_begin_the_count_anew() -> Non
     values under the same limits are another question."""
     prober = Prober()
     for _ in range(4):
-        assert prober.ask({"secret.w": -9}) == "beyond"
-        assert prober.ask({}) == "fits"
+        assert prober.ask(-9) == "beyond"
+        assert prober.ask(None) == "fits"
         prober.restart()
-    assert prober.ask({"secret.w": -9}, scale=2.0) == "over"
+    assert prober.ask(-9, scale=2.0) == "over"
     prober.restart()
-    assert prober.ask({"secret.w": -8}) == "over"
-    assert prober.ask({"secret.w": -9}, round=1) == "beyond"
+    assert prober.ask(-8) == "over"
+    assert prober.ask(-9, round=1) == "beyond"
     other = Prober()
-    assert other.ask({"other": 3}) == "fits"  # no limit of any value: the widest grid
-    assert [other.ask({"secret.w": e}) for e in (5, 6, 7)] == ["fits", "fits", "over"]
+    assert other.ask(3, name="other") == "fits"  # no limit of any value: the widest grid
+    assert [other.ask(e) for e in (5, 6, 7)] == ["fits", "fits", "over"]
 
 
 def test_the_bound_holds_for_updates_that_are_masked_again() -> None:
     """As `seal` has it, so has "@masked"; its last word is an answer, for it is final."""
     prober = Prober()
-    assert prober.ask({"secret.w": -9}) == "beyond"
+    assert prober.ask(-9) == "beyond"
     seal = prober.seals["a"]
     number = prober.number
-    terms = Terms(99, SITES, ("n",), {"secret.w": -8})
+    terms = Terms(99, SITES, ("n",), {"secret": -8})
     with pytest.raises(RefusedError, match="has no update"):
         seal.stage(prober.request("@masked", wire.packed(terms), counted=number - 1))
     told = []
     for exponent in (-8, -7):
-        note = wire.packed(replace(terms, limits={"secret.w": exponent}))
+        note = wire.packed(replace(terms, limits={"secret": exponent}))
         told.append(seal.stage(prober.request("@masked", note, counted=number)).facts)
     assert [note["wide"] for note in told] == [False, False]  # no keys: nothing said of the size
-    note = wire.packed(replace(terms, limits={"secret.w": -6}))
+    note = wire.packed(replace(terms, limits={"secret": -6}))
     last = seal.stage(prober.request("@masked", note, counted=number)).facts
     assert last["wide"] is True
     assert "too many limits were tried" in last["again"]
@@ -157,28 +139,20 @@ def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> Non
         assert [end._parties.confirmed for end in ends] == [threshold < sites] * 2
 
 
+@pytest.mark.parametrize(("end", "name"), [("seal", "more"), ("stage", "words")])
 def test_attachments_that_no_site_has_reason_to_send(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    end: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors beside the words, and words where there are none: of d alone."""
-    updates = random_updates(1)
-    seal, stage = SecureSeal.seal, SecureSeal.stage
+    fair = getattr(SecureSeal, end)
 
-    def with_more(name: str, self: SecureSeal, reply: Attached) -> Attached:
-        more = {name: torch.zeros(9)} if self._site == "d" else {}
+    def changed(self: SecureSeal, *arguments: Any) -> Attached:
+        reply, more = fair(self, *arguments), {name: torch.zeros(9)} if self._site == "d" else {}
         return replace(reply, tensors={**reply.tensors, **more})
 
-    def more(self: SecureSeal, *arguments: Any) -> Attached:
-        return with_more("more", self, seal(self, *arguments))
-
-    def words(self: SecureSeal, request: Request) -> Attached:
-        return with_more("words", self, stage(self, request))
-
-    for name, change in (("seal", more), ("stage", words)):
-        _, engine, events, _ = network(tmp_path / name, updates)
-        engine._least = 3
-        with monkeypatch.context() as patch:
-            patch.setattr(SecureSeal, name, change)
-            assert engine.sum("give").included == ("a", "b", "c")
-        refused = {event.text for event in events if event.kind == "refused"}
-        assert refused == {"site 'd' sent more than a message of the secure sum"}
+    _, engine, events, _ = network(tmp_path, random_updates(1))
+    engine._least = 3
+    monkeypatch.setattr(SecureSeal, end, changed)
+    assert engine.sum("give").included == ("a", "b", "c")
+    refused = {event.text for event in events if event.kind == "refused"}
+    assert refused == {"site 'd' sent more than a message of the secure sum"}

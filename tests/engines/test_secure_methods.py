@@ -6,7 +6,7 @@ weight · value to a grid first, so the two differ by at most half a step of it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from fednotes.taggers.token_classifier import TokenClassifierConfig
 TAGGER = TaggerConfig(
     char_dim=6, char_filters=8, cnn_filters=10, lstm_units=5, hashed_words=50, word_dim=4
 )
-Make = Callable[[], tuple[list[Any], Callable[[Any], Any]]]
 
 
 class Compared(InProcess):
@@ -87,21 +86,25 @@ def check_sums(engine: Compared) -> None:
             seen[task, name] = 2.0**-44 * largest if largest else 2.0**-29
 
 
-def compare(make: Make, *, close: Mapping[str, float]) -> tuple[Compared, Any, Any]:
-    """The job under both; what it returns must be close."""
-    members, job = make()
-    engine = Compared(members)
-    secure = job(engine)
-    plain = job(InProcess(make()[0]))
+def compare(
+    method: Any, data: Sequence[Any], settings: Any, **options: Any
+) -> tuple[Compared, list[Any], Any, Any]:
+    """The job under both; what it returns must be close. options: of a site, and `close`."""
+    close = options.pop("close", {"rtol": 1e-5, "atol": 1e-6})
+    engine, plain = (
+        make([method.Site(own, settings, **options) for own in data])
+        for make in (Compared, InProcess)
+    )
+    ends = [method.train(each, settings) for each in (engine, plain)]
     check_sums(engine)
-    assert secure.round == plain.round
-    assert secure.tensors.keys() == plain.tensors.keys()
-    for name, value in plain.tensors.items():
-        torch.testing.assert_close(secure.tensors[name], value, **close, msg=name)
-    return engine, secure, plain
+    assert ends[0].round == ends[1].round
+    assert ends[0].tensors.keys() == ends[1].tensors.keys()
+    for name, value in ends[1].tensors.items():
+        torch.testing.assert_close(ends[0].tensors[name], value, **close, msg=name)
+    return engine, list(plain._sites), *ends
 
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+LOOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
 @pytest.fixture(scope="module")
@@ -121,10 +124,7 @@ def test_fedner(sites: list[SiteData], exchange: str, words: int) -> None:
         model=replace(TAGGER, hashed_words=words), batch_size=10, epochs=2, seed=3, tags=tags,
         exchange=exchange,
     )  # fmt: skip
-    engine, _, _ = compare(
-        lambda: ([fedner.Site(s, settings) for s in sites], lambda e: fedner.train(e, settings)),
-        close=CLOSE,
-    )
+    engine, *_ = compare(fedner, sites, settings)
     assert {"count", "take_share", "evaluate", "finish"} <= {t for t, _, _ in engine.pairs}
     sizes = [len(site.train_set.lengths) for site in engine._sites]
     assert len(set(sizes)) > 1
@@ -140,13 +140,8 @@ def test_distill(sites: list[SiteData], changes: Mapping[str, Any]) -> None:
     """With weighting, a site takes its own part out of the sum that it is sent."""
     base = distill.Config(model=TAGGER, batch_size=8, rounds=2, seed=3, learning_rate=0.01)
     settings = distill.for_sites(replace(base, **changes), sites)
-    engine, _, _ = compare(
-        lambda: ([distill.Site(s, settings) for s in sites], lambda e: distill.train(e, settings)),
-        close=CLOSE,
-    )
+    engine, plain, *_ = compare(distill, sites, settings)
     if changes["weighting"]:
-        plain = [distill.Site(s, settings) for s in sites]
-        distill.train(InProcess(plain), settings)
         for one, other in zip(engine._sites, plain, strict=True):
             assert not np.all(one.weights == 1)
             np.testing.assert_allclose(one.weights, other.weights, rtol=1e-5)
@@ -154,14 +149,7 @@ def test_distill(sites: list[SiteData], changes: Mapping[str, Any]) -> None:
 
 def test_adversarial(sites: list[SiteData]) -> None:
     base = adversarial.Config(model=TAGGER, rounds=2, seed=3, learning_rate=0.01, variant="peng")
-    settings = adversarial.for_sites(base, sites)
-    compare(
-        lambda: (
-            [adversarial.Site(s, settings) for s in sites],
-            lambda e: adversarial.train(e, settings),
-        ),
-        close=CLOSE,
-    )
+    compare(adversarial, sites, adversarial.for_sites(base, sites))
 
 
 @pytest.mark.parametrize("representation", ["", "none"])
@@ -171,13 +159,7 @@ def test_phenotype(representation: str) -> None:
     config = config_of(model=model) if model else config_of()
     own = sites_of(3)
     settings = phenotype.for_sites(config, own)
-    engine, secure, plain = compare(
-        lambda: (
-            [phenotype.Site(s, settings) for s in own],
-            lambda e: phenotype.train(e, settings),
-        ),
-        close=CLOSE,
-    )
+    engine, _, secure, plain = compare(phenotype, own, settings)
     assert dict(secure.facts) == dict(plain.facts)
     counted = [total for task, total, _ in engine.pairs if task.startswith("count_")]
     assert counted
@@ -193,26 +175,14 @@ def test_pretrain_and_finetune(tmp_path: Path) -> None:
     settings = pretrain.Config(
         model=model, cycles=2, batch_size=4, length=24, learning_rate=1e-3, seed=5, server="yogi"
     )
-    text = [made_notes(seed, 8 + 4 * seed) for seed in range(3)]
-
-    def silos() -> tuple[list[Any], Callable[[Any], Any]]:
-        members = [
-            pretrain.Site(notes_of(f"s{i}", own), settings, cache=tmp_path / "cache")
-            for i, own in enumerate(text)
-        ]
-        return members, lambda engine: pretrain.train(engine, settings)
-
-    compare(silos, close={"rtol": 1e-4, "atol": 1e-5})
+    text = [notes_of(f"s{seed}", made_notes(seed, 8 + 4 * seed)) for seed in range(3)]
+    compare(pretrain, text, settings, cache=tmp_path / "cache", close=LOOSE)
     own = [mentions(f"s{i}", i, 6 + 2 * i) for i in range(3)]
     base = finetune.Config(
         model=TokenClassifierConfig(encoder=str(bert)), cycles=2, batch_size=4,
         learning_rate=3e-3, seed=3, min_tokens=0, min_steps=0,
     )  # fmt: skip
-    tuned = finetune.for_sites(base, own)
-    compare(
-        lambda: ([finetune.Site(s, tuned) for s in own], lambda e: finetune.train(e, tuned)),
-        close={"rtol": 1e-4, "atol": 1e-5},
-    )
+    compare(finetune, own, finetune.for_sites(base, own), close=LOOSE)
 
 
 WORDS = "patient has pain in the chest was given aspirin daily denies fever and nausea".split()

@@ -9,22 +9,20 @@ from typing import Any
 import pytest
 import torch
 from fault_toy import JOB
+from secure_net import ByHand
 
 from fednotes.core.errors import RefusedError
 from fednotes.core.messages import Attached, Request, WireError, decode_request, encode, plain
 from fednotes.core.update import Update
-from fednotes.engines.secure import SecureSeal, context_of
-from fednotes.privacy.secure_sum import Parties
+from fednotes.engines.secure import SecureSeal
 from fednotes.privacy.secure_sum import messages as wire
 from fednotes.privacy.secure_sum.messages import (
     KeysMessage,
     Masking,
-    SharesMessage,
     Stage,
     Terms,
     UnmaskRequest,
 )
-from fednotes.privacy.secure_sum.server import ServerChain
 
 SITES = ("a", "b", "c", "d")
 QUESTION = b"q"
@@ -42,23 +40,13 @@ def stage(number: int, keys: Any = None) -> Any:
 
 def exchanged(update: Update) -> tuple[dict[str, SecureSeal], Any, Any]:
     """Three sites that have masked an update, and what would open the sum."""
-    names = SITES[:3]
-    seals = {s: SecureSeal(s, names, job=JOB, threshold=3) for s in names}
-    chain = ServerChain(Parties(names, 3), context_of(JOB, 1))
-    now = chain.start()
-    for seal in seals.values():
-        reply = seal.stage(request("@keys", 1, stage(chain.number)))
-        now.add_keys(wire.read(KeysMessage, reply.facts))
-    keys = request("@shares", 2, stage(chain.number, now.keys()))
-    for seal in seals.values():
-        now.add_shares(wire.read(SharesMessage, seal.stage(keys).facts))
-    attached = wire.packed_boxes(Terms(chain.number, names, None), now.boxes())
-    for seal in seals.values():
+    server = ByHand(SITES[:3])
+    attached = server.terms()
+    for seal in server.seals.values():
         reply = seal.seal(request("give", 9, attached=attached), update, QUESTION)
-        chain.add_masked(wire.masked_in(wire.read(Masking, reply.facts), reply))
-    requests, following = chain.requests()
-    opening = wire.packed_requests(chain.number, following, requests)
-    return seals, attached, opening
+        server.chain.add_masked(wire.masked_in(wire.read(Masking, reply.facts), reply))
+    requests, following = server.chain.requests()
+    return server.seals, attached, wire.packed_requests(server.chain.number, following, requests)
 
 
 def test_a_repeated_message_gets_the_same_answer_and_an_update_is_opened_once() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,10 +13,15 @@ from fault_net import Net
 from fault_toy import JOB
 
 from fednotes.core.federation import State
+from fednotes.core.messages import Attached, Request
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.history import OPENED
 from fednotes.engines.requests import Event
-from fednotes.engines.secure import SecureSeal, SecureSum
+from fednotes.engines.secure import SecureSeal, SecureSum, context_of
+from fednotes.privacy.secure_sum import Parties
+from fednotes.privacy.secure_sum import messages as wire
+from fednotes.privacy.secure_sum.messages import KeysMessage, SharesMessage, Stage, Terms
+from fednotes.privacy.secure_sum.server import ServerChain
 
 SITES = ("a", "b", "c", "d")
 
@@ -60,6 +65,37 @@ def network(folder: Path, updates: Mapping[str, list[Update]], **options: Any) -
     summing = SecureSum(tuple(updates), job=JOB, **options)
     engine = net.engine(tuple(updates), summing=summing, notify=events.append)
     return net, engine, events, asked
+
+
+class ByHand:
+    """Sites' ends of the secure sum, asked message by message. Each message has its own number."""
+
+    def __init__(self, sites: Sequence[str]) -> None:
+        self.names, self.run, self.number = tuple(sites), 0, 0
+        self.seals = {s: SecureSeal(s, self.names, job=JOB, threshold=3) for s in sites}
+        self.restart()
+
+    def restart(self) -> None:
+        self.run += 1
+        self.chain = ServerChain(Parties(self.names, 3), context_of(JOB, self.run))
+
+    def request(self, task: str, attached: Attached, counted: int = 0) -> Request:
+        self.number += 1
+        at = dict.fromkeys(self.names, counted)
+        return Request(JOB, self.run, self.number, task, counted=at, attached=attached)
+
+    def terms(self, metrics: Sequence[str] | None = None, **limits: int) -> Attached:
+        """What goes to all sites with a task, in a fresh exchange."""
+        now, number = self.chain.start(), self.chain.number
+        for seal in self.seals.values():
+            reply = seal.stage(self.request("@keys", wire.packed(Stage(number))))
+            now.add_keys(wire.read(KeysMessage, reply.facts))
+        asked = wire.packed(Stage(number, now.keys()))
+        for seal in self.seals.values():
+            reply = seal.stage(self.request("@shares", asked))
+            now.add_shares(wire.read(SharesMessage, reply.facts))
+        names = None if metrics is None else tuple(metrics)
+        return wire.packed_boxes(Terms(number, self.names, names, limits), now.boxes())
 
 
 def random_updates(seed: int, rounds: int = 3) -> dict[str, list[Update]]:

@@ -40,39 +40,41 @@ def approved_at(site: Approvals) -> datetime | None:
     return datetime.fromisoformat(made.when) if made is not None else None
 
 
-def test_two_different_people_are_needed(tmp_path: Path) -> None:
-    site = Approvals(tmp_path, TWO)
-    site.decide("approved", JOB, "x", NOON, ALICE)
-    assert (site.status(JOB), approved_at(site)) == ("waiting", None)
-    site.decide("approved", JOB, "y", NOON, ALICE)  # the same person twice
-    assert site.status(JOB) == "waiting"
-    assert site.standing(JOB).people == {"alice"}
-    assert site.last_approved() is None
-    assert site.status(OTHER) == "unknown"
-    site.decide("approved", JOB, "x", LATER, BOB)
-    assert (site.status(JOB), approved_at(site)) == ("approved", LATER)
-    assert site.status(OTHER) == "changed"
+NOBODY = {
+    "carol": Signer("carol", KEYS["c"]),
+    "as bob": Signer("bob", KEYS["c"]),
+    "bob by alice": Signer("bob", KEYS["a"]),
+}
 
 
-def test_each_job_is_approved_by_itself(tmp_path: Path) -> None:
-    site = Approvals(tmp_path, TWO)
-    site.decide("approved", JOB, "x", NOON, ALICE)
-    site.decide("approved", OTHER, "x", NOON, BOB)
-    assert {site.status(JOB), site.status(OTHER)} == {"waiting"}
-
-
-def test_one_no_takes_every_yes_back(tmp_path: Path) -> None:
-    site = Approvals(tmp_path, TWO)
-    site.decide("approved", JOB, "x", NOON, ALICE)
-    site.decide("rejected", JOB, "z", NOON)
-    assert site.status(JOB) == "rejected"
-    site.decide("approved", JOB, "x", NOON, BOB)
-    assert site.status(JOB) == "waiting"
-    assert site.standing(JOB).people == {"bob"}
-    site.decide("approved", JOB, "x", NOON, ALICE)
-    assert site.status(JOB) == "approved"
-    site.decide("rejected", JOB, "z", NOON)
-    assert site.status(JOB) == "rejected"
+@pytest.mark.parametrize(
+    ("said", "status", "people"),
+    [
+        (["alice"], "waiting", {"alice"}),
+        (["alice", "alice"], "waiting", {"alice"}),  # the same person twice
+        (["alice", "bob"], "approved", set()),
+        (["alice", "no"], "rejected", set()),  # one no takes every yes back
+        (["alice", "no", "bob"], "waiting", {"bob"}),
+        (["alice", "no", "bob", "alice"], "approved", set()),
+        (["alice", "bob", "no"], "rejected", set()),
+        (["alice", "without a key", *NOBODY], "waiting", {"alice"}),
+        (["alice", "another job by bob"], "waiting", {"alice"}),
+    ],
+)
+def test_two_different_people_of_the_list_are_needed(
+    tmp_path: Path, said: list[str], status: str, people: set[str]
+) -> None:
+    site, known = Approvals(tmp_path, TWO), {"alice": ALICE, "bob": BOB, **NOBODY}
+    for who in said:
+        if who == "another job by bob":
+            site.decide("approved", OTHER, "x", NOON, BOB)
+        else:
+            site.decide("rejected" if who == "no" else "approved", JOB, "x", NOON, known.get(who))
+    assert (site.status(JOB), site.standing(JOB).people) == (status, people)
+    assert (approved_at(site) is None) == (status == "waiting")
+    assert (site.last_approved() is not None) == (status == "approved")
+    if "another job by bob" not in said:
+        assert site.status(OTHER) == ("changed" if status == "approved" else "unknown")
 
 
 def test_what_is_approved_is_approved_anew_by_both_alone(tmp_path: Path) -> None:
@@ -84,17 +86,6 @@ def test_what_is_approved_is_approved_anew_by_both_alone(tmp_path: Path) -> None
     assert (site.status(JOB), approved_at(site)) == ("approved", NOON)
     site.decide("approved", JOB, "x", LATER, BOB)
     assert approved_at(site) == LATER
-
-
-def test_what_nobody_of_the_list_signed_does_not_count(tmp_path: Path) -> None:
-    site = Approvals(tmp_path, TWO)
-    site.decide("approved", JOB, "x", NOON, ALICE)
-    site.decide("approved", JOB, "x", NOON)  # without a key
-    site.decide("approved", JOB, "x", NOON, Signer("carol", KEYS["c"]))
-    site.decide("approved", JOB, "x", NOON, Signer("bob", KEYS["c"]))
-    site.decide("approved", JOB, "x", NOON, Signer("bob", KEYS["a"]))
-    assert site.status(JOB) == "waiting"
-    assert site.standing(JOB).people == {"alice"}
 
 
 @pytest.mark.parametrize(

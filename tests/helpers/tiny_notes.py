@@ -1,0 +1,21 @@
+"""Sites of a few short documents, written by hand."""
+
+from __future__ import annotations
+
+from fednotes.core.types import Document, SiteData, Span, TagSet
+
+TEXTS = (
+    ("Took aspirin daily.", (Span(5, 12, "Drug"),)),
+    ("No pain today.", ()),
+    ("Metformin was stopped.", (Span(0, 9, "Drug"),)),
+    ("She felt well.", ()),
+)
+DRUGS = TagSet(("Drug",))
+
+
+def tiny_site(number: int, size: int = 4) -> SiteData:
+    """Site s`number`: its documents begin at another one of four; all three parts are the same."""
+    documents = tuple(
+        Document(f"{number}-{i}", *TEXTS[(i + number) % len(TEXTS)]) for i in range(size)
+    )
+    return SiteData(f"s{number}", DRUGS, documents, documents, documents)
