@@ -157,9 +157,7 @@ class Scripted:
     def __init__(self, *replies: Reply) -> None:
         self.left = list(replies)
 
-    def exchange(
-        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
-    ) -> Iterator[tuple[str, Frame]]:
+    def exchange(self, frames: Mapping[str, Frame], **limits: Any) -> Iterator[tuple[str, Frame]]:
         yield "a", encode(self.left.pop(0))
 
 

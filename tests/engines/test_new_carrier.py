@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from fault_toy import JOB, SITES, Toy
@@ -23,12 +24,10 @@ class SharedFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def exchange(
-        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
-    ) -> Iterator[tuple[str, Frame]]:
+    def exchange(self, frames: Mapping[str, Frame], **limits: Any) -> Iterator[tuple[str, Frame]]:
         for site, frame in frames.items():
             put(self.folder / f"{site}.frame", bytes(frame))
-        waiting, end = set(frames), time.monotonic() + timeout
+        waiting, end = set(frames), time.monotonic() + limits["timeout"]
         while waiting and time.monotonic() < end:
             for site in sorted(waiting):
                 if (reply := take(self.folder / f"{site}.reply")) is not None:

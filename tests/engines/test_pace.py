@@ -66,11 +66,11 @@ class Worker(Giver):
     """Takes its time by its own clock."""
 
     def __init__(self, name: str, clock: Clock, rng: np.random.Generator, jitter: float) -> None:
-        super().__init__(name, [Update({"w": torch.ones(3)}, 1.0, {"n": 1.0})], {name: 0})  # type: ignore[arg-type]
+        super().__init__(name, [Update({"w": torch.ones(3)}, 1.0, {"n": 1.0})])
         self.clock, self.rng, self.jitter = clock, rng, jitter
 
     def give(self, tensors: dict[str, torch.Tensor]) -> Update:
-        self.clock.now += TOOK[self._id] * float(np.exp(self.jitter * self.rng.standard_normal()))
+        self.clock.now += TOOK[self.id] * float(np.exp(self.jitter * self.rng.standard_normal()))
         return super().give(tensors)
 
 

@@ -76,7 +76,7 @@ def test_the_bytes_are_about_twice_those_in_the_clear(tmp_path: Path) -> None:
     engine.sum("give")
     assert 2.0 < (engine.bytes_up - up) / (4 * 4 * 200_000) < 2.02
     assert engine.bytes_down - down < 60_000
-    inside = InProcess([Giver(s, updates[s], Counter()) for s in SITES], secure=True)
+    inside = InProcess([Giver(s, updates[s]) for s in SITES], secure=True)
     inside.sum("give")
     up = inside.bytes_up
     inside.sum("give")
@@ -107,7 +107,7 @@ def test_no_frame_that_the_server_receives_holds_a_sites_numbers(tmp_path: Path)
         site: [replace(u, weight=1234.5 + i, metrics={"loss": 0.123456 + i}) for u in own]
         for i, (site, own) in enumerate(random_updates(3).items())
     }
-    plain = Net({s: lambda s=s: Giver(s, updates[s], Counter()) for s in SITES}, tmp_path / "plain")
+    plain = Net({s: lambda s=s: Giver(s, updates[s]) for s in SITES}, tmp_path / "plain")
     net, engine, _, _ = network(tmp_path / "secure", updates)
     for turn in range(3):
         check(engine.sum("give"), [updates[s][turn] for s in SITES])
@@ -234,7 +234,7 @@ def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
     assert set(facts["progress"]["summing"]["limits"]["give"]) == {"w"}
 
     def members() -> list[Giver]:
-        return [Giver(s, updates[s], Counter()) for s in SITES[:3]]
+        return [Giver(s, updates[s]) for s in SITES[:3]]
 
     assert job(InProcess(members(), secure=True)) == whole
     first = InProcess(members(), secure=True, directory=tmp_path / "inside")
@@ -335,12 +335,12 @@ def test_wrong_parameters_are_refused_at_once() -> None:
             make(SITES, threshold=2)
     assert SecureSum(SITES, job=JOB).least == 3
     with pytest.raises(ConfigError, match="it takes 3 to"):
-        InProcess([Giver(s, [], Counter()) for s in "ab"], secure=True)
-    inside = InProcess([Giver(s, [Update()], Counter()) for s in SITES], secure=True)
+        InProcess([Giver(s, []) for s in "ab"], secure=True)
+    inside = InProcess([Giver(s, [Update()]) for s in SITES], secure=True)
     with pytest.raises(TrainingError, match="site 'a' has no task 'take'"):
         inside.sum("take")
     wrong = InProcess(
-        [Giver(s, [Update({"w": torch.ones(1 + (s == "d"))})], Counter()) for s in SITES],
+        [Giver(s, [Update({"w": torch.ones(1 + (s == "d"))})]) for s in SITES],
         secure=True,
     )
     with pytest.raises(TrainingError, match="sites 'a' and 'd' laid out different sums"):

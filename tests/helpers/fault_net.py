@@ -70,9 +70,7 @@ class Net:
     def keeping(self, site: str) -> float:
         return self.chaos.choice((0.0, 1e9)) if self.chaos else 1e9
 
-    def exchange(
-        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
-    ) -> Iterator[tuple[str, Frame]]:
+    def exchange(self, frames: Mapping[str, Frame], **limits: Any) -> Iterator[tuple[str, Frame]]:
         came = 0
         for site, frame in frames.items():
             self.now += 0.01
@@ -93,7 +91,7 @@ class Net:
             yield site, reply
             if luck < 0.15:
                 yield site, self.host(site).handle(frame)
-        self.now += timeout if came < len(frames) else 0.0
+        self.now += limits["timeout"] if came < len(frames) else 0.0
 
     def engine(self, sites: Sequence[str], patience: Patience = STRICT, **options: Any) -> Deployed:
         options = {"clock": self.clock, "sleep": self.sleep, "job": JOB} | options

@@ -94,9 +94,7 @@ class Sockets:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def exchange(
-        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
-    ) -> Iterator[tuple[str, Frame]]:
+    def exchange(self, frames: Mapping[str, Frame], **limits: Any) -> Iterator[tuple[str, Frame]]:
         waiting: dict[Any, str] = {}
         for name, frame in frames.items():
             try:
@@ -107,7 +105,7 @@ class Sockets:
                 continue  # not there now
             die_if_asked(self._folder / "server", f"asking {decode_request(frame).task}")
         while waiting:
-            for ready in wait(list(waiting), timeout):
+            for ready in wait(list(waiting), limits["timeout"]):
                 assert isinstance(ready, Connection)
                 name = waiting.pop(ready)
                 try:

@@ -66,9 +66,7 @@ class Line(Net):
         self.late: list[tuple[str, Frame]] = []
         self.seen: list[tuple[str, Frame, Frame]] = []
 
-    def exchange(
-        self, frames: Mapping[str, Frame], *, timeout: float, grace: float, enough: int
-    ) -> Iterator[tuple[str, Frame]]:
+    def exchange(self, frames: Mapping[str, Frame], **limits: Any) -> Iterator[tuple[str, Frame]]:
         came, self.late = self.late, []
         yield from came
         answered = 0
@@ -80,7 +78,7 @@ class Line(Net):
             if self._is("server kill", frame, site, "sending"):
                 raise Killed
         if answered < len(frames):
-            self.now += timeout
+            self.now += limits["timeout"]
         if self._is("server kill", next(iter(frames.values())), VICTIM, "after the round"):
             raise Killed
 

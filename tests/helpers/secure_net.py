@@ -27,19 +27,16 @@ SITES = ("a", "b", "c", "d")
 
 
 class Giver:
-    """A site that gives what it is told to, and counts how often it was asked."""
+    """A site that gives what it is told to, the last one for ever, and counts how often."""
 
     tasks: ClassVar[frozenset[str]] = frozenset({"give"})
 
-    def __init__(self, name: str, updates: list[Update], asked: Counter[str]) -> None:
-        self._id, self.updates, self.asked, self.at = name, updates, asked, 0
-
-    @property
-    def id(self) -> str:
-        return self._id
+    def __init__(self, name: str, updates: list[Update], asked: Counter[str] | None = None) -> None:
+        self.id, self.updates, self.at = name, updates, 0
+        self.asked = Counter[str]() if asked is None else asked
 
     def give(self, tensors: Tensors) -> Update:
-        self.asked[self._id] += 1
+        self.asked[self.id] += 1
         self.at += 1
         return self.updates[min(self.at, len(self.updates)) - 1]
 

@@ -41,15 +41,6 @@ from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
 from fednotes.privacy.secure_sum.fixed_point import BITS, SumLayout, limits_after
 from fednotes.privacy.secure_sum.masks import Identity, digest, joined
-from fednotes.privacy.secure_sum.messages import (
-    ConfirmMessage,
-    KeysMessage,
-    Masking,
-    SharesMessage,
-    Stage,
-    Terms,
-    UnmaskMessage,
-)
 from fednotes.privacy.secure_sum.server import ServerChain
 from fednotes.privacy.secure_sum.site import REFUSALS, LaidOut, SiteChain
 
@@ -62,7 +53,6 @@ WARY = 64  # answers for which one that is below is not forgotten
 MOST_LIMITS = 3  # that are tried for one round and task: the last total's, the widest, one more
 ATTEMPTS = 3  # at a sum, if sites are lost while it is opened
 AGAIN = 2  # fresh exchanges of updates that sites could not mask at first
-M = TypeVar("M", KeysMessage, SharesMessage, ConfirmMessage, UnmaskMessage)
 R = TypeVar("R")
 logger = logging.getLogger("fednotes.engines.secure")
 
@@ -148,7 +138,7 @@ class SecureSeal:
         lost = self._opened.lost or not (asked.trained or len(self._opened))
         if not self.strict or not lost or not request.attached.facts:
             return None
-        told = wire.read(Terms, request.attached.facts).history
+        told = wire.read(wire.Terms, request.attached.facts).history
         return None if told in (b"", asked.history) else told
 
     def lost(self) -> None:
@@ -158,7 +148,7 @@ class SecureSeal:
     def pace(self, request: Request) -> int | None:
         """The class of times that all sites answer in (`AnswerTimes`), from the terms."""
         with suppress(RefusedError):  # terms that are none
-            told = wire.read(Terms, request.attached.facts).pace
+            told = wire.read(wire.Terms, request.attached.facts).pace
             return None if told is None else min(told, CLASSES - 1)
         return None
 
@@ -189,7 +179,7 @@ class SecureSeal:
                     f"site {self._site!r}: {request.task!r} is asked for outside the secure sum"
                 )
             return Attached()
-        terms = wire.read(Terms, request.attached.facts)
+        terms = wire.read(wire.Terms, request.attached.facts)
         round = 0 if request.preparing else request.round
         self._kept = _Kept(request.number, round, request.task, question, update)
         return self._sealed(self._kept, terms, request.attached)
@@ -198,9 +188,9 @@ class SecureSeal:
         attached = request.attached
         if request.task == wire.MASKED:
             return self._masked(request)
-        if request.task not in (wire.KEYS, wire.SHARES, wire.CONFIRM, wire.UNMASK):
+        if request.task not in wire.ANSWERS:
             raise RefusedError(f"site {self._site!r} has no task {request.task!r}")
-        stage = wire.read(Stage, attached.facts)
+        stage = wire.read(wire.Stage, attached.facts)
         if request.task == wire.KEYS:
             return wire.packed(self._chain.keys(stage.number))
         if request.task == wire.SHARES:
@@ -218,11 +208,11 @@ class SecureSeal:
         kept = self._kept
         if kept is None or request.counted.get(self._site) != kept.number:
             raise RefusedError(f"site {self._site!r} has no update for the secure sum any more")
-        terms = wire.read(Terms, request.attached.facts)
+        terms = wire.read(wire.Terms, request.attached.facts)
         try:
             return self._sealed(kept, terms, request.attached)
         except TrainingError as error:  # no limit is wide enough; an answer, for it is final
-            return wire.packed(Masking((), b"", again=str(error), wide=True))
+            return wire.packed(wire.Masking((), b"", again=str(error), wide=True))
 
     def _question(self, number: int) -> bytes:
         """What the update was for that was masked in an exchange. Raises RefusedError."""
@@ -233,10 +223,10 @@ class SecureSeal:
             )
         return self._masked_in[1]
 
-    def _sealed(self, kept: _Kept, terms: Terms, attached: Attached) -> Attached:
+    def _sealed(self, kept: _Kept, terms: wire.Terms, attached: Attached) -> Attached:
         """The masked update, or `again` with the reason: it can be masked in a fresh exchange."""
         names, metrics = tuple(kept.update.metrics), terms.metrics
-        told = Masking(
+        told = wire.Masking(
             None if names == (metrics or ()) else names,
             after(kept.question),
             self._opened.survivors(kept.question),  # it can be opened for these alone
@@ -391,8 +381,8 @@ class _Spoilt(TrainingError):
 class _Told:
     """What sites said of their updates under some terms."""
 
-    terms: Terms
-    answers: dict[str, Masking] = field(default_factory=dict)
+    terms: wire.Terms
+    answers: dict[str, wire.Masking] = field(default_factory=dict)
 
     def names(self, site: str) -> tuple[str, ...]:
         """Of a site's counts."""
@@ -425,8 +415,8 @@ class _Told:
         differ = self.terms.metrics is None and len(names) > 1
         return not (self.again or differ or self.others)
 
-    def for_all(self) -> Terms:
-        """Terms under which all that answered can be added."""
+    def for_all(self) -> wire.Terms:
+        """wire.Terms under which all that answered can be added."""
         union = sorted({name for site in self.answers for name in self.names(site)})
         limits = {} if self.wide else self.terms.limits
         return replace(self.terms, metrics=tuple(union), limits=limits)
@@ -488,7 +478,7 @@ class SecureSum:
         if not set(sites) <= prepared:
             sites = self._begin(exchange, sites)
         agreed = self._metrics.get(task), self._limits.get(task, {}), self._paces.get(task)
-        terms = Terms(0, (), *agreed, self._history)
+        terms = wire.Terms(0, (), *agreed, self._history)
         replies = exchange.task(self._asked(terms), sites=sites)
         self._enough(exchange, len(replies), TrainingError)
         told = self._take(exchange, replies, terms)
@@ -528,27 +518,28 @@ class SecureSum:
     def _begin(self, exchange: Exchange, sites: tuple[str, ...]) -> tuple[str, ...]:
         """A fresh exchange: keys, then shares; who is in it."""
         now, number = self._chain.start(), self._chain.number
-        self._ask(exchange, sites, wire.packed(Stage(number)), wire.KEYS, KeysMessage, now.add_keys)
+        asked = wire.packed(wire.Stage(number))
+        self._ask(exchange, sites, asked, wire.KEYS, now.add_keys)
         keys = _closed(now.keys)
-        asked = wire.packed(Stage(number, keys))
-        self._ask(exchange, tuple(keys), asked, wire.SHARES, SharesMessage, now.add_shares)
+        asked = wire.packed(wire.Stage(number, keys))
+        self._ask(exchange, tuple(keys), asked, wire.SHARES, now.add_shares)
         _closed(now.boxes)
         self._enough(exchange, len(now.roster), _Spoilt)
         return now.roster
 
-    def _asked(self, terms: Terms) -> Attached:
+    def _asked(self, terms: wire.Terms) -> Attached:
         """What goes to all sites with a task."""
         now = self._chain.now
         terms = replace(terms, number=self._chain.number, roster=now.roster)
         return wire.packed_boxes(terms, now.boxes())
 
-    def _take(self, exchange: Exchange, replies: Mapping[str, Reply], terms: Terms) -> _Told:
+    def _take(self, exchange: Exchange, replies: Mapping[str, Reply], terms: wire.Terms) -> _Told:
         """Add masked updates; what each site says of its own."""
         told = _Told(terms)
         for site, attached in _given(exchange, replies):
             try:
                 _require_only(site, attached, "words")
-                answer = wire.read(Masking, attached.facts)
+                answer = wire.read(wire.Masking, attached.facts)
                 if not answer.again:
                     message = wire.masked_in(answer, attached)
                     _require_own(site, message.site)
@@ -571,11 +562,11 @@ class SecureSum:
         self._enough(exchange, len(survivors), TrainingError)
         if self._parties.confirmed:
             asked, add = wire.packed_requests(number, {}, requests), chain.now.add_confirm
-            heard = self._ask(exchange, survivors, asked, wire.CONFIRM, ConfirmMessage, add)
+            heard = self._ask(exchange, survivors, asked, wire.CONFIRM, add)
             opening = tuple(filter(heard.__contains__, survivors))  # nobody waits for the others
             requests = chain.requests()[0]
         asked = wire.packed_requests(number, keys, requests)
-        self._ask(exchange, opening, asked, wire.UNMASK, UnmaskMessage, chain.add_unmask)
+        self._ask(exchange, opening, asked, wire.UNMASK, chain.add_unmask)
         now = chain.now
         total = _closed(chain.total, exchange.reasons)
         for site, of in now.doubtful:
@@ -588,8 +579,7 @@ class SecureSum:
         sites: tuple[str, ...],
         asked: Attached,
         stage: str,
-        kind: type[M],
-        add: Callable[[M], None],
+        add: Callable[[Any], None],
     ) -> tuple[str, ...]:
         """One stage; one message that is wrong costs its site the exchange. Who answered."""
         least = self.least if stage in (wire.CONFIRM, wire.UNMASK) else None
@@ -597,7 +587,7 @@ class SecureSum:
         for site, attached in _given(exchange, replies):
             try:
                 _require_only(site, attached)
-                message = wire.read(kind, attached.facts)
+                message = wire.read(wire.ANSWERS[stage], attached.facts)
                 _require_own(site, message.site)
                 add(message)
             except RefusedError as error:

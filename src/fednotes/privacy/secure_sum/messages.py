@@ -123,6 +123,12 @@ class UnmaskMessage:
     next_shares: SharesMessage | None = None
 
 
+ANSWERS: dict[str, type[Any]] = {
+    **{KEYS: KeysMessage, SHARES: SharesMessage},
+    **{CONFIRM: ConfirmMessage, UNMASK: UnmaskMessage},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """What all sites are asked at a stage of exchange `number`. keys: of all sites, for this
