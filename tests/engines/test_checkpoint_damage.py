@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_net import Net
+from fault_net import toys
 from fault_toy import SITES, Toy, toy_job
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -98,7 +98,7 @@ def embedded(folder: Path, *, resume: bool = False) -> InProcess:
 
 
 def deployed(folder: Path) -> Deployed:
-    return Net({site: lambda site=site: Toy(site) for site in SITES}, folder).engine(SITES)
+    return toys(folder).engine(SITES)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 import torch
-from fault_net import STRICT, Net
-from fault_toy import JOB, SITES, Toy, by_hand, toy_job
+from fault_net import STRICT, Net, toys
+from fault_toy import JOB, SITES, by_hand, toy_job
 
 from fednotes.core import tensors as core_tensors
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, TrainingError
@@ -28,13 +28,9 @@ pytestmark = pytest.mark.usefixtures("instant_disk")
 # who takes part
 
 
-def toys(tmp_path: Path, **options: Any) -> tuple[Net, list[Event]]:
-    return Net({site: lambda site=site: Toy(site) for site in SITES}, tmp_path, **options), []
-
-
 def test_a_site_is_sent_again_what_it_missed(tmp_path: Path) -> None:
     """b misses an evaluation; the next task has no tensors for a and c, but for b."""
-    net, _ = toys(tmp_path)
+    net = toys(tmp_path)
     engine = net.engine(SITES, replace(STRICT, min_sites=2))
     x = {"x": torch.ones(4)}
     turns = engine.rounds(0, 9)
@@ -55,7 +51,7 @@ def test_a_site_is_sent_again_what_it_missed(tmp_path: Path) -> None:
 
 
 def test_late_joiners_do_what_was_asked_before_the_first_round(tmp_path: Path) -> None:
-    net, events = toys(tmp_path)
+    net, events = toys(tmp_path), list[Event]()
     engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append)
     net.down = {"c"}
     took: dict[tuple[int, str], tuple[str, ...]] = {}
@@ -79,7 +75,7 @@ def test_late_joiners_do_what_was_asked_before_the_first_round(tmp_path: Path) -
 
 
 def test_it_waits_for_enough_sites_and_says_so_and_may_give_up(tmp_path: Path) -> None:
-    net, events = toys(tmp_path, down={"a", "c"})
+    net, events = toys(tmp_path, down={"a", "c"}), list[Event]()
     engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append)
     with pytest.raises(TrainingError, match=r"no answer from a, c to '@begin' in 3.. seconds"):
         engine.sum("count")
@@ -88,7 +84,7 @@ def test_it_waits_for_enough_sites_and_says_so_and_may_give_up(tmp_path: Path) -
 
 
 def test_grace_closes_a_round_early(tmp_path: Path) -> None:
-    net, _ = toys(tmp_path)
+    net = toys(tmp_path)
     engine = net.engine(SITES, replace(STRICT, min_sites=2, timeout=100, grace=3))
     engine.sum("count")
     net.down, before = {"c"}, net.now
@@ -108,7 +104,7 @@ def patient(
 
 
 def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
-    net, events = toys(tmp_path)
+    net, events = toys(tmp_path), list[Event]()
     with pytest.raises(TrainingError, match=r"'hop': 0 sites can be added, 3 are needed: site 'a' has no task 'hop'; site"):  # fmt: skip  # noqa: E501
         net.engine(SITES, notify=events.append).sum("hop")
     (tmp_path / "server" / "run.json").unlink()
@@ -129,7 +125,7 @@ def test_refusals_end_the_job_where_too_few_are_left(tmp_path: Path) -> None:
 def test_a_bad_update_is_left_out_and_undone_at_its_site(
     update: Update, most: float, reason: str, tmp_path: Path
 ) -> None:
-    net, events = toys(tmp_path)
+    net, events = toys(tmp_path), list[Event]()
     engine = net.engine(SITES, replace(STRICT, min_sites=2), notify=events.append, max_norm=most)
     x = {"x": torch.ones(4)}
     net.host("b")._ready()
@@ -144,7 +140,7 @@ def test_a_bad_update_is_left_out_and_undone_at_its_site(
 
 
 def test_a_site_cannot_answer_for_another(tmp_path: Path) -> None:
-    net, events = toys(tmp_path)
+    net, events = toys(tmp_path), list[Event]()
     net.hosts["b"] = net.host("a")
     with pytest.raises(TrainingError, match="no answer from b"):
         net.engine(SITES, notify=events.append).sum("count")
@@ -204,7 +200,7 @@ def test_what_is_attached_has_a_size_limit_too(monkeypatch: pytest.MonkeyPatch) 
 
 def test_rounds_are_observed_and_bytes_are_those_of_the_frames(tmp_path: Path) -> None:
     seen: list[RoundResult] = []
-    net, _ = toys(tmp_path)
+    net = toys(tmp_path)
     engine = net.engine(SITES, observer=seen.append)
     toy_job(engine, {})
     assert [(r.round, r.evaluated, r.sites) for r in seen] == [
@@ -224,14 +220,14 @@ def test_rounds_are_observed_and_bytes_are_those_of_the_frames(tmp_path: Path) -
 
 
 def test_a_checkpoint_is_due_after_some_time_too(tmp_path: Path) -> None:
-    net, _ = toys(tmp_path)
+    net = toys(tmp_path)
     toy_job(net.engine(SITES, replace(STRICT, checkpoint_seconds=0)), {})
     names = sorted(p.name for p in (tmp_path / "server").glob("round-*"))
     assert names == ["round-00000004", "round-00000005"]
 
 
 def test_a_full_disk_at_the_server_ends_the_run_and_it_can_go_on(tmp_path: Path) -> None:
-    net, _ = toys(tmp_path)
+    net = toys(tmp_path)
     whole = toy_job(Net(net.makes, tmp_path / "whole").engine(SITES), {})
 
     def full(tensors: Any, path: Path) -> None:
@@ -249,7 +245,7 @@ def test_a_full_disk_at_the_server_ends_the_run_and_it_can_go_on(tmp_path: Path)
 
 
 def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
-    net, _ = toys(tmp_path)
+    net = toys(tmp_path)
     toy_job(net.engine(SITES), {})
     with pytest.raises(ModelError, match="the checkpoint is of sites a, b, c, the job has a, c"):
         net.engine(("a", "c"))
@@ -268,7 +264,7 @@ def test_other_jobs_and_other_sites_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_state_of_the_method_is_kept_as_it_is(tmp_path: Path) -> None:
-    net, _ = toys(tmp_path)
+    net = toys(tmp_path)
     engine = net.engine(SITES)
     engine.sum("count")
     turn = next(engine.rounds(0, 1))

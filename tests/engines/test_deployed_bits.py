@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fault_net import STRICT, Net, ServerKilled
-from fault_toy import SITES, Toy, by_hand, toy_job
+from fault_net import STRICT, Net, ServerKilled, toys
+from fault_toy import SITES, by_hand, toy_job
 from tiny_notes import DRUGS, tiny_site
 
 from fednotes.core.errors import TrainingError
@@ -159,7 +159,7 @@ def test_the_bits_are_those_of_the_embedded_engine(
 @pytest.mark.parametrize("seed", range(12))
 def test_with_some_sites_the_bits_follow_from_who_took_part(seed: int, tmp_path: Path) -> None:
     """The toy job in NumPy, told who was in which sum, after random faults."""
-    net = Net({s: lambda s=s: Toy(s) for s in SITES}, tmp_path, random.Random(seed), left=1)
+    net = toys(tmp_path, random.Random(seed), left=1)
     took: dict[tuple[int, str], tuple[str, ...]] = {}
     policy, found = replace(STRICT, min_sites=1), None
     while found is None:

@@ -377,15 +377,6 @@ def test_the_guard_sees_every_message_and_can_refuse(tmp_path: Path) -> None:
     assert own(server.ask("finish", X)) == reference(1)
 
 
-class Mute(Watch):
-    """A guard whose ledger cannot be written."""
-
-    def leaving(
-        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
-    ) -> None:
-        raise RefusedError("no ledger")
-
-
 def test_an_update_that_may_not_leave_is_not_kept_for_later(tmp_path: Path) -> None:
     """A repeated request gets the refusal again, also after a restart, and not the update."""
     guard = Watch(leaving="train")
@@ -400,17 +391,6 @@ def test_an_update_that_may_not_leave_is_not_kept_for_later(tmp_path: Path) -> N
     assert send(site, train(1, 0)).update is not None
 
 
-def test_a_refusal_that_may_not_leave_is_an_error(tmp_path: Path) -> None:
-    """Nothing leaves without the guard's leave, not even a bare no."""
-    lines: list[str] = []
-    site = host(tmp_path, guard=Mute(), tell=lines.append)
-    nothing = Request(JOB, 1, 1, "nothing", counted={"b": 0})
-    for frame in (encode(nothing), encode(train(1, 0)), b"?"):
-        with pytest.raises(RefusedError, match="no ledger"):
-            site.handle(frame)
-    assert "has no task 'nothing'" in lines[0]
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -423,17 +403,6 @@ def test_a_refusal_that_may_not_leave_is_an_error(tmp_path: Path) -> None:
 )
 def test_folders_do_not_leave(text: str, told: str) -> None:
     assert placeless(text) == told
-
-
-class Hushed(RefusedError):
-    public = "the rule\nalone"
-
-
-def test_the_server_is_told_what_an_error_says_in_public(tmp_path: Path) -> None:
-    lines: list[str] = []
-    with mock.patch.object(Toy, "train", side_effect=Hushed("41 patients, in /srv/ward7/x")):
-        assert send(host(tmp_path, tell=lines.append), train(1, 0)).refusal == "the rule alone"
-    assert "41 patients, in /srv/ward7/x" in lines[-1]
 
 
 # whose it is

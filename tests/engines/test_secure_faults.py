@@ -14,7 +14,7 @@ import faults
 import numpy as np
 import pytest
 import torch
-from fault_net import STRICT, Net, ServerKilled, seal_of
+from fault_net import STRICT, Net, ServerKilled, seal_of, toys
 from fault_toy import JOB, ROUNDS, SITES, Toy, by_hand, toy_job
 from faults import FAULTS, PHASES
 
@@ -41,9 +41,8 @@ def reference() -> bytes:
 def net_of(
     folder: Path, chaos: random.Random | None = None, threshold: int | None = None, **options: Any
 ) -> Net:
-    makes = {site: lambda site=site: Toy(site) for site in SITES}
     seal = partial(seal_of, folder, threshold=threshold)
-    return Net(makes, folder, chaos, seal=seal, **options)
+    return toys(folder, chaos, seal=seal, **options)
 
 
 @pytest.mark.parametrize("phase", PHASES)

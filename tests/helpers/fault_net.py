@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fault_toy import JOB, SITES
+from fault_toy import JOB, SITES, Toy
 
 from fednotes.core.messages import Frame, Request, decode_request
 from fednotes.engines.deployed import Deployed
@@ -96,3 +96,8 @@ class Net:
     def engine(self, sites: Sequence[str], patience: Patience = STRICT, **options: Any) -> Deployed:
         options = {"clock": self.clock, "sleep": self.sleep, "job": JOB} | options
         return Deployed(self, sites, self.folder / "server", patience=patience, **options)
+
+
+def toys(folder: Path, *chances: random.Random | None, **options: Any) -> Net:
+    """The sites of the toy job."""
+    return Net({site: lambda site=site: Toy(site) for site in SITES}, folder, *chances, **options)

@@ -16,7 +16,7 @@ from secagg import Exchange, powers
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Total, Update
 from fednotes.privacy.secure_sum import Parties
-from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
+from fednotes.privacy.secure_sum.fixed_point import SumLayout
 from fednotes.privacy.secure_sum.masks import SHARE_BYTES, split
 from fednotes.privacy.secure_sum.messages import UnmaskMessage
 from fednotes.privacy.secure_sum.server import SecureServer, ServerChain
@@ -255,15 +255,6 @@ def test_parameters_that_protect_nobody_are_refused() -> None:
     ]:
         with pytest.raises(ConfigError, match=why):
             SecureSite(A, Parties(sites, threshold), b"")
-
-
-def test_update_of_encoded_words_is_what_is_masked() -> None:
-    """The words that arrive, less the streams, are the encoding: nothing else is sent."""
-    updates = updates_of((A, B, C))
-    messages = Exchange((A, B, C)).upload(updates)
-    encoded = [encode(u, messages[A].layout) for u in updates.values()]
-    assert all((m.words != e).all() for m, e in zip(messages.values(), encoded, strict=True))
-    assert messages[A].words.shape == (messages[A].layout.words,)
 
 
 @pytest.mark.parametrize(("n", "threshold"), [(3, 2), (3, 3), (4, 3), (4, 4), (5, 3), (5, 4)])
