@@ -13,6 +13,8 @@ import json
 import math
 import os
 import stat
+import tomllib
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,11 @@ def require_file(mode: int) -> None:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         kind = _KINDS.get(stat.S_IFMT(mode), "a device")
         raise NotAFile(errno.EINVAL, f"{kind}, and only files are read: put one in its place")
+
+
+def shipped(name: str) -> dict[str, Any]:
+    """A TOML file of the package, such as "data/words.toml"."""
+    return tomllib.loads(resources.files("fednotes").joinpath(name).read_text("utf-8"))
 
 
 MOST_BYTES = 2**26

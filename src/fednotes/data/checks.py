@@ -10,11 +10,9 @@ Levels: info (good to know), warning (look at it), error (training would fail or
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib import resources
 from itertools import combinations
 from typing import Any, Literal
 
@@ -22,6 +20,7 @@ import numpy as np
 
 from fednotes.core.cleaning import joiners
 from fednotes.core.errors import Problem
+from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.data.formats.files import Problems
 from fednotes.data.split import MIN_WORDS, sentence_keys
@@ -62,7 +61,7 @@ class Report:
         return Report(self.findings + other.findings)
 
 
-_TOLD = tomllib.loads(resources.files(__package__).joinpath("findings.toml").read_text("utf-8"))
+_TOLD = shipped("data/findings.toml")
 _COUNTED = re.compile(r":[0-9]+$")  # an id that a reader made of a file and a number
 RARE = 20  # mentions below which a type can hardly be learnt or measured
 

@@ -55,11 +55,6 @@ def _is_title(text: str) -> bool:
     return few and all(word in _SMALL or word[0].isupper() for word in words)
 
 
-def _begins_with_title(line: str) -> bool:
-    found = _HEADER.match(line)
-    return found is not None and _is_title(found.group(1))
-
-
 def blocks(text: str) -> list[str]:
     """What a note is made of, in order, each block one line of text with single spaces.
 
@@ -114,7 +109,8 @@ def _continues(before: str, line: str | None, width: int | None) -> bool:
     """Whether a line goes on with what stands in the line before it."""
     if line is None or is_header(before) or is_header(line):
         return False
-    if _ITEM.match(line) or _begins_with_title(line):
+    header = _HEADER.match(line)
+    if _ITEM.match(line) or (header and _is_title(header.group(1))):
         return False
     body = line.lstrip()
     if body[0].islower():

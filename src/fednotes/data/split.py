@@ -232,12 +232,10 @@ def mask_overlap(
 ) -> tuple[Document, ...]:
     """One site's training documents with a `ratio` of the overlapping entities masked.
 
-    In words (the paper's Fig. 5 says no more than "randomly masking different ratios of
-    overlapped entities in training data"): an overlapping entity is a surface form, case and
-    white space aside, that is annotated, with any label, in the training data of at least two
-    sites. A random `ratio` of these forms is picked. Every annotated mention of a picked form
-    is replaced in the text by the one word MASK and its label is removed, so no site learns
-    from another what it could have learned of that form, while the sentence stays.
+    The paper's Fig. 5 says no more than "randomly masking different ratios of overlapped entities
+    in training data". Here: of the surface forms, case and white space aside, that are annotated,
+    with any label, in the training data of two sites or more, a random `ratio` is picked. Every
+    annotated mention of one is replaced by the word MASK and loses its label; the sentence stays.
 
     The pick depends on the set of forms and the seed alone: every site that is given all
     the others picks the same forms, and a smaller ratio's forms are among a larger one's.

@@ -1,11 +1,9 @@
 """A seeded generator of clinical text for several sites. No text of anyone's is in it.
 
-Sites differ as real ones do: in genre (discharge summaries, case reports, patients' posts,
-mixtures beyond three), in which names and phrasings they use often (long-tailed, each site
-with its own ranks), in what they annotate (overlapping tag sets), in size, and in the care
-they take (annotation noise, in train only). A finding is an ADE, a Disease or a Symptom by its
-context; companies, devices and lab values look like drugs and doses. So a site alone sees
-too little, and the other sites hold much of what it lacks.
+Sites differ in genre (discharge summaries, case reports, patients' posts, mixtures beyond three),
+in which names and phrasings they use often (long-tailed), in what they annotate (overlapping tag
+sets), in size, and in care (annotation noise, in train only). A finding is an ADE, a Disease or a
+Symptom by its context; companies, devices and lab values look like drugs and doses.
 
     sites = generate(3, sentences_per_site=250, seed=0)
     sites[0].data        what the site annotates: its own tag set, noise in train
@@ -17,12 +15,10 @@ Names are made of the syllables, roots and phrases in `lexicon.toml`, texts of i
 from __future__ import annotations
 
 import re
-import tomllib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -30,6 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fednotes.core.errors import ConfigError
+from fednotes.core.parsing import shipped
 from fednotes.core.seeds import rng_of
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.formats import FORMATS
@@ -53,8 +50,7 @@ Template = tuple[tuple[str, Any], ...]
 @lru_cache(maxsize=1)
 def words() -> dict[str, Any]:
     """`lexicon.toml`: lists of words and phrases, some of them by genre."""
-    file = resources.files("fednotes.data").joinpath("lexicon.toml")
-    return tomllib.loads(file.read_text("utf-8"))
+    return shipped("data/lexicon.toml")
 
 
 def make_lexicon(rng: np.random.Generator, size: int = 1500) -> dict[str, tuple[str, ...]]:

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, Span
 
 # Accents and vowel signs written as separate characters are no "word characters" to Python's
@@ -41,26 +42,7 @@ def normalise(form: str) -> str:
     return " ".join(form.casefold().split())
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# After these a full stop never ends a sentence: something must follow.
-_TITLES = _words("dr drs mr mrs ms prof st no nos vs fig figs ref refs approx ca cf eg ie")
-# After these, and after single letters and dotted forms ("q.d."), it may: the next word decides.
-_SHORT = _words(
-    "pt pts hx dx rx tx sx fx hr hrs min mins sec wk wks mo mos yr yrs tab tabs caps inj susp "
-    "soln oint supp bid tid qid qd qod qhs prn po iv im sc sq subq temp resp resps wt ht bp "
-    "abd ext neuro cv gi gu adm dept hosp diag disch med prob poss incl excl max avg est etc al "
-    "jr sr inc ltd co corp jan feb mar apr jun jul aug sep sept oct nov dec tue tues thu thurs "
-    "fri lat ant post inf bilat mod sev freq cont vol pp assoc spec sp spp var subsp"
-)
-_OPENERS = _words(
-    "the a an he she it they we i his her its their our this that these those there in on at after "
-    "before during for from with without when while since as if however although and but patient "
-    "patients no not denies reports was were is are has had to by one two three all both upon "
-    "family history physical laboratory examination"
-)
+_WORDS = {name: frozenset(own.split()) for name, own in shipped("data/words.toml").items()}
 # Not from within a run of marks, or a row of 200,000 dots would be tried from each of them.
 _END = re.compile(r"(?<![.!?])[.!?]+[\"'\u201d\u2019)\]]*(?=\s)")
 _BEFORE = re.compile(r"[^\s(\[\"'\u201c\u2018/,;]+$")
@@ -155,11 +137,11 @@ def _is_end(text: str, start: int, match: re.Match[str], end: int) -> bool:
     found = _BEFORE.search(head)
     before = found.group() if found else ""
     short = before.casefold().replace(".", "")
-    if short in _TITLES:
+    if short in _WORDS["titles"]:
         return False
     dotted = "." in before and not before[0].isdigit()
-    if dotted or short in _SHORT or (len(short) == 1 and short.isalpha()):
-        return word[:1].isupper() and word.casefold() in _OPENERS
+    if dotted or short in _WORDS["short"] or (len(short) == 1 and short.isalpha()):
+        return word[:1].isupper() and word.casefold() in _WORDS["openers"]
     if word[:1].islower():
         return len(short) >= 3 and short.isalpha() and before.islower()
     return True

@@ -3,11 +3,9 @@
 Labels are 1 present, 0 absent, 2 questionable and -1 unlabelled; an unlabelled pair of patient
 and output counts nowhere. With an output's precision, recall and F1 of each class:
 
-    macro    the mean over the output's classes, then the mean over outputs: the average of
-             Liu, Dligach and Miller 2019, Tables 2 and 3. F1 is a mean of F1s, not the
-             harmonic mean of the mean precision and recall. A class counts where it occurs in
-             labels or predictions, as in scikit-learn; an output without any labelled patient
-             is left out.
+    macro    the mean over the output's classes, then over outputs (Liu, Dligach and Miller
+             2019, Tables 2 and 3). F1 is a mean of F1s. A class counts where it occurs in labels
+             or predictions, as in scikit-learn; an output without a labelled patient is left out.
     micro    all classes and outputs together.
     present  of the class "present" alone: micro over outputs, and macro over the outputs where
              it occurs in labels or predictions.

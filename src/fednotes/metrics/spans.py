@@ -1,7 +1,6 @@
 """Precision, recall and F1 of mentions, from counts that add over documents and sites.
 
-Libraries disagree on "relaxed"; here every definition has a name. With mentions of one type
-in one document:
+Libraries disagree on "relaxed"; here, of one type in one document:
 
     strict              a prediction is right if a gold mention has the same start and end.
     relaxed             any overlap. A prediction is right if it shares a character with a gold
@@ -14,13 +13,10 @@ in one document:
                         of the training mentions, `forms_of`). Recall over such gold mentions,
                         precision over such predictions.
 
-A mention is its start, end and type: fragments of a discontinuous mention are not compared
-(flatten both sides by the same rule first), and a mention given twice counts once. All scores
-are fractions; a score whose denominator is zero is 0.0, as in seqeval.
-
-To match, all documents stand one after the other on one line of characters, and so once more for
-each entity type. Two mentions overlap on this line only if document and type agree, so every
-question is a sort or a `searchsorted` over the whole corpus.
+A mention is its start, end and type: fragments are not compared (flatten both sides by the same
+rule first), and a mention given twice counts once. Scores are fractions; one whose denominator is
+zero is 0.0, as in seqeval. To match, all documents stand on one line of characters, once for each
+type, so that mentions overlap there only if document and type agree.
 """
 
 from __future__ import annotations

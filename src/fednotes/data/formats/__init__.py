@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import pkgutil
-import tomllib
 from collections import Counter
-from importlib import import_module, resources
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from fednotes.core.errors import ConfigError, DataError, nearest
+from fednotes.core.parsing import shipped
 from fednotes.core.types import Document
 from fednotes.data.formats.files import OnError, Problems, mixed, read_text, visible
 
@@ -96,4 +96,4 @@ def _guess_file(path: Path) -> str | None:
 
 def corpora() -> dict[str, dict[str, Any]]:
     """The corpora of `catalogue.toml`, which jobs know, by name; its head says what is told."""
-    return tomllib.loads(resources.files(__package__).joinpath("catalogue.toml").read_text("utf-8"))
+    return shipped("data/formats/catalogue.toml")

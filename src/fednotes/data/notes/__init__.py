@@ -16,18 +16,16 @@ from __future__ import annotations
 import csv
 import io
 import os
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.core.parsing import JsonError, parse_json
+from fednotes.core.parsing import JsonError, parse_json, shipped
 from fednotes.data.formats import files as corpus
 
 LARGEST = 1 << 26  # characters of one note; more is a quote that was never closed
@@ -38,9 +36,7 @@ _TEXT_SUFFIXES = (".txt", ".text")
 _MANY_CATEGORIES = 1000  # remembered for a message
 _FEW_CATEGORIES = 30  # more may be titles that say something of a patient
 
-_TABLES: Final[dict[str, Any]] = tomllib.loads(
-    resources.files(__package__).joinpath("tables.toml").read_text("utf-8")
-)
+_TABLES: Final = shipped("data/notes/tables.toml")
 _KEYS: Final = _TABLES["csv"]  # JSON has the same
 FORMATS: Final = (*_TABLES, "jsonl", "text")
 EMPTY, MISTAKEN, OTHER = "without text", "marked as errors", "of another category"
