@@ -13,7 +13,7 @@ from fednotes.jobs.job_file import parse_job
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags, Cohort, SitePatients
 from fednotes.patients.features import ConceptFeatures, ConceptsConfig, features_for
-from fednotes.patients.phenotyper import Phenotyper, Representation
+from fednotes.patients.phenotyper import Phenotyper
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 
@@ -71,6 +71,6 @@ def save_model(folder: Path, dictionary: str, beside: Path, *terms: str) -> Path
         (concept,) = bags.concepts.tolist()
         machines.weight[concept, column] = 10
     machines.intercept[:] = -1
-    idf = Representation(idf=np.ones(features.space.width))
-    Phenotyper(features.space, idf, phenotypes=terms, machines=machines).save(folder)
+    idf = np.ones(features.space.width)
+    Phenotyper(features.space, idf=idf, phenotypes=terms, machines=machines).save(folder)
     return folder

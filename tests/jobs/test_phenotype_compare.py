@@ -14,7 +14,7 @@ from fednotes.jobs.compare import ALL_SITES, compare_patients
 from fednotes.metrics.compare import paired_patients
 from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import Bags, Cohort, SitePatients
-from fednotes.patients.phenotyper import Phenotyper, Representation
+from fednotes.patients.phenotyper import Phenotyper
 
 
 def machine(folder: Path, columns: dict[int, int]) -> None:
@@ -23,8 +23,8 @@ def machine(folder: Path, columns: dict[int, int]) -> None:
     for disease, block in columns.items():
         machines.weight[block : block + 10, disease] = 10
     machines.intercept[:] = -0.5
-    representation = Representation(idf=np.ones(VOCABULARY))
-    Phenotyper(SPACE, representation, phenotypes=DISEASES, machines=machines).save(folder)
+    idf = np.ones(VOCABULARY)
+    Phenotyper(SPACE, idf=idf, phenotypes=DISEASES, machines=machines).save(folder)
 
 
 GOOD, POOR = {0: 0, 1: 10, 2: 20}, {0: 0, 1: 10}
@@ -108,7 +108,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     other = SitePatients("s0", SPACE, sites[0].train, sites[0].valid, changed, {})
     with pytest.raises(DataError, match="at site 's0'"):
         compare_patients(side, (run, (other, sites[1]), "federated"), 10)
-    Phenotyper(SPACE, Representation(idf=np.ones(VOCABULARY))).save(run / "pooled/model")
+    Phenotyper(SPACE, idf=np.ones(VOCABULARY)).save(run / "pooled/model")
     with pytest.raises(DataError, match="ends with stage 1"):
         compare_patients(side, (run, sites, "pooled"), 10)
     bare = tuple(

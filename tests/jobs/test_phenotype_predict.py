@@ -25,7 +25,7 @@ from fednotes.patients.classifiers import LinearSVMs
 from fednotes.patients.cohort import FeatureSpace, Vectors
 from fednotes.patients.concepts import Made
 from fednotes.patients.features import ConceptsConfig, features_for
-from fednotes.patients.phenotyper import Phenotyper, Representation
+from fednotes.patients.phenotyper import Phenotyper
 
 NAME = "Zebulonovic"  # stands for what must never be shown
 TERMS = ("asthma", "gout", "hypertension")
@@ -127,9 +127,7 @@ def test_vectors_of_text_have_no_concepts(
     """Features are a stub's, two numbers a patient."""
     space = FeatureSpace(2, dense=True, recipe={"kind": "text"})
     machines = LinearSVMs([(0, 1)], 2)
-    Phenotyper(space, Representation(), phenotypes=("gout",), machines=machines).save(
-        tmp_path / "m"
-    )
+    Phenotyper(space, phenotypes=("gout",), machines=machines).save(tmp_path / "m")
 
     class Stub:
         def make(self, notes: dict[str, Any], *_: object) -> Made:
@@ -147,9 +145,9 @@ def test_vectors_of_text_have_no_concepts(
 def test_what_was_never_learnt_is_null(tmp_path: Path, model: Path, capsys: Any) -> None:
     """A disease without classes; and stage 1 alone, which gives codes."""
     space = features_for(ConceptsConfig(dictionary="synthetic"), Path()).space
-    representation = Representation(idf=np.ones(space.width))
+    idf = np.ones(space.width)
     machines = LinearSVMs([(), (0,)], space.width)
-    never = Phenotyper(space, representation, phenotypes=("a", "b"), machines=machines)
+    never = Phenotyper(space, idf=idf, phenotypes=("a", "b"), machines=machines)
     never.save(tmp_path / "never")
     predict_patients(tmp_path / "never", "-", "jsonl", None, "cpu", text="Known asthma today.")
     (found,) = lines(capsys.readouterr().out)

@@ -173,7 +173,7 @@ def test_calibration_is_the_pooled_one() -> None:
     scores, targets = [], []
     for site in sites:
         cohort = labelled(site.valid)
-        scores.append(model.machines.scores(model.model.representation.features(cohort.bags)))
+        scores.append(model.machines.scores(model.model.features(cohort.bags)))
         targets.append(model.machines.targets(cohort.labels))
     together = np.concatenate(scores), np.concatenate(targets)
     wanted = fit_platt(lambda ab: platt_sums(ab, *together), len(DISEASES))

@@ -304,7 +304,7 @@ def test_a_saved_model_knows_its_concepts_and_a_later_run_takes_them(tmp_path: P
     for kind in ("probabilities", "code_probabilities", "classes"):
         assert np.array_equal(getattr(model, kind)(bags), getattr(own, kind)(bags))
     assert np.allclose(model.probabilities(bags).sum(2), 1)
-    known = model.representation.network.known  # type: ignore[union-attr]
+    known = model.network.known  # type: ignore[union-attr]
     assert known.tolist() == state.tensors["network.known"].tolist()  # type: ignore[union-attr]
     given = PhenotypeConfig(representation=str(tmp_path / "model"), scale="none", network=NETWORK)
     later, _ = trained(sites, paper_config(model=given))

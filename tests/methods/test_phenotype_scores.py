@@ -121,7 +121,7 @@ def test_nothing_is_dropped_while_judging() -> None:
     assert learner.evaluate(sent, cycle=1).metrics == before
     found = disease_scores(state, site.train)
     classifiers = classifiers_of(member)
-    features = classifiers.model.representation.features(site.train.bags)
+    features = classifiers.model.features(site.train.bags)
     assert np.allclose(classifiers.machines.scores(features), found, rtol=1e-4, atol=1e-5)
 
 

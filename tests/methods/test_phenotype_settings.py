@@ -142,7 +142,7 @@ def test_the_best_cycle_has_the_least_held_out_loss() -> None:
     assert np.argmax(losses) != best
     state, members = trained(sites, replace(config, cycles=5, keep_cycle=-1))
     for member in members:
-        network = classifiers_of(member).model.representation.network
+        network = classifiers_of(member).model.network
         assert network is not None
         for name, value in network.trainable().items():
             assert np.array_equal(value.detach().numpy(), ends[best][name]), name
@@ -358,7 +358,7 @@ def test_patients_of_all_sites_without_concepts() -> None:
     whole = labelled(pooled_patients(sites).train)
     wanted = TfidfTransformer().fit(counted(whole.bags)).idf_
     for member in members:
-        idf = classifiers_of(member).model.representation.idf
+        idf = classifiers_of(member).model.idf
         assert np.array_equal(idf, wanted)
     assert torch.isfinite(state.tensors["svm.weight"]).all()
     assert all("phenotypes" in member.scores for member in members)

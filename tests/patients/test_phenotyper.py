@@ -18,7 +18,6 @@ from fednotes.patients.dan import Dan, DanConfig
 from fednotes.patients.phenotyper import (
     PhenotypeConfig,
     Phenotyper,
-    Representation,
     is_phenotyper,
     load_phenotyper,
     network_settings,
@@ -40,7 +39,8 @@ def model(scale: str = "none") -> Phenotyper:
     network = Dan(DanConfig(embedding=4, hidden=6), 9, 5, seed=1)
     return Phenotyper(
         SPACE,
-        Representation(network, scale=scale),  # type: ignore[arg-type]
+        network,
+        scale=scale,  # type: ignore[arg-type]
         code_names=("icd9:1", "icd9:2", "icd9:3", "icd9:4", "icd9:5"),
         phenotypes=("asthma", "diabetes", "gout", "OSA"),
         machines=machines(6),
@@ -52,7 +52,7 @@ def model(scale: str = "none") -> Phenotyper:
 def test_features_are_the_dense_layer(scale: str) -> None:
     """NumPy: mean of vectors, dense layer, ReLU; of length 1 where that is asked for."""
     given = model(scale)
-    network = given.representation.network
+    network = given.network
     assert network is not None
     assert network.embedding is not None
     table, weight, bias = (
@@ -64,7 +64,7 @@ def test_features_are_the_dense_layer(scale: str) -> None:
     if scale == "l2":
         length = np.linalg.norm(wanted, axis=1, keepdims=True)
         wanted = wanted / np.where(length > 0, length, 1)
-    found = given.representation.features(BAGS)
+    found = given.features(BAGS)
     dense = np.zeros((3, 6))
     dense[np.repeat(np.arange(3), np.diff(found.offsets)), found.columns] = found.values
     assert np.allclose(dense, wanted, atol=1e-6)
@@ -73,7 +73,7 @@ def test_features_are_the_dense_layer(scale: str) -> None:
 def test_the_folder_gives_the_same_model(tmp_path: Path) -> None:
     for given in (
         model("l2"),
-        Phenotyper(SPACE, Representation(idf=np.arange(9.0)), phenotypes=("a", "b", "c", "d"),
+        Phenotyper(SPACE, idf=np.arange(9.0), phenotypes=("a", "b", "c", "d"),
                    machines=machines(9)),
     ):  # fmt: skip
         given.save(tmp_path / "m")  # the second one replaces the first
@@ -104,22 +104,22 @@ def test_vectors_of_text(tmp_path: Path) -> None:
     space = FeatureSpace(3, dense=True, recipe={"fingerprint": "three"})
     values = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
     network = Dan(DanConfig(hidden=6), 3, 2, features=True)
-    learnt = Phenotyper(space, Representation(network), phenotypes=("a", "b", "c", "d"),
+    learnt = Phenotyper(space, network, phenotypes=("a", "b", "c", "d"),
                         machines=machines(6), code_names=("x", "y"))  # fmt: skip
     learnt.save(tmp_path / "m")
     again = load_phenotyper(tmp_path / "m")
     wanted = learnt.probabilities(Vectors(values))
     assert np.array_equal(again.probabilities(Vectors(values)), wanted)
-    plain = Representation().features(Vectors(values))
+    plain = Phenotyper(space).features(Vectors(values))
     assert np.allclose(plain.values.reshape(4, 3), values)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="vectors of text"):
-        Representation(idf=np.ones(9)).features(Vectors(np.zeros((1, 9), np.float32)))
+        Phenotyper(SPACE, idf=np.ones(9)).features(Vectors(np.zeros((1, 9), np.float32)))
     with pytest.raises(ConfigError, match="representation"):
         PhenotypeConfig(representation="")
-    stage_1 = Phenotyper(SPACE, model().representation, code_names=("a",) * 5)
+    stage_1 = Phenotyper(SPACE, model().network, code_names=("a",) * 5)
     with pytest.raises(ModelError, match="no classifiers"):
         stage_1.classes(BAGS)
     parameters = {n: v.detach() for n, v in Dan(DanConfig(), 7, 2).trainable().items()}
@@ -157,8 +157,8 @@ def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
         load_phenotyper(tmp_path / "m")
     facts.write_text(text)
     assert torch.equal(
-        load_phenotyper(tmp_path / "m").representation.network.hidden_bias,  # type: ignore[union-attr]
-        model().representation.network.hidden_bias,  # type: ignore[union-attr]
+        load_phenotyper(tmp_path / "m").network.hidden_bias,  # type: ignore[union-attr]
+        model().network.hidden_bias,  # type: ignore[union-attr]
     )
 
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import Federation, Method, MethodSite, State
 from fednotes.core.settings import build
-from fednotes.core.tensors import load_into, restoring, taken
+from fednotes.core.tensors import below, load_into, prefixed, restoring, taken
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.methods.averaging import AveragingSite, Server, run_cycles
 from fednotes.methods.phenotype_stages import (
@@ -59,7 +59,6 @@ from fednotes.patients.dan import KNOWN, Dan
 from fednotes.patients.phenotyper import (
     PhenotypeConfig,
     Phenotyper,
-    Representation,
     load_phenotyper,
     network_settings,
 )
@@ -224,7 +223,7 @@ class Site(MethodSite):
             learner = self._learner
             learner.finish(tensors)
             self._network = learner.told
-            model = Phenotyper(self.data.space, Representation(learner.network), learner.outputs)
+            model = Phenotyper(self.data.space, learner.network, code_names=learner.outputs)
         if self.directory is not None:
             model.save(self.directory / "model")
         self.scores = self.scores_on(self.data)
@@ -249,30 +248,26 @@ class Site(MethodSite):
 
     def prepare(self, tensors: Tensors) -> Update:
         """The representation is fixed and the classes are agreed: compute the features."""
-        given = {n.removeprefix("network."): v for n, v in tensors.items() if n[:8] == "network."}
-        self._network = given or self._network
+        self._network = below(tensors, "network.") or self._network
         config, space = self.config.model, self.data.space
-        representation = Representation()
+        names = () if self._codes is None else self._codes.outputs
+        model = Phenotyper(space, code_names=names, phenotypes=self.config.phenotypes)
         if self._network:
             settings, outputs, known = network_settings(self._network, config.network, space)
-            network = shared_network(settings, space, outputs, known, self._device)
-            load_into(network.state(), self._network)
-            representation = Representation(network, scale=config.scale)
+            model.network = shared_network(settings, space, outputs, known, self._device)
+            load_into(model.network.state(), self._network)
+            model.scale = config.scale
         elif "idf" in tensors:
-            idf = taken(tensors, "idf", torch.float64, space.width).numpy()
-            representation = Representation(idf=idf)
+            model.idf = taken(tensors, "idf", torch.float64, space.width).numpy()
         agreed = taken(tensors, "classes", torch.float32, len(self.config.phenotypes), len(CLASSES))
         classes = [[c for c in CLASSES if row[c]] for row in agreed.to(torch.bool).tolist()]
-        machines = LinearSVMs(classes, representation.width(space), config.classifier)
+        machines = LinearSVMs(classes, model.width, config.classifier)
         if len(self._steps) == len(machines.steps):
             machines.steps[:] = self._steps
         weights = None
         if "weights" in tensors:
             weights = taken(tensors, "weights", torch.float64, len(machines.machines), 2).numpy()
-        names = () if self._codes is None else self._codes.outputs
-        self._classifiers = Classifiers(
-            self.data, self.config, representation, machines, weights, names
-        )
+        self._classifiers = Classifiers(self.data, self.config, model, machines, weights)
         return Update()
 
     def calibrate(self, tensors: Tensors) -> Update:
@@ -358,20 +353,19 @@ def agreed_concepts(federation: Federation, config: Config) -> Tensor | None:
 class _CodeServer(Server):
     """Averages the network; its state names the outputs, and which concepts are known, too."""
 
-    outputs: tuple[str, ...] = ()
-    known: Tensor | None = None
+    outputs: tuple[str, ...]
+    known: Tensors
 
     def state(self) -> State:
         state = super().state()
-        known = {} if self.known is None else {KNOWN: self.known}
         facts = {**state.facts, "stage": 1, "outputs": list(self.outputs)}
-        return replace(state, tensors={**state.tensors, **known}, facts=facts)
+        return replace(state, tensors={**state.tensors, **self.known}, facts=facts)
 
 
 def _codes(federation: Federation, config: Config, resumed: State | None) -> State:
     """Stage 1 to its end; network and outputs, ready for stage 2."""
     if resumed is not None and resumed.fact("stage", int) == 2:
-        tensors = {n: v for n, v in resumed.tensors.items() if n.startswith("network.")}
+        tensors = prefixed("network.", below(resumed.tensors, "network."))
         return State(config.last_cycle, tensors, {"outputs": resumed.fact("outputs", list)})
     if resumed is None:
         outputs = agreed_outputs(federation, config)
@@ -380,21 +374,18 @@ def _codes(federation: Federation, config: Config, resumed: State | None) -> Sta
         known = agreed_concepts(federation, config)
         told = {} if known is None else {KNOWN: known}
         federation.sum("begin_codes", {"chosen": chosen, **told})
-        parameters = initial(config, len(outputs), known)
-        if config.vectors:
-            parameters |= federation.sum("first_vectors", told).mean()
     else:
         outputs = tuple(resumed.fact("outputs", list))
-        known = resumed.tensors.get(KNOWN)
-        kept = {name: value for name, value in resumed.tensors.items() if name != KNOWN}
+        kept = {**resumed.tensors}
+        told = {KNOWN: kept.pop(KNOWN)} if KNOWN in kept else {}
         resumed = replace(resumed, tensors=kept)
-        parameters = initial(config, len(outputs), known)
+    parameters = initial(config, len(outputs), told.get(KNOWN))
+    if config.vectors and resumed is None:
+        parameters |= federation.sum("first_vectors", told).mean()
     server = _CodeServer(config, parameters, judged, resumed)
-    server.outputs, server.known = outputs, known
+    server.outputs, server.known = outputs, told
     run_cycles(federation, server)  # [phenotype algorithm 1 stage 1]
-    tensors = {f"network.{name}": value for name, value in server.result.items()}
-    if known is not None:
-        tensors[f"network.{KNOWN}"] = known
+    tensors = prefixed("network.", {**server.result, **server.known})
     return State(server.round, tensors, {"stage": 1, "outputs": list(outputs)})
 
 
@@ -411,7 +402,7 @@ def _prepared(config: Config) -> State:
     if config.model.representation == "none":
         return State(0, {}, {"outputs": []})
     model = load_phenotyper(Path(config.model.representation))
-    network = model.representation.network
+    network = model.network
     if network is None:
         raise ConfigError(
             f"representation = {config.model.representation!r}: this model was trained on the "
@@ -429,7 +420,7 @@ def _prepared(config: Config) -> State:
                 f"representation = {config.model.representation!r} was trained with {name} = "
                 f"{theirs!r}, this job has {ours!r}: set model.network.{name} to the former"
             )
-    tensors = {f"network.{n}": v.detach() for n, v in network.state().items()}
+    tensors = prefixed("network.", {n: v.detach() for n, v in network.state().items()})
     return State(0, tensors, {"outputs": list(model.code_names)})
 
 

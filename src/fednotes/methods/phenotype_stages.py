@@ -32,7 +32,7 @@ from fednotes.patients.cohort import (
     SitePatients,
 )
 from fednotes.patients.dan import KNOWN, Dan, DanConfig, Mixtures, RowAdam
-from fednotes.patients.phenotyper import PhenotypeConfig, Phenotyper, Representation
+from fednotes.patients.phenotyper import PhenotypeConfig, Phenotyper
 
 PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
     files("fednotes.methods").joinpath("phenotype.toml").read_text("utf-8")
@@ -268,17 +268,15 @@ class Classifiers:
         self,
         data: SitePatients,
         config: Config,
-        representation: Representation,
+        model: Phenotyper,
         machines: LinearSVMs,
         weights: np.ndarray | None,
-        code_names: tuple[str, ...],
     ) -> None:
-        self.id, self.config, self.machines = data.id, config, machines
-        self.model = Phenotyper(data.space, representation, code_names, config.phenotypes, machines)
-        self._weights = weights
+        self.id, self.config, self.model, self.machines = data.id, config, model, machines
+        model.machines, self._weights = machines, weights
         self._train, self._valid = data.train.labelled(), data.valid.labelled()
-        self._features = representation.features(self._train.bags)
-        self._held_out = representation.features(self._valid.bags)
+        self._features = model.features(self._train.bags)
+        self._held_out = model.features(self._valid.bags)
         targets = machines.targets(self._train.labels)
         self._patients = np.count_nonzero(targets, axis=0)  # (machines,) n_k of each
 
@@ -337,7 +335,7 @@ class Classifiers:
         cohort = site.test.labelled()
         if not len(cohort):
             return {}
-        features = self.model.representation.features(cohort.bags)
+        features = self.model.features(cohort.bags)
         counts = self._counts(cohort, self.machines.predict(features))
         scores = self.machines.ranking(features)
         ranked = rankings(cohort.labels, scores, self.config.phenotypes, seed=self.config.seed)

@@ -29,7 +29,7 @@ from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingErr
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build, checked
 from fednotes.core.store import write_folder
-from fednotes.core.tensors import load_into
+from fednotes.core.tensors import below, load_into, prefixed
 from fednotes.patients.classifiers import Features, LinearSVMs, SvmConfig, tfidf
 from fednotes.patients.cohort import Bags, FeatureSpace, Vectors
 from fednotes.patients.dan import KNOWN, Dan, DanConfig
@@ -63,20 +63,29 @@ class PhenotypeConfig:
             raise ConfigError('representation = "": "learn", "none" or the folder of a model')
 
 
-@dataclass(frozen=True, eq=False)
-class Representation:
-    """Inputs → what the classifiers see.
+@dataclass(eq=False)
+class Phenotyper:
+    """What phenotyping ends with, and what a site uses afterwards.
 
-    network: stage 1's; or idf: (vocabulary,) float64; or neither, for vectors as they are.
+    space: what inputs mean. Patients' representation is that of network, stage 1's; or of idf,
+    (vocabulary,) float64; or neither, for vectors as they are. code_names: the outputs of stage 1;
+    empty where it was left out. phenotypes: the diseases; empty after stage 1 alone. platt:
+    (machines, 2) calibration.
     """
 
+    space: FeatureSpace
     network: Dan | None = None
     idf: np.ndarray | None = None
     scale: Scale = "none"
+    code_names: tuple[str, ...] = ()
+    phenotypes: tuple[str, ...] = ()
+    machines: LinearSVMs | None = None
+    platt: np.ndarray | None = None
 
-    def width(self, space: FeatureSpace) -> int:
-        """The number of features."""
-        return space.width if self.network is None else self.network.config.hidden
+    @property
+    def width(self) -> int:
+        """The number of features that the classifiers read."""
+        return self.space.width if self.network is None else self.network.config.hidden
 
     def features(self, inputs: Inputs) -> Features:
         """(patients, width). Raises DataError for inputs of another kind or vocabulary."""
@@ -92,43 +101,26 @@ class Representation:
             return Features.of(inputs.values)
         raise DataError("bags of concepts and vectors of text cannot take each other's place")
 
-
-@dataclass(eq=False)
-class Phenotyper:
-    """What phenotyping ends with, and what a site uses afterwards.
-
-    space: what inputs mean. code_names: the outputs of stage 1; empty where it was left out.
-    phenotypes: the diseases; empty after stage 1 alone. platt: (machines, 2) calibration.
-    """
-
-    space: FeatureSpace
-    representation: Representation
-    code_names: tuple[str, ...] = ()
-    phenotypes: tuple[str, ...] = ()
-    machines: LinearSVMs | None = None
-    platt: np.ndarray | None = None
-
     def classes(self, inputs: Inputs) -> np.ndarray:
         """(patients, diseases) int8: 1 present, 0 absent, 2 questionable, -1 nothing learnt."""
-        return self._machines().predict(self.representation.features(inputs))
+        return self._machines().predict(self.features(inputs))
 
     def probabilities(self, inputs: Inputs) -> np.ndarray:
         """(patients, diseases, 3) of absent, present, questionable.
 
         Uncalibrated ones of the hinge loss give an order, not chances.
         """
-        return self._machines().probabilities(self.representation.features(inputs), self.platt)
+        return self._machines().probabilities(self.features(inputs), self.platt)
 
     def rank(self, inputs: Inputs) -> np.ndarray:
         """(patients, diseases) scores of "present", see `LinearSVMs.ranking`."""
-        return self._machines().ranking(self.representation.features(inputs))
+        return self._machines().ranking(self.features(inputs))
 
     def code_probabilities(self, inputs: Inputs) -> np.ndarray:
         """(patients, codes) of stage 1's outputs; no column where there are none."""
-        network = self.representation.network
-        if network is None or not self.code_names:
+        if self.network is None or not self.code_names:
             return np.zeros((len(inputs), 0), np.float32)
-        return network.probabilities(inputs)
+        return self.network.probabilities(inputs)
 
     def _machines(self) -> LinearSVMs:
         if self.machines is None:
@@ -145,11 +137,10 @@ class Phenotyper:
         """
         if directory.exists() and not is_phenotyper(directory) and any(directory.iterdir()):
             raise ModelError(f"{directory}: exists and is not a model's folder; name another one")
-        network, idf = self.representation.network, self.representation.idf
+        network = self.network
         given: dict[str, Tensor] = {} if self.machines is None else self.machines.trainable()
-        if network is not None:
-            given |= {f"network.{name}": value for name, value in network.state().items()}
-        arrays = {"idf": idf, "platt": self.platt}
+        given |= {} if network is None else prefixed("network.", network.state())
+        arrays = {"idf": self.idf, "platt": self.platt}
         given |= {n: torch.from_numpy(of) for n, of in arrays.items() if of is not None}
         tensors = {n: v.detach().cpu().contiguous() for n, v in given.items()}
         for name, value in tensors.items():
@@ -162,7 +153,7 @@ class Phenotyper:
             "fednotes": __version__,
             "space": asdict(self.space),
             "network": None if network is None else asdict(network.config),
-            "scale": self.representation.scale,
+            "scale": self.scale,
             "code_names": self.code_names,
             "phenotypes": self.phenotypes,
             "classes": None if self.machines is None else self.machines.classes,
@@ -207,11 +198,14 @@ def load_phenotyper(path: Path, device: str = "cpu") -> Phenotyper:
         return _parsed(facts, parse_tensors(data), device)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-    except (*_UNREADABLE, SafetensorError, ConfigError, TrainingError) as error:
+    except _UNREADABLE as error:
         raise ModelError(f"{path}: not a readable phenotyping model ({error})") from error
 
 
-_UNREADABLE = (OSError, KeyError, TypeError, ValueError)
+_UNREADABLE = (
+    *(OSError, KeyError, TypeError, ValueError),
+    *(SafetensorError, ConfigError, TrainingError),
+)
 
 
 @checked(frozen=True)
@@ -239,32 +233,32 @@ def _checksum(facts: Mapping[str, Any]) -> str:
 
 
 def _parsed(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenotyper:
-    space, network, machines = facts.space, None, None
+    space, network = facts.space, None
     if facts.network is not None:
-        given = {n.removeprefix("network."): v for n, v in tensors.items() if n[:8] == "network."}
+        given = below(tensors, "network.")
         settings, outputs, known = network_settings(given, facts.network, space)
         if facts.code_names:
             _same("codes", len(facts.code_names), "the network has outputs", outputs)
         network = Dan(settings, space.width, outputs, known=known, features=space.dense).to(device)
         load_into(network.state(), given)
         network.train(False)
-    idf, platt = (tensors[n].numpy() if n in tensors else None for n in ("idf", "platt"))
-    for name in ("idf", "platt"):
-        if name in tensors and not tensors[name].is_floating_point():
+    for name in {"idf", "platt"} & tensors.keys():
+        if not tensors[name].is_floating_point():
             raise ModelError(f"not a whole model: {name!r} has type {tensors[name].dtype}")
+    idf, platt = (tensors[n].numpy() if n in tensors else None for n in ("idf", "platt"))
     if idf is not None:
         _same("document frequencies", len(idf), "the dictionary has concepts", space.width)
-    representation = Representation(network, idf, facts.scale)
     _same("phenotypes", len(facts.phenotypes), "classes are of", len(facts.classes or ()))
+    names = facts.code_names, facts.phenotypes
+    model = Phenotyper(space, network, idf, facts.scale, *names, platt=platt)
     if facts.classes is not None:
         width = len(tensors["svm.weight"])
-        _same("features", representation.width(space), "the classifiers read", width)
-        machines = LinearSVMs(facts.classes, width, facts.classifier)
+        _same("features", model.width, "the classifiers read", width)
+        model.machines = machines = LinearSVMs(facts.classes, width, facts.classifier)
         load_into(machines.trainable(), {n: tensors[n] for n in machines.trainable()})
         if platt is not None and platt.shape != (len(machines.machines), 2):
             raise ModelError(f"not a whole model: calibration of shape {platt.shape}")
-    names = facts.code_names, facts.phenotypes
-    return Phenotyper(space, representation, *names, machines, platt)
+    return model
 
 
 def _same(what: str, number: int, of: str, other: int) -> None:
