@@ -168,8 +168,8 @@ class Cohort:
                 f"cohort {self.id}: {len(self.patients)} patients and {len(self.outputs)} outputs "
                 f"have {len(self.bags)} bags and labels of shape {self.labels.shape}"
             )
-        for what, names in (("patients", self.patients), ("outputs", self.outputs)):
-            if twice := len(names) - len(set(names)):
+        for what in ("patients", "outputs"):
+            if twice := len(getattr(self, what)) - len(set(getattr(self, what))):
                 raise DataError(f"cohort {self.id}: {twice} of its {what} are there twice")
         if not np.isin(self.labels, (UNLABELLED, *LABELS.values())).all():
             raise DataError(f"cohort {self.id}: labels must be 1, 0, 2 or -1 (unlabelled)")

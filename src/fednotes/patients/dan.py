@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, cast
 
 import numpy as np
@@ -211,13 +212,10 @@ class Dan(nn.Module):
         # the average pooling layer: Σ share · vector, zero without concepts
         return pool(cast(Tensor, self.embedding), read, self.config.updates == "rows")
 
-    def linear(self, patients: Inputs) -> Tensor:
-        """(patients, hidden) the dense layer's values, before the ReLU."""
-        return F.linear(self.mean(patients), self.hidden_weight, self.hidden_bias)
-
-    def dense(self, patients: Inputs) -> Tensor:
-        """(patients, hidden) the dense layer's values, before dropout."""
-        return F.relu(self.linear(patients))
+    def dense(self, patients: Inputs, layer: str = "rectified") -> Tensor:
+        """(patients, hidden) the dense layer, before dropout; "linear": before its ReLU too."""
+        values = F.linear(self.mean(patients), self.hidden_weight, self.hidden_bias)
+        return values if layer == "linear" else F.relu(values)
 
     def forward(self, patients: Inputs) -> Tensor:
         """(patients, outputs) the sigmoids' arguments, the log-odds of each code."""
@@ -242,7 +240,7 @@ class Dan(nn.Module):
     def representation(self, patients: Inputs) -> np.ndarray:
         """(patients, hidden) float32: the values of the dense layer, the weights frozen."""
         # [phenotype representation]
-        layer = self.linear if self.config.layer == "linear" else self.dense
+        layer = partial(self.dense, layer=self.config.layer)
         return self._in_batches(patients, layer, self.config.hidden)
 
     @torch.no_grad()
@@ -357,11 +355,10 @@ class RowAdam:
         parameters: Mapping[str, Tensor],
         learning_rate: float = 1e-3,
         clip: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        self.parameters = dict(parameters)
-        self._rate, self._clip, self._betas, self._eps = learning_rate, clip, betas, eps
+        self.parameters, self._rate = dict(parameters), learning_rate
+        self._clip, self._eps = clip, eps
         self._steps = dict.fromkeys(self.parameters, 0)
         self._moments: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -397,7 +394,7 @@ class RowAdam:
 
     def _move(self, name: str, grad: Tensor, share: float, rate: float) -> None:
         parameter, (first, second) = self.parameters[name], self._moments[name]
-        (b1, b2), t = self._betas, self._steps[name]
+        b1, b2, t = 0.9, 0.999, self._steps[name]
         size, root, eps = rate / (1 - b1**t), 1 / math.sqrt(1 - b2**t), self._eps
         rows: Tensor | slice = slice(None)
         if grad.is_sparse:  # eps where SparseAdam has it

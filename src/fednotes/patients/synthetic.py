@@ -12,9 +12,11 @@ The dictionary is the same for every seed: a model that was trained on one can b
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.resources import files
 from typing import Final
 
 import numpy as np
@@ -31,34 +33,17 @@ from fednotes.patients.dictionary import (
 )
 from fednotes.patients.labels import PatientLabels
 
-# Phenotype: its terms, the share of patients who have it, roughly.
-_TERMS: Final[dict[str, tuple[tuple[str, ...], float]]] = {
-    "hypertension": (("hypertension", "high blood pressure", "elevated blood pressure"), 0.35),
-    "diabetes": (("diabetes", "type 2 diabetes", "diabetes mellitus"), 0.25),
-    "asthma": (("asthma", "reactive airway disease"), 0.15),
-    "depression": (("depression", "depressive disorder"), 0.20),
-    "obesity": (("obesity", "morbid obesity"), 0.30),
-    "gout": (("gout", "gouty arthritis"), 0.04),
-}
-PHENOTYPES: Final = tuple(_TERMS)
+_LISTS: Final = tomllib.loads(
+    files("fednotes.patients").joinpath("synthetic.toml").read_text("utf-8")
+)
+PHENOTYPES: Final = tuple(_LISTS["phenotypes"])
+_SAID: Final = _LISTS["sentences"]
 _UNCERTAIN: Final = "depression"  # judged questionable where little speaks for it
 _One = Callable[..., str]
 _CONDITIONS = 20
 _OTHERS = 300  # concepts besides the phenotypes'
 _OWN = 9  # concepts that a condition favours
 _CODES = 2  # categories of codes of each condition
-_PRESENT = ("Patient has {}.", "History of {}.", "Admitted with {}.", "{} was noted on admission.")
-_MORE = ("Treated for {} and {}.", "Known {}, {}.", "Assessment: {}; {}.")
-_NEGATED = ("Denies {}.", "No evidence of {}.", "There is no {} at this time.")
-_FAMILY = ("Mother had {}.", "Family history of {}.", "Father with {}.")
-_NOISE = (
-    "Vital signs are stable.",
-    "Follow up in two weeks.",
-    "Lives alone, walks daily.",
-    "The plan was discussed at length.",
-    "Seen in clinic this morning.",
-    "Tolerated the procedure well.",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +110,7 @@ def _terms(rng: np.random.Generator) -> tuple[tuple[str, ...], ...]:
         taken.add(form)
         return True
 
-    made = [tuple(term for term in names if fresh(term)) for names, _ in _TERMS.values()]
+    made = [tuple(filter(fresh, names)) for _, *names in _LISTS["phenotypes"].values()]
     pools = [iter(names) for names in map(lexicon.__getitem__, ("disease", "finding", "drug"))]
     for number in range(_OTHERS):
         pool, synonyms = pools[number % len(pools)], int(rng.integers(1, 4))
@@ -178,7 +163,7 @@ def _thresholds() -> np.ndarray:
     world, rng = _world(), rng_of(0, "synthetic patients", "thresholds")
     has = rng.random((20_000, _CONDITIONS)) < world.common
     said = has @ world.weight + 0.25 * rng.standard_normal((len(has), len(PHENOTYPES)))
-    shares = [share for _, share in _TERMS.values()]
+    shares = [share for share, *_ in _LISTS["phenotypes"].values()]
     return np.array([np.quantile(said[:, c], 1 - share) for c, share in enumerate(shares)])
 
 
@@ -197,7 +182,7 @@ def _notes(
     rng: np.random.Generator,
 ) -> tuple[str, ...]:
     if rng.random() < 0.01:  # nothing that the dictionary knows
-        return (" ".join(rng.choice(_NOISE, 3).tolist()),)
+        return (" ".join(rng.choice(_SAID["noise"], 3).tolist()),)
 
     def term(concept: int) -> str:
         names = world.terms[concept]
@@ -214,24 +199,32 @@ def _note(
     world: _World, has: np.ndarray, truth: np.ndarray, one: _One, rng: np.random.Generator
 ) -> str:
     """A note's sentences, in random order."""
-    sentences = [one(_NOISE) for _ in range(int(rng.integers(1, 4)))]
+    sentences = [one(_SAID["noise"]) for _ in range(int(rng.integers(1, 4)))]
     for at in np.flatnonzero(has):
         own = world.own[at][rng.random(_OWN) < 0.3].tolist()
         while own:
             pair = len(own) > 1 and rng.random() < 0.4
-            sentences.append(one(_MORE, own.pop(), own.pop()) if pair else one(_PRESENT, own.pop()))
+            sentences.append(
+                one(_SAID["more"], own.pop(), own.pop())
+                if pair
+                else one(_SAID["present"], own.pop())
+            )
     for phenotype, present in enumerate(truth.tolist()):
         draw = rng.random()
         if present and draw < 0.35:
-            sentences.append(one(_PRESENT, phenotype))
+            sentences.append(one(_SAID["present"], phenotype))
         elif draw > 0.92:
-            sentences.append(one(_FAMILY, phenotype))
+            sentences.append(one(_SAID["family"], phenotype))
         elif not present and draw > 0.84:
-            sentences.append(one(_NEGATED, phenotype))
+            sentences.append(one(_SAID["negated"], phenotype))
         elif draw > 0.82:  # said of somebody who does not have it, or only once had it
-            sentences.append(one(_PRESENT, phenotype))
+            sentences.append(one(_SAID["present"], phenotype))
     for _ in range(int(rng.poisson(2))):
-        sentences.append(one(_PRESENT, int(rng.integers(len(PHENOTYPES), len(world.terms)))))
+        sentences.append(
+            one(_SAID["present"], int(rng.integers(len(PHENOTYPES), len(world.terms))))
+        )
     for _ in range(int(rng.poisson(1.5))):
-        sentences.append(one(_NEGATED, int(rng.integers(len(PHENOTYPES), len(world.terms)))))
+        sentences.append(
+            one(_SAID["negated"], int(rng.integers(len(PHENOTYPES), len(world.terms))))
+        )
     return " ".join(sentences[i] for i in rng.permutation(len(sentences)).tolist())
