@@ -21,7 +21,7 @@ from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.settings import read_toml
 from fednotes.jobs.deployed.agreement import Description, agreed_config, describe
 from fednotes.jobs.job import Job, Sites, load_sites
-from fednotes.jobs.job_file import built_in_jobs, parse_job
+from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
 from fednotes.jobs.simulate import claim, recorded
 from fednotes.patients.cohort import Bags, Vectors, fingerprint, pooled_patients
 
@@ -349,6 +349,7 @@ def test_the_papers_jobs_load(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ("I2B2_OBESITY", obesity(place, 40)),
     ):
         monkeypatch.setenv(name, str(folder))
+    assert load_job("phenotype/obesity").sites["obesity"].judgment == "intuitive"
     sizes = []
     for name in ("mimic", "obesity"):
         path = built_in_jobs()[f"phenotype/{name}"]

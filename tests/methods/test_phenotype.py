@@ -39,8 +39,8 @@ from fednotes.patients.classifiers import (
 )
 from fednotes.patients.codes import category, output_matrix
 from fednotes.patients.cohort import PRESENT, pooled_patients
-from fednotes.patients.dan import Dan, RowAdam
-from fednotes.patients.phenotyper import PhenotypeConfig
+from fednotes.patients.dan import Dan, DanConfig, RowAdam
+from fednotes.patients.phenotyper import PhenotypeConfig, load_phenotyper
 
 # ---- stage 1
 
@@ -217,12 +217,18 @@ def test_a_restart_changes_nothing(tmp_path: Path) -> None:
     """A run cut after each of its rounds and gone on with ends with the same bits."""
     sites = sites_of(2)
     config = config_of(cycles=2, classifier_cycles=2, calibrate=True)
-    whole, members = trained(sites, config)
+    whole, members = trained(sites, config, tmp_path / "whole")
+    bags = sites[0].test.bags
+    codes = load_phenotyper(tmp_path / "whole/model").code_probabilities(bags)
 
     for last in range(4):
         kept = tmp_path / str(last)
         cut(sites, config, last, directory=kept)
-        again, later = trained(sites, config, directory=kept, resume=True)
+        again, later = trained(sites, config, kept / "model", directory=kept, resume=True)
+        assert again.facts["outputs"] == whole.facts["outputs"]
+        model = load_phenotyper(kept / "model/model")
+        assert list(model.code_names) == whole.facts["outputs"]
+        assert np.array_equal(model.code_probabilities(bags), codes)
         for name, value in whole.tensors.items():
             assert torch.equal(again.tensors[name], value), (last, name)
         assert [m.scores for m in later] == [m.scores for m in members]
@@ -269,6 +275,10 @@ def test_questionable_is_a_class_where_enough_are() -> None:
         assert len(classifiers_of(members[0]).machines.machines) == machines
 
 
+DENSE = PhenotypeConfig(network=DanConfig(updates="dense"))
+PADDED = PhenotypeConfig(network=DanConfig(length=20))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -279,6 +289,10 @@ def test_questionable_is_a_class_where_enough_are() -> None:
         ({"proximal": 0.1}, 'updates = "dense"'),
         ({"systems": ("icd8",)}, "icd8"),
         ({"systems": ("condition",)}, "no list of all categories"),
+        ({"optimizer": "rmsprop"}, 'updates = "dense"'),
+        ({"optimizer": "rmsprop", "weight_decay": 0.1, "model": DENSE}, "has no weight_decay"),
+        ({"model": PADDED}, "least_occurrences to 1 or more"),
+        ({"least_occurrences": -1}, "least_occurrences = -1"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:

@@ -87,17 +87,6 @@ def test_the_job_files_take_every_value() -> None:
             assert (list(found) if isinstance(found, tuple) else found) == value, setting
 
 
-def test_the_papers_jobs_train_on_all_patients() -> None:
-    """Ten and three silos; the challenge has a test part of its own."""
-    mimic, obesity = load_job("phenotype/mimic"), load_job("phenotype/obesity")
-    assert mimic.silos is not None
-    assert obesity.silos is not None
-    assert (mimic.silos.number, obesity.silos.number) == (10, 3)
-    whole, own = mimic.sites["mimic"], obesity.sites["obesity"]
-    assert (whole.valid_fraction, whole.test_fraction, own.valid_fraction) == (0, 0, 0)
-    assert (own.judgment, own.test, own.labels) == ("intuitive", (), "$I2B2_OBESITY")
-
-
 def test_a_job_changes_one_value_of_a_presets_table(tmp_path: Path) -> None:
     table = {
         **{"method": "phenotype", "preset": "paper", "synthetic": {}},
@@ -389,20 +378,6 @@ def test_a_site_refuses_concepts_that_cannot_be(known: list[Any]) -> None:
     member = Site(site, phenotype.for_sites(paper_config(), (site,)))
     with pytest.raises(RefusedError, match="concepts to know are not places"):
         member.begin_codes({"chosen": torch.tensor([0]), "known": torch.tensor(known)})
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"model": PhenotypeConfig(network=DanConfig())}, 'updates = "dense"'),
-        ({"weight_decay": 0.1}, "has no weight_decay"),
-        ({"least_occurrences": 0}, "least_occurrences to 1 or more"),
-        ({"least_occurrences": -1}, "least_occurrences = -1"),
-    ],
-)
-def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        paper_config(**settings)
 
 
 def test_a_damaged_list_of_known_concepts_is_no_model(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from phenotype_patients import (
     code_labels,
     config_of,
     counted,
-    cut,
     dense_of,
     labelled,
     network_of,
@@ -45,7 +44,7 @@ from fednotes.methods.phenotype import Config, Site
 from fednotes.patients.classifiers import SvmConfig
 from fednotes.patients.cohort import FeatureSpace, SitePatients, Vectors, pooled_patients
 from fednotes.patients.dan import Dan, DanConfig, RowAdam
-from fednotes.patients.phenotyper import PhenotypeConfig, load_phenotyper
+from fednotes.patients.phenotyper import PhenotypeConfig
 
 NETWORK = DanConfig(embedding=8, hidden=12)
 
@@ -289,25 +288,6 @@ def test_a_model_of_another_dictionary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="with another dictionary or encoder than this job"):
         trained(tuple(replace(site, space=other) for site in sites), later)
     trained(sites, later)
-
-
-# ---- restarts
-
-
-def test_a_model_that_was_gone_on_with_knows_its_codes(tmp_path: Path) -> None:
-    """Killed twice in stage 2: outputs, saved names and probabilities of the whole run."""
-    sites = sites_of(2)
-    config = config_of(cycles=2, classifier_cycles=4)
-    whole, _ = trained(sites, config, tmp_path / "whole")
-    kept, ours = tmp_path / "kept", tmp_path / "cut"
-    cut(sites, config, 3, ours, directory=kept)
-    cut(sites, config, 4, ours, directory=kept, resume=True)
-    again, _ = trained(sites, config, ours, directory=kept, resume=True)
-    assert again.facts["outputs"] == whole.facts["outputs"]
-    first, second = (load_phenotyper(tmp_path / n / "model") for n in ("whole", "cut"))
-    assert list(second.code_names) == whole.facts["outputs"]
-    bags = sites[0].test.bags
-    assert np.array_equal(second.code_probabilities(bags), first.code_probabilities(bags))
 
 
 # ---- patients and sites with nothing
