@@ -27,15 +27,23 @@ def planned(name: str, full: bool, out: Path) -> list[GridRun]:
     size = grid.full if full else grid.budget
     jobs = Jobs(path.parent.name)
     rows = [row for row in grid.runs if full or not row.full]
-    return [run for row in rows for run in plan(row, jobs, grid.base, size, full, out, ())]
+    found = [plan(row, jobs, grid.base, size, full, out, ()) for row in rows]
+    return [run for groups in found for runs in groups for run in runs]
 
 
 def test_every_grid_is_known() -> None:
     assert {*NAMES, *BERT} <= set(grids())
     with pytest.raises(ConfigError, match="did you mean 'fedner-fig3'"):
         load_grid("fedner-fig33")
-    for name in grids():  # one heading fits every row
-        assert len({tuple(figures) for figures in load_grid(name)[0].paper.values()}) <= 1
+    for name in grids():
+        grid, _ = load_grid(name)  # one heading fits every row of the paper's
+        assert len({tuple(figures) for figures in grid.paper.values()}) <= 1
+        known = {f"{row.label}/{condition}" for row in grid.runs for condition in row.conditions}
+        assert all(len(pair) == 2 and known.issuperset(pair) for pair in grid.pairs)
+        assert grid.score == "test" or not (grid.columns or grid.by_output)
+        for row in grid.runs:
+            assert all(isinstance(tried, list) and tried for tried in row.search.values())
+            assert math.prod(map(len, row.search.values())) <= 64
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -84,12 +84,6 @@ def test_validation_decides_not_test(tiny: Any) -> None:
     assert line.count(": 40.0") == 3
 
 
-def test_settings_chosen_on_two_seeds(tiny: Any) -> None:
-    tiny.table("search_seeds = 2\n" + GRID)
-    of = [r.seed for r in tiny.asked if r.row.label == "searched" and r.condition == "alone"]
-    assert sorted(of) == [1] * 4 + [2] * 4 + [3, 4, 5]
-
-
 def test_what_is_done_is_not_done_again(tiny: Any) -> None:
     """How things stand is said first: 5 plain runs, 2 x (4 + 4) searched."""
     tiny.write(GRID)
@@ -159,23 +153,6 @@ def test_without_validation_data_nothing_is_chosen(tiny: Any) -> None:
     tiny.summary = lambda run: {"valid": {run.condition: {"mean": None, "sites": {"a": None}}}}
     with pytest.raises(ConfigError, match=r"'searched' chooses by validation data, .*valid_fract"):
         tiny.table(GRID)
-
-
-SEARCH = GRID[GRID.index("search = ") :]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (SEARCH, 'search = { "training.epochs" = 3 }', "search.training.epochs = 3: a list of"),
-        (SEARCH, 'search = { "training.epochs" = [] }', "a list of values"),
-        (SEARCH, f'search = {{ "seed" = {list(range(65))} }}', "more than 64 settings"),
-        ('"plain/federated"', '"plain/pooled"', r"pairs: .*plain/pooled.*: two of plain/federated"),
-    ],
-)
-def test_a_grid_that_cannot_be(tiny: Any, old: str, new: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        tiny.table(GRID.replace(old, new))
 
 
 # jobs of the user's own

@@ -303,37 +303,6 @@ def test_the_parts_on_a_prompt_tuned_bart(bart: Path) -> None:
         assert parameter.grad.any(), name
 
 
-def test_averaged_discriminators_tell_the_sites() -> None:
-    """Three sites with states around points of their own, each with one label alone: after 20
-    rounds NumPy's mean of the three names the right one, one that is never averaged names its
-    own site everywhere."""
-    points = 2 * draw(3, 8, seed=1, grad=False).numpy()
-    rng = np.random.default_rng(0)
-    states = [torch.from_numpy(point + 0.5 * rng.normal(size=(40, 8))) for point in points]
-    everything, names = np.concatenate([own.numpy() for own in states]), np.repeat([0, 1, 2], 40)
-
-    def right(weight: np.ndarray) -> float:
-        return float(((everything @ weight.T).argmax(axis=1) == names).mean())
-
-    shared = draw(3, 8, seed=2, grad=False).numpy()
-    assert right(one_sided(shared, states[0], 0, steps=120)) == pytest.approx(1 / 3)
-    for _ in range(20):
-        trained = [one_sided(shared, own, label) for label, own in enumerate(states)]
-        shared = np.mean(trained, axis=0)
-    assert right(shared) > 0.95
-
-
-def one_sided(start: np.ndarray, states: Tensor, label: int, steps: int = 6) -> np.ndarray:
-    """A discriminator trained by torch's Adam where everything has one label."""
-    weight = torch.tensor(start, requires_grad=True)
-    adam = torch.optim.Adam([weight], lr=0.05)
-    for _ in range(steps):
-        adam.zero_grad()
-        domain_loss(states, weight, label).backward()
-        adam.step()
-    return weight.detach().numpy()
-
-
 @pytest.mark.parametrize(
     ("variant", "sites", "expected"),
     [("ganin", 6, 27_648), ("peng", 6, 32_256), ("hong", 3, 13_824), ("peng", 3, 16_128)],

@@ -102,12 +102,24 @@ def judged(metrics: Mapping[str, float]) -> dict[str, float]:
     return {"held_out": -metrics["loss"]}
 
 
-def run(sites: list[Fit], config: Averaging, **options: Any) -> dict[str, torch.Tensor]:
-    engine = InProcess(sites, **options)
-    initial = {n: p.detach() for n, p in net().named_parameters() if n in sites[0].shared}
-    server = Server(config, initial, judged, engine.resume())
+Seen = list[tuple[Any, dict[str, torch.Tensor]]]
+
+
+def trained(
+    sites: list[Fit], config: Averaging, warm_up: int = 0, **options: Any
+) -> tuple[Server, InProcess, Seen]:
+    """Server and engine after a run, each cycle's result and what was shared then."""
+    seen: Seen = []
+    noted = {"observer": lambda result: seen.append((result, dict(server.shared)))}
+    engine = InProcess(sites, **noted | options)
+    initial = {n: p for n, p in net().named_parameters() if n in sites[0].shared}
+    server = Server(config, initial, judged, engine.resume(), before=warm_up, warm_up=HEAD)
     run_cycles(engine, server)
-    return server.result
+    return server, engine, seen
+
+
+def run(sites: list[Fit], config: Averaging, **options: Any) -> dict[str, torch.Tensor]:
+    return trained(sites, config, **options)[0].result
 
 
 def by_hand(
@@ -138,13 +150,12 @@ def test_one_site_federated_is_central_training_bit_for_bit(local: int) -> None:
 def test_a_cycles_loss_is_the_mean_over_its_examples() -> None:
     """Of two epochs over 14 points in steps of 4, 4, 4 and 2, by NumPy's average."""
     config = replace(CONFIG, cycles=1, local_epochs=2)
-    told: list[float] = []
-    run([Fit(1, config, 14)], config, observer=lambda r: told.append(r.metrics["loss"]))
+    ((result, _),) = trained([Fit(1, config, 14)], config)[2]
     losses: list[tuple[float, int]] = []
     by_hand(Fit(1, config, 14), config, 2, losses)
     assert [points for _, points in losses] == [4, 4, 4, 2] * 2
-    values, points = np.array(losses).T
-    assert told == [pytest.approx(np.average(values, weights=points), rel=1e-6)]
+    each, points = np.array(losses).T
+    assert result.metrics["loss"] == pytest.approx(np.average(each, weights=points), rel=1e-6)
 
 
 def test_the_mean_is_weighted_by_sample_sizes() -> None:
@@ -160,10 +171,12 @@ def test_the_mean_is_weighted_by_sample_sizes() -> None:
         np.testing.assert_array_equal(value.numpy(), (mean / 24).astype(np.float32))
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.0])
 @pytest.mark.parametrize("server", ["adam", "yogi"])
-def test_adaptive_servers_follow_reddi(server: str) -> None:
-    """Algorithm 2 of Reddi et al. 2021 in NumPy, float64, over three given means."""
-    config = replace(CONFIG, server=server, server_learning_rate=0.1, betas=(0.8, 0.95))
+def test_adaptive_servers_follow_reddi(server: str, rate: float) -> None:
+    """Algorithm 2 of Reddi et al. 2021 in NumPy, float64, over three given means; at 1e-3 where
+    no rate is given."""
+    config = replace(CONFIG, server=server, server_learning_rate=rate, betas=(0.8, 0.95))
     rng = np.random.default_rng(3)
     start = rng.normal(size=6).astype(np.float32)
     acting = Server(config, {"w": torch.from_numpy(start)}, judged, None)
@@ -176,7 +189,7 @@ def test_adaptive_servers_follow_reddi(server: str) -> None:
         m = 0.8 * m + 0.2 * change
         sign = np.sign(v - change**2) if server == "yogi" else 1.0
         v = v - 0.05 * change**2 * sign if server == "yogi" else 0.95 * v + 0.05 * change**2
-        w = w + 0.1 * m / (np.sqrt(v) + tau)
+        w = w + (rate or 1e-3) * m / (np.sqrt(v) + tau)
     np.testing.assert_allclose(acting.shared["w"].numpy(), w, rtol=2e-5)
 
 
@@ -237,11 +250,8 @@ def test_private_parameters_stay_and_train() -> None:
 def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate() -> None:
     config = replace(CONFIG, cycles=1, weight_decay=0.0)
     site = Fit(1, config, before=2, warm_up=HEAD, first_rate=0.01)
-    initial = {n: p.detach().clone() for n, p in net().named_parameters()}
-    server = Server(config, initial, judged, None, before=2, warm_up=HEAD)
-    seen: list[dict[str, torch.Tensor]] = []
-    engine = InProcess([site], observer=lambda result: seen.append(dict(server.shared)))
-    run_cycles(engine, server)
+    initial = values(dict(net().named_parameters()))
+    seen = [shared for _, shared in trained([site], config, warm_up=2)[2]]
     assert len(seen) == 3
     for name in ("0.weight", "0.bias"):
         assert torch.equal(seen[1][name], initial[name])
@@ -259,7 +269,7 @@ def test_a_warm_up_trains_its_parameters_alone_at_its_own_rate() -> None:
 def test_a_site_trains_the_parameters_of_the_job_alone() -> None:
     """All of them, or in the cycles of the warm-up its own: no request narrows them down."""
     site = Fit(1, CONFIG, before=1, warm_up=HEAD, first_rate=0.01)
-    whole = {n: p.detach().clone() for n, p in net().named_parameters()}
+    whole = values(dict(net().named_parameters()))
     head = {name: whole[name] for name in HEAD}
     for cycle, wrong in ((0, whole), (0, {"2.weight": whole["2.weight"]}), (1, head)):
         with pytest.raises(RefusedError, match=f"cycle {cycle} of the job trains other param"):
@@ -274,20 +284,13 @@ def test_the_asked_cycle_is_kept() -> None:
     found, runs = {}, {}
     for kept in (0, 2, -1):
         config = replace(CONFIG, cycles=4, keep_cycle=kept)
-        seen: list[tuple[float, dict[str, torch.Tensor]]] = []
-        site = Fit(1, config)
-        engine = InProcess(
-            [site],
-            observer=lambda r: seen.append((r.metrics["held_out"], dict(server.shared))),  # noqa: B023
-        )
-        server = Server(config, dict(net().named_parameters()), judged, None)
-        run_cycles(engine, server)
+        server, _, seen = trained([Fit(1, config)], config)
         found[kept], runs[kept] = server.result, [shared for _, shared in seen]
     assert {kept: len(run) for kept, run in runs.items()} == {0: 4, 2: 2, -1: 4}
     assert_same(found[0], runs[0][-1])
     assert_same(found[2], runs[0][1])
     assert not torch.equal(found[2]["0.weight"], runs[0][0]["0.weight"])
-    assert_same(found[-1], max(seen, key=lambda each: each[0])[1])
+    assert_same(found[-1], max(seen, key=lambda each: each[0].metrics["held_out"])[1])
 
 
 def test_a_cycle_is_the_best_against_all_before_it() -> None:
@@ -321,9 +324,7 @@ def test_bytes_that_are_saved(compression: Any, least: float) -> None:
 def test_parameters_travel_down_once_a_cycle() -> None:
     """The first cycle's, then each evaluation's; the end needs none."""
     config = replace(CONFIG, cycles=4)
-    engine = InProcess([Fit(1, config)])
-    server = Server(config, dict(net().named_parameters()), judged, None)
-    run_cycles(engine, server)
+    engine = trained([Fit(1, config)], config)[1]
     size = 4 * sum(p.numel() for p in net().parameters())
     options = 8 * 2 * 4  # the cycle's number
     assert engine.bytes_down == 5 * size + options
@@ -334,7 +335,7 @@ def test_what_was_not_sent_goes_with_the_next_change() -> None:
     is one block; the share of one of the four goes to the last bias."""
     config = replace(CONFIG, compression="top-k", top_share=0.25)
     site = Fit(1, config)
-    start = {n: p.detach().clone() for n, p in net().named_parameters()}
+    start = values(dict(net().named_parameters()))
     site.train(start, cycle=0)
     first = {n: v.clone() for n, v in site._change.items()}
     code = {name: torch.zeros(0, dtype=torch.int32) for name in start}
@@ -353,7 +354,6 @@ def test_the_server_may_go_a_part_of_the_way() -> None:
     mean = {"w": torch.tensor([5.0, -2.0])}
     acting.step(mean, Total.of([Update(mean, 1.0, {"loss": 1.0, "examples": 1.0})]))
     assert acting.shared["w"].tolist() == [2.0, 1.0]
-    assert replace(CONFIG, server="adam").server_rate == 1e-3
 
 
 def test_cycles_are_judged_by_their_own_numbers() -> None:
@@ -362,14 +362,9 @@ def test_cycles_are_judged_by_their_own_numbers() -> None:
     for kept in (0, 3):
         config = replace(CONFIG, cycles=5, evaluate_every=2, keep_cycle=kept)
         site = Fit(1, config, before=1, warm_up=HEAD, first_rate=0.01)
-        server = Server(
-            config, dict(net().named_parameters()), judged, None, before=1, warm_up=HEAD
-        )
-        results: list[Any] = []
-        engine = InProcess([site], observer=results.append)
-        run_cycles(engine, server)
         # counted from 0, the warm-up's first
-        judged_cycles[kept] = [result.round for result in results if result.evaluated]
+        seen = trained([site], config, warm_up=1)[2]
+        judged_cycles[kept] = [result.round for result, _ in seen if result.evaluated]
     assert judged_cycles == {0: [0, 2, 4, 5], 3: [0, 2, 3]}
 
 

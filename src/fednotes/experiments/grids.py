@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from annotated_types import Ge
+from typing import Any, Literal
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import checked
@@ -18,7 +15,6 @@ from fednotes.jobs.job import POOLED, Job
 from fednotes.jobs.job_file import built_in_jobs, load_job, load_table
 
 Settings = tuple[str, ...]  # `--set` assignments
-MOST_CHOICES = 64  # of one row
 
 
 @checked(frozen=True)
@@ -30,7 +26,8 @@ class Row:
     the budget's size. seeds: in place of the budget's. full: only at the full size. x places
     it in a plot; where the grid's x begins with η, the run's own η in percent does.
     search: key → values to try, all combinations; each condition keeps the one with the best
-    mean validation score of its sites, never a test score (see `Grid.search_seeds`).
+    mean validation score of its sites, never a test score, on the
+    first seed.
     """
 
     label: str
@@ -42,14 +39,6 @@ class Row:
     full: bool = False
     x: float = 0.0
     search: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for a search without values or with too many."""
-        for key, values in self.search.items():
-            if not isinstance(values, list) or not values:
-                raise ConfigError(f"{self.label}: search.{key} = {values!r}: a list of values")
-        if math.prod(len(values) for values in self.search.values()) > MOST_CHOICES:
-            raise ConfigError(f"{self.label}: search tries more than {MOST_CHOICES} settings")
 
     def choices(self) -> Iterator[Settings]:
         """The settings that are tried; the empty one alone where nothing is searched."""
@@ -115,7 +104,6 @@ class Grid:
     against: the label of a row; a further column has by how much others fall behind its last
     score. pairs: "LABEL/CONDITION" twice, first minus second, tested over seeds; a row's
     federated and alone, where it has both, are a pair by themselves.
-    search_seeds: settings that rows search are chosen on so many of the first seeds.
     attention: compared in place of runs.
     paper: the paper's own figures, label → column → percent. megabytes, seconds: where they
     are not 0, a further column each: the micro F1 of the last model within that cost, for jobs
@@ -134,21 +122,11 @@ class Grid:
     score: Literal["test", "validation"] = "test"
     against: str = ""
     pairs: tuple[tuple[str, ...], ...] = ()
-    search_seeds: Annotated[int, Ge(1)] = 1
     x: str = ""
     megabytes: float = 0.0
     seconds: float = 0.0
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     paper_note: str = ""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError for pairs of rows that are not there, and what excludes another."""
-        if self.score == "validation" and (self.columns or self.by_output):
-            raise ConfigError('score = "validation" is for tables with a column a site')
-        known = {f"{row.label}/{name}" for row in self.runs for name in row.conditions}
-        for pair in self.pairs:
-            if len(pair) != 2 or not set(pair) <= known:
-                raise ConfigError(f"pairs: {list(pair)}: two of {', '.join(sorted(known))}")
 
     @property
     def jobs(self) -> tuple[str, ...]:
@@ -275,7 +253,8 @@ def plan_before(before: Before, jobs: Jobs, size: Size, full: bool, out: Path) -
         before.name, (before.condition,), before.base, (*before.set, *(() if full else budget))
     )
     size = replace(size, seeds=(before.seed,) if before.seed else size.seeds, set=(), own=None)
-    return plan(row, jobs, before.base, size, True, out, ())
+    for runs in plan(row, jobs, before.base, size, True, out, ()):
+        yield from runs
 
 
 def plan(
@@ -287,9 +266,10 @@ def plan(
     out: Path,
     settings: Settings,
     models: Models | None = None,
-) -> Iterator[GridRun]:
-    """The runs of one row. A wrong setting shows now, not in an hour: ConfigError.
+) -> Iterator[list[GridRun]]:
+    """The runs of one row, a list for each condition.
 
+    A wrong setting shows now, not in an hour: ConfigError.
     base: the grid's own job. models: seed → the folder that stands for each `{name}` in the
     row's settings.
     """
@@ -300,6 +280,7 @@ def plan(
     path = built_in_jobs().get(job)
     _require_sites(row, job, common)
     for condition in row.conditions:
+        runs = []
         for choice in row.choices():
             for seed in seeds_of(row, size, full):
                 chosen = (*common, *choice, f"seed={seed}", f"conditions=['{condition}']")
@@ -311,7 +292,8 @@ def plan(
                 command = ("simulate", job, "--out", str(place), *sets)
                 # nothing to one model for all
                 beyond = "" if condition == POOLED else made.module.beyond(made.config)
-                yield GridRun(row, condition, seed, place, command, choice, beyond)
+                runs.append(GridRun(row, condition, seed, place, command, choice, beyond))
+        yield runs
 
 
 def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:

@@ -53,6 +53,7 @@ from fednotes.jobs.simulate import LONG
 from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
 
 Told = Callable[[str, int, int], None]  # the run that has ended, how many have, of how many
+Cell = tuple[list[GridRun], list[dict[str, Any]]]  # of a row and condition; what else was tried
 
 
 @lru_cache(maxsize=1)
@@ -108,24 +109,21 @@ def reproduce(
     every = replace(size, seeds=tuple(dict.fromkeys((*size.seeds, *seeds_of_rows))))
     first = [run for each in befores for run in plan_before(each, jobs, every, full, out)]
     models = _models(befores, first, every.seeds)
-    planned = [
-        run for row in rows for run in plan(row, jobs, grid.base, size, full, out, settings, models)
-    ]
-    groups = _groups(planned)
-    trials = [run for runs in groups for run in _trials(runs, grid.search_seeds)]
+    fixed = (jobs, grid.base, size, full, out, settings, models)
+    groups = [runs for row in rows for runs in plan(row, *fixed)]
     work = _Work(workers, tell, say, agree)
-    work.expect(first, planned, grid.search_seeds)
+    work.expect(first, groups)
     work.do(first)
-    work.do(trials)
-    runs, tried = _chosen(groups, grid.search_seeds)
-    work.do(runs)
+    work.do([run for runs in groups for run in _trials(runs)])
+    cells = [_chosen(runs) for runs in groups]
+    work.do([run for runs, _ in cells for run in runs])
     called = f"{name}-{jobs.named(grid.base)}" if jobs.own else name
     folder = out / called
     if grid.attention is not None:
         table = _attention(grid.attention, models[size.seeds[0]], folder, size, jobs, grid.base)
     else:
         names = list(dict.fromkeys(jobs.named(row.base or grid.base) for row in rows))
-        table = gather(grid, rows, size, runs, tried, names)
+        table = gather(grid, size, cells, names)
     table |= {"experiment": name, "full": full, "settings": list(settings)}
     table |= {"base": dict(jobs.own), "name": called}
     write_json(folder / "results.json", table, private=False)
@@ -146,33 +144,17 @@ def _models(befores: Sequence[Before], first: Sequence[GridRun], seeds: tuple[in
     }
 
 
-def _groups(planned: Sequence[GridRun]) -> list[list[GridRun]]:
-    """The runs of each row and condition."""
-    found: dict[tuple[int, str], list[GridRun]] = {}
-    for run in planned:
-        found.setdefault((id(run.row), run.condition), []).append(run)
-    return list(found.values())
+def _chosen(runs: Sequence[GridRun]) -> Cell:
+    """Those of the setting that validation data choose."""
+    trials = _trials(runs)
+    choice, tried = choose(trials) if trials else (runs[0].choice, [])
+    return [run for run in runs if run.choice == choice], tried
 
 
-def _chosen(
-    groups: Sequence[Sequence[GridRun]], search_seeds: int
-) -> tuple[list[GridRun], dict[tuple[str, str], list[dict[str, Any]]]]:
-    """The runs of the settings that validation data choose; and what was tried."""
-    kept: list[GridRun] = []
-    tried = {}
-    for runs in groups:
-        choice = runs[0].choice
-        if trials := list(_trials(runs, search_seeds)):
-            choice, tried[runs[0].row.label, runs[0].condition] = choose(trials)
-        kept += [run for run in runs if run.choice == choice]
-    return kept, tried
-
-
-def _trials(runs: Sequence[GridRun], search_seeds: int) -> Iterator[GridRun]:
+def _trials(runs: Sequence[GridRun]) -> list[GridRun]:
     """Of one row and condition, what its choice depends on; nothing where there is none."""
-    if len({run.choice for run in runs}) > 1:
-        seeds = list(dict.fromkeys(run.seed for run in runs))[:search_seeds]
-        yield from (run for run in runs if run.seed in seeds)
+    several = len({run.choice for run in runs}) > 1
+    return [run for run in runs if several and run.seed == runs[0].seed]
 
 
 class _Work:
@@ -190,17 +172,15 @@ class _Work:
         self._all = self._left = self._done = 0
         self._timed = False
 
-    def expect(
-        self, first: Sequence[GridRun], planned: Sequence[GridRun], search_seeds: int
-    ) -> None:
+    def expect(self, first: Sequence[GridRun], groups: Sequence[Sequence[GridRun]]) -> None:
         """Say how things stand before anything runs."""
         needed = [*first]
-        for group in _groups(planned):  # whichever setting is chosen runs on the other seeds
-            trials = list(_trials(group, search_seeds))
-            rest = [run for run in group if run.choice == group[0].choice]
-            needed += [*trials, *(r for r in rest if r.seed not in {t.seed for t in trials})]
+        for group in groups:  # whichever setting is chosen runs on the other seeds
+            one = group[0]
+            needed += [r for r in group if r.choice == one.choice or r.seed == one.seed]
         self._all = len({run.folder for run in needed})
-        states = {run.folder: (run.done, run.begun) for run in (*first, *planned)}.values()
+        every = [*first, *(run for group in groups for run in group)]
+        states = {run.folder: (run.done, run.begun) for run in every}.values()
         done, begun = sum(d for d, _ in states), sum(b and not d for d, b in states)
         self._left = max(0, self._all - done)
         self._say(
@@ -298,38 +278,26 @@ def _attention(
 # the numbers
 
 Summaries = Mapping[int, Mapping[str, Any]]  # seed → a run's summary
-Tried = Mapping[tuple[str, str], list[dict[str, Any]]]  # label, condition → `choose`'s list
 
 
-def gather(
-    grid: Grid,
-    rows: Sequence[Row],
-    size: Size,
-    runs: Sequence[GridRun],
-    tried: Tried,
-    names: Sequence[str] = (),
-) -> dict[str, Any]:
+def gather(grid: Grid, size: Size, cells: Sequence[Cell], names: Sequence[str]) -> dict[str, Any]:
     """Mean and standard deviation over seeds for every row, condition and site.
 
-    runs: one for each row, condition and seed. tried: what `choose` found on the way. names: of
-    the jobs, for pairs of rows whose labels have one.
+    names: of the jobs, for pairs of rows whose labels have one.
     """
     found, read = [], {}
-    for row in rows:
-        for condition in row.conditions:
-            own = [r for r in runs if r.row is row and r.condition == condition]
-            summaries = [read_result(r.folder).model_dump() for r in own]
-            of_seeds = zip(own, summaries, strict=True)
-            read[row.label, condition] = {r.seed: summary for r, summary in of_seeds}
-            found.append(
-                _row(grid, row, own, summaries)
-                | {"chosen": list(own[0].choice), "tried": tried.get((row.label, condition), [])}
-            )
+    for runs, tried in cells:
+        summaries = [read_result(run.folder).model_dump() for run in runs]
+        one = runs[0]
+        seeds = (run.seed for run in runs)
+        read[one.row.label, one.condition] = dict(zip(seeds, summaries, strict=True))
+        row = _row(grid, one.row, runs, summaries)
+        found.append(row | {"chosen": list(one.choice), "tried": tried})
     told = ("title", "x", "score", "columns", "by_output", "against", "megabytes", "seconds")
     return {
         **{name: getattr(grid, name) for name in (*told, "paper", "paper_note")},
         "note": size.note,
-        "seeds": sorted({run.seed for run in runs}),
+        "seeds": sorted({run.seed for runs, _ in cells for run in runs}),
         "set": list(size.set),
         "rows": found,
         **_tested(grid, read, names),

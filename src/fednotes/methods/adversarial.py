@@ -205,20 +205,9 @@ def domain_loss(states: Tensor, weight: Tensor, label: int) -> Tensor:
 
 def reverse(states: Tensor, strength: Tensor) -> Tensor:
     """The states; on the way back their gradient times -strength, (rows, 1)."""
-    reversed_: Tensor = _Reverse.apply(states, strength)  # type: ignore[no-untyped-call]
-    return reversed_
-
-
-class _Reverse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, strength: Tensor) -> Tensor:
-        ctx.save_for_backward(strength)
-        return states.view_as(states)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (strength,) = ctx.saved_tensors
-        return -strength * gradient, None
+    found = states.view_as(states)
+    found.register_hook(lambda gradient: -strength * gradient)
+    return found
 
 
 def pseudo_entropy(losses: Losses) -> Tensor:

@@ -131,11 +131,6 @@ class Averaging:
         """The last cycle that is run: none is after the one that is asked for by number."""
         return self.keep_cycle if self.keep_cycle > 0 else self.cycles
 
-    @property
-    def server_rate(self) -> float:
-        """`server_learning_rate`, or what stands for 0."""
-        return self.server_learning_rate or (1.0 if self.server == "average" else 1e-3)
-
 
 def run_cycles(federation: Federation, server: Server) -> State:
     """T global cycles, after those of the warm-up."""
@@ -226,11 +221,14 @@ class Server(RoundServer):
 
     def _moved(self, mean: Tensors) -> dict[str, Tensor]:
         config = self.config
-        if config.server == "average" or self.round < self.before:
-            rate = config.server_rate
-            if rate == 1 or self.round < self.before:
-                return dict(mean)
-            return {n: w + rate * (mean[n] - w) for n, w in self.shared.items()}
+        if self.round < self.before:
+            return dict(mean)
+        rate = config.server_learning_rate or (1.0 if config.server == "average" else 1e-3)
+        if config.server == "average":
+            return {
+                n: mean[n] if rate == 1 else w + rate * (mean[n] - w)
+                for n, w in self.shared.items()
+            }
         (fast, slow), moved = config.betas, {}
         for name, weight in self.shared.items():
             change = mean[name] - weight  # Δ_t
@@ -245,7 +243,7 @@ class Server(RoundServer):
                 second = second - (1 - slow) * square * (second - square).sign()
             self._moments |= {f"first.{name}": first, f"second.{name}": second}
             step = first / (second.sqrt() + config.adaptivity)
-            moved[name] = weight + config.server_rate * step
+            moved[name] = weight + rate * step
         return moved
 
     def judge(self, total: Total) -> bool:

@@ -245,11 +245,13 @@ class Site(AveragingSite, MethodSite):
 
     def _plan(self, epoch: int) -> Plan:
         if self._planned_epoch is None or self._planned_epoch[0] != epoch:
-            make = plan_pairs if self.config.model.objective == "mlm+nsp" else plan_full
-            seed = self.config.seed
-            plan = make(self.train_set, self._length(epoch), seed, epoch)
+            plan = self._laid_out(self.train_set, self._length(epoch), epoch)
             self._planned_epoch = (epoch, plan)
         return self._planned_epoch[1]
+
+    def _laid_out(self, tokens: Tokens, length: int, epoch: int) -> Plan:
+        make = plan_pairs if self.config.model.objective == "mlm+nsp" else plan_full
+        return make(tokens, length, self.config.seed, epoch)
 
     def steps(self, epoch: int) -> Iterator[list[Step]]:
         """The epoch's mini-batches, in an order of its own."""
@@ -295,8 +297,7 @@ class Site(AveragingSite, MethodSite):
         counts = dict.fromkeys(("loss", "examples", "right", "pairs", "pairs_right"), 0.0)
         if tokens is None:
             return counts
-        make = plan_pairs if self.config.model.objective == "mlm+nsp" else plan_full
-        plan = make(tokens, self.config.length, self.config.seed, 0)
+        plan = self._laid_out(tokens, self.config.length, 0)
         rng = rng_of(self.config.seed, "held out", of)
         self.model.train(False)
         for start in range(0, len(plan), EVALUATED):

@@ -65,20 +65,17 @@ def take(targets: Tensors, values: Tensors, names: tuple[str, ...]) -> dict[str,
     Raises TrainingError for what does not fit; nothing is copied then.
     """
     rows = {name: values[name + IDS] for name in names if name + IDS in values}
-    like = {name: value for name, value in targets.items() if name not in names}
+    like = dict(targets)
     for name in names:
-        ids = rows.get(name, torch.empty(0, dtype=torch.int64))
+        ids, table = rows.get(name, torch.empty(0)), targets[name]
+        shape = (ids.numel(), *table.shape[1:])
         like[name + IDS] = torch.empty(ids.shape, dtype=torch.int64, device="meta")
-        shape = (ids.numel(), *targets[name].shape[1:])
-        like[name] = torch.empty(shape, dtype=targets[name].dtype, device="meta")
+        like[name] = torch.empty(shape, dtype=table.dtype, device="meta")
     require_like(like, values)
     for name, ids in rows.items():
         last = len(targets[name])
-        if (
-            ids.dim() != 1
-            or bool((ids.diff() <= 0).any())
-            or bool(((ids < 0) | (ids >= last)).any())
-        ):
+        rising = ids.dim() == 1 and bool((ids.diff() > 0).all())
+        if not rising or bool(((ids < 0) | (ids >= last)).any()):
             raise TrainingError(
                 f"tensor {name + IDS!r}: expected numbers of rows, 0 to {last - 1:,}, ascending"
             )
