@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,6 +100,12 @@ def test_assignments_reach_nested_tables() -> None:
         "sites": {"a": {"x": 0.5, "label_map": {"ADR": "ADE"}}, "b": {"x": 0.5}},
         "title": "two words", "empty": "", "on": True, "quoted": "3", "eq": "a=b",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("called", [lambda: Inner(sise=2), lambda: replace(Inner(), sise=2)])
+def test_a_mistyped_name_in_code_is_no_default(called: Callable[[], Inner]) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'sise'"):
+        called()
 
 
 @pytest.mark.parametrize("text", ["", "seed", "=3", "  =3"])

@@ -17,7 +17,7 @@ from fault_toy import JOB
 from secagg import Ed25519Identity, identities
 from secure_net import SITES, Giver, check, network, random_updates, tasks
 
-from fednotes.core.errors import ConfigError, TrainingError
+from fednotes.core.errors import ConfigError, ModelError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.messages import BEGIN, HEAD, Attached, Request, decode_reply
 from fednotes.core.update import Update
@@ -243,6 +243,17 @@ def test_the_limits_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
         turn.commit(State(turn.number + 1), {}, evaluated=True)
     resumed = InProcess(members(), secure=True, directory=tmp_path / "inside", resume=True)
     assert job(resumed) == whole
+
+
+def test_a_kept_history_that_is_none_is_told(tmp_path: Path) -> None:
+    updates = {s: [Update({"w": torch.ones(2)})] for s in SITES[:3]}
+    net, engine, _, _ = network(tmp_path, updates)
+    with mock.patch.object(SecureSum, "state", return_value={"history": "no digits"}):
+        for turn in engine.rounds(0, 1):
+            engine.sum("give")
+            turn.commit(State(1), {}, evaluated=True)
+    with pytest.raises(ModelError, match="begin anew without it"):
+        net.engine(SITES[:3], summing=SecureSum(SITES[:3], job=JOB))
 
 
 def test_a_site_with_another_model_is_left_out_and_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +17,13 @@ import pytest
 from clock import Clock
 
 from fednotes.cli import deploy
-from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
+from fednotes.core.errors import (
+    ConfigError,
+    DataError,
+    FednotesError,
+    RefusedError,
+    TrainingError,
+)
 from fednotes.jobs.deployed.runs import (
     Follower,
     Run,
@@ -45,7 +52,7 @@ class Server:
     def __init__(self, *statuses: str, alive: bool = True) -> None:
         self.statuses = {f"j{n}": status for n, status in enumerate(statuses)}
         self.alive, self.asked, self.looks = alive, list[tuple[str, str]](), 0
-        self.summary = False
+        self.summary, self.text = False, "{}"
         self.watch: Callable[[], None] = lambda: None
         self.refuses: Exception | None = None
 
@@ -78,8 +85,8 @@ class Server:
 
     def fetch(self, job_id: str, out: Path) -> Path:
         if self.summary:
-            (out / "fednotes").mkdir()
-            (out / "fednotes" / "summary.json").write_text("{}")
+            (out / "fednotes" / "model").mkdir(parents=True)
+            (out / "fednotes" / "summary.json").write_text(self.text)
         return out
 
     def submit(self, folder: Path) -> str:
@@ -148,6 +155,20 @@ def test_a_run_that_is_done_is_not_aborted(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="fednotes run --attach"):
         ended(server, tmp_path)
     assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    "text", ['{"sites": [[1]]}', '{"seconds": 1%s}' % ("0" * 400), '{"sites": 5, "mean": [1]}', "["]
+)
+def test_what_was_fetched_is_kept_whatever_its_summary_says(text: str, tmp_path: Path) -> None:
+    server, out = Server("FINISHED:COMPLETED"), tmp_path / "out"
+    server.summary, server.text = True, text
+    out.mkdir()
+    follower = Follower(RUN, out, mock.Mock(), print)
+    with suppress(DataError):
+        follower.follow(server)  # type: ignore[arg-type]
+    assert (out / "summary.json").read_text() == text
+    assert (out / "model").is_dir()
 
 
 def test_one_that_does_not_end_or_is_not_known_is_told(tmp_path: Path) -> None:

@@ -297,6 +297,9 @@ def test_errors_name_the_cause() -> None:
         (ConfigError, "C = -1.0: at least 0", lambda: SvmConfig(C=-1.0)),
         (ConfigError, "C = inf: expected a number", lambda: SvmConfig(C=float("inf"))),
         (DataError, "25 concepts for frequencies of 24", lambda: tfidf(bags(1), np.ones(24))),
+        (DataError, "not a finite number", lambda: tfidf(bags(1), np.full(25, np.nan))),
+        (DataError, "not a finite number", lambda: tfidf(bags(1), np.full(25, np.inf))),
+        (DataError, "not a finite number", lambda: tfidf(bags(1), np.zeros(25))),
     ):
         with pytest.raises(error, match=message):
             wrong()

@@ -193,6 +193,16 @@ def test_obo(file: File) -> None:
     }
 
 
+@pytest.mark.parametrize("line", [b'synonym: "bronchial', b"synonym: broken", b"def: a\xff"])
+def test_an_obo_file_of_broken_lines(file: File, line: bytes) -> None:
+    """One is left out; where most terms have one, the file is another one or damaged."""
+    first, others = b"[Term]\nid: D:1\nname: asthma\n", b"[Term]\nid: D:2\nname: gout\n"
+    made = read_dictionary(file(first + line + b"\n" + others, "d.obo"))
+    assert terms(made) == {"asthma": ["D:1"], "gout": ["D:2"]}
+    with pytest.raises(DataError, match=r"1: this is no stanza .* so are 1 of 1 rows"):
+        read_dictionary(file(first + line + b"\n", "d.obo"))
+
+
 def test_obo_options(file: File) -> None:
     path = file(OBO, "d.obo")
     wide = read_dictionary(path, scopes=("EXACT", "RELATED", "NARROW"))

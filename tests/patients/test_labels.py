@@ -340,6 +340,8 @@ def test_entities_are_refused(file: File, tmp_path: Path, prolog: str) -> None:
     [
         ("<root><doc id='1'>\n<text>a</doc></root>", r"f.txt:2: the file is no XML \(mismatched"),
         ("", r"the file is no XML \(no element found\)"),
+        ("<?xml version='1.0' encoding='utfa8'?><root/>", "encoding is not known here: write it"),
+        ("<?xml version='1.0' encoding='shift_jis'?><root/>", "encoding is not known here"),
         ("<root>\n<doc id='1'></doc></root>", "f.txt:2: no text"),
         ("<root><doc id='1'><text> \n </text></doc></root>", "f.txt:1: no text"),
         ("<root><doc><text>a</text></doc></root>", "the document has no id"),

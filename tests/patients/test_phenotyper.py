@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.patients.classifiers import LinearSVMs
@@ -210,3 +212,30 @@ def test_facts_that_cannot_be_are_named(tmp_path: Path, changes: dict[str, Any],
     with pytest.raises(ModelError, match=told) as error:
         load_phenotyper(folder)
     assert str(error.value).startswith(f"{folder}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("svm.weight", lambda value: value.mul_(float("nan")), "'svm.weight' has a number that"),
+        ("platt", lambda value: value.add_(float("inf")), "'platt' has a number that is not"),
+        ("idf", lambda value: value[:, None], r"'idf' of shape \(9, 1\)"),
+    ],
+)
+def test_numbers_that_cannot_be_are_named(
+    tmp_path: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor], told: str
+) -> None:
+    """Under checksums that fit."""
+    folder = tmp_path / "m"
+    model().save(folder)
+    tensors = load_file(folder / "phenotyper.safetensors")
+    tensors[name] = change(tensors.get(name, torch.ones(9))).contiguous()
+    data = save(tensors)
+    (folder / "phenotyper.safetensors").write_bytes(data)
+    path = folder / "phenotyper.json"
+    facts = without(json.loads(path.read_text()), "checksum")
+    facts["sha256"] = hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(facts | {"checksum": digest}))
+    with pytest.raises(ModelError, match=told):
+        load_phenotyper(folder)

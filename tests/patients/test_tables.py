@@ -134,6 +134,7 @@ def read_by_csv(*tables: tuple[Path, str, str, str]) -> dict[str, set[str]]:
         ),
         ("patient,code\n1,I10\n2,I10\n", {"system": "cpt"}, "2: the code is none of cpt; so are 2"),
         ("\n", {"system": "cpt"}, "the table has no header"),
+        ("patient\rx,code\n1,I10\n", {}, ":1: the columns' names cannot be read"),
     ],
 )
 def test_what_cannot_be_read_is_said_in_one_line(

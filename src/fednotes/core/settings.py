@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["assign", "build", "checked", "expand", "read_toml"]
 
 T = TypeVar("T")
-_CONFIG = ConfigDict(arbitrary_types_allowed=True)
+_CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 MOST_BYTES, MOST_DOTS = 2**20, 10_000  # of a TOML file: a dotted key takes time by their square
 
 

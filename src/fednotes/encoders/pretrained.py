@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -150,7 +151,7 @@ def encoder_directory(name: str, spec: str = "") -> Path:
         path = Path(found.submodule_search_locations[0]) / "model"
     else:
         path = Path(name).expanduser()
-    if not path.is_dir():
+    if not os.path.isdir(path):  # also where the name is too long for one
         raise ModelError(
             f"encoder {spec or name!r}: no such directory; give 'minilm', a Hugging Face "
             "directory or a directory with ELMo's options.json and weights.hdf5"

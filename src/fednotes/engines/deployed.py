@@ -30,7 +30,7 @@ from fednotes.core.messages import CHECKPOINT, END, Attached, Request
 from fednotes.core.parsing import read_json
 from fednotes.core.settings import build
 from fednotes.core.store import write_json
-from fednotes.core.tensors import snapshot
+from fednotes.core.tensors import restoring, snapshot
 from fednotes.core.update import Tensors, Total
 from fednotes.engines.requests import (
     PATIENCE,
@@ -102,7 +102,8 @@ class Deployed(Rounds):
         here |= {"max_norm": max_norm, "clock": clock, "sleep": sleep}
         self._members = Participants(transport, patience, notify, **here)
         self._members.marks = tuple(self._marks())
-        self._summing.restore(progress.summing)
+        with restoring(directory):
+            self._summing.restore(progress.summing)
         super().__init__(observer, clock)
         self._before, self._resumed = progress.seconds, state
         self._preparing = kept is None  # before the first round

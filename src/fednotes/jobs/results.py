@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import JsonError, parse_json
+from fednotes.core.parsing import MOST_BYTES, JsonError, parse_json, regular
 from fednotes.core.store import write_json
 
 VERSION = 1  # of summary.json; before it, files had none
@@ -32,9 +33,11 @@ def number(scores: object, *path: str) -> float | None:
     """The finite number at a path of keys, or None."""
     for key in path:
         scores = mapping(scores).get(key)
-    if isinstance(scores, bool) or not isinstance(scores, int | float) or not math.isfinite(scores):
+    if isinstance(scores, bool) or not isinstance(scores, int | float):
         return None
-    return float(scores)
+    with suppress(OverflowError):  # a whole number of hundreds of digits
+        return float(scores) if math.isfinite(scores) else None
+    return None
 
 
 Number = int | FiniteFloat | None
@@ -86,7 +89,7 @@ class RunResult(BaseModel):
         if not isinstance(table.get("sites"), list):
             return table
         own = mapping(table.get("scores"))
-        sites = {str(s): {"federated": own[s]} if s in own else {} for s in table["sites"]}
+        sites = {s: {"federated": own[s]} if s in own else {} for s in map(str, table["sites"])}
         spent = {k: table.get(k) for k in ("rounds", "seconds", "bytes_up", "bytes_down")}
         return {**table, "sites": sites, "conditions": {"federated": spent}}
 
@@ -121,7 +124,7 @@ def read_result(folder: Path) -> RunResult:
             f"{folder}: no summary.json there; give the folder that `fednotes simulate "
             "--out` wrote, once the run has ended"
         )
-    table = _object(path, 1, _text_of(path))
+    table = _object(path, 1, _text_of(path, MOST_BYTES + 1))
     version = table.get("version", 0)
     if not isinstance(version, int) or version > VERSION:
         raise DataError(f"{path}: its version is {version!r}, known is {VERSION}: update fednotes")
@@ -152,9 +155,10 @@ def read_lines(folder: Path) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-def _text_of(path: Path) -> str:
+def _text_of(path: Path, most: int = -1) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with open(path, "rb", opener=regular) as file:
+            return file.read(most).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({type(error).__name__})") from error
 

@@ -118,7 +118,7 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
     """Each patient's concepts, how often they occur times their idf, scaled to length 1.
 
     These are the definitions of scikit-learn's TfidfTransformer. A patient without concepts has
-    no entry. Raises DataError for bags of another vocabulary.
+    no entry. Raises DataError for bags of another vocabulary, and for weights that are not finite.
     """
     if bags.vocabulary != len(idf):
         raise DataError(
@@ -128,8 +128,12 @@ def tfidf(bags: Bags, idf: np.ndarray) -> Features:
     row, column, count = bags.counts()
     value = count * idf[column]  # [phenotype tf-idf]
     length = np.sqrt(np.bincount(row, value**2))  # [phenotype tf-idf]
+    with np.errstate(invalid="ignore"):
+        value = value / length[row]
+    if not np.isfinite(value).all():
+        raise DataError("a feature is not a finite number: a concept's weight (idf) must be one")
     offsets = offsets_of(np.bincount(row, minlength=len(bags)))
-    return Features(value / length[row], column, offsets, bags.vocabulary)
+    return Features(value, column, offsets, bags.vocabulary)
 
 
 # ---- machines --------------------------------------------------------------------------------

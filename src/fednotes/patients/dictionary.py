@@ -124,19 +124,25 @@ def read_dictionary(path: str | Path, format: str = "", **options: Any) -> Dicti
 
 
 def _sound_rows(
-    path: Path, what: str, given: Iterable[tuple[int, Any]], sound: Callable[[Any], Any]
+    path: Path,
+    what: str,
+    given: Iterable[tuple[int, Any]],
+    sound: Callable[[Any], Any],
+    whole: Callable[[Any], Any] = bool,
 ) -> Iterator[Any]:
-    """The rows that are sound. Raises DataError where most are not, or there is none.
+    """The rows that are sound. Raises DataError where most are damaged, or there is none.
 
     given: line numbers and rows; None for a line that is no UTF-8. what: a row should be.
+    whole: a sound row for which it is false is damaged, and yielded all the same.
     """
     report = TableReport(path)
     for number, row in given:
         report.rows += 1
-        if row is not None and sound(row):
-            yield row
-        else:
+        usable = row is not None and sound(row)
+        if not usable or not whole(row):
             report.damage(Damaged(number, f"this is no {what}"))
+        if usable:
+            yield row
     if not report.rows:
         raise DataError(f"{path}: there is no {what} in it: is it the right file?")
     report.require_sound(report.rows)
@@ -233,8 +239,8 @@ def _obo(path: Path, *, scopes: Collection[str] = ("EXACT",), ids: str = "own") 
 
     scopes: of synonyms, among EXACT, RELATED, NARROW and BROAD. ids: "own" for the ontology's
     ids, or the prefix of a cross reference ("UMLS_CUI"): a term then stands for all ids that
-    are given there, and one without any is left out. A synonym that is none is passed over.
-    Raises DataError for a file without a sound term.
+    are given there, and one without any is left out. A synonym that is none, and a line that
+    is no UTF-8, is left out. Raises DataError where most terms have one, or no term is sound.
     """
     for scope in scopes:
         if scope not in SCOPES:
@@ -243,13 +249,17 @@ def _obo(path: Path, *, scopes: Collection[str] = ("EXACT",), ids: str = "own") 
     def sound(stanza: _Stanza) -> bool:
         return all(stanza.get(tag, [""])[0].strip() for tag in ("id", "name"))
 
-    nothing = True
-    for stanza in _sound_rows(
-        path, "stanza [Term] of OBO, with id and name", _stanzas(path), sound
-    ):
-        if stanza.get("is_obsolete", [""])[0].strip() == "true":
+    def obsolete(stanza: _Stanza) -> bool:
+        return stanza.get("is_obsolete", [""])[0].strip() == "true"
+
+    def whole(stanza: _Stanza) -> bool:
+        return obsolete(stanza) or ("" not in stanza and all(_synonyms(stanza)))
+
+    nothing, what = True, "stanza [Term] of OBO, with id and name"
+    for stanza in _sound_rows(path, what, _stanzas(path), sound, whole):
+        if obsolete(stanza):
             continue
-        synonyms = [_SYNONYM.match(value.lstrip()) for value in stanza.get("synonym", ())]
+        synonyms = _synonyms(stanza)
         terms = [stanza["name"][0].strip()]
         terms += [f[1] for f in synonyms if f is not None and (f[2] or "RELATED") in scopes]
         xrefs = [value.split()[0] for value in stanza.get("xref", ()) if value.strip()]
@@ -264,8 +274,12 @@ def _obo(path: Path, *, scopes: Collection[str] = ("EXACT",), ids: str = "own") 
         raise DataError(f"{path}: no term has a cross reference {ids}: give ids = own")
 
 
+def _synonyms(stanza: _Stanza) -> list[re.Match[str] | None]:
+    return [_SYNONYM.match(value.lstrip()) for value in stanza.get("synonym", ())]
+
+
 def _stanzas(path: Path) -> Iterator[tuple[int, _Stanza]]:
-    """The [Term] stanzas with their line numbers; lines that cannot be read are passed over."""
+    """The [Term] stanzas with their line numbers; "" is a tag where a line cannot be read."""
     kind, begin = "", 0
     stanza: _Stanza = {}
     for number, line in chain(_visible(path), [(0, "[]")]):
@@ -275,7 +289,7 @@ def _stanzas(path: Path) -> Iterator[tuple[int, _Stanza]]:
                 yield begin, stanza
             kind, begin, stanza = text, number, {}
         tag, colon, value = text.partition(":")
-        if colon:
+        if colon or line is None:
             stanza.setdefault(tag, []).append(value)
 
 

@@ -234,6 +234,9 @@ def _checksum(facts: Mapping[str, Any]) -> str:
 
 def _parsed(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenotyper:
     space, network = facts.space, None
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise ModelError(f"not a whole model: {name!r} has a number that is not finite")
     if facts.network is not None:
         given = below(tensors, "network.")
         settings, outputs, known = network_settings(given, facts.network, space)
@@ -247,6 +250,8 @@ def _parsed(facts: _Facts, tensors: Mapping[str, Tensor], device: str) -> Phenot
             raise ModelError(f"not a whole model: {name!r} has type {tensors[name].dtype}")
     idf, platt = (tensors[n].numpy() if n in tensors else None for n in ("idf", "platt"))
     if idf is not None:
+        if idf.ndim != 1:
+            raise ModelError(f"not a whole model: 'idf' of shape {idf.shape}")
         _same("document frequencies", len(idf), "the dictionary has concepts", space.width)
     _same("phenotypes", len(facts.phenotypes), "classes are of", len(facts.classes or ()))
     names = facts.code_names, facts.phenotypes

@@ -175,7 +175,10 @@ class Table:
             raise DataError.at(path, self.line, message)
         assert first is not None
         self._delimiter = max(",\t;", key=first.count)
-        header = next(csv.reader([first], delimiter=self._delimiter))
+        try:
+            header = next(csv.reader([first], delimiter=self._delimiter))
+        except csv.Error as error:
+            raise self.error(f"the columns' names cannot be read ({error})") from error
         self.titles = tuple(name.strip() for name in header)
         self.names = tuple(map(_plain, self.titles))
 
@@ -295,6 +298,9 @@ def elements(path: Path, texts: str = "", doctype: bool = True) -> Iterator[_Ele
                 raise handler.error(_ENTITIES) from None
             except BROKEN as error:
                 raise broken(path, error) from None
+            except (LookupError, ValueError):
+                message = "the file's encoding is not known here: write it as UTF-8"
+                raise DataError.at(path, 1, message) from None
             yield from handler.found
             handler.found.clear()
 

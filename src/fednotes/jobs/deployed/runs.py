@@ -389,14 +389,13 @@ class Follower:
                 self.say(f"stopped: {problem['problem']}; the server hands it in again")
             if not (made / SUMMARY).exists():
                 return None
-            result = read_result(made)
             make_private(made)
             for path in sorted(made.iterdir()):
                 target = self.out / path.name
                 if target.is_dir():
                     shutil.rmtree(target)
                 shutil.move(path, target)
-            return result
+            return read_result(self.out)
 
 
 def watched(follower: Follower, connected: Callable[[], Any]) -> RunResult:
