@@ -70,18 +70,15 @@ def device(path: Path) -> None:
         pytest.skip("needs the right to make devices")
 
 
-def outward(path: Path) -> None:
+def outward(path: Path, name: str = "secret.txt") -> None:
     other = path.parent.parent / "other"
     other.mkdir()
     (other / "secret.txt").write_text(SECRET)
-    path.symlink_to(other / "secret.txt")
+    path.symlink_to(other / name)
 
 
 def outward_folder(path: Path) -> None:
-    other = path.parent.parent / "other"
-    other.mkdir()
-    (other / "secret.txt").write_text(SECRET)
-    path.symlink_to(other)
+    outward(path, ".")
 
 
 FOUND = {

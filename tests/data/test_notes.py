@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
-import json
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,190 +30,177 @@ from fednotes.data.notes.sites import (
 )
 from fednotes.data.overlap import index_documents
 
+File = Callable[..., Path]
 MIMIC = (Path(__file__).parent / "samples" / "NOTEEVENTS.csv").read_text()
 HEADER = MIMIC.split("\n")[0]
 
 
-def _write(path: Path, content: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
+LONG = (
+    "Stable overnight. " * 20_000
+)  # 360,000 characters; csv gives up at 131,072 of its own accord
+OMOP = """note_id,person_id,note_date,note_type_concept_id,note_title,note_text
+7,31,2020-01-01,44814645,Discharge,"Went home.
+Well."
+8,32,2020-01-02,44814646,,Came in.
+"""
+RECORDS = """\ufeff{"text": "a\\r\\nb", "id": 5, "patient": "p", "category": "Nursing "}
 
-
-def _complains(path: Path, message: str, secret: str = "Zyxwolan", **options: object) -> None:
-    with pytest.raises(DataError, match=message) as caught:
-        list(read_notes(path, **options))  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
-    assert secret not in str(caught.value)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_mimic(tmp_path: Path, packed: bool) -> None:
-    """Text over lines, quotes doubled, blanks after a category, errors and empty notes out."""
-    data = gzip.compress(MIMIC.encode()) if packed else MIMIC.encode()
-    path = _write(tmp_path / ("NOTEEVENTS.csv" + ".gz" * packed), data)
-    notes = read_notes(path)
-    first = next(notes)
-    assert notes.counts == Counter({"notes": 1})
-    assert first == Note(
-        "1",
-        'Admission Date:  [**2130-1-1**]\nPatient with "hypertension" .\n',
-        "101",
-        "Discharge summary",
-        "NOTEEVENTS",
-    )
-    rest = [(n.id, n.patient, n.category, n.text) for n in notes]
-    assert rest == [
-        ("2", "102", "Nursing", "Pt stable."),
-        ("5", "103", "Radiology", "No effusion."),
-    ]
-    assert notes.counts == Counter({"notes": 3, EMPTY: 1, MISTAKEN: 1})
-
-
-def test_lower_case_header_crlf_and_a_byte_order_mark(tmp_path: Path) -> None:
-    """The demo of MIMIC has lower-case names; spreadsheets write a mark and CRLF."""
-    head, rest = MIMIC.split("\n", 1)
-    content = b"\xef\xbb\xbf" + (head.lower() + "\n" + rest).replace("\n", "\r\n").encode()
-    path, plain = _write(tmp_path / "a.csv", content), _write(tmp_path / "b.csv", MIMIC)
-    assert [n.text for n in read_notes(path)] == [n.text for n in read_notes(plain)]
-
-
-def test_category_filter(tmp_path: Path) -> None:
-    path = _write(tmp_path / "n.csv", MIMIC)
-    notes = read_notes(path, categories=["nursing", "Discharge summary "])
-    assert [n.id for n in notes] == ["1", "2"]
-    assert notes.counts == Counter({"notes": 2, EMPTY: 1, MISTAKEN: 1, OTHER: 1})
-    _complains(path, "no note of category nursin: did you mean 'Nursing'", categories=["Nursin"])
-    with pytest.raises(ConfigError, match="must be a list"):
-        read_notes(path, categories="Nursing")
-
-
-def test_headers_alone_are_no_notes(tmp_path: Path) -> None:
-    notes = read_notes(_write(tmp_path / "n.csv", HEADER + "\r\n"))
-    assert list(notes) == []
-    assert notes.counts == Counter()
-
-
-def test_a_note_longer_than_csv_allows(tmp_path: Path) -> None:
-    """csv gives up at 131,072 characters unless told otherwise."""
-    text = "Stable overnight. " * 20_000  # 360,000 characters
-    path = _write(tmp_path / "n.csv", f'{HEADER}\n1,2,,,,,C,,,,"{text}"\n')
-    assert [n.text for n in read_notes(path)] == [text]
-    # The limit is the process's own: what others read is not cut shorter than before.
-    assert csv.field_size_limit() >= 131_072
+{"note": "c"}
+{"text": " \\n"}
+{"text": "d", "answer": "reject"}
+"""
+REMARKS = "key,remark,patient\n1,Well.,p1\n2,Ill.,p2\n"
+REPORT = (
+    *("1", 'Admission Date:  [**2130-1-1**]\nPatient with "hypertension" .\n', "101"),
+    "Discharge summary",
+)
+NURSING = ("2", "Pt stable.", "102", "Nursing")
+EVENTS = [REPORT, NURSING, ("5", "No effusion.", "103", "Radiology")]
+LEFT = {EMPTY: 1, MISTAKEN: 1}
+WARDS = [("7", "Went home.\nWell.", "31", "Discharge"), ("8", "Came in.", "32", "44814646")]
+Row = tuple[str, str, str | None, str | None]
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("name", "content", "options", "expected", "left"),
     [
-        (MIMIC[:-40], r"n.csv:7: the row has 7 columns, the header 11"),
-        (MIMIC[: MIMIC.index("effusion")], r"n.csv:8: the file ends inside a quoted field"),
-        (MIMIC.replace('"Pt stable."', '"Zyxwolan" b'), r"n.csv:5: the row is no csv"),
-        (MIMIC.replace("CATEGORY", "KIND"), r"n.csv:1: there is no column 'category'"),
-        (MIMIC.replace("SUBJECT_ID", "SUBJECTID"), r"did you mean 'subjectid'"),
-        (MIMIC.split("\n", 1)[1].replace("Report", "Zyxwolan"), r"n.csv:1: there is no column"),
+        # Text over lines, quotes doubled, blanks after a category, errors and empty notes out.
+        ("NOTEEVENTS.csv", MIMIC, {}, EVENTS, LEFT),
+        ("n.csv.gz", gzip.compress(MIMIC.encode()), {}, EVENTS, LEFT),
+        # The demo of MIMIC has lower-case names; spreadsheets write a mark and CRLF.
+        (
+            "a.csv",
+            "\ufeff" + MIMIC.replace(HEADER, HEADER.lower()).replace("\n", "\r\n"),
+            *({}, EVENTS, LEFT),
+        ),
+        (
+            "n.csv",
+            MIMIC,
+            {"categories": ["nursing", "Discharge summary "]},
+            *([REPORT, NURSING], LEFT | {OTHER: 1}),
+        ),
+        ("n.csv", HEADER + "\r\n", {}, [], {}),
+        ("n.csv", f'{HEADER}\n1,2,,,,,C,,,,"{LONG}"\n', {}, [("1", LONG, "2", "C")], {}),
+        # The first of title and type that says something is the category.
+        ("NOTE.csv", OMOP, {}, WARDS, {}),
+        ("NOTE.csv", OMOP.replace(",", "\t"), {}, WARDS, {}),
+        (
+            "x.csv",
+            REMARKS,
+            {"column": "Remark"},
+            *([("x:2", "Well.", "p1", None), ("x:3", "Ill.", "p2", None)], {}),
+        ),
+        ("n.jsonl", RECORDS, {}, [("5", "a\nb", "p", "Nursing"), ("n:3", "c", None, None)], LEFT),
+        ("n.txt", "Progress note, text\nwell, text\n", {}, [("n", ..., None, None)], {}),
     ],
 )
-def test_what_is_wrong_with_a_table(tmp_path: Path, content: str, message: str) -> None:
-    path = _write(tmp_path / "n.csv", content)
-    if "columns, the header" in message:
-        path.write_text(MIMIC[: MIMIC.index("5,103")] + '5,103,,2131-02-07,,,"Radiology"\n')
-        message = message.replace(":7:", ":8:")
-    _complains(path, message, format="mimic", categories=["Radiology", "Nursing"])
+def test_what_a_file_says_comes_out(
+    file: File,
+    name: str,
+    content: str | bytes,
+    options: dict[str, Any],
+    expected: list[Row],
+    left: dict[str, int],
+) -> None:
+    notes = read_notes(file(content, name), **options)
+    found = [(n.id, n.text, n.patient, n.category) for n in notes]
+    assert found == [(a, content if t is ... else t, b, c) for a, t, b, c in expected]
+    assert notes.counts == Counter({"notes": len(expected), **left})
+    assert csv.field_size_limit() >= 131_072  # the process's own: others may read what they could
 
 
-def test_bytes_that_are_not_utf8_are_named_by_line(tmp_path: Path) -> None:
-    bad = MIMIC.encode().replace(b"Pt stable", b"Pt st\xe4ble")
-    _complains(_write(tmp_path / "n.csv", bad), r"n.csv:5: a byte is not UTF-8.*iconv")
-    _complains(_write(tmp_path / "n.txt", b"one\ntwo\nthr\xe9e"), r"n.txt:3: a byte is not UTF-8")
-    bad = b'{"text": "a"}\n{"text": "\xe9"}\n'
-    _complains(_write(tmp_path / "n.jsonl", bad), r"n.jsonl:2: a byte is not UTF-8")
+CUT = MIMIC[: MIMIC.index("5,103")] + '5,103,,2131-02-07,,,"Radiology"\n'
+MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
 
 
-def test_a_packed_file_that_is_broken_off(tmp_path: Path) -> None:
-    data = gzip.compress(MIMIC.encode() * 3)
-    _complains(
-        _write(tmp_path / "n.csv.gz", data[: len(data) // 2]), "is the file whole", format="mimic"
-    )
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("n.csv", CUT, MIMICS, "n.csv:8: the row has 7 columns, the header 11"),
+        (
+            "n.csv",
+            MIMIC[: MIMIC.index("effusion")],
+            MIMICS,
+            "n.csv:8: the file ends inside a quoted",
+        ),
+        (
+            "n.csv",
+            MIMIC.replace('"Pt stable."', '"Zyxwolan" b'),
+            MIMICS,
+            "n.csv:5: the row is no csv",
+        ),
+        (
+            "n.csv",
+            MIMIC.replace("CATEGORY", "KIND"),
+            MIMICS,
+            "n.csv:1: there is no column 'category'",
+        ),
+        ("n.csv", MIMIC.replace("SUBJECT_ID", "SUBJECTID"), MIMICS, "did you mean 'subjectid'"),
+        (
+            "n.csv",
+            MIMIC.split("\n", 1)[1].replace("Report", "Zyxwolan"),
+            MIMICS,
+            "n.csv:1: there is no",
+        ),
+        (
+            "n.csv",
+            MIMIC,
+            {"categories": ["Nursin"]},
+            "no note of category nursin: did you mean 'Nur",
+        ),
+        (
+            "n.csv",
+            MIMIC.encode().replace(b"Pt st", b"Pt\xe4"),
+            {},
+            "n.csv:5: a byte is not UTF-8.*iconv",
+        ),
+        ("n.txt", b"one\ntwo\nthr\xe9e", {}, "n.txt:3: a byte is not UTF-8"),
+        ("n.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', {}, "n.jsonl:2: a byte is not UTF-8"),
+        (
+            "n.csv.gz",
+            gzip.compress(MIMIC.encode() * 3)[:300],
+            {"format": "mimic"},
+            "is the file whole",
+        ),
+        ("x.csv", REMARKS, {}, "x.csv:1: no column of this table is known to hold notes"),
+        (
+            *("x.csv", REMARKS, {"column": "remarks", "format": "csv"}),
+            "no column 'remarks' for the text: did you mean 'remark'",
+        ),
+        ("e.csv", "", {}, "e.csv:1: the table is empty"),
+        *(
+            ("b.jsonl", f'{{"text": "a"}}\n{line}\n', {}, f"b.jsonl:2: .*{message}")
+            for line, message in (
+                ('{"text": "Zyxwolan', "no JSON"),
+                ("[1]", "no JSON object"),
+                ('{"text": 1}', "missing or no string"),
+                ('{"text": "\\ud800"}', "half of a surrogate pair"),
+            )
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file(
+    file: File, name: str, content: str | bytes, options: dict[str, Any], message: str
+) -> None:
+    _complains(file(content, name), message, **options)
 
 
-def test_omop(tmp_path: Path) -> None:
-    """Commas or tabs; the first of title and type that says something is the category."""
-    rows = [
-        ["note_id", "person_id", "note_date", "note_type_concept_id", "note_title", "note_text"],
-        ["7", "31", "2020-01-01", "44814645", "Discharge", "Went home.\nWell."],
-        ["8", "32", "2020-01-02", "44814646", "", "Came in."],
-    ]
-    for delimiter in ",\t":
-        buffer = io.StringIO()
-        csv.writer(buffer, delimiter=delimiter).writerows(rows)
-        path = _write(tmp_path / "NOTE.csv", buffer.getvalue())
-        assert guess_notes(path) == "omop"
-        assert [(n.id, n.patient, n.category, n.text) for n in read_notes(path)] == [
-            ("7", "31", "Discharge", "Went home.\nWell."),
-            ("8", "32", "44814646", "Came in."),
-        ]
+def _complains(path: Path, message: str, **options: Any) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        list(read_notes(path, **options))
+    assert "\n" not in str(caught.value)
+    assert "Zyxwolan" not in str(caught.value)
 
 
-def test_other_tables_by_a_named_column(tmp_path: Path) -> None:
-    path = _write(tmp_path / "x.csv", "key,remark,patient\n1,Well.,p1\n2,Ill.,p2\n")
-    _complains(path, "x.csv:1: no column of this table is known to hold notes")
-    notes = list(read_notes(path, column="Remark"))
-    assert [(n.id, n.text, n.patient) for n in notes] == [
-        ("x:2", "Well.", "p1"),
-        ("x:3", "Ill.", "p2"),
-    ]
-    _complains(
-        path,
-        "no column 'remarks' for the text: did you mean 'remark'",
-        column="remarks",
-        format="csv",
-    )
-
-
-def test_jsonl(tmp_path: Path) -> None:
-    lines = [
-        json.dumps({"text": "a\r\nb", "id": 5, "patient": "p", "category": "Nursing "}),
-        "",
-        json.dumps({"note": "c"}),
-        json.dumps({"text": " \n"}),
-        json.dumps({"text": "d", "answer": "reject"}),
-    ]
-    path = _write(tmp_path / "n.jsonl", "\ufeff" + "\n".join(lines))
-    notes = read_notes(path)
-    assert list(notes) == [
-        Note("5", "a\nb", "p", "Nursing", "n"),
-        Note("n:3", "c", None, None, "n"),
-    ]
-    assert notes.counts == Counter({"notes": 2, EMPTY: 1, MISTAKEN: 1})
-    for bad, message in [
-        ('{"text": "Zyxwolan', "no JSON"),
-        ("[1]", "no JSON object"),
-        ('{"text": 1}', "missing or no string"),
-        ('{"text": "\\ud800"}', "half of a surrogate pair"),
-    ]:
-        _complains(
-            _write(tmp_path / "b.jsonl", f'{{"text": "a"}}\n{bad}\n'), f"b.jsonl:2: .*{message}"
-        )
-
-
-def test_folder_of_texts(tmp_path: Path) -> None:
+def test_folder_of_texts(file: File, tmp_path: Path) -> None:
     """Below as well; ids are paths; other files, and a table without text, are passed over."""
-    for name, text in {
-        "b.txt": "two",
-        "a/1.txt": "\ufeffone\r\nline",
-        "a/2.txt": "\n",
-        ".hidden.txt": "no",
-        "README.md": "no",
-        "codes.tsv": "file\tcode\n",
-        "a/1.ann": "T1",
-    }.items():
-        _write(tmp_path / "notes" / name, text)
+    texts = {"b.txt": "two", "a/1.txt": "\ufeffone\r\nline", "a/2.txt": "\n", "a/1.ann": "T1"}
+    for name, text in (texts | dict.fromkeys((".hidden.txt", "README.md"), "no")).items():
+        file(text, f"notes/{name}")
+    file("file\tcode\n", "notes/codes.tsv")
     notes = read_notes(tmp_path / "notes")
-    assert [(n.id, n.text, n.source) for n in notes] == [
-        ("a/1", "one\nline", "notes"),
-        ("b", "two", "notes"),
-    ]
+    found = [(n.id, n.text, n.source) for n in notes]
+    assert found == [("a/1", "one\nline", "notes"), ("b", "two", "notes")]
     assert notes.counts == Counter({"notes": 2, EMPTY: 1})
     with pytest.raises(ConfigError, match="no category"):
         read_notes(tmp_path / "notes", categories=["x"])
@@ -222,23 +208,19 @@ def test_folder_of_texts(tmp_path: Path) -> None:
     assert (lone.id, lone.text, lone.source) == ("b", "two", "ward")
 
 
-def test_folders_that_cannot_be_told(tmp_path: Path) -> None:
+def test_folders_that_cannot_be_told(file: File, tmp_path: Path) -> None:
     _complains(tmp_path / "none", "no such file or folder")
     _complains(tmp_path, "no file in this folder holds notes")
-    _write(tmp_path / "LICENSE.txt", "Zyxwolan")
-    _write(tmp_path / "a.csv", MIMIC)
+    file("Zyxwolan", "LICENSE.txt")
+    file(MIMIC, "a.csv")
     assert len(list(read_notes(tmp_path))) == 3
-    _write(tmp_path / "b.jsonl", '{"text": "x"}\n')
+    file('{"text": "x"}\n', "b.jsonl")
     _complains(tmp_path, r"mixes formats: jsonl \(1 files\), mimic \(1 files\)")
     assert [n.text for n in read_notes(tmp_path, "jsonl")] == ["x"]
     with pytest.raises(ConfigError, match="unknown format 'mimik' of notes: did you mean 'mimic'"):
         read_notes(tmp_path, "mimik")
-
-
-def test_a_note_that_looks_like_a_header_is_a_note(tmp_path: Path) -> None:
-    path = _write(tmp_path / "n.txt", "Progress note, text\nwell, text\n")
-    assert [n.text for n in read_notes(path)] == ["Progress note, text\nwell, text\n"]
-    _complains(_write(tmp_path / "e.csv", ""), "e.csv:1: the table is empty")
+    with pytest.raises(ConfigError, match="must be a list"):
+        read_notes(tmp_path, categories="Nursing")
 
 
 @settings(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -73,25 +74,18 @@ CORPORA = st.lists(SENTENCES, min_size=8, max_size=30)
 def test_identical_sentences_never_straddle(corpus: list[list[str]], seed: int, by: str) -> None:
     """Groups found by breadth-first search stay whole, for every unit; nothing is lost."""
     documents = [
-        document(
-            f"d{i}",
-            *(s.upper() if i % 3 == 0 else s for s in sentences),
-            patient=f"p{i // 2}",
-            ward=f"w{i // 3}",
+        document(f"d{i}", *sentences, patient=f"p{i // 2}", ward=f"w{i // 3}")
+        for i, sentences in enumerate(
+            [s.upper() if i % 3 == 0 else s for s in own] for i, own in enumerate(corpus)
         )
-        for i, sentences in enumerate(corpus)
     ]
     items = list(sentence_documents(documents)) if by == "sentence" else documents
     limit = 1 if by == "sentence" else 5
     units = []
     for item in items:
         keys = {s.lower() for s in item.text.split("\n") if len(s.split()) >= limit}
-        units.append(
-            keys
-            | ({f"unit {item.patient}"} if by == "patient" else set())
-            | ({f"unit {item.meta['ward']}"} if by == "ward" else set())
-            | {f"self {item.id}"}
-        )
+        own = {"patient": item.patient, "ward": item.meta["ward"]}.get(by, item.id)
+        units.append(keys | {f"unit {own}"})
     groups = components(units)
     if len(groups) < 3:
         with pytest.raises(DataError, match=r"only \d+ group"):
@@ -125,18 +119,11 @@ def test_sizes_are_as_asked() -> None:
         assert abs(means["train"] - means["test"]) < 2.0
 
 
-def test_no_part_is_empty() -> None:
+def test_no_part_is_empty_and_the_seed_decides() -> None:
     """Four tenths of a note are still a note, if there is one to spare."""
-    notes = [document(f"n{i}", f"note number {i} is short .") for i in range(5)]
-    assert {k: len(v) for k, v in split(notes, THREE, "document").items()} == {
-        "train": 3,
-        "valid": 1,
-        "test": 1,
-    }
-
-
-def test_seed_decides_and_nothing_else() -> None:
     notes = [document(f"n{i}", f"note number {i} is short .") for i in range(50)]
+    sizes = {k: len(v) for k, v in split(notes[:5], THREE, "document").items()}
+    assert sizes == {"train": 3, "valid": 1, "test": 1}
     assert split(notes, THREE, "document", 1) == split(notes, THREE, "document", 1)
     assert split(notes, THREE, "document", 1) != split(notes, THREE, "document", 2)
 
@@ -151,34 +138,30 @@ def test_short_sentences_join_sentences_but_not_documents() -> None:
         split(notes, THREE, "document", min_words=1)
 
 
-def test_impossible_splits_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (({"train": 0.8, "test": 0.1},), "must sum to 1"),
+        (({},), "must sum to 1"),
+        ((THREE, "patient"), "10 of 10 documents have none"),
+        ((THREE, "age"), "cannot split by age"),
+        (({"train": 0.5, **{f"p{i}": 0.05 for i in range(10)}}, "document"), "only 10 group"),
+    ],
+)
+def test_impossible_splits_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     notes = [document(f"n{i}", f"note number {i} is short .") for i in range(10)]
-    with pytest.raises(ConfigError, match="must sum to 1"):
-        split(notes, {"train": 0.8, "test": 0.1})
-    with pytest.raises(ConfigError, match="must sum to 1"):
-        split(notes, {})
-    with pytest.raises(DataError, match="10 of 10 documents have none"):
-        split(notes, THREE, "patient")
-    with pytest.raises(DataError, match="cannot split by age"):
-        split(notes, THREE, "age")
-    with pytest.raises(DataError, match="only 1 group"):
-        split(notes[:1], THREE, "document")
+    with pytest.raises((ConfigError, DataError), match=message):
+        split(notes, *arguments)
     assert split(notes, {"train": 1.0, "test": 0.0})["test"] == ()
 
 
 def test_sentence_documents_keep_spans_and_tokens() -> None:
     """Offsets by hand: "b drug1" starts at 4; a discontinuous mention moves piece by piece."""
     text = "a c\nb drug1 of x drug2"
-    whole = Document(
-        "d",
-        text,
-        (Span(6, 11, "X"), Span(6, 22, "Y", ((6, 11), (17, 22)))),
-        "p",
-        ("1",),
-        {"ward": 1, "raw": ("lines",)},
-        ((0, 3), (4, 22)),
-        ((0, 1), (2, 3), (4, 5), (6, 11)),
-    )
+    spans = (Span(6, 11, "X"), Span(6, 22, "Y", ((6, 11), (17, 22))))
+    bounds, tokens = ((0, 3), (4, 22)), ((0, 1), (2, 3), (4, 5), (6, 11))
+    meta = {"ward": 1, "raw": ("lines",)}
+    whole = Document("d", text, spans, "p", ("1",), meta, bounds, tokens)
     first, second = sentence_documents([whole])
     assert (first.text, first.spans, first.tokens) == ("a c", (), ((0, 1), (2, 3)))
     assert second.text == "b drug1 of x drug2"
@@ -223,13 +206,8 @@ def test_without_leaks_drops_sentences_that_test_has() -> None:
 def test_masking_by_hand() -> None:
     """drug1 is at both sites, drug2 at one; a mention around it stays, one inside goes."""
     text = "took drug1 then drug2 , Drug1 pain ."
-    spans = (
-        Span(5, 10, "X"),
-        Span(16, 21, "X"),
-        Span(24, 29, "Y"),
-        Span(24, 34, "Z"),
-        Span(25, 28, "V"),
-    )
+    places = ((5, 10, "X"), (16, 21, "X"), (24, 29, "Y"), (24, 34, "Z"), (25, 28, "V"))
+    spans = tuple(Span(*place) for place in places)
     here = Document("d", text, spans, sentences=((0, 36),), tokens=((5, 10), (11, 15)))
     other = [document("o", "drug1 here"), document("o2", "drug3 there")]
     (masked,) = mask_overlap([here], [other], 1.0)
