@@ -80,9 +80,9 @@ def test_everything_that_is_wrong_is_counted() -> None:
         "rare_types": {"Drug": 3, "Dose": 0},
         "bare_documents": {"documents": 5, "of": 8},
         "unprintable": {"characters": 3, "documents": 1},
-        **dict.fromkeys(
-            ("blank_documents", "repeated_ids", "repeated_documents"), {"documents": 1}
-        ),
+        "blank_documents": {"documents": 1},
+        "repeated_ids": {"documents": 1},
+        "repeated_documents": {"documents": 1},
     }
     assert {code: counts(report, code) for code in planted} == planted
     assert counts(report, "repeated_sentences")["sentences"] == 2
