@@ -4,8 +4,8 @@ A frozen encoder gives the same vectors in every epoch, so a site computes them 
 keeps them in a float16 file that is mapped into memory, not read into it:
 
     <cache>/features/<key>.npy    (tokens, layers, dim) float16, complete
-    <cache>/features/<key>.part   the same file while it is being computed
-    <cache>/features/<key>.json   shape and number of chunks done: where to go on after a kill
+    <cache>/features/<key>.part   the same file while it is being computed, and behind it the
+                                  number of sentences done: where to go on after a kill
 
 `key` is a SHA-256 over the encoder's fingerprint and the corpus, so a changed weight, pooling
 or note never meets an old file. Features derive from notes and text can be recovered from
@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
-import json
+import math
 import os
 import re
 import stat
@@ -32,7 +32,6 @@ from typing import IO, NamedTuple, Protocol
 import numpy as np
 
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, nearest
-from fednotes.core.parsing import read_json
 from fednotes.core.store import lock
 from fednotes.core.tensors import device_of
 from fednotes.encoders.elmo import Elmo, find_files
@@ -42,6 +41,7 @@ from fednotes.encoders.pretrained import Stamp, encoder_directory, stamp_of
 CHUNK = 256  # sentences between two marks of progress; part of the key, because the
 #              composition of a batch moves the last bits of a result
 VERSION = 1
+MARK = 8  # bytes of the number of sentences done
 
 Progress = Callable[[int, int], None]
 
@@ -172,10 +172,10 @@ def clear_cache(cache: Path) -> int:
     """
     folder, freed = Path(cache) / "features", 0
     files = sorted(folder.iterdir()) if folder.is_dir() else []
+    # earlier versions kept their progress in JSON files
     ours = [f for f in files if re.fullmatch(r"[0-9a-f]{64}\.(npy|part|json|json\.tmp)", f.name)]
-    busy = {file.stem for file in ours if file.suffix == ".part" and _is_locked(file)}
     for file in ours:
-        if file.name[:64] not in busy:
+        if file.suffix != ".part" or not _is_locked(file):
             try:
                 size = file.stat().st_size
                 file.unlink()
@@ -246,10 +246,9 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Store:
-    """The files of one key. Plain writes, not a writable map: a full disk then raises."""
+    """The file of one key. Plain writes, not a writable map: a full disk then raises."""
 
-    folder: Path
-    key: str
+    file: Path
     shape: tuple[int, int, int]
     header: bytes
 
@@ -268,52 +267,50 @@ class _Store:
         header = io.BytesIO()
         layout = {"descr": "<f2", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(header, layout)
-        return cls(folder, key, shape, header.getvalue())
+        return cls(folder / f"{key}.npy", shape, header.getvalue())
 
-    def file(self, ending: str) -> Path:
-        """One of the key's files."""
-        return self.folder / f"{self.key}.{ending}"
+    @property
+    def part(self) -> Path:
+        """The file while it is being computed."""
+        return self.file.with_suffix(".part")
 
     @property
     def size(self) -> int:
-        """Size of the vectors."""
-        return 2 * self.shape[0] * self.shape[1] * self.shape[2]
+        """Bytes of the complete file."""
+        return len(self.header) + 2 * math.prod(self.shape)
 
     def ready(self) -> np.ndarray | None:
         """The complete file, mapped; None where it is absent or damaged (then removed)."""
-        data = self.file("npy")
         try:
-            with data.open("rb") as file:
-                whole = self._whole(file)
+            with self.file.open("rb") as file:
+                whole = self._whole(file, self.size)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise FednotesError(f"cannot read {data}: {error.strerror}") from error
-        if not whole:
-            self.discard()
-            return None
-        return np.memmap(data, np.dtype("<f2"), "r", len(self.header), self.shape)
+            raise FednotesError(f"cannot read {self.file}: {error.strerror}") from error
+        if whole:
+            return np.memmap(self.file, np.dtype("<f2"), "r", len(self.header), self.shape)
+        self.discard()
+        return None
 
-    def _whole(self, file: IO[bytes]) -> bool:
+    def _whole(self, file: IO[bytes], size: int) -> bool:
         file.seek(0)
-        size = os.fstat(file.fileno()).st_size
-        return file.read(len(self.header)) == self.header and size == len(self.header) + self.size
+        return (file.read(len(self.header)), os.fstat(file.fileno()).st_size) == (self.header, size)
 
     @contextmanager
     def locked(self) -> Iterator[IO[bytes] | None]:
         """The part file, ours alone; None where another process finished it meanwhile."""
-        part = self.file("part")
         with self.writing():
-            descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = os.open(self.part, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
             lock(file)
             try:
-                same = os.path.samestat(os.fstat(file.fileno()), part.stat())
+                same = os.path.samestat(os.fstat(file.fileno()), self.part.stat())
             except FileNotFoundError:
                 same = False
             # A process that waited here may have opened a new part beside the finished file.
-            if same and self.file("npy").exists():
-                part.unlink()
+            if same and self.file.exists():
+                self.part.unlink()
                 same = False
             yield file if same else None
 
@@ -325,7 +322,7 @@ class _Store:
         except OSError as error:
             self.discard()
             raise FednotesError(
-                f"cannot write {self.size / 1e6:.0f} MB of features to {self.folder}: "
+                f"cannot write {self.size / 1e6:.0f} MB of features to {self.file.parent}: "
                 f"{error.strerror or error}; free some space, or set FEDNOTES_CACHE to "
                 "another folder"
             ) from error
@@ -334,7 +331,7 @@ class _Store:
         """Compute what is missing, mark each chunk once it is on disk, then name the file."""
         with self.writing():
             done = self.resume(file)
-        row = self.size // self.shape[0]  # bytes of one token
+        row = 2 * self.shape[1] * self.shape[2]  # bytes of one token
         for after, places in work.chunks(done):
             with self.writing():
                 for token, part in places:
@@ -342,40 +339,35 @@ class _Store:
                     file.write(np.ascontiguousarray(part, dtype="<f2").data)
                 file.flush()
                 os.fsync(file.fileno())
-                self.mark(after)
+                file.seek(self.size)
+                file.write(after.to_bytes(MARK, "little"))
+                file.flush()
         with self.writing():
-            os.replace(self.file("part"), self.file("npy"))
+            file.truncate(self.size)
+            os.replace(self.part, self.file)
 
     def resume(self, file: IO[bytes]) -> int:
         """Sentences done already; 0 after laying out a new file of full size."""
-        if self._whole(file):
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                return int(read_json(self.file("json"))["done"])
-        self.mark(0)
+        if self._whole(file, self.size + MARK):
+            file.seek(self.size)
+            done = int.from_bytes(file.read(MARK), "little")
+            if done <= self.shape[0] + CHUNK and done % CHUNK == 0:
+                return done
         file.truncate(0)
         file.seek(0)
         file.write(self.header)
         file.flush()
-        whole = len(self.header) + self.size
         if hasattr(os, "posix_fallocate"):  # a full disk shows now, not after an hour
             try:
-                os.posix_fallocate(file.fileno(), 0, whole)
+                os.posix_fallocate(file.fileno(), 0, self.size + MARK)
             except OSError as error:  # some file systems cannot reserve: writing will tell
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
-        file.truncate(whole)
+        file.truncate(self.size + MARK)
         return 0
-
-    def mark(self, done: int) -> None:
-        """Write down, at once or not at all, how many sentences are safe on disk."""
-        meta = {"version": VERSION, "shape": self.shape, "dtype": "float16", "done": done}
-        temporary = self.file("json.tmp")
-        temporary.touch(mode=0o600)
-        temporary.write_text(json.dumps(meta))
-        os.replace(temporary, self.file("json"))
 
     def discard(self) -> None:
         """Remove what there is of this key."""
-        for ending in ("npy", "part", "json", "json.tmp"):
+        for file in (self.file, self.part):
             with suppress(OSError):
-                self.file(ending).unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
