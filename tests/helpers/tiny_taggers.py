@@ -1,12 +1,13 @@
-"""A tagger that trains in a blink, plain training to hold methods against, and equal bits."""
+"""A tagger that trains in a blink, an encoder of hashes, plain training, and equal bits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -75,3 +76,20 @@ def plain_adamw(
         loss().backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), config.clip)
         optimizer.step()
+
+
+@dataclass(frozen=True)
+class HashEncoder:
+    """A frozen encoder for tests: each word's features follow from its letters and place."""
+
+    layers: int = 1
+    dim: int = 6
+    fingerprint: str = "hash-1"
+
+    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
+        rows = [
+            np.random.default_rng([place, *word.encode()]).standard_normal((self.layers, self.dim))
+            for words in sentences
+            for place, word in enumerate(words)
+        ]
+        return np.array(rows).reshape(-1, self.layers, self.dim).astype(np.float16)

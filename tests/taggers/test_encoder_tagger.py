@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_classifiers import LABELS, TAGS, document, lines
 
 from fednotes.core.errors import ConfigError, ModelError, TrainingError
-from fednotes.core.types import Document, Span, TagSet
+from fednotes.core.types import Document, TagSet
 from fednotes.encoders.adapters import LoRA, targets
 from fednotes.encoders.encoder import HuggingFaceEncoder
 from fednotes.taggers.corpora import Batch
@@ -21,61 +22,12 @@ from fednotes.taggers.saving import build_model, model_config
 
 transformers = pytest.importorskip("transformers")
 
-PIECES = ["metop", "##rol", "##ol", "nau", "##sea", "no", "pain", "took", "and", "."]
-TAGS = TagSet(("ADR", "Drug"))
-LABELS = {"nausea": "ADR", "pain": "ADR", "metoprolol": "Drug"}
 WIDTH, LAYERS, POSITIONS = 16, 3, 14
 SETTINGS: dict[str, dict[str, Any]] = {
     "lora": {"tuning": "lora", "rank": 3},
     "prompts": {"tuning": "prompts", "prompts": 4, "prompt_hidden": 5},
     "none": {"tuning": "none"},
 }
-
-
-def write_bert(path: Path, seed: int = 0, **settings: Any) -> Path:
-    """3 layers of 16, room for 12 sub-words between the marks."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES]
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "vocab.txt").write_text("\n".join(words))
-    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
-    config = transformers.BertConfig(
-        vocab_size=len(words),
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=POSITIONS,
-        initializer_range=0.5,
-        **settings,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        transformers.BertModel(config).save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bert(tmp_path_factory.mktemp("encoder") / "bert")
-
-
-def document(number: int, words: list[str], types: tuple[str, ...] = TAGS.types) -> Document:
-    """One sentence; each finding and drug is a mention."""
-    spans, at = [], 0
-    for word in words:
-        if LABELS.get(word) in types:
-            spans.append(Span(at, at + len(word), LABELS[word]))
-        at += len(word) + 1
-    text = " ".join(words)
-    return Document(str(number), text, tuple(spans), sentences=((0, len(text)),))
-
-
-def make(count: int = 9, seed: int = 0, longest: int = 24) -> tuple[Document, ...]:
-    """Sentences of 1 to `longest` words, the last above the encoder's positions."""
-    rng = np.random.default_rng(seed)
-    words = ["no", "pain", "took", "and", "nausea", "metoprolol", ".", "unheard"]
-    lengths = [*rng.integers(1, 8, count - 1), longest]
-    return tuple(document(i, rng.choice(words, n).tolist()) for i, n in enumerate(lengths))
 
 
 def build(directory: Path, how: str = "lora", seed: int = 1, **settings: Any) -> EncoderTagger:
@@ -108,7 +60,7 @@ def words_of(model: EncoderTagger, documents: tuple[Document, ...], every: bool 
 def test_untuned_words_are_those_of_the_feature_encoder(bert: Path, layer: int) -> None:
     """`HuggingFaceEncoder` puts its batches together one sentence at a time, and its own tests
     compare it with a loop over words. Sentences above the positions are among them."""
-    documents = make()
+    documents = lines(9, 24)
     model = build(bert, "none", layer=layer)
     assert model.widths == (WIDTH,) * (layer or LAYERS)
     sentences = [d.text.split() for d in documents]
@@ -134,7 +86,7 @@ def test_the_first_step_is_the_frozen_encoder(
 ) -> None:
     """Bit for bit: LoRA with B = 0, and no prompts."""
     frozen, tuned = build(bert, "none"), build(bert, how, **settings)
-    documents = make()
+    documents = lines(9, 24)
     assert torch.equal(words_of(frozen, documents)[0], words_of(tuned, documents)[0])
     corpus = frozen.prepare(documents)
     every = np.arange(corpus.sentences)
@@ -156,7 +108,7 @@ def test_lora_is_a_change_of_the_weights(bert: Path) -> None:
                 linear.weight += 6.0 / 3 * model.lora.up[at] @ model.lora.down[at]
                 at += 1
     tokenizer = transformers.BertTokenizerFast.from_pretrained(bert)
-    documents = make(longest=5)
+    documents = lines(9, 5)
     found = words_of(model, documents)[0].split([len(d.text.split()) for d in documents])
     for doc, vectors in zip(documents, found, strict=True):
         result = tokenizer(doc.text.split(), is_split_into_words=True, return_tensors="pt")
@@ -170,7 +122,7 @@ def test_lora_is_a_change_of_the_weights(bert: Path) -> None:
 
 def annotated(model: EncoderTagger, known: tuple[str, ...] = ("Drug",)) -> Any:
     """A corpus whose ADR mentions are another's."""
-    corpus = model.prepare(make())
+    corpus = model.prepare(lines(9, 24))
     return model.annotate(corpus, corpus.documents, known)
 
 
@@ -214,7 +166,7 @@ def test_states(bert: Path) -> None:
 @pytest.mark.parametrize("how", ["lora", "prompts"])
 def test_learns(bert: Path, how: str) -> None:
     """A few sentences by heart, mentions in a sentence above the positions included."""
-    documents = make()
+    documents = lines(9, 24)
     model = build(bert, how, dropout=0.1)
     corpus = model.prepare(documents)
     torch.manual_seed(0)
@@ -223,7 +175,7 @@ def test_learns(bert: Path, how: str) -> None:
         adam.zero_grad()
         model.losses(corpus, np.arange(corpus.sentences)).source.mean().backward()
         adam.step()
-    bare = tuple(document(i, d.text.split(), ()) for i, d in enumerate(documents))
+    bare = tuple(document(i, d.text.split(), types=()) for i, d in enumerate(documents))
     assert model.predict(bare) == documents
     assert model.predict(corpus) == documents
     assert model.training
@@ -246,7 +198,7 @@ def test_models_share_one_backbone_and_do_not_meet(watched: Path) -> None:
     pointers = {next(m.backbone.model.parameters()).data_ptr() for m in models}
     pointers.add(next(copy.deepcopy(models[0]).backbone.model.parameters()).data_ptr())
     assert len(pointers) == 1
-    documents = make()
+    documents = lines(9, 24)
     before = [words_of(model, documents)[0] for model in models]
     assert torch.equal(before[0], before[1])
     corpus = models[0].prepare(documents)
@@ -274,7 +226,7 @@ def test_only_what_is_tuned_is_sent(bert: Path) -> None:
         model = build(bert, how)
         assert list(model.trainable()) == sorted(head | names)
         assert set(model.state_dict()) == head | names
-        corpus = model.prepare(make())
+        corpus = model.prepare(lines(9, 24))
         stir(model).losses(corpus, [0, 8]).source.sum().backward()
         for name, parameter in model.trainable().items():
             assert parameter.grad is not None, name
@@ -341,7 +293,7 @@ def test_minilm_runs_five_layers() -> None:
     model = build_model(model_config({"kind": "encoder-tagger"}), TAGS, 1)
     assert isinstance(model, EncoderTagger)
     assert model.widths == (384,) * 5
-    documents = make()
+    documents = lines(9, 24)
     torch.testing.assert_close(
         words_of(model, documents)[0],
         HuggingFaceEncoder(model.backbone.directory, layer=5).hidden(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_taggers import HashEncoder
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
@@ -32,23 +33,6 @@ WORD_LISTS = {
     "Drug": ("Zoloft", "aspirin", "Effexor-XR"),
     "Dose": ("5 mg", "twice a day"),
 }
-
-
-@dataclass(frozen=True)
-class HashEncoder:
-    """A frozen encoder for tests: each word's features follow from its letters and place."""
-
-    layers: int = 1
-    dim: int = 6
-    fingerprint: str = "hash-1"
-
-    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
-        rows = []
-        for words in sentences:
-            for place, word in enumerate(words):
-                rng = np.random.default_rng([place, *word.encode()])
-                rows.append(rng.standard_normal((self.layers, self.dim)))
-        return np.array(rows).reshape(-1, self.layers, self.dim).astype(np.float16)
 
 
 def documents(count: int = 16, seed: int = 0) -> tuple[Document, ...]:

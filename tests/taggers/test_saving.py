@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import save_encoder
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document, Span, TagSet
@@ -25,8 +26,7 @@ from fednotes.taggers.saving import (
 
 transformers = pytest.importorskip("transformers")
 
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "no", "pain", "took", "aspirin", ".",
-         "adr", "drug"]  # fmt: skip
+WORDS = ["no", "pain", "took", "aspirin", ".", "adr", "drug"]
 TAGS = TagSet(("ADR", "Drug"))
 TEXT = "took aspirin . no pain ."
 DOCUMENTS = (
@@ -38,40 +38,13 @@ MODELS = ["tagger", "lora", "prompts", "none", "prompt-bart", "prompt-bart with 
 
 def write_backbone(path: Path, model: str, seed: int = 0) -> Path:
     """A tiny random BERT or BART with a tokeniser of whole words."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "vocab.txt").write_text("\n".join(WORDS))
-    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if model == "bert":
-            config: Any = transformers.BertConfig(
-                vocab_size=len(WORDS),
-                hidden_size=16,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                intermediate_size=24,
-                max_position_embeddings=64,
-            )
-            transformers.BertModel(config).save_pretrained(path)
-        else:
-            config = transformers.BartConfig(
-                vocab_size=len(WORDS),
-                d_model=16,
-                encoder_layers=1,
-                decoder_layers=1,
-                encoder_attention_heads=2,
-                decoder_attention_heads=2,
-                encoder_ffn_dim=24,
-                decoder_ffn_dim=24,
-                max_position_embeddings=64,
-                pad_token_id=0,
-                bos_token_id=2,
-                eos_token_id=3,
-                decoder_start_token_id=3,
-                forced_eos_token_id=3,
-            )
-            transformers.BartModel(config).save_pretrained(path)
-    return path
+    if model == "bert":
+        return save_encoder(path, words=WORDS, seed=seed, max_position_embeddings=64)
+    shape: dict[str, Any] = {"d_model": 16, "max_position_embeddings": 64, "bos_token_id": 2}
+    for side in ("encoder", "decoder"):
+        shape |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 24}
+    ends = dict.fromkeys(("eos_token_id", "decoder_start_token_id", "forced_eos_token_id"), 3)
+    return save_encoder(path, "BartModel", WORDS, seed, **shape | ends)
 
 
 def make(which: str, folder: Path) -> Any:

@@ -6,13 +6,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_taggers import HashEncoder
 
 from fednotes.core.errors import ConfigError, FednotesError, ModelError
 from fednotes.core.types import Document, Span, TagSet
@@ -32,23 +33,6 @@ TAGS = TagSet(("ADR", "Drug"))
 DRUGS = ("Zoloft", "aspirin", "Lexapro", "metformin", "Effexor-XR")
 FINDINGS = ("headache", "dry mouth", "very bad nausea", "insomnia", "weight gain")
 SMALL = {"char_dim": 8, "char_filters": 12, "cnn_filters": 10, "lstm_units": 7}
-
-
-@dataclass(frozen=True)
-class HashEncoder:
-    """A frozen encoder for tests: each word's features follow from its letters and place."""
-
-    layers: int = 1
-    dim: int = 6
-    fingerprint: str = "hash-1"
-
-    def encode(self, sentences: Sequence[Sequence[str]]) -> np.ndarray:
-        rows = []
-        for words in sentences:
-            for place, word in enumerate(words):
-                rng = np.random.default_rng([place, *word.encode()])
-                rows.append(rng.standard_normal((self.layers, self.dim)))
-        return np.array(rows).reshape(-1, self.layers, self.dim).astype(np.float16)
 
 
 def _documents(count: int = 24, seed: int = 0) -> tuple[Document, ...]:

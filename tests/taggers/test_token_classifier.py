@@ -11,83 +11,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from small_classifiers import LABELS, TAGS, build, library, lines, same_gradients
+from tiny_models import MARKS, SUB_WORDS, save_encoder
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.taggers.partial import word_gradients, word_losses
-from fednotes.taggers.saving import build_model, model_config
 from fednotes.taggers.token_classifier import TokenClassifier
 
 transformers = pytest.importorskip("transformers")
 
-PIECES = ["metop", "##rol", "##ol", "nau", "##sea", "no", "pain", "took", "and", "."]
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES]
-TAGS = TagSet(("ADR", "Drug"))
-LABELS = {"nausea": "ADR", "pain": "ADR", "metoprolol": "Drug"}
-WIDTH, LAYERS, POSITIONS = 16, 3, 14
-SHAPE: dict[str, Any] = {
-    "vocab_size": len(VOCABULARY),
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": POSITIONS,
-    "initializer_range": 0.5,
-    "pad_token_id": 0,
-}
-
-
-def write(path: Path, kind: str = "Bert", head: str = "Model", **settings: Any) -> Path:
-    """A tiny random encoder with room for 12 sub-words between the marks, and its tokenizer."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "vocab.txt").write_text("\n".join(VOCABULARY))
-    tokenizer = transformers.BertTokenizerFast(vocab=str(path / "vocab.txt"))
-    tokenizer.save_pretrained(path)
-    config = getattr(transformers, f"{kind}Config")(**SHAPE | settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        getattr(transformers, f"{kind}{head}")(config).save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("encoder") / "bert")
-
-
-def document(number: int, words: list[str], types: tuple[str, ...] = TAGS.types) -> Document:
-    """One sentence; each finding and drug is a mention."""
-    spans, at = [], 0
-    for word in words:
-        if LABELS.get(word) in types:
-            spans.append(Span(at, at + len(word), LABELS[word]))
-        at += len(word) + 1
-    text = " ".join(words)
-    return Document(str(number), text, tuple(spans), sentences=((0, len(text)),))
-
-
-def make(count: int = 7, longest: int = 6, **options: Any) -> tuple[Document, ...]:
-    """Sentences of 1 to `longest` words."""
-    rng = np.random.default_rng(0)
-    words = ["no", "pain", "took", "and", "nausea", "metoprolol", ".", "unheard"]
-    lengths = [*rng.integers(1, longest, count - 1), longest]
-    return tuple(
-        document(i, rng.choice(words[: 5 if n > 4 else 8], n).tolist(), **options)
-        for i, n in enumerate(lengths)
-    )
-
-
-def build(directory: Path, tags: TagSet = TAGS, seed: int = 1, **settings: Any) -> TokenClassifier:
-    table = {"kind": "token-classifier", "encoder": str(directory), "dropout": 0.0, **settings}
-    model = build_model(model_config(table), tags, seed)
-    assert isinstance(model, TokenClassifier)
-    return model
-
-
-def library(model: TokenClassifier) -> Any:
-    """The library's model with the same weights, but a copy."""
-    (whole,) = copy.deepcopy(model._whole)
-    return whole.requires_grad_(True).eval()
+WIDTH, LAYERS = 16, 3
 
 
 def as_library(model: TokenClassifier, documents: tuple[Document, ...]) -> dict[str, Any]:
@@ -108,7 +42,7 @@ def as_library(model: TokenClassifier, documents: tuple[Document, ...]) -> dict[
 
 def test_the_loss_is_the_librarys(bert: Path) -> None:
     """`labels=` of the library, a mean over words, times the words; every gradient too."""
-    model, documents = build(bert, train="all").double(), make()
+    model, documents = build(bert, train="all").double(), lines()
     corpus = model.prepare(documents)
     every = np.arange(corpus.sentences)
     other = library(model)
@@ -122,10 +56,7 @@ def test_the_loss_is_the_librarys(bert: Path) -> None:
     assert not losses.target.requires_grad
     torch.testing.assert_close(losses.source.sum(), wanted.detach(), check_dtype=False)
     losses.source.sum().backward()
-    theirs = dict(other.named_parameters())
-    for name, parameter in model.trainable().items():
-        grad = theirs[name.replace("encoder.", "bert.", 1) if name[0] == "e" else name].grad
-        torch.testing.assert_close(parameter.grad, grad, rtol=1e-6, atol=1e-9)
+    same_gradients(model, other)
     part = model.losses(corpus, [5, 2])  # one unit's is its own, in the order asked for
     torch.testing.assert_close(part.source, losses.source[[5, 2]])
 
@@ -148,8 +79,8 @@ MODERN = {"global_attn_every_n_layers": 2, "local_attention": 6} | {
 def test_other_encoders(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
     """The same identity; ModernBERT has a layer of its own below the classifier."""
     head = "Model" if kind != "ModernBert" else "ForMaskedLM"
-    path = write(tmp_path / kind, kind, head, **settings)
-    model, documents = build(path, train="all"), make()
+    path = save_encoder(tmp_path / kind, f"{kind}{head}", **settings)
+    model, documents = build(path, train="all"), lines()
     other, inputs = library(model), as_library(model, documents)
     inputs.pop("token_type_ids", None)
     loss = model.losses(model.prepare(documents), np.arange(7)).source.sum()
@@ -221,7 +152,7 @@ def test_losses_are_sums_over_tag_sequences(how: str) -> None:
 def test_gradients_are_autograds(bert: Path, how: str) -> None:
     """With respect to the classifier's weight, a sentence at a time; nothing is accumulated."""
     model = build(bert, dropout=0.3).double()
-    documents = make(5)
+    documents = lines(5)
     corpus = model.prepare(documents)
     if how != "complete":
         corpus = model.annotate(corpus, documents, {"Drug"})
@@ -248,7 +179,7 @@ def test_gradients_are_autograds(bert: Path, how: str) -> None:
 def test_states_are_those_that_adversaries_read(bert: Path) -> None:
     """`hidden` is the mean over first pieces of each layer of a direct call; `score` of
     `outputs` gives the loss."""
-    model, documents = build(bert), make(4)
+    model, documents = build(bert), lines(4)
     corpus = model.annotate(model.prepare(documents), documents, {"Drug"})
     losses = model.losses(corpus, np.arange(4), states=True)
     other, inputs = library(model), as_library(model, documents)
@@ -274,7 +205,7 @@ def test_what_is_trained(bert: Path) -> None:
     model = build(bert)
     assert set(model.trainable()) == every - {words}
     assert list(model.trainable()) == sorted(model.trainable())
-    assert model.frozen == len(VOCABULARY) * WIDTH
+    assert model.frozen == (len(MARKS) + len(SUB_WORDS)) * WIDTH
     top = build(bert, train="top", top=1)
     assert {n.rsplit(".", 1)[0] for n in top.trainable() if n[0] == "c"} == {"classifier"}
     assert {n[: len("encoder.encoder.layer.2.")] for n in top.trainable() if n[0] == "e"} == {
@@ -282,7 +213,7 @@ def test_what_is_trained(bert: Path) -> None:
     }
     before = {n: p.detach().clone() for n, p in top.named_parameters()}
     adam = torch.optim.Adam(top.trainable().values(), lr=0.1)
-    top.losses(top.prepare(make()), np.arange(7)).source.sum().backward()
+    top.losses(top.prepare(lines()), np.arange(7)).source.sum().backward()
     adam.step()
     for name, parameter in top.named_parameters():
         assert torch.equal(parameter, before[name]) == (name not in top.trainable()), name
@@ -324,7 +255,7 @@ def test_models_share_what_they_do_not_train(bert: Path) -> None:
     copied = copy.deepcopy(two)
     with torch.no_grad():
         copied.classifier.bias[0] += 1
-    corpus = two.prepare(make())
+    corpus = two.prepare(lines())
     assert not torch.equal(copied.losses(corpus, [0]).source, two.losses(corpus, [0]).source)
 
 
@@ -334,7 +265,7 @@ def test_dropout_is_set_or_left(bert: Path) -> None:
     assert rates == {0.4}
     given = build(bert, dropout=None)
     assert {m.p for m in given.modules() if isinstance(m, torch.nn.Dropout)} == {0.1}
-    corpus = model.prepare(make())
+    corpus = model.prepare(lines())
     model.train()
     once, twice = (model.losses(corpus, [6]).source for _ in range(2))
     assert not torch.equal(once, twice)
@@ -344,7 +275,7 @@ def test_dropout_is_set_or_left(bert: Path) -> None:
 
 def test_bfloat16_losses_are_summed_in_float32(bert: Path) -> None:
     model = build(bert)
-    corpus = model.prepare(make())
+    corpus = model.prepare(lines())
     plain = model.losses(corpus, np.arange(7)).source
     with torch.autocast("cpu", torch.bfloat16):
         rough = model.losses(corpus, np.arange(7)).source

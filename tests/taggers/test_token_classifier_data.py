@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from small_classifiers import TAGS, WORDS, build, document, library, loud, notes, same_gradients
+from tiny_models import save_encoder
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.seeds import rng_of, seed_of
@@ -21,80 +22,12 @@ from fednotes.encoders.encoder import CPU_BATCH
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill
 from fednotes.methods.distill import pseudo_complete
-from fednotes.taggers.saving import build_model, load_model, model_config
-from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
+from fednotes.taggers.saving import build_model, load_model
+from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 transformers = pytest.importorskip("transformers")
 
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "metop", "##rol", "##ol", "nau",
-              "##sea", "no", "pain", "took", "and", "."]  # fmt: skip
-TAGS = TagSet(("ADR", "Drug"))
-LABELS = {"nausea": "ADR", "pain": "ADR", "metoprolol": "Drug"}
-WORDS = ["no", "pain", "took", "metoprolol", "nausea"]
 POSITIONS = 14
-
-
-def write(path: Path, head: str = "Model", positions: int = POSITIONS, **settings: Any) -> Path:
-    """A tiny random BERT and its tokenizer."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "vocab.txt").write_text("\n".join(VOCABULARY))
-    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
-    shape: dict[str, Any] = {"vocab_size": len(VOCABULARY), "hidden_size": 16, "pad_token_id": 0}
-    shape |= {"num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
-    shape |= {"max_position_embeddings": positions, "initializer_range": 0.5}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = transformers.BertConfig(**shape | settings)
-        getattr(transformers, f"Bert{head}")(config).save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("encoder") / "bert")
-
-
-def document(number: int, sentences: list[list[str]]) -> Document:
-    """Sentences on lines of their own; each finding and drug is a mention."""
-    spans, bounds, text = [], [], ""
-    for words in sentences:
-        start = len(text)
-        for word in words:
-            if word in LABELS:
-                spans.append(Span(len(text), len(text) + len(word), LABELS[word]))
-            text += word + " "
-        text = text[:-1] + "\n"
-        bounds.append((start, len(text) - 1))
-    return Document(str(number), text, tuple(spans), sentences=tuple(bounds))
-
-
-def notes(count: int = 3, seed: int = 0) -> tuple[Document, ...]:
-    rng = np.random.default_rng(seed)
-    shapes = [rng.integers(1, 6, rng.integers(2, 5)) for _ in range(count)]
-    return tuple(
-        document(i, [rng.choice(WORDS, n).tolist() for n in shape])
-        for i, shape in enumerate(shapes)
-    )
-
-
-def build(directory: Path, tags: TagSet = TAGS, seed: int = 1, **settings: Any) -> TokenClassifier:
-    table = {"kind": "token-classifier", "encoder": str(directory), "dropout": 0.0, **settings}
-    model = build_model(model_config(table), tags, seed)
-    assert isinstance(model, TokenClassifier)
-    return model
-
-
-def loud(model: TokenClassifier) -> TokenClassifier:
-    """Predicts a lot."""
-    with torch.no_grad():
-        model.classifier.weight.mul_(20)
-    return model
-
-
-def library(model: TokenClassifier) -> Any:
-    """The library's model with the same weights, but a copy."""
-    (whole,) = copy.deepcopy(model._whole)
-    return whole.requires_grad_(True).eval()
 
 
 # ---- windows -------------------------------------------------------------------------------------
@@ -102,7 +35,7 @@ def library(model: TokenClassifier) -> Any:
 
 def long_document(words: int, seed: int = 3) -> Document:
     rng = np.random.default_rng(seed)
-    return document(0, [rng.choice(WORDS, words).tolist()])
+    return document(0, rng.choice(WORDS, words).tolist())
 
 
 @pytest.mark.parametrize("window", [14, 9, 0])
@@ -147,10 +80,7 @@ def test_each_word_is_read_where_it_lies_deepest(bert: Path, words: int, window:
     target = torch.tensor([int(i % 5) for i in range(words)])
     F.cross_entropy(found.logits, target, reduction="sum").backward()
     F.cross_entropy(torch.stack(wanted), target, reduction="sum").backward()
-    theirs = dict(other.named_parameters())
-    for name, parameter in model.trainable().items():
-        grad = theirs[name.replace("encoder.", "bert.", 1) if name[0] == "e" else name].grad
-        torch.testing.assert_close(parameter.grad, grad, rtol=1e-6, atol=1e-9)
+    same_gradients(model, other)
 
 
 def test_a_note_of_200_000_characters(bert: Path) -> None:
@@ -216,7 +146,7 @@ def test_units_do_not_change_tokens_or_tags(scheme: Any) -> None:
 def test_documents_are_cut_at_sentence_ends_else_between_entities() -> None:
     """By hand: sentences of 3, 2, 4, 9 and 1 tokens, pieces of at most 5."""
     words = [["no"] * 3, ["no"] * 2, ["no"] * 4, ["no"] * 9, ["no"]]
-    text = document(0, words)
+    text = document(0, *words)
     encoded = encode_corpus([text], TAGS, unit="document", max_tokens=5)
     assert encoded.lengths.tolist() == [5, 4, 5, 5]  # 3 + 2 | 4 | 5 of 9 | 4 of 9 + 1
     ten = [text.text.index("no", at) for at in encoded.offsets[12:16, 0]]
@@ -249,7 +179,7 @@ def test_only_training_cuts(bert: Path, context: str) -> None:
 
 def test_context_reaches_across_sentences(bert: Path) -> None:
     """A sentence's loss depends on its neighbours in one way of reading, not in the other."""
-    one, two = document(0, [["no"], ["pain"]]), document(0, [["and"], ["pain"]])
+    one, two = document(0, ["no"], ["pain"]), document(0, ["and"], ["pain"])
     for context, same in (("sentence", True), ("document", False)):
         model = build(bert, context=context)
         logits = [
@@ -266,7 +196,7 @@ def test_context_reaches_across_sentences(bert: Path) -> None:
 def test_it_is_the_model_of_a_method(how: str, tmp_path: Path) -> None:
     """Distillation among three sites with other tag sets: one site's part of a round as a plain
     loop, and a saved model that knows every type."""
-    bert = write(tmp_path / "bert", positions=64)
+    bert = save_encoder(tmp_path / "bert", max_position_embeddings=64)
     sites = [site.data for site in generate(num_sites=3, sentences_per_site=12, seed=5)]
     spec = TokenClassifierConfig(encoder=str(bert), dropout=0.1)
     base = distill.Config(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from dataclasses import replace
@@ -14,86 +13,17 @@ import pytest
 import rounding
 import torch
 from safetensors.torch import load_file, save_file
+from small_classifiers import TAGS, build, loud, notes
+from tiny_models import save_encoder
 
 from fednotes.core.errors import ModelError
-from fednotes.core.types import Document, Span, TagSet
+from fednotes.core.types import Document, TagSet
 from fednotes.data.formats import FORMATS
 from fednotes.jobs.predict import evaluate_path, predict_text
-from fednotes.taggers.saving import build_model, load_model, model_config, save_model
+from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.token_classifier import TokenClassifier
 
 transformers = pytest.importorskip("transformers")
-
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "metop", "##rol", "##ol", "nau",
-              "##sea", "no", "pain", "took", "and", "."]  # fmt: skip
-TAGS = TagSet(("ADR", "Drug"))
-LABELS = {"nausea": "ADR", "pain": "ADR", "metoprolol": "Drug"}
-WORDS = ["no", "pain", "took", "metoprolol", "nausea"]
-POSITIONS = 14
-
-
-def write(path: Path, head: str = "Model", positions: int = POSITIONS, **settings: Any) -> Path:
-    """A tiny random BERT and its tokenizer."""
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "vocab.txt").write_text("\n".join(VOCABULARY))
-    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
-    shape: dict[str, Any] = {"vocab_size": len(VOCABULARY), "hidden_size": 16, "pad_token_id": 0}
-    shape |= {"num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
-    shape |= {"max_position_embeddings": positions, "initializer_range": 0.5}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = transformers.BertConfig(**shape | settings)
-        getattr(transformers, f"Bert{head}")(config).save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("encoder") / "bert")
-
-
-def document(number: int, sentences: list[list[str]]) -> Document:
-    """Sentences on lines of their own; each finding and drug is a mention."""
-    spans, bounds, text = [], [], ""
-    for words in sentences:
-        start = len(text)
-        for word in words:
-            if word in LABELS:
-                spans.append(Span(len(text), len(text) + len(word), LABELS[word]))
-            text += word + " "
-        text = text[:-1] + "\n"
-        bounds.append((start, len(text) - 1))
-    return Document(str(number), text, tuple(spans), sentences=tuple(bounds))
-
-
-def notes(count: int = 3, seed: int = 0) -> tuple[Document, ...]:
-    rng = np.random.default_rng(seed)
-    shapes = [rng.integers(1, 6, rng.integers(2, 5)) for _ in range(count)]
-    return tuple(
-        document(i, [rng.choice(WORDS, n).tolist() for n in shape])
-        for i, shape in enumerate(shapes)
-    )
-
-
-def build(directory: Path, tags: TagSet = TAGS, seed: int = 1, **settings: Any) -> TokenClassifier:
-    table = {"kind": "token-classifier", "encoder": str(directory), "dropout": 0.0, **settings}
-    model = build_model(model_config(table), tags, seed)
-    assert isinstance(model, TokenClassifier)
-    return model
-
-
-def loud(model: TokenClassifier) -> TokenClassifier:
-    """Predicts a lot."""
-    with torch.no_grad():
-        model.classifier.weight.mul_(20)
-    return model
-
-
-def library(model: TokenClassifier) -> Any:
-    """The library's model with the same weights, but a copy."""
-    (whole,) = copy.deepcopy(model._whole)
-    return whole.requires_grad_(True).eval()
-
 
 # ---- directories ---------------------------------------------------------------------------------
 
@@ -125,7 +55,7 @@ def same_logits(model: TokenClassifier, other: Any, rows: list[int] | None = Non
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
 def test_a_saved_model_is_the_librarys(scheme: Any, tmp_path: Path) -> None:
     """The same logits from `AutoModelForTokenClassification`, and whatever was set here."""
-    bert = write(tmp_path / "bert", "ForMaskedLM", positions=40)
+    bert = save_encoder(tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=40)
     tags = TagSet(("Drug", "a-b"), scheme)
     settings = {"context": "document", "window": 30, "max_tokens": 50, "train": "top", "top": 1}
     model = loud(build(bert, tags, **settings, dropout=0.2))
@@ -162,8 +92,12 @@ def test_a_saved_model_is_the_librarys(scheme: Any, tmp_path: Path) -> None:
 
 def foreign(path: Path, labels: list[str], **changes: Any) -> Path:
     """As another program would save it."""
-    named = {"id2label": dict(enumerate(labels)), "label2id": {n: i for i, n in enumerate(labels)}}
-    return write(path, "ForTokenClassification", positions=40, **named | changes)
+    named: dict[str, Any] = {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {n: i for i, n in enumerate(labels)},
+    }
+    named |= {"max_position_embeddings": 40}
+    return save_encoder(path, "BertForTokenClassification", **named | changes)
 
 
 @pytest.mark.parametrize(
@@ -254,8 +188,9 @@ DAMAGES = {
 }
 
 
-def test_damage_gives_one_line(bert: Path, tmp_path: Path) -> None:
-    save_model(build(write(tmp_path / "bert", positions=40)), tmp_path / "whole")
+def test_damage_gives_one_line(tmp_path: Path) -> None:
+    bert = save_encoder(tmp_path / "bert", max_position_embeddings=40)
+    save_model(build(bert), tmp_path / "whole")
     for how, message in DAMAGES.items():
         path = tmp_path / how
         shutil.copytree(tmp_path / "whole", path)
@@ -264,13 +199,7 @@ def test_damage_gives_one_line(bert: Path, tmp_path: Path) -> None:
             load_model(path)
         assert "\n" not in str(caught.value), how
         assert str(path) in str(caught.value), how
-        if how in (
-            "missing",
-            "pickled",
-            "truncated",
-            "no tokenizer",
-            "vocabulary",
-        ):  # nor is it trained from
+        if how in ("missing", "pickled", "truncated", "no tokenizer", "vocabulary"):  # nor trained
             with pytest.raises(ModelError):
                 build(path)
 
