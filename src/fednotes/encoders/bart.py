@@ -64,9 +64,7 @@ class BartBackbone:
         return mine
 
 
-def load_backbone(
-    path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
-) -> BartBackbone:
+def load_backbone(path: str | Path, device: str | torch.device = "cpu") -> BartBackbone:
     """The backbone of a Hugging Face BART directory, such as facebook/bart-base downloaded.
 
     Loaded once a process for each device, so simulated sites share it. Reads safetensors
@@ -79,11 +77,11 @@ def load_backbone(
             f"backbone {str(path)!r}: no such directory; give a Hugging Face BART directory "
             "(facebook/bart-base, downloaded) or make one with tools/graft.py"
         )
-    return _load(directory, str(torch.device(device)), dtype, stamp_of(directory))
+    return _load(directory, str(torch.device(device)), stamp_of(directory))
 
 
 @lru_cache(maxsize=4)
-def _load(directory: Path, device: str, dtype: torch.dtype, stamp: Stamp) -> BartBackbone:
+def _load(directory: Path, device: str, stamp: Stamp) -> BartBackbone:
     """`stamp` makes a directory that changed on disk a new one."""
     check_weights(directory)
     if not any((directory / name).is_file() for name in TOKENIZERS):
@@ -94,7 +92,7 @@ def _load(directory: Path, device: str, dtype: torch.dtype, stamp: Stamp) -> Bar
             f"{directory}: is a model of the kind {kind!r}; the pointer model needs a BART "
             "(tools/graft.py makes one of a BERT)"
         )
-    tokenizer, model, missing = open_pretrained(directory, "BartModel", dtype=dtype)
+    tokenizer, model, missing = open_pretrained(directory, "BartModel")
     require_complete(directory, missing)
     model = model.to(device_of(device)).eval().requires_grad_(False)
     set_layer_norm_eps(model)

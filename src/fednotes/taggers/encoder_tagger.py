@@ -9,7 +9,7 @@ layer; a projection and a CRF tag it. Trained and sent are the CRF's parameters 
                          once and for all, and is then faster by far
 
 The encoder is no part of the model: all models of a process that ask for the same directory,
-depth, device and precision share one `Backbone`, so the weights are in memory once.
+depth and device share one `Backbone`, so the weights are in memory once.
 What measures transfer between losses is the projection's weight, under each tuning: its
 gradient comes from the emissions' alone, without a backward pass through the encoder.
 """
@@ -102,12 +102,7 @@ class Backbone:
     width: int
     whole: bool
     device: torch.device
-    dtype: torch.dtype
     fingerprint: str
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Backbone:
-        """A copy of a model shares its backbone."""
-        return self
 
     @property
     def heads(self) -> int:
@@ -140,28 +135,22 @@ class Backbone:
         return (*out.hidden_states[1 : self.layers], top) if every else (top,)
 
 
-def open_backbone(
-    spec: str,
-    layer: int = 0,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> Backbone:
+def open_backbone(spec: str, layer: int = 0, device: str | torch.device = "cpu") -> Backbone:
     """The encoder "minilm" or of a directory, up to a layer (0 = the last).
 
     Raises ConfigError (a layer or device that is not there), ModelError (nothing usable),
     MissingExtra.
     """
     path = encoder_directory(spec)
-    return _open(path, layer, str(device_of(device)), dtype, stamp_of(path))
+    return _open(path, layer, str(device_of(device)), stamp_of(path))
 
 
 @lru_cache(maxsize=4)
-def _open(path: Path, layer: int, device: str, dtype: torch.dtype, stamp: Stamp) -> Backbone:
+def _open(path: Path, layer: int, device: str, stamp: Stamp) -> Backbone:
     """`stamp` makes a directory that changed on disk a new one."""
     if not (path / "config.json").is_file():
         raise ModelError(f"{path}: no Hugging Face encoder here (config.json is missing)")
     tokenizer, model = open_encoder(path, device)
-    model.to(dtype)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # nobody reads it
     frame, there = Frame.of(path, tokenizer, model), torch.device(device)
@@ -172,9 +161,7 @@ def _open(path: Path, layer: int, device: str, dtype: torch.dtype, stamp: Stamp)
             f"{path}: has layers 1 to {last} (0 = the last), layer = {layer} is asked"
         )
     digest = folder_fingerprint(path, kind="backbone", version=1)
-    backbone = Backbone(
-        path, model, tokenizer, frame, layer or last, width, True, there, dtype, digest
-    )
+    backbone = Backbone(path, model, tokenizer, frame, layer or last, width, True, there, digest)
     return backbone if backbone.layers == last else _cut(backbone, found)
 
 
@@ -272,21 +259,20 @@ class EncoderTagger(Model):
 
         The mean of a word's sub-words; zero at padding and for a word without sub-words.
         """
-        backbone, steps = self._frozen(), batch.inside.shape[1]
+        backbone, steps = self.backbone, batch.inside.shape[1]
+        dtype = self.crf.project.weight.dtype
         places: list[np.ndarray] = []
         parts: list[list[Tensor]] = []  # of each group of windows, each layer
         for group in corpus.pieces.groups(batch.rows, backbone.frame, self.device):
             places.append(group.sentence * steps + group.token - batch.tokens[group.sentence, 0])
-            share = torch.from_numpy(group.share).to(self.device, backbone.dtype)
+            share = torch.from_numpy(group.share).to(self.device, dtype)
             flat = torch.from_numpy(group.at).to(self.device)
             tuned = hasattr(self, "lora") or hasattr(self, "prompts")
             with torch.set_grad_enabled(torch.is_grad_enabled() and tuned):
-                states = backbone.states(
-                    group.ids, group.mask, every=every, **self._tuning(backbone)
-                )
+                states = backbone.states(group.ids, group.mask, every=every, **self._tuning())
             parts.append([s.flatten(0, 1).index_select(0, flat) * share[:, None] for s in states])
         shape = (*batch.inside.shape, backbone.width)
-        zero = torch.zeros(shape, dtype=backbone.dtype, device=self.device).flatten(0, 1)
+        zero = torch.zeros(shape, dtype=dtype, device=self.device).flatten(0, 1)
         if not parts:
             return [zero.view(shape)] * (backbone.layers if every else 1)
         place = torch.from_numpy(np.concatenate(places)).to(self.device)
@@ -295,22 +281,13 @@ class EncoderTagger(Model):
             for of_layer in zip(*parts, strict=True)
         ]
 
-    def _tuning(self, backbone: Backbone) -> dict[str, Any]:
+    def _tuning(self) -> dict[str, Any]:
         """What goes with a forward pass of the frozen encoder."""
         if hasattr(self, "lora"):
-            return {"around": self.lora.applied(_maps(backbone))}
+            return {"around": self.lora.applied(_maps(self.backbone))}
         if hasattr(self, "prompts"):
-            return {"prompts": joined(_attentions(backbone), self.prompts())}
+            return {"prompts": joined(_attentions(self.backbone), self.prompts())}
         return {}
-
-    def _frozen(self) -> Backbone:
-        """The backbone, on the device and in the precision that the parameters now have."""
-        weight = self.crf.project.weight
-        if (self.backbone.device, self.backbone.dtype) != (weight.device, weight.dtype):
-            self.backbone = open_backbone(
-                str(self.backbone.directory), self.backbone.layers, weight.device, weight.dtype
-            )
-        return self.backbone
 
 
 def build_encoder_tagger(

@@ -19,7 +19,7 @@ instance weighting are with respect to q alone (section 3.3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
@@ -333,35 +333,12 @@ class PromptBart(Model):
         self._fixed: Tensor
         rows = fixed_rows(backbone, tagset.types, config.label_words)
         self.register_buffer("_fixed", rows, persistent=False)  # (3 + types, d)
+        view = backbone.view(config.dropout)
         if config.tune_cross_attention:
-            self.cross = nn.ModuleList(own_cross_attentions(backbone.view(config.dropout)))
-        self._attach(backbone)
-
-    def _attach(self, backbone: BartBackbone) -> None:
-        """Run on this backbone from now on, with one's own cross-attentions if there are any."""
-        view = backbone.view(self.config.dropout)
-        if self.config.tune_cross_attention:
-            for layer, mine in zip(view.decoder.layers, self.cross, strict=True):
-                layer.encoder_attn = mine
-        # In a tuple, so that it is no submodule: neither saved nor moved with this model.
+            self.cross = nn.ModuleList(own_cross_attentions(view))
+        # In a tuple, so that it is no submodule: neither saved nor sent with this model.
         self._frozen = (backbone, view, self_attentions(view))
         self.train(self.training)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PromptBart:
-        """Moved to another device or precision, it runs on the backbone's copy there."""
-        super()._apply(fn, recurse)
-        q, model = self.prompts.q, self._frozen[0].model
-        if (q.device, q.dtype) != (model.device, model.dtype):
-            self._attach(load_backbone(self.config.backbone, q.device, q.dtype))
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> PromptBart:
-        """A model of its own on the same backbone."""
-        other = type(self)(self.config, self.tagset, 0, self.device).to(self.prompts.q.dtype)
-        other.load_state_dict(self.state_dict())
-        other.train(self.training)
-        memo[id(self)] = other
-        return other
 
     @property
     def frozen(self) -> int:
