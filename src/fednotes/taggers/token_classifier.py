@@ -48,6 +48,7 @@ from fednotes.encoders.pretrained import (
     quiet,
     require_complete,
     stamp_of,
+    upper_layers,
 )
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import (
@@ -403,15 +404,8 @@ def trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
     if train == "encoder":
         words = model.get_input_embeddings().weight
         return {name for name, parameter in named.items() if parameter is not words}
-    depth = int(getattr(model.config, "num_hidden_layers", 0))
-    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == depth]
-    if not stacks:
-        raise ConfigError(f"{where}: its layers cannot be told apart; train = 'encoder'")
-    if top > depth:
-        raise ConfigError(f"top = {top}: {where} has {depth} layers")
-    upper = {id(p) for stack in stacks for p in stack[-top:].parameters()}
-    below = f"{model.base_model_prefix}."
-    return {n for n, p in named.items() if id(p) in upper or not n.startswith(below)}
+    upper, below = upper_layers(where, model, top), f"{model.base_model_prefix}."
+    return {name for name in named if name in upper or not name.startswith(below)}
 
 
 def require_classifier(where: str | Path, model: Any) -> None:
