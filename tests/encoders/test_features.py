@@ -245,8 +245,6 @@ def test_load_encoder_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Mon
         load_encoder(f"{tmp_path}#frist")
     with pytest.raises(ConfigError, match="unknown option 'layers=0'"):
         load_encoder(f"{tmp_path}#layers=0")
-    with pytest.raises(ConfigError, match="is not available here"):
-        load_encoder(str(tmp_path), device="nowhere")
     monkeypatch.setattr(pretrained, "MINILM", "gt_no_such_model")
     with pytest.raises(MissingExtra, match="gt-no-such-model"):
         load_encoder("minilm")

@@ -22,6 +22,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer, Whitespace
 from fednotes.core.errors import DataError, FednotesError, ModelError
 from fednotes.core.store import holding
 from fednotes.data.notes import Note, read_notes
+from fednotes.encoders import token_cache
 from fednotes.encoders.packing import plan_full
 from fednotes.encoders.token_cache import (
     Tokenize,
@@ -72,7 +73,9 @@ def test_what_is_in_it(tmp_path: Path) -> None:
     assert _cached(tmp_path, vocabulary=(1 << 16) + 1).ids.dtype == np.uint32
 
 
-def test_used_again_until_something_changes(tmp_path: Path) -> None:
+def test_used_again_until_something_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[int] = []
     first = _cached(tmp_path, calls=calls)
     assert (len(calls), len(list(tmp_path.iterdir()))) == (1, 1)
@@ -80,7 +83,9 @@ def test_used_again_until_something_changes(tmp_path: Path) -> None:
     assert (len(calls), again.ids.tolist()) == (1, first.ids.tolist())
     assert (again.patients, again.dropped) == (2, 1)
     _cached(tmp_path, calls=calls, fingerprint="g")
-    _cached(tmp_path, calls=calls, recipe="other")
+    monkeypatch.setattr(token_cache, "RECIPE", "other")
+    _cached(tmp_path, calls=calls)
+    monkeypatch.undo()
     _cached(tmp_path, _notes([*TEXTS, "More."]), calls)
     _cached(tmp_path, _notes(["Has pain. ", "No fever.", *TEXTS[1:]]), calls)
     assert (len(calls), len(list(tmp_path.iterdir()))) == (5, 5)

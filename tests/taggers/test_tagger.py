@@ -74,7 +74,7 @@ def _build(seed: int = 1, tagset: TagSet = TAGS, **settings: Any) -> Tagger:
 
 def _gradients(tagger: Tagger, prepared: TaggerCorpus, indices: Sequence[int]) -> dict[str, Any]:
     tagger.zero_grad()
-    loss = tagger.loss(prepared, indices, "sum")
+    loss = tagger.loss(prepared, indices) * len(indices)
     loss.backward()
     return {"loss": loss.detach()} | {n: p.grad.clone() for n, p in tagger.trainable().items()}
 

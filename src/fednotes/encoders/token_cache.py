@@ -62,9 +62,6 @@ def cached_tokens(
     fingerprint: str,
     vocabulary: int,
     folder: Path,
-    *,
-    split: Callable[[str], list[str]] = sentences,
-    recipe: str = RECIPE,
 ) -> Tokens:
     """The notes' tokens, from the cache in `folder` if they are there, else written to it.
 
@@ -72,7 +69,6 @@ def cached_tokens(
         tokenise, so that no more than a batch of them is in memory.
     tokenize: sentences → ids without special tokens. fingerprint: what tells the tokenizer
         from others. vocabulary: ids are less than this.
-    split: a note's text → sentences. recipe: its name and version.
 
     Raises DataError where there is no token, or the notes change between the two passes;
     ModelError for an id outside the vocabulary, FednotesError where it cannot be written.
@@ -80,7 +76,7 @@ def cached_tokens(
     content, patients = _digest(notes())
     if not patients:
         raise DataError("the corpus is empty: there is no note with text")
-    parts = [str(_FORMAT), content, fingerprint, str(vocabulary), recipe]
+    parts = [str(_FORMAT), content, fingerprint, str(vocabulary), RECIPE]
     key = hashlib.sha256("\x1f".join(parts).encode()).hexdigest()[:32]
     path = folder / key
     found = _load(path)
@@ -93,10 +89,10 @@ def cached_tokens(
 
     def fill(made: Path) -> None:
         seen = hashlib.sha256()
-        facts = _write(made, _watched(notes(), seen), tokenize, vocabulary, split)
+        facts = _write(made, _watched(notes(), seen), tokenize, vocabulary)
         if seen.hexdigest() != content:
             raise DataError("the notes changed while they were tokenised: start again")
-        facts |= {"patients": patients, "content": content, "recipe": recipe}
+        facts |= {"patients": patients, "content": content, "recipe": RECIPE}
         (made / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
     write_folder(path, fill)
@@ -148,7 +144,6 @@ def _write(
     notes: Iterable[Note],
     tokenize: Tokenize,
     vocabulary: int,
-    split: Callable[[str], list[str]],
 ) -> dict[str, Any]:
     """Tokenise batch by batch into the three files; the facts of the corpus."""
     dtype = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
@@ -157,7 +152,7 @@ def _write(
         files = {n: stack.enter_context((folder / f"{n}.bin").open("wb")) for n in _NAMES}
         for name in ("sentences", "documents"):
             files[name].write(np.zeros(1, np.int64).tobytes())
-        for batch in _batches(notes, split):
+        for batch in _batches(notes):
             lengths, counts, ids = _encode(batch, tokenize, vocabulary)
             files["ids"].write(ids.astype(dtype).tobytes())
             files["sentences"].write((tokens + np.cumsum(lengths)).astype(np.int64).tobytes())
@@ -173,11 +168,11 @@ def _write(
     return {"format": _FORMAT, "dtype": dtype.name, "sizes": sizes, "dropped": dropped}
 
 
-def _batches(notes: Iterable[Note], split: Callable[[str], list[str]]) -> Iterator[list[list[str]]]:
+def _batches(notes: Iterable[Note]) -> Iterator[list[list[str]]]:
     batch: list[list[str]] = []
     size = 0
     for note in notes:
-        batch.append(split(note.text))
+        batch.append(sentences(note.text))
         size += len(batch[-1])
         if size >= _BATCH:
             yield batch

@@ -19,7 +19,7 @@ On CPU the recursions are compiled (`crf_kernels.py`, one thread), elsewhere `To
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from torch.autograd.function import once_differentiable
 
 from fednotes.core.errors import ModelError
 
-Backend = Literal["auto", "numba", "torch"]
 Mask = np.ndarray | Tensor | None
 Scores = tuple[Tensor, Tensor, Tensor]  # start (tags,), transitions (tags, tags), end (tags,)
 Counts = tuple[Tensor, Tensor]
@@ -43,8 +42,6 @@ class CRF(nn.Module):
     allowed (`data.tags.allowed_transitions` gives them); None allows everything. What is
     forbidden has probability 0 and gradient 0, exactly. The masks follow from the tag set and
     are not part of the state dict.
-
-    backend: "numba" (CPU only) and "torch" (any device) agree; "auto" takes the first on CPU.
 
     Emissions are (batch, tokens, tags) natural-log scores, float32 or float64; lengths (batch,)
     integers in 1..tokens. What lies behind a sentence's end is never looked at. All is computed
@@ -63,13 +60,11 @@ class CRF(nn.Module):
         start_mask: Mask = None,
         transition_mask: Mask = None,
         end_mask: Mask = None,
-        *,
-        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         if num_tags < 1:
             raise ModelError(f"a CRF needs at least one tag, not {num_tags}")
-        self.num_tags, self.backend = num_tags, backend
+        self.num_tags = num_tags
         self.start = nn.Parameter(torch.empty(num_tags).uniform_(-0.1, 0.1))
         self.transitions = nn.Parameter(torch.empty(num_tags, num_tags).uniform_(-0.1, 0.1))
         self.end = nn.Parameter(torch.empty(num_tags).uniform_(-0.1, 0.1))
@@ -191,10 +186,7 @@ class CRF(nn.Module):
         return (start, transitions, end), x, lengths.to(x.device, torch.int64), self._ops(x)
 
     def _ops(self, x: Tensor) -> Any:
-        on_cpu = x.device.type == "cpu"
-        if self.backend == "numba" and not on_cpu:
-            raise ModelError("the compiled CRF runs on CPU only: use backend 'auto' or 'torch'")
-        if self.backend == "torch" or not on_cpu:
+        if x.device.type != "cpu":
             return TorchOps
         from fednotes.taggers import crf_kernels  # numba takes half a second to import
 

@@ -286,16 +286,14 @@ class Tagger(Model):
             found["words.hashed"] = prepared.hashed.numpy()[form]
         return found
 
-    def loss(
-        self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray, reduction: str = "mean"
-    ) -> Tensor:
-        """Negative log likelihood of some sentences' tags, a scalar.
+    def loss(self, corpus: PreparedCorpus, indices: Sequence[int] | np.ndarray) -> Tensor:
+        """Mean over some sentences of the negative log likelihood of their tags, a scalar.
 
-        reduction: "mean" over the sentences, or "sum". Dropout and errors as of `losses`.
+        Dropout and errors as of `losses`.
         """
         read = self._read(self.own(corpus), chosen_of(indices))
         losses = self.crf.crf.loss(read.emissions(), read.batch.tags, read.batch.lengths)
-        return losses.sum() if reduction == "sum" else losses.mean()  # [fedner eq 1]
+        return losses.mean()  # [fedner eq 1]
 
     def _parts(self, lengths: np.ndarray) -> Iterable[np.ndarray]:
         return by_length(lengths)
