@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -17,7 +16,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fednotes.core import store
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
@@ -308,24 +306,6 @@ def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
     (out / "job.json").write_text(text)
     with pytest.raises(ConfigError, match=r"run"):
         simulate(quick(tmp_path), out, resume=True)
-
-
-def test_a_full_disk_leaves_the_earlier_summary_whole(tmp_path: Path, monkeypatch) -> None:
-    out = tmp_path / "run"
-    simulate(quick(tmp_path), out)
-    before = (out / "summary.json").read_bytes()
-    real = os.replace
-
-    def replace(source: Path, target: Path) -> None:
-        if Path(target).name == "summary.json":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(source, target)
-
-    monkeypatch.setattr(store.os, "replace", replace)
-    with pytest.raises(FednotesError, match=r"summary\.json: cannot be written \(No space left"):
-        simulate(quick(tmp_path), out, resume=True)
-    assert (out / "summary.json").read_bytes() == before
-    assert not list(out.glob(".*"))
 
 
 # pooled
