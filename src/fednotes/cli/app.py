@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -188,20 +188,16 @@ def predict(
 ) -> None:
     """Find the mentions in new text, or the phenotypes of the patients whose notes it is."""
     with _read_in():
-        from fednotes.jobs.predict import predict_text
+        from fednotes.jobs.predict import predict_patients, predict_text
         from fednotes.patients.phenotyper import is_phenotyper
 
     check_device(device)
+    given = (model, path, format.value, out, device)
     if is_phenotyper(model):
-        from fednotes.jobs.predict import predict_patients
-
-        place = dictionary or backbone
-        predict_patients(model, path, format.value, out, device, place, text=text)
-        return
-    _no_dictionary(model, dictionary)
-    predict_text(
-        model, path, format.value, out, device, backbone, text=text, on_error=on_error.value
-    )
+        predict_patients(*given, dictionary or backbone, text=text)
+    else:
+        _no_dictionary(model, dictionary)
+        predict_text(*given, backbone, text=text, on_error=on_error.value)
 
 
 @app.command()
@@ -227,7 +223,7 @@ def evaluate(
 ) -> None:
     """Score a saved model on annotated text, or on labelled patients."""
     from fednotes.cli.display import patient_score_table, score_table
-    from fednotes.jobs.predict import Evaluation, evaluate_path
+    from fednotes.jobs.predict import Evaluation, evaluate_path, evaluate_patients
     from fednotes.patients.phenotyper import is_phenotyper
 
     check_device(device)
@@ -245,25 +241,14 @@ def evaluate(
         if format or asked or on_error is OnError.skip:
             option = "--format" if format else "--types" if asked else "--on-error"
             raise FednotesError(f"{option} is for annotated text, not for labelled patients")
-        from fednotes.jobs.predict import evaluate_patients
-
         place = dictionary or backbone
-        scores, unknown = evaluate_patients(model, path, device, renamed, place, labels)
-        found = Evaluation(scores, unknown)
+        found = Evaluation(*evaluate_patients(model, path, device, renamed, place, labels))
     else:
         _no_dictionary(model, dictionary)
         if labels is not None:
             raise FednotesError(f"--labels: {model} is no phenotyping model: it scores mentions")
-        found = evaluate_path(
-            model,
-            path,
-            format or None,
-            device,
-            renamed,
-            backbone,
-            types=asked,
-            on_error=on_error.value,
-        )
+        rest: Any = {"types": asked, "on_error": on_error.value}
+        found = evaluate_path(model, path, format or None, device, renamed, backbone, **rest)
     for line in found.told():
         print(f"note: {one_line(line)}", file=sys.stderr)
     if json_output:

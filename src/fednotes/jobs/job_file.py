@@ -198,14 +198,14 @@ def _config(
     seed: int,
 ) -> Any:
     """The method's Config. The seed is given here, other keys of FILLED_IN once sites are read."""
-    for key in FILLED_IN:
-        if key in table.get("training", {}):
-            raise ConfigError(f"{where} [training]: {key!r} does not belong here")
-    values = preset.get("training", {}) | table.get("training", {}) | {"seed": seed}
+    given = table.get("training", {})
     training = {f.name for f in fields(method.Config)} - FILLED_IN
-    for key in table.get("training", {}):
+    for key in given:
+        if key in FILLED_IN:
+            raise ConfigError(f"{where} [training]: {key!r} does not belong here")
         if key not in training:
             raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
+    values = preset.get("training", {}) | given | {"seed": seed}
     settings = _expand(table.get("model", {}), folder)
     own = preset.get("model", {})
     if all(own.get(key) == settings[key] for key in ("kind", "tagger") if key in settings):
@@ -252,7 +252,6 @@ def _expand(table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 # ---- the reference of the keys, and the JSON schema, made of the tables that read them -----------
 
-_PHENOTYPES = "[phenotypes] of patients"
 _CODES = '  NAME = []  (codes such as "icd10:I10", any of which makes it present)'
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _SHARED: dict[str, type[Any]] = {
@@ -302,9 +301,8 @@ def reference(name: str = "") -> str:
 
     Raises ConfigError for a table that no job has.
     """
-    parts = {head: "\n".join([head, *_lines(head, made)]) for head, made in tables()}
-    parts[_PHENOTYPES] = f"{_PHENOTYPES}\n{_CODES}"
-    chosen = [text for head, text in parts.items() if name in ("", _short(head))]
+    parts = _parts()
+    chosen = [f"{head}\n{text}\n" for head, text in parts.items() if name in ("", _short(head))]
     if not chosen:
         raise ConfigError(
             f"no table of a job is called {name!r}; {nearest(name, set(map(_short, parts)))}"
@@ -319,11 +317,15 @@ def markdown() -> str:
         "Made by `fednotes job keys --markdown`; `fednotes job schema` prints a JSON schema that "
         "editors complete and check job files by. `$NAME` in a path is an environment variable.\n",
     ]
-    for head, made in tables():
-        lines = "\n".join(line.removeprefix("  ") for line in _lines(head, made))
-        parts.append(f"## {head}\n\n```text\n{lines.strip()}\n```\n")
-    parts.append(f"## {_PHENOTYPES}\n\n```text\n{_CODES.strip()}\n```\n")
+    for head, text in _parts().items():
+        parts.append(f"## {head}\n\n```text\n{re.sub('^  ', '', text, flags=re.M)}\n```\n")
     return "\n".join(parts)
+
+
+def _parts() -> dict[str, str]:
+    """The lines of each table, by its heading."""
+    parts = {head: "\n".join(_lines(head, made)) for head, made in tables()}
+    return parts | {"[phenotypes] of patients": _CODES}
 
 
 def schema() -> dict[str, Any]:
@@ -381,9 +383,8 @@ def _lines(head: str, made: type[Any]) -> Iterator[str]:
     for field in fields(made):
         if not ("[training]" in head and field.name in FILLED_IN):
             yield f"  {field.name} = {_default(field)}{_kind(hints[field.name])}"
-    for line in _documented(made).split("\n")[1:]:
+    for line in _documented(made).rstrip().split("\n")[1:]:
         yield f"    {line}".rstrip()
-    yield ""
 
 
 def _documented(made: type[Any]) -> str:

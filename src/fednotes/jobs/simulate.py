@@ -89,28 +89,20 @@ class Traffic:
 
 
 class Display:
-    """Who is told how a run goes; this one says nothing."""
+    """Who is told how a run goes; this one says nothing.
 
-    def cost(self, traffic: Traffic) -> None:
-        """What federated training will send."""
+    cost: what federated training will send. begin: a part starts (or goes on), with the most rounds
+    and the sentences (patients) that all sites together train on in each; 0 where not known. round:
+    one was committed; end: the part is trained. features: computed so far, or notes read for
+    concepts. warn: something to know before training.
+    """
 
-    def begin(self, part: Part, rounds: int, sentences: int) -> None:
-        """A part starts (or goes on). sentences: trained on in each round, all sites together.
-
-        They are patients where the sites hold patients. Either may be 0: not known.
-        """
-
-    def round(self, result: RoundResult) -> None:
-        """A round was committed."""
-
-    def end(self) -> None:
-        """The part is trained."""
-
-    def features(self, done: int, total: int) -> None:
-        """Frozen features are being computed, or notes read for concepts."""
-
-    def warn(self, text: str) -> None:
-        """Something to know before training."""
+    def cost(self, traffic: Traffic) -> None: ...
+    def begin(self, part: Part, rounds: int, sentences: int) -> None: ...
+    def round(self, result: RoundResult) -> None: ...
+    def end(self) -> None: ...
+    def features(self, done: int, total: int) -> None: ...
+    def warn(self, text: str) -> None: ...
 
 
 def simulate(
