@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.data.checks import Finding, Report, check_documents, check_sites
+from fednotes.data.checks import Finding, check_documents, check_sites
 from fednotes.data.formats import FORMATS, corpora, read
 from fednotes.data.notes import read_notes
 from fednotes.data.overlap import (
@@ -33,17 +33,17 @@ def note(name: str, text: str, *spans: Span, **more: object) -> Document:
     return Document(name, text, spans, **more)  # type: ignore[arg-type]
 
 
-def of(report: Report, code: str) -> list[Finding]:
-    return [finding for finding in report.findings if finding.code == code]
+def of(report: list[Finding], code: str) -> list[Finding]:
+    return [finding for finding in report if finding.code == code]
 
 
-def counts(report: Report, code: str) -> dict[str, int]:
+def counts(report: list[Finding], code: str) -> dict[str, int]:
     (found,) = of(report, code)
     return dict(found.counts)
 
 
-def levels(report: Report) -> set[str]:
-    return {finding.level for finding in report.findings}
+def levels(report: list[Finding]) -> set[str]:
+    return {finding.level for finding in report}
 
 
 def test_clean_corpus_has_no_warning() -> None:
@@ -57,7 +57,7 @@ def test_clean_corpus_has_no_warning() -> None:
     # 25 sentences of 4 tokens
     lengths = dict.fromkeys(("p5", "median", "p95", "longest"), 4)
     assert counts(report, "lengths") == {"sentences": 25, "tokens": 100, **lengths}
-    assert not any(SECRET in str(f) for f in report.findings)
+    assert not any(SECRET in str(f) for f in report)
 
 
 def test_everything_that_is_wrong_is_counted() -> None:
@@ -90,7 +90,7 @@ def test_everything_that_is_wrong_is_counted() -> None:
     assert counts(report, "not_flat") == {"nested": 1}
     # longer than 4 tokens: "same … twice ." (5, two times), "many …" (5), "Odd^G text BOM here" (5)
     assert counts(report, "long_sentences") == {"sentences": 4}
-    assert not any(SECRET in str(f) or "Odd" in str(f) for f in report.findings)
+    assert not any(SECRET in str(f) or "Odd" in str(f) for f in report)
     without = check_documents(documents, None, "x")
     assert counts(without, "not_flat") == {"discontinuous": 1, "nested": 1}
 
@@ -163,7 +163,7 @@ def test_held_out_parts_without_mentions(bare: str | None) -> None:
     for part in ("valid", "test"):
         found = [(f.level, f.where) for f in of(report, f"no_{part}_mentions")]
         assert found == ([("warning", f"s/{part}")] if part == bare else [])
-    assert not any(SECRET in str(f) for f in report.findings)
+    assert not any(SECRET in str(f) for f in report)
     without = check_sites([SiteData("s", TagSet(("X",)), parts["train"], (), ())])
     assert len(of(without, "empty_part")) == 2
     assert not of(without, "no_valid_mentions") + of(without, "no_test_mentions")

@@ -344,7 +344,7 @@ def test_patients_and_sentences_are_in_one_part() -> None:
     assert all(len(parts) == 1 for parts in sentence.values())
     assert max(notes.values()) > 1
     report = check_sites([s.data for s in made])
-    assert not [f for f in report.findings if f.level == "error" or f.code.startswith("leak")]
+    assert not [f for f in report if f.level == "error" or f.code.startswith("leak")]
 
 
 def test_own_labels_are_the_complete_ones_cut_and_noisy_in_train_only(

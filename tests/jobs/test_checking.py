@@ -13,15 +13,15 @@ from tiny_jobs import JOB, SITES, corpus
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span, TagSet
-from fednotes.data.checks import Finding, Report
+from fednotes.data.checks import Finding
 from fednotes.data.formats import examine, read
 from fednotes.jobs.checking import Checked, check_files, check_job
 from fednotes.jobs.predict import evaluate_path
 
 
-def of(report: Report, code: str) -> tuple[Finding, ...]:
+def of(found: Checked, code: str) -> tuple[Finding, ...]:
     """The findings with that code."""
-    return tuple(f for f in report.findings if f.code == code)
+    return tuple(f for f in found.findings if f.code == code)
 
 
 NOTE = "Ann took aspirin for pain.\nShe had a rash on the second day.\n"
@@ -73,7 +73,7 @@ def test_all_problems_of_all_files(tmp_path: Path) -> None:
     assert str(examine(folder)[1]) == "2 documents, 2 mentions, 2 lines"
     skipped = check_files([folder], None, "skip")
     assert not skipped.wrong
-    (left,) = of(skipped.report, "left_out")
+    (left,) = of(skipped, "left_out")
     assert left.counts == {"document": 2, "mention": 2, "line": 2}
 
 
@@ -163,7 +163,7 @@ def test_a_note_in_two_files_is_known_by_its_text(tmp_path: Path) -> None:
     a = lines(tmp_path / "a.jsonl", range(30))
     b = lines(tmp_path / "b.jsonl", range(29, 60), same="z")
     checked = check_files([a, b])
-    (leak,) = of(checked.report, "leakage")
+    (leak,) = of(checked, "leakage")
     assert leak.counts == {"sentences": 2, "of": 62, "long": 2}
     (found,) = checked.wrong
     assert found.kind == "shared_notes"
@@ -176,7 +176,7 @@ def test_sentences_of_a_note_in_two_parts(tmp_path: Path) -> None:
     for split, level in (("", []), ('split = "sentence"\n', ["warning"] * 3)):
         found = of_site(tmp_path, f'path = "a.jsonl"\n{split}')
         assert not found.wrong
-        assert [f.level for f in of(found.report, "shared_notes")] == level
+        assert [f.level for f in of(found, "shared_notes")] == level
 
 
 def test_a_job_of_sites_that_skip(tmp_path: Path) -> None:
@@ -201,13 +201,13 @@ def test_types_that_only_held_out_data_have(tmp_path: Path) -> None:
     parts = 'train = "train.conll"\nvalid = "valid.conll"\ntest = "test.conll"\n'
     found = of_site(tmp_path, parts)
     assert found.wrong == ()
-    counted = {f.where: dict(f.counts) for f in of(found.report, "unlearnt_types")}
+    counted = {f.where: dict(f.counts) for f in of(found, "unlearnt_types")}
     assert counted == {"north/valid": {"Y": 1}, "north/test": {"Y": 2, "Z": 1}}
     assert found.sites is not None
     told = "warning: north/test: 3 mentions are of types that no training mention has (Y, Z): "
     assert any(line.startswith(told) for line in found.sites.told)
     named = of_site(tmp_path, parts + 'types = ["X", "Y", "Z"]')
-    assert (named.wrong, of(named.report, "unlearnt_types")) == ((), ())
+    assert (named.wrong, of(named, "unlearnt_types")) == ((), ())
 
 
 def test_problems_of_every_site_and_of_the_model(tmp_path: Path) -> None:

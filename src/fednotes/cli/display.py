@@ -16,26 +16,17 @@ from rich.table import Table
 from rich.text import Text
 
 from fednotes.engines.rounds import RoundResult
-from fednotes.jobs.results import CONDITIONS, RunResult, duration, number, size
+from fednotes.jobs.results import CONDITIONS, SCORES, RunResult, duration, number, size
 from fednotes.jobs.simulate import LARGE, LONG, Display, Part, Traffic, site_metrics
 
 if TYPE_CHECKING:
-    from fednotes.data.checks import Report
+    from fednotes.data.checks import Finding
     from fednotes.jobs.compare import Comparison
     from fednotes.jobs.job import CountTable
 
 SETTLED = 5.0  # seconds of rounds that tell how long the others take
 SHORT = 60.0  # seconds that are not worth a line
 _SHOWN = (("F1", "f1"), ("held-out loss", "valid_loss"), ("loss", "loss"))  # the first there is
-_COLUMNS = (  # of the table at the end: the kind of score, its measure, head, factor, digits
-    ("strict", "f1", "strict", 100, 1),
-    ("relaxed", "f1", "relaxed", 100, 1),
-    ("masked", "loss", "loss", 1, 3),
-    ("masked", "accuracy", "guessed %", 100, 1),
-    ("phenotypes", "f1", "macro F1", 100, 1),
-    ("ranking", "auroc", "AUROC", 1, 3),
-)
-_OF_CODES = (("codes", "loss", "loss", 1, 3), ("codes", "auroc", "AUROC", 1, 3))
 _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"), ("auroc", "AUROC"))
 
 
@@ -165,9 +156,14 @@ def result_table(result: RunResult) -> Table:
     """Every site under every condition: scores on test data, or of guesses at held-out words."""
     mean = result.mean
     conditions = [c for c in CONDITIONS if c in mean]
-    columns = [each for each in _COLUMNS if all(each[0] in mean[c] for c in conditions)]
+    columns = [
+        (kind, *column)
+        for kind, of in SCORES.items()
+        for column in of.get("columns", ())
+        if kind != "codes" and all(kind in mean[c] for c in conditions)
+    ]
     if not columns and any("codes" in mean[c] for c in conditions):
-        columns = [*_OF_CODES]
+        columns = [("codes", *column) for column in SCORES["codes"]["columns"]]
     first = columns[0][0] if columns else "masked"
     what = {"masked": "masked words of held-out notes", "codes": "codes of test patients"}
     table = Table(
@@ -387,12 +383,12 @@ def stats_tables(stats: Mapping[str, Any]) -> list[Table]:
     return [table, shared]
 
 
-def findings_table(report: Report) -> Table:
+def findings_table(findings: Sequence[Finding]) -> Table:
     """What `fednotes check` found, errors first."""
     table = sheet("level", "where", "what", "finding", left=4)
     looks = {"error": "bold red", "warning": "yellow", "info": ""}
     for level, look in looks.items():
-        for finding in report.findings:
+        for finding in findings:
             if finding.level == level:
                 cells = (finding.where, finding.code, finding.message)
                 table.add_row(level, *map(Text, cells), style=look)

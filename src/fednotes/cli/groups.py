@@ -64,9 +64,9 @@ def show_checked(found: Checked) -> None:
             say(note if note.startswith("warning: ") else f"note: {note}")
         for table in count_tables(found.job.kind.counts(found.sites.data)):
             console.print(table)
-    if found.report.findings:
-        console.print(findings_table(found.report))
-    listed = [p for f in found.report.findings if f.level == "error" for p in f.problems]
+    if found.findings:
+        console.print(findings_table(found.findings))
+    listed = [p for f in found.findings if f.level == "error" for p in f.problems]
     for problem in (*found.problems, *listed):
         say(str(problem))
     if found.wrong:

@@ -1,8 +1,8 @@
 """What a person needs to know of a corpus before training. Counts only, never text.
 
-    report = check_documents(documents)              one corpus
-    report = check_sites(sites)                      each part, each site, and all together
-    for finding in report.findings: print(finding)   "warning  psytar/train: 3 of …"
+    check_documents(documents)                  one corpus
+    check_sites(sites)                          each part, each site, and all together
+    for finding in …: print(finding)            "warning  psytar/train: 3 of …"
 
 Levels: info (good to know), warning (look at it), error (training would fail or mislead).
 """
@@ -51,16 +51,6 @@ class Finding:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All findings, in the order of the checks. Reports add."""
-
-    findings: tuple[Finding, ...] = ()
-
-    def __add__(self, other: Report) -> Report:
-        return Report(self.findings + other.findings)
-
-
 _TOLD = shipped("data/findings.toml")
 _COUNTED = re.compile(r":[0-9]+$")  # an id that a reader made of a file and a number
 RARE = 20  # mentions below which a type can hardly be learnt or measured
@@ -80,14 +70,14 @@ def check_documents(
     tagset: TagSet | None = None,
     name: str = "corpus",
     max_tokens: int = 256,
-) -> Report:
+) -> list[Finding]:
     """Check one corpus, or one part of it.
 
     tagset: the tag set that the job expects; without it, the types that occur.
     max_tokens: the length in tokens at which a sentence is cut in training.
     """
     if not documents:
-        return Report((_finding(name, "empty", {}, what="documents"),))
+        return [_finding(name, "empty", {}, what="documents")]
     types = tagset.types if tagset else types_of(documents)
     found: list[Finding] = []
     bad = sum(not 0 <= s.start < s.end <= len(d.text) for d in documents for s in d.spans)
@@ -99,7 +89,7 @@ def check_documents(
     if not bad:  # what follows relies on the offsets
         found += _lengths_and_alignment(documents, types, max_tokens, name)
         found += _repeats(documents, name)
-    return Report(tuple(found))
+    return found
 
 
 def _listed(counts: Mapping[str, int]) -> str:
@@ -215,14 +205,14 @@ def _repeats(documents: Sequence[Document], where: str) -> Iterator[Finding]:
 
 def check_sites(
     sites: Sequence[SiteData], max_tokens: int = 256, chosen: Collection[str] = ()
-) -> Report:
+) -> list[Finding]:
     """Check every part of every site, then what the parts and the sites share.
 
     chosen: sites that were split by a unit of the user's choice, such as sentences: that a note
     is in two parts is then a warning.
     """
     if not sites:
-        return Report((_finding("job", "empty", {}, what="sites"),))
+        return [_finding("job", "empty", {}, what="sites")]
     found: list[Finding] = []
     keys: dict[tuple[str, str], Counter[str]] = {}
     for site in sites:
@@ -232,7 +222,7 @@ def check_sites(
             if documents or part == "train":
                 types = site.scored_types if part == "test" else site.tags.types
                 tagset = TagSet(types, site.tags.scheme)
-                own = check_documents(documents, tagset, where, max_tokens).findings
+                own = check_documents(documents, tagset, where, max_tokens)
                 # In other parts not wrong: `unlearnt` says what becomes of them.
                 found += [f for f in own if part == "train" or f.code != "unknown_labels"]
             else:
@@ -245,7 +235,7 @@ def check_sites(
             if documents and not any(d.spans for d in documents):
                 code = "no_mentions" if part == "train" else f"no_{part}_mentions"
                 found.append(_finding(f"{site.id}/{part}", code, {}))
-    return Report((*found, *_between(sites, keys)))
+    return [*found, *_between(sites, keys)]
 
 
 def _parts(site: SiteData) -> dict[str, tuple[Document, ...]]:

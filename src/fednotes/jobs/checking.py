@@ -6,14 +6,14 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem
 from fednotes.core.types import Document
 from fednotes.data.checks import (
-    Report,
+    Finding,
     check_documents,
     in_two_parts,
     leaks,
@@ -37,29 +37,28 @@ class Checked:
 
     problems: tuple[Problem, ...] = ()
     number: int = 0
-    report: Report = field(default_factory=Report)
+    findings: tuple[Finding, ...] = ()
     job: Job | None = None
     sites: Sites | None = None
 
     @property
     def wrong(self) -> tuple[Problem, ...]:
         """`problems`, and the findings that are errors."""
-        errors = [f for f in self.report.findings if f.level == "error"]
+        errors = [f for f in self.findings if f.level == "error"]
         listed = [p for f in errors for p in f.problems]
         others = [Problem("", 0, f.code, f"{f.where}: {f.message}") for f in errors]
         return (*self.problems, *listed, *others)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON: problems by file and line (null where none is to blame)."""
-        wrong = self.wrong
-        left = self.number - len(self.problems)
+        wrong, left = self.wrong, max(0, self.number - len(self.problems))
         return {
             "problems": [
                 {**asdict(p), "file": p.file or None, "line": p.line or None} for p in wrong
             ],
-            "findings": [finding.to_dict() for finding in self.report.findings],
+            "findings": [finding.to_dict() for finding in self.findings],
             "counts": {
-                "problems": len(wrong) + max(0, left),
+                "problems": len(wrong) + left,
                 "kinds": dict(Counter(p.kind for p in wrong)),
             },
         }
@@ -81,31 +80,28 @@ def check_files(
         names = [str(path) for path in paths]
     if len(set(names)) < len(names):
         raise ConfigError("a path is given twice: each is another part of the corpus")
-    found: list[Problem] = []
-    number, report = 0, Report()
+    wrong, number = list[Problem](), 0
+    findings: list[Finding] = []
     parts: dict[str, tuple[Document, ...]] = {}
     for name, path in zip(names, paths, strict=True):
         try:
             documents, problems = examine(path, format)
         except DataError as error:
-            own = error.problems or (Problem(str(path), 0, "file", _bare(error, path)),)
-            found += own
+            told = str(error).removeprefix(f"{path}: ")
+            own = error.problems or (Problem(str(path), 0, "file", told),)
+            wrong += own
             number += len(own)
             continue
         if on_error == "refuse":
-            found += problems.found
+            wrong += problems.found
             number += problems.number
             problems.counts.clear()
         parts[name] = documents
-        report += Report(tuple(problem_findings(problems, name, path.name)))
+        findings += problem_findings(problems, name, path.name)
         if documents or not problems.found:
-            report += check_documents(documents, None, name)
-    between = (*in_two_parts(parts, "corpus"), *leaks(parts, "corpus"))
-    return Checked(tuple(found), number, report + Report(between))
-
-
-def _bare(error: Exception, path: Path) -> str:
-    return str(error).removeprefix(f"{path}: ")
+            findings += check_documents(documents, None, name)
+    findings += (*in_two_parts(parts, "corpus"), *leaks(parts, "corpus"))
+    return Checked(tuple(wrong), number, tuple(findings))
 
 
 def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
@@ -120,31 +116,28 @@ def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:
         if str(error).startswith("--set") or not Path(name).is_file():
             raise
         return _refused(error)
+    stopped = Checked(job=job)
     try:
         sites, _, parts = prepare(job)
     except FednotesError as error:
-        stopped = _refused(error)
-        also = [_refused(other).problems for other in _stand_in(job) if str(other) != str(error)]
-        more = tuple(problem for own in also for problem in own)
-        return replace(
-            stopped,
-            problems=stopped.problems + more,
-            number=stopped.number + len(more),
-            job=job,
-        )
+        others = [other for other in _stand_in(job) if str(other) != str(error)]
+        problems = [p for each in (error, *others) for p in _problems(each)]
+        return replace(stopped, problems=tuple(problems), number=len(problems))
     try:
         rehearse(job, parts)
     except FednotesError as error:
         stopped = _refused(error)
-    else:
-        stopped = Checked()
-    return replace(stopped, report=job.kind.findings(job, sites), job=job, sites=sites)
+    return replace(stopped, findings=job.kind.findings(job, sites), job=job, sites=sites)
 
 
 def _refused(error: FednotesError) -> Checked:
     """What a simulation would refuse."""
-    found = getattr(error, "problems", ()) or (Problem("", 0, "job", str(error)),)
+    found = _problems(error)
     return Checked(found, len(found))
+
+
+def _problems(error: FednotesError) -> tuple[Problem, ...]:
+    return getattr(error, "problems", ()) or (Problem("", 0, "job", str(error)),)
 
 
 def rehearse(job: Job, parts: Iterable[Part]) -> None:

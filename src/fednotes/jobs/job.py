@@ -36,7 +36,7 @@ from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.federation import Method
 from fednotes.core.settings import build, checked, expand
 from fednotes.core.types import Scheme, SiteData
-from fednotes.data.checks import Finding, Report
+from fednotes.data.checks import Finding
 from fednotes.patients.codes import parse, system_of
 from fednotes.patients.features import SYNTHETIC, ConceptsConfig, TextConfig
 from fednotes.patients.labels import Judgment, Unmentioned
@@ -485,7 +485,7 @@ class SiteKind:
     hints: Callable[[Mapping[str, Any], Sequence[Any]], Iterator[str]] = lambda scores, sites: iter(
         ()
     )
-    findings: Callable[[Job, Sites], Report] = lambda job, sites: Report()
+    findings: Callable[[Job, Sites], tuple[Finding, ...]] = lambda job, sites: ()
     one_sentence: Callable[[Any], Any] | None = None
     invented: Callable[[str, Any], Any] | None = None
 

@@ -19,6 +19,8 @@ from fednotes.core.cleaning import one_line
 from fednotes.core.store import write_out, write_text
 from fednotes.jobs.results import (
     CONDITIONS,
+    CURVES,
+    SCORES,
     RunResult,
     Scores,
     duration,
@@ -34,48 +36,11 @@ Line = Mapping[str, Any]  # of metrics.jsonl
 Point = tuple[float, float]
 Series = tuple[str, int, Sequence[Point]]  # a curve's name, its style, and its points, x ascending
 
-_MEASURES = (
-    ("strict", "Strict", ("precision", "recall", "f1")),
-    ("relaxed", "Relaxed", ("precision", "recall", "f1")),
-    ("relaxed_one_to_one", "One to one", ("f1",)),
-    ("unseen", "Unseen forms", ("f1",)),
-    ("masked", "Masked words", ("loss", "perplexity", "accuracy")),
-    ("next_sentence", "Next sentence", ("accuracy",)),
-    ("phenotypes", "Macro", ("precision", "recall", "f1")),
-    ("present", "Present", ("precision", "recall", "f1")),
-    ("ranking", "Ranking", ("auroc", "auprc")),
-    ("calibration", "Calibration", ("brier",)),
-    ("codes", "Codes (stage 1)", ("loss", "auroc")),
-)
-_LEADS = ("strict", "phenotypes")  # whose F1 is compared with that of the site alone
 _SHORT = {"precision": "P", "recall": "R", "f1": "F1", "auroc": "AUROC", "auprc": "AUPRC"}
-_DOTS = (  # kind, measure, of a chart, of a tile
-    ("strict", "f1", "Strict F1", "strict F1"),
-    ("relaxed", "f1", "Relaxed F1", ""),
-    ("masked", "accuracy", "Masked words guessed", "words guessed"),
-    ("phenotypes", "f1", "Macro F1", "macro F1"),
-    ("ranking", "auroc", "AUROC", "AUROC"),
-    ("codes", "auroc", "AUROC of codes", "AUROC of codes"),  # where they are all that was learnt
-)
 _JUDGED = {"notes": "Held-out notes", "patients": "Scores on the test patients"}  # else mentions
 _OPEN = 3  # sites; of more, the tables of diseases are folded
 _OF_A_DISEASE = ("precision", "recall", "f1", "auroc")
 _CLASSES = ("present", "absent", "questionable")
-# What evaluations measure: over all sites, at one site, in short; then whether of patients: in
-# long, together and by site.
-_CURVES = {
-    ("valid_f1", "f1", "F1"): (
-        ("Strict F1 on the validation sets", "Strict F1 on each site's validation set"),
-        ("Macro F1 on validation patients", "Macro F1 on each site's validation patients"),
-    ),
-    ("valid_loss", "valid_loss", "Held-out loss"): (
-        ("Loss on masked words of held-out notes", "Held-out loss of each site"),
-        (
-            "Loss of stage 1 on the codes of validation patients",
-            "Loss of stage 1 on the codes of each site's validation patients",
-        ),
-    ),
-}
 _POOLED = "pooled"  # stands for all sites in the lines of that condition
 _PANELS = 24  # sites with curves of their own; a run of 100 sites has them in the tables
 _DRAWN = 300  # at most so many points of a curve are drawn
@@ -124,7 +89,7 @@ class _Page:
         environment.globals |= {"number": number, "most": _most}
         result = self.result
         given = (result.command, result.config.get("command"), result.run)
-        measures = [m for m in _MEASURES if self._has(m[0], m[2])]
+        measures = {kind: of for kind, of in SCORES.items() if self._has(kind, of["measures"])}
         groups = [
             (name, own, mean)
             for name, site, mean in self.groups
@@ -139,8 +104,7 @@ class _Page:
             groups=groups,
             dots=self._dots(),
             measures=measures,
-            leads=_LEADS,
-            lead=next((kind for kind, _, _ in measures if kind in _LEADS), ""),
+            lead=next((kind for kind, of in measures.items() if "lead" in of), ""),
             short=_SHORT,
             training=self._training(),
             undrawn=max(0, len(self.sites) - _PANELS),
@@ -163,7 +127,7 @@ class _Page:
 
     def _tiles(self) -> Iterator[tuple[str, str, str]]:
         result = self.result
-        for kind, measure, _, what in self._shown():
+        for kind, (measure, _, what) in self._shown():
             alone = number(result.mean, "alone", kind, measure)
             for name, score in self._by_condition(result.mean, kind, measure).items():
                 compared = alone is not None and name != "alone"
@@ -178,13 +142,15 @@ class _Page:
         if up is not None and down is not None:
             yield "Bytes sent", size(up + down), f"{size(up)} up, {size(down)} down"
 
-    def _shown(self) -> Iterator[tuple[str, str, str, str]]:
-        """`_DOTS` without what stage 1 learns from, where that is not what the run is for."""
-        return (d for d in _DOTS if d[0] != "codes" or not self._has("phenotypes"))
+    def _shown(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """What has dots; not what stage 1 learns from, where that is not what the run is for."""
+        for kind, of in SCORES.items():
+            if "dots" in of and (kind != "codes" or not self._has("phenotypes")):
+                yield kind, of["dots"]
 
     def _dots(self) -> Chart | None:
         charts: list[Chart] = []
-        for kind, measure, title, _ in self._shown():
+        for kind, (measure, title, _) in self._shown():
             rows = {name: self._by_condition(site, kind, measure) for name, site, _ in self.groups}
             charts += self._dot_chart(f"dots-{kind}", title, rows)
         what = _JUDGED.get(self.result.holds, "F1 on the test sets")
@@ -262,16 +228,18 @@ class _Page:
 
     def _training(self) -> list[Chart]:
         """Validation scores and loss, together and by site."""
-        judged = [j for j in _CURVES if any(j[0] in line for line in self.lines)]
-        judged = judged or [*_CURVES][:1]
-        words = [_CURVES[each][self.of_patients] for each in judged]
-        wide = (460, 230) if len(judged) < 2 else (340, 200)
-        together = {f"mean-{own}": (f"{s}, all sites", self._overall(t)) for t, own, s in judged}
+        names = [j for j in CURVES if any(j in line for line in self.lines)] or ["valid_f1"]
+        words = [CURVES[j]["patients" if self.of_patients else "notes"] for j in names]
+        wide = (460, 230) if len(names) < 2 else (340, 200)
+        together = {}
+        for name in names:
+            short, own = CURVES[name]["short"], CURVES[name]["site"]
+            together[f"mean-{own}"] = (f"{short}, all sites", self._overall(name))
         together["mean-loss"] = ("Loss, all sites", self._overall("loss"))
         caption = f"{'. '.join(all_sites for all_sites, _ in words)}, and training loss."
         figures = [self._curves(together, caption, wide)]
-        for (_, own, _), (_, word) in zip(judged, words, strict=True):
-            charts = self._by_site(own)
+        for name, (_, word) in zip(names, words, strict=True):
+            charts = self._by_site(CURVES[name]["site"])
             values = [y for _, curves in charts.values() for s in curves for _, y in s[2]]
             scale = (min(values), max(values)) if values else None
             figures.append(self._curves(charts, f"{word}, on one scale.", scale=scale))

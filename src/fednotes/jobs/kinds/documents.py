@@ -26,7 +26,6 @@ from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data import synthetic, tags
 from fednotes.data.checks import (
     Finding,
-    Report,
     bare_documents,
     check_sites,
     in_two_parts,
@@ -495,7 +494,7 @@ def fingerprint(site: SiteData) -> str:
     return digest.hexdigest()
 
 
-def _findings(job: Job, sites: Sites) -> Report:
+def _findings(job: Job, sites: Sites) -> tuple[Finding, ...]:
     """Of the sites' files, and of what is left for training."""
     chosen = {name for name, site in job.sites.items() if site.split}
     if job.silos and chosen:
@@ -503,11 +502,11 @@ def _findings(job: Job, sites: Sites) -> Report:
     known = {(f.code, f.where) for f in sites.findings}
     found = [
         finding
-        for finding in check_sites(list(sites.data), chosen=chosen).findings
+        for finding in check_sites(sites.data, chosen=chosen)
         if (finding.code, finding.where) not in known
         and not (finding.code == "bare_documents" and job.synthetic is None)
     ]
-    return Report((*sites.findings, *found))
+    return (*sites.findings, *found)
 
 
 def _one_sentence(site: SiteData) -> SiteData:
