@@ -160,28 +160,18 @@ def test_a_sites_mistake_names_the_site(site: dict[str, Any], message: str) -> N
         with_site(**site)
 
 
-def test_tag_sets_are_part_of_a_job() -> None:
-    assert job().tags is None
+def test_tables_are_part_of_a_job_and_of_its_fingerprint() -> None:
     table = {"design": "appendix-d", "types": ["A", "B"], "runs_per_sampling": 3}
     tags = job(tags=table).tags
     assert tags == TagsConfig("appendix-d", ("A", "B"), runs_per_sampling=3)
     assert tags.sampled
     assert [tags.sampling(seed) for seed in range(-3, 8)] == [-1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
-    assert job(tags=table).fingerprint != job().fingerprint
-
-
-def test_silos_are_part_of_a_job() -> None:
-    assert job().silos is None
     assert job(silos={}).silos == SilosConfig(5, None)
     assert job(silos={"number": 2, "by": "patient"}).silos == SilosConfig(2, "patient")
-    assert job(silos={}).fingerprint != job().fingerprint
-    assert job().kind.name == "documents"
-
-
-def test_the_fingerprint_is_of_what_the_job_says() -> None:
-    assert job().fingerprint == job().fingerprint
-    others = [job(seed=2), job(training={"epochs": 9}), job(synthetic={"sites": 3})]
-    assert len({made.fingerprint for made in [job(), *others]}) == 4
+    assert (job().tags, job().silos, job().kind.name) == (None, None, "documents")
+    changes = ({}, {"seed": 2}, {"training": {"epochs": 9}}, {"synthetic": {"sites": 3}})
+    made = [job(**change) for change in (*changes, {"tags": table}, {"silos": {}})]
+    assert len({each.fingerprint for each in (job(), *made)}) == 6
 
 
 def test_settings_override_the_file(tmp_path: Path) -> None:
@@ -204,6 +194,9 @@ def test_built_in_jobs_are_found_by_name(tmp_path: Path, monkeypatch) -> None:
     assert load_job("demo").synthetic is not None
     with pytest.raises(ConfigError, match="nor a built-in job; did you mean 'demo'"):
         load_job("dmo")
+    monkeypatch.delenv("FEDNOTES_CORPORA", raising=False)
+    with pytest.raises(ConfigError, match=r"FEDNOTES_CORPORA is not set; for example: export"):
+        load_job("fedner/real")
 
 
 def test_every_built_in_job_is_right(tmp_path: Path, monkeypatch) -> None:
@@ -237,12 +230,6 @@ def says(written: Any, found: Any) -> bool:
     if isinstance(written, str) and "$" in written:
         return str(found).endswith(written.split("/", 1)[1])
     return bool(found == (tuple(written) if isinstance(written, list) else written))
-
-
-def test_an_unset_variable_is_named(monkeypatch) -> None:
-    monkeypatch.delenv("FEDNOTES_CORPORA", raising=False)
-    with pytest.raises(ConfigError, match=r"FEDNOTES_CORPORA is not set; for example: export"):
-        load_job("fedner/real")
 
 
 def test_model_files_beside_the_job_are_found_from_anywhere(tmp_path: Path) -> None:
@@ -330,12 +317,8 @@ def test_a_mistake_about_patients_names_its_place(tables: dict[str, Any], messag
         tables = {"concepts": CONCEPTS, **tables}
     with pytest.raises(ConfigError, match=r"j\.toml.*" + message):
         of_patients(**tables)
-
-
-def test_tables_of_patients_belong_to_methods_on_patients() -> None:
-    table = {"method": "fedner", "synthetic": {}, "concepts": CONCEPTS}
     with pytest.raises(ConfigError, match=r"\[concepts\]: is for methods on patients, not fedner"):
-        parse_job(table, "j", Path("/x"), "j.toml")
+        job(concepts=CONCEPTS)
     with pytest.raises(ConfigError, match=r"j\.toml: say how notes are read"):
         of_patients(sites={"a": {"notes": "x"}})
 
@@ -356,13 +339,13 @@ def test_every_key_of_every_table() -> None:
         for field in fields(made):
             hidden = "[training]" in head and field.name in FILLED_IN
             assert (f"  {field.name} = " in section) != hidden, (head, field.name)
-
-
-def test_every_table_of_a_job() -> None:
-    heads = reference()
     for table in _TABLES:
-        assert f"\n[{table}" in heads, table
+        assert f"\n[{table}" in reference(), table
     assert listed("top") == {f.name for f in fields(TopConfig)}
+    with pytest.raises(ConfigError, match="called 'site'; did you mean 'sites'"):
+        reference("site")
+    page = Path(__file__).parents[2] / "docs" / "job.md"
+    assert page.read_text("utf-8") == markdown(), "fednotes job keys --markdown > docs/job.md"
 
 
 @pytest.mark.parametrize(
@@ -379,11 +362,6 @@ def test_defaults_and_meanings(key: str, line: str) -> None:
     assert any(row.startswith(line) for row in reference(key).splitlines())
 
 
-def test_a_table_that_is_none() -> None:
-    with pytest.raises(ConfigError, match="called 'site'; did you mean 'sites'"):
-        reference("site")
-
-
 def test_the_command(give: Any) -> None:
     code, out, _ = give("job", "keys", "tags")
     assert code == 0
@@ -396,11 +374,6 @@ def of_method(schema: dict[str, Any], name: str) -> dict[str, Any]:
     cases = {c["if"]["properties"]["method"]["const"]: c["then"] for c in schema["allOf"]}
     found: dict[str, Any] = cases[name]["properties"]
     return found
-
-
-def test_the_page_is_of_these_tables() -> None:
-    page = Path(__file__).parents[2] / "docs" / "job.md"
-    assert page.read_text("utf-8") == markdown(), "fednotes job keys --markdown > docs/job.md"
 
 
 def test_every_key_of_the_jobs_that_there_are(schema: dict[str, Any]) -> None:
@@ -430,6 +403,7 @@ def test_the_schema_has_bounds_and_choices(schema: dict[str, Any]) -> None:
     assert site["additionalProperties"] is False
     assert site["properties"]["on_error"]["enum"] == ["refuse", "skip"]
     assert schema["required"] == ["method"]
+    assert {"dictionary", "vectors"} <= set(schema["properties"]["concepts"]["properties"])
     assert "seed" not in known["training"]["properties"]
 
 

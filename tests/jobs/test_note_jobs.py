@@ -79,17 +79,6 @@ def held(site: SiteNotes) -> list[str]:
     return [note.text for part in (site.train, site.valid) for note in part()]
 
 
-def test_a_job_on_notes_has_their_tables(tmp_path: Path) -> None:
-    table = {"paths": ["a", "b"], "categories": ["Discharge summary"], "max_notes": 3}
-    made = job(tmp_path, sites={"a": table, "b": {"path": "c"}})
-    assert made.kind.name == "notes"
-    assert made.sites["a"] == NotesConfig(
-        paths=("a", "b"), categories=("Discharge summary",), max_notes=3
-    )
-    assert made.sites["a"].files == ("a", "b")
-    assert made.sites["b"].files == ("c",)
-
-
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
@@ -123,7 +112,12 @@ def test_each_table_is_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for i in range(5):
         (tmp_path / "c" / f"{i}.txt").write_text(f"case {i}")
     monkeypatch.setenv("NOTES_HERE", str(tmp_path))
-    made = load(tmp_path, sites={"x": {"paths": [a, f"$NOTES_HERE/{b}"]}, "y": {"path": "c"}})
+    table = {"paths": [a, f"$NOTES_HERE/{b}"], "max_notes": 30}
+    asked = job(tmp_path, sites={"x": table, "y": {"path": "c"}})
+    assert asked.kind.name == "notes"
+    assert asked.sites["x"] == NotesConfig(paths=(a, f"$NOTES_HERE/{b}"), max_notes=30)
+    assert [site.files for site in asked.sites.values()] == [tuple(table["paths"]), ("c",)]
+    made = load_sites(asked)
     assert [site.id for site in made.data] == ["x", "y"]
     expected = [n.text for name in (a, b) for n in read_notes(tmp_path / name)]
     assert sorted(held(made.data[0])) == sorted(expected)

@@ -48,6 +48,7 @@ def texts(documents: tuple[Document, ...]) -> set[str]:
 
 
 def test_one_file_is_split(tmp_path: Path) -> None:
+    """Documents stay together unless it is asked otherwise."""
     name = conll(tmp_path / "all.txt", 0, 100)
     (site,) = load(tmp_path, a={"path": name, "split": "sentence"}).data
     assert site.tags.types == ("ADE", "Drug")
@@ -55,9 +56,6 @@ def test_one_file_is_split(tmp_path: Path) -> None:
     assert not texts(site.train) & texts(site.test)
     (again,) = load(tmp_path, a={"path": name, "split": "sentence"}).data
     assert again == site
-
-
-def test_documents_stay_together_unless_it_is_asked_otherwise(tmp_path: Path) -> None:
     name = conll(tmp_path / "all.txt", 0, 90)
     (by_default,) = load(tmp_path, a={"path": name}).data
     (by_document,) = load(tmp_path, a={"path": name, "split": "document"}).data
@@ -84,21 +82,25 @@ def test_patients_stay_together_where_the_corpus_names_them(tmp_path: Path) -> N
 
 def test_given_parts_are_kept_and_valid_is_held_out(tmp_path: Path) -> None:
     train, test = conll(tmp_path / "a", 0, 50), conll(tmp_path / "b", 60, 30)
-    (site,) = load(tmp_path, a={"train": train, "test": test}).data
-    assert len(site.train) == 15  # documents of three sentences, the last one of two
-    assert len(site.valid) == 2
-    assert sum(len(document.sentences) for document in site.test) == 30
-    valid = conll(tmp_path / "c", 100, 9)
-    (site,) = load(tmp_path, a={"train": train, "valid": valid, "test": test}).data
-    assert [len(d.sentences) for d in site.valid] == [3, 3, 3]
+    site = {"train": train, "test": test}
+    (made,) = load(tmp_path, a=site).data
+    assert len(made.train) == 15  # documents of three sentences, the last one of two
+    assert len(made.valid) == 2
+    assert sum(len(document.sentences) for document in made.test) == 30
+    (given,) = load(tmp_path, a=site | {"valid": conll(tmp_path / "c", 100, 9)}).data
+    assert [len(d.sentences) for d in given.valid] == [3, 3, 3]
+    (full,) = load(tmp_path, a=site | {"valid_fraction": 0}).data
+    (tenth,) = load(tmp_path, a=site | {"valid_fraction": 0, "fraction": 0.1}).data
+    assert len(tenth.train) == 5  # a fraction is of training sentences
+    assert all(any(d.text in given.text for given in full.train) for d in tenth.train)
+    assert tenth.test == full.test
 
 
 def test_sentences_of_the_test_data_leave_the_training_data(tmp_path: Path) -> None:
     train, test = conll(tmp_path / "a", 0, 50), conll(tmp_path / "b", 40, 30)
     made = load(tmp_path, a={"train": train, "test": test})
     (site,) = made.data
-    sentences = sum(len(d.sentences) for d in (*site.train, *site.valid))
-    assert sentences == 40
+    assert sum(len(d.sentences) for d in (*site.train, *site.valid)) == 40
     assert made.notes == ("a: 10 training sentences dropped that occur in test",)
     kept = load(tmp_path, a={"train": train, "test": test, "repeats": "keep", "valid_fraction": 0})
     assert sum(len(d.sentences) for d in kept.data[0].train) == 50
@@ -123,16 +125,6 @@ def test_a_type_may_be_missing_from_a_part_but_not_from_all(tmp_path: Path) -> N
     assert load(tmp_path, a=site).data[0].tags.types == ("ADE", "Drug")
     with pytest.raises(DataError, match=r"site 'a' asks for the type 'AED'.* ADE, Drug; did you"):
         load(tmp_path, a=site | {"types": ["AED"]})
-
-
-def test_a_fraction_is_of_training_sentences(tmp_path: Path) -> None:
-    train, test = conll(tmp_path / "a", 0, 60), conll(tmp_path / "b", 60, 30)
-    whole = {"train": train, "test": test, "valid_fraction": 0}
-    (full,) = load(tmp_path, a=whole).data
-    (tenth,) = load(tmp_path, a=whole | {"fraction": 0.1}).data
-    assert len(tenth.train) == 6
-    assert all(any(d.text in given.text for given in full.train) for d in tenth.train)
-    assert tenth.test == full.test
 
 
 def test_masking_hides_the_forms_that_another_site_annotates(tmp_path: Path) -> None:
@@ -262,15 +254,12 @@ def test_seeds_share_a_sampling_but_not_a_split(tmp_path: Path) -> None:
     assert all(len(set(own[i : i + 3])) == 1 for i in range(0, 15, 3))
     assert len(set(own)) > 1
     assert len({tuple(d.text for d in data[0].test) for data in made[:3]}) == 3
-
-
-def test_types_drawn_for_no_site_leave_the_complete_tag_set(tmp_path: Path) -> None:
-    made = sampled(tmp_path, {"design": "disjoint", "per_site": 1}, **three(tmp_path))
-    own = {t for site in made.data for t in site.tags.types}
-    assert len(own) == 3
-    assert {site.test_types for site in made.data} == {tuple(t for t in TYPES if t in own)}
-    (left,) = set(TYPES) - own
-    assert made.notes[0] == f"annotated at no site in this sampling, left out: {left}"
+    few = sampled(tmp_path, {"design": "disjoint", "per_site": 1}, **sites)
+    drawn = {t for site in few.data for t in site.tags.types}
+    assert len(drawn) == 3
+    assert {site.test_types for site in few.data} == {tuple(t for t in TYPES if t in drawn)}
+    (left,) = set(TYPES) - drawn
+    assert few.notes[0] == f"annotated at no site in this sampling, left out: {left}"
 
 
 def test_a_site_may_be_drawn_a_type_that_its_text_lacks(tmp_path: Path) -> None:
@@ -306,14 +295,9 @@ def test_given_types_are_tested_on_more(tmp_path: Path) -> None:
     assert types_of(second.test) == ("ADE",)
     (alone,) = load(tmp_path, a=sites["a"]).data  # needs no [tags]
     assert alone == first
-
-
-def test_a_tag_set_is_part_of_what_a_run_is_on(tmp_path: Path) -> None:
-    site = {"path": rich(tmp_path / "a", 0, 60), "types": ["Drug"]}
-    (plain,) = load(tmp_path, a=site).data
-    (same,) = load(tmp_path, a=site).data
-    more = replace(plain, test_types=("Drug", "ADE"))
-    assert fingerprint(plain) == fingerprint(same) != fingerprint(more)
+    (same,) = load(tmp_path, a=sites["a"]).data  # the tag set is part of what a run is on
+    more = replace(same, test_types=("Drug",))
+    assert fingerprint(alone) == fingerprint(same) != fingerprint(more)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,14 @@ def test_curves_are_where_the_numbers_are(tmp_path: Path) -> None:
     assert x[2] - x[1] == pytest.approx(x[1] - x[0], abs=0.2)
     assert y[1] - y[2] == pytest.approx(y[0] - y[1], abs=0.2)
     assert y[0] > y[1]
+    (one,) = (
+        c
+        for c in charts(report(tmp_path, summary(), [{"round": 1, "loss": 0.5}]))
+        if c.get("aria-labelledby") == "mean-loss-t mean-loss-d"
+    )  # a point is a chart
+    mark = next(m for m in one if "mark" in m.get("class", ""))
+    assert 0 < float(mark.get("cx", "nan")) < 460
+    assert 0 < float(mark.get("cy", "nan")) < 230
 
 
 def test_bytes_are_cumulative(tmp_path: Path) -> None:
@@ -172,24 +180,19 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     site[evil] = site.pop("pooled")
     site["alone"]["by_type"] = {evil: {"strict": three(0.5)}}
     values["sites"][evil] = site
+    values["text"] = site["alone"]["errors"] = "patient took aspirin"  # unknown keys are not shown
     lines = metrics()
     for line in lines:
+        line["examples"] = ["patient took aspirin"]
         line["sites"] = {evil: line["sites"]["ncbi"]}
         line["condition"] = evil
     page = report(tmp_path, values, lines)
     tree = Tree(page)
     assert "<img" not in page
+    assert "aspirin" not in page
     assert not any(tag == "img" or name == "onerror" for tag, name, _ in tree.attributes)
     assert any(evil in cell for row in tree.rows for cell in row)
     assert charts(page)
-
-
-def test_unknown_keys_never_reach_the_page(tmp_path: Path) -> None:
-    """Only known keys are shown, so a stray key with text of a note stays out."""
-    values = {**summary(), "text": "patient took aspirin"}
-    values["sites"]["ncbi"]["alone"]["errors"] = ["patient took aspirin"]
-    lines = [{**line, "examples": ["patient took aspirin"]} for line in metrics()]
-    assert "aspirin" not in report(tmp_path, values, lines)
 
 
 @pytest.mark.parametrize("key", [*summary(), *metrics()[0], "all"])
@@ -259,19 +262,16 @@ def test_many_sites_and_long_runs_stay_small(tmp_path: Path) -> None:
     assert len(page) < 1_500_000
 
 
-def test_output_elsewhere_and_no_leftovers(tmp_path: Path) -> None:
-    (tmp_path / "summary.json").write_text(json.dumps(summary()))
-    target = tmp_path / "pages" / "run.html"
-    assert write_report(tmp_path, target) == target
-    assert {p.name for p in tmp_path.rglob("*")} == {"summary.json", "pages", "run.html"}
-
-
 def test_bad_files_are_named(tmp_path: Path) -> None:
     """Half a last line (a killed run) is left out; any other bad line is named."""
     with pytest.raises(DataError, match=r"no summary\.json there"):
         write_report(tmp_path)
     good = "\n".join(json.dumps(line) for line in metrics())
     report(tmp_path, summary())
+    target = tmp_path / "pages" / "run.html"
+    assert write_report(tmp_path, target) == target
+    found = {"summary.json", "report.html", "pages", "run.html"}  # and nothing half-written
+    assert {p.name for p in tmp_path.rglob("*")} == found
     (tmp_path / "metrics.jsonl").write_text(good + '\n{"round": 9')
     write_report(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"round": 9\n' + good)
@@ -317,14 +317,6 @@ def test_numbers_for_people() -> None:
         "1\u202f500",
         "2\u202f000\u202f000",
     ]
-
-
-def test_one_point_is_a_chart(tmp_path: Path) -> None:
-    page = report(tmp_path, summary(), [{"round": 1, "loss": 0.5}])
-    chart = next(c for c in charts(page) if c.get("aria-labelledby") == "mean-loss-t mean-loss-d")
-    mark = next(m for m in chart if "mark" in m.get("class", ""))
-    assert 0 < float(mark.get("cx", "nan")) < 460
-    assert 0 < float(mark.get("cy", "nan")) < 230
 
 
 # patients

@@ -26,7 +26,7 @@ from fednotes.core.parsing import regular
 if TYPE_CHECKING:
     from dataclasses import dataclass as checked
 
-__all__ = ["assign", "build", "checked", "expand", "read_toml"]
+__all__ = ["adapter", "assign", "build", "checked", "expand", "read_toml"]
 
 T = TypeVar("T")
 _CONFIG = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -125,7 +125,8 @@ def _strict(schema: Any) -> Any:
 
 
 @functools.cache
-def _adapter(cls: Any) -> TypeAdapter[Any]:
+def adapter(cls: Any) -> TypeAdapter[Any]:
+    """pydantic's adapter of a `checked` class, of a plain dataclass or of a model."""
     if is_dataclass(cls) and "__get_pydantic_core_schema__" not in vars(cls):  # a plain one
         plain: Any = cls
         plain.__get_pydantic_core_schema__ = classmethod(_schema)
@@ -140,7 +141,7 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     Raises ConfigError for an unknown key, a missing one or a value that cannot be.
     """
     try:
-        made: T = _adapter(cls).validate_python(table)  # type: ignore[arg-type]
+        made: T = adapter(cls).validate_python(table)  # type: ignore[arg-type]
         return made
     except ValidationError as error:
         raise ConfigError(_told(error, where)) from error

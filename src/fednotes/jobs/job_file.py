@@ -15,19 +15,17 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import pydantic
-
 from fednotes import methods
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.federation import Method
-from fednotes.core.settings import assign, build, checked, expand, read_toml
+from fednotes.core.settings import adapter, assign, build, checked, expand, read_toml
 from fednotes.jobs.job import (
     POOLED,
     FederationConfig,
@@ -337,12 +335,9 @@ def schema() -> dict[str, Any]:
     cases = []
     for name in methods.names():
         kind = KINDS[methods.find(name).holds]
-        models = [
-            _schema(made, **({"kind": Literal[of]} if of else {}))
-            for of, made in _models(name).items()
-        ]
+        models = [_schema(made, kind=of) for of, made in _models(name).items()]
         own = {
-            "training": _schema(methods.find(name).Config),
+            "training": _schema(methods.find(name).Config, FILLED_IN),
             "model": {"anyOf": models},
             "sites": {"type": "object", "additionalProperties": _schema(kind.sites)},
             "synthetic": _schema(kind.synthetic),
@@ -359,19 +354,14 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _schema(made: type[Any], **more: Any) -> dict[str, Any]:
-    """A table's own schema, without what the job fills in. more: further keys and their types."""
-    hints = get_type_hints(made, include_extras=True)
-    keys: dict[str, Any] = {name: (hint, None) for name, hint in more.items()}
-    for field in fields(made):
-        if field.name in FILLED_IN - ({"seed"} if made is TopConfig else set()):
-            continue
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
-        keys[field.name] = (hints[field.name], ... if default is MISSING else default)
-    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-    model = pydantic.create_model(made.__name__, __config__=config, **keys)
-    found: dict[str, Any] = model.model_json_schema(ref_template="#/$defs/{model}")
-    return found | {"description": _documented(made)}
+def _schema(made: Any, hidden: Collection[str] = (), kind: str = "") -> dict[str, Any]:
+    """A table's own schema. hidden: what the job fills in. kind: of a model, if that is a key."""
+    found = adapter(made).json_schema(ref_template="#/$defs/{model}")
+    keys = {key: of for key, of in found["properties"].items() if key not in hidden}
+    if kind:
+        keys["kind"] = {"const": kind}
+    own = {"properties": keys, "additionalProperties": False, "description": _documented(made)}
+    return found | own
 
 
 def _short(head: str) -> str:

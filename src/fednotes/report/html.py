@@ -269,8 +269,8 @@ class _Page:
         for look, (key, name) in enumerate(
             (("bytes_up", "from the sites (up)"), ("bytes_down", "to the sites (down)")), 3
         ):
-            own = self._series([(line, number(line, key)) for line in self.lines])
-            points = next((points for c, _, points in own if c == "federated"), ())
+            found = {c: points for c, _, points in self._series(self.lines, key)}
+            points = found.get("federated")
             if points:
                 curves.append((name, look, points))
                 ends.append(f"{name}: {size(points[-1][1])} at the end")
@@ -288,21 +288,20 @@ class _Page:
         several = len({*self.sites} - {_POOLED})
         own = [(line, [*mapping(line.get("sites"))]) for line in self.lines]
         whole = [line for line, s in own if len(s) in (0, several) or s == [_POOLED]]
-        return self._series([(line, number(line, key)) for line in whole])
+        return self._series(whole, key)
 
     def _by_site(self, key: str) -> dict[str, tuple[str, list[Series]]]:
         """The charts of each site: ident → title and curves."""
-        found = {}
-        for place, name in enumerate(self.sites[:_PANELS]):
-            values = [(line, number(line, "sites", name, key)) for line in self.lines]
-            found[f"{key}-{place}"] = (name, self._series(values))
-        return found
+        return {
+            f"{key}-{place}": (name, self._series(self.lines, "sites", name, key))
+            for place, name in enumerate(self.sites[:_PANELS])
+        }
 
-    def _series(self, values: Sequence[tuple[Line, float | None]]) -> list[Series]:
+    def _series(self, lines: Sequence[Line], *path: str) -> list[Series]:
         """A curve for each condition that has points: one a round, of the later line."""
         made: list[Series] = []
         for look, condition in enumerate(self.conditions):
-            own = [(line, y) for line, y in values if _condition(line) == condition]
+            own = [(line, number(line, *path)) for line in lines if _condition(line) == condition]
             points = {float(line["round"]): y for line, y in own if y is not None}
             if points:
                 made.append((condition, look, sorted(points.items())))
