@@ -142,7 +142,7 @@ def test_only_training_patients_lose_their_labels(place: Path) -> None:
 
 def run(folder: Path, sites: dict[str, Any], **tables: Any) -> dict[str, Any]:
     given = job(folder, sites=sites, **TABLES | tables)
-    return simulate(given, folder / "run", cache=folder / "cache")
+    return simulate(given, folder / "run")
 
 
 def curves(folder: Path, part: str) -> list[dict[str, Any]]:

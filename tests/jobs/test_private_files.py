@@ -15,7 +15,7 @@ from places import opened
 from fednotes.core import store
 from fednotes.jobs.deployed.server import server_main
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.simulate import simulate
+from fednotes.jobs.simulate import Display, simulate
 from fednotes.report.html import write_report
 from fednotes.rules.guard import RULES
 
@@ -43,18 +43,15 @@ def test_a_simulated_run(tmp_path: Path) -> None:
     """While it runs as well: then there are checkpoints, with modules that no site shares."""
     out, seen = tmp_path / "new" / "run", list[str]()
 
-    class Watching:
+    class Watching(Display):
         def round(self, result: Any) -> None:
             seen.extend(path.name for path in out.rglob("*"))
             assert opened(out) == []
 
-        def __getattr__(self, name: str) -> Any:
-            return lambda *given: None
-
     out.mkdir(parents=True)
     (out / "job.json").write_text("{}")  # of a run that had not begun, by an earlier version
     job = parse_job(TABLE, "tiny", tmp_path, "tiny.toml")
-    simulate(job, out, display=Watching())  # type: ignore[arg-type]
+    simulate(job, out, display=Watching())
     assert "tensors.safetensors" in seen
     assert {"summary.json", "metrics.jsonl"} <= {path.name for path in out.iterdir()}
     assert opened(out) == []

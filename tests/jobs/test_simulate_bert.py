@@ -14,7 +14,7 @@ from fednotes.core.errors import ConfigError, DataError
 from fednotes.jobs.compare import compare_runs
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.simulate import simulate
+from fednotes.jobs.simulate import Display, simulate
 from fednotes.report.html import write_report
 
 transformers = pytest.importorskip("transformers")
@@ -35,11 +35,12 @@ def job(bert: Path, method: str, **changes: Any) -> Job:
         "training": {"cycles": 2, "batch_size": 8, "learning_rate": 1e-3},
         **changes,
     }
-    return parse_job(table, "test", bert, "test.toml")
+    given = {key: value for key, value in table.items() if value is not None}
+    return parse_job(given, "test", bert, "test.toml")
 
 
-class Stop:
-    """A display that stops a run after so many rounds, as an interrupt would."""
+class Stop(Display):
+    """Stops a run after so many rounds, as an interrupt would."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -48,16 +49,10 @@ class Stop:
     def cost(self, traffic: Any) -> None:
         self.traffic = traffic
 
-    def begin(self, part: Any, rounds: int, sentences: int) -> None: ...
-
     def round(self, result: Any) -> None:
         self.after -= 1
         if self.after == 0:
             raise KeyboardInterrupt
-
-    def end(self) -> None: ...
-
-    def features(self, done: int, total: int) -> None: ...
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -151,11 +146,8 @@ def test_no_token_of_a_note_is_in_what_a_run_leaves(bert: Path, tmp_path: Path) 
         text = "Zyxomycin 40 mg was given. The patient quibbledorf has pain. " * 6
         (folder / f"{number}.txt").write_text(text)
     sites = {name: {"path": str(folder)} for name in ("a", "b")}
-    table = {
-        "method": "pretrain", "model": {"encoder": str(bert)}, "sites": sites,
-        "training": {"cycles": 1, "batch_size": 4}, "conditions": ["federated"],
-    }  # fmt: skip
-    simulate(parse_job(table, "test", bert, "test.toml"), tmp_path / "run")
+    table = {"synthetic": None, "sites": sites, "training": {"cycles": 1, "batch_size": 4}}
+    simulate(job(bert, "pretrain", conditions=["federated"], **table), tmp_path / "run")
     for path in (tmp_path / "run").rglob("*"):
         if path.is_file():
             data = path.read_bytes().lower()
@@ -181,5 +173,3 @@ def test_models_of_all_sites_are_compared(bert: Path, tmp_path: Path) -> None:
 def test_settings_that_do_not_go_together(bert: Path) -> None:
     with pytest.raises(ConfigError, match="keep_cycle"):
         job(bert, "pretrain", training={"cycles": 2, "keep_cycle": 3})
-    with pytest.raises(ConfigError, match="did you mean 'long_cycles'"):
-        job(bert, "pretrain", training={"long_cycle": 3})

@@ -13,7 +13,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from fednotes.core.store import LOCK, held, make_private, private_folder, write_
 from fednotes.encoders.features import default_cache
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
-from fednotes.jobs.job import POOLED, Job, Sites, load_sites
+from fednotes.jobs.job import POOLED, Job, Progress, Sites, load_sites
 from fednotes.jobs.results import (
     METRICS,
     SUMMARY,
@@ -46,6 +46,7 @@ from fednotes.metrics.compare import mean_scores, summed_scores
 
 LONG = 3600.0  # seconds; a person is asked about more
 LARGE = 10e9  # bytes of a site, likewise
+_NAMED = 6  # diseases in a hint
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,12 @@ def simulate(
     overwrite: bool = False,
     device: str = "cpu",
     display: Display | None = None,
-    cache: Path | None = None,
     command: str = "",
 ) -> RunResult:
     """Train and judge every part of a job; returns what summary.json holds.
 
     out: the run's folder; new, or with `resume` that of an unfinished run of the same job.
     overwrite: an earlier run there becomes `OUT.previous`, once the sites could be read.
-    cache: folder of frozen features and concepts; the user's default one if None.
     command: how a person repeats this run, for the report.
     Raises ConfigError if `out` holds another run, BusyError while a run goes on there.
     """
@@ -130,7 +129,7 @@ def simulate(
     with ExitStack() as mine:
         mine.enter_context(held(out))
         refuse(job, out, resume, replace_old)
-        sites, config, parts = prepare(job, display.features, cache)
+        sites, config, parts = prepare(job, display.features)
         for text in (*sites.warnings, *job.module.warnings(job.config)):
             display.warn(text)
         if cost := traffic(job, config, sites.data):
@@ -139,20 +138,18 @@ def simulate(
             mine.enter_context(held(out))  # a new folder, for the other one went with its lock
         claim(job, out, sites, resume)
         with goes_on(f"{command} --resume"):
-            run = _Run(job, out, resume, device, display, cache)
+            run = _Run(job, out, resume, device, display)
             result = _result(job, sites, parts, run.outcomes(parts, sites.data), command)
             result.write(out)
     return result
 
 
-def prepare(
-    job: Job, progress: Callable[[int, int], None] | None = None, cache: Path | None = None
-) -> tuple[Sites, Any, list[Part]]:
+def prepare(job: Job, progress: Progress | None = None) -> tuple[Sites, Any, list[Part]]:
     """A job's data, its method's settings for them, and the parts of its run; nothing is trained.
 
-    progress, cache: of `load_sites`. Raises FednotesError for what cannot be.
+    progress: of `load_sites`. Raises FednotesError for what cannot be.
     """
-    sites = load_sites(job, progress, cache)
+    sites = load_sites(job, progress)
     config = job.module.for_sites(job.config, sites.data)
     return sites, config, parts_of(job, sites, config)
 
@@ -190,7 +187,7 @@ def members_of(
     folders: Sequence[Path | None],
     device: str = "cpu",
     cache: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[MethodSite]:
     """The sites of a part with their models and encoded data. Raises FednotesError."""
     given: Any = {"device": device, "cache": cache or default_cache(), "progress": progress}
@@ -214,7 +211,6 @@ class _Run:
     resume: bool
     device: str
     display: Display
-    cache: Path | None
 
     def outcomes(self, parts: Sequence[Part], sites: Sequence[Any]) -> dict[str, Outcome]:
         """The outcome of each part by its name, a finished one's as it is."""
@@ -245,9 +241,8 @@ class _Run:
         folders: list[Path | None] = [folder / "sites" / data.id for data in part.sites]
         if module.one_model(part.config):
             folders = [folder, *[None] * (len(part.sites) - 1)]
-        members = members_of(
-            self.job, part, folders, self.device, self.cache, self.display.features
-        )
+        told = self.display.features
+        members = members_of(self.job, part, folders, self.device, progress=told)
         engine = InProcess(
             members,
             directory=folder / "checkpoints",
@@ -547,9 +542,9 @@ def nothing_found(scores: Mapping[str, Mapping[str, Scores]]) -> Iterator[str]:
 def _phenotype_hints(where: str, score: Scores) -> Iterator[str]:
     """Diseases whose score says little, by name."""
 
-    def named(names: Sequence[str], shown: int = 6) -> str:
-        more = f" and {len(names) - shown} more" if len(names) > shown else ""
-        return ", ".join(names[:shown]) + more
+    def named(names: Sequence[str]) -> str:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return ", ".join(names[:_NAMED]) + more
 
     never, alone = [], []
     for disease, found in score["by_output"].items():
