@@ -7,23 +7,21 @@ and so is a score that is no number: a site may have nothing held out, and real 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import MOST_BYTES, JsonError, parse_json, regular
+from fednotes.core.parsing import MOST_BYTES, JsonError, parse_json, regular, shipped
 from fednotes.core.store import write_json
 
 VERSION = 1  # of summary.json; before it, files had none
 CONDITIONS = ("alone", "federated", "pooled")
 SUMMARY, METRICS = "summary.json", "metrics.jsonl"
-_SHOWN = tomllib.loads(resources.files(__package__).joinpath("scores.toml").read_text("utf-8"))
+_SHOWN = shipped("jobs/scores.toml")
 SCORES: Mapping[str, Mapping[str, Any]] = _SHOWN["scores"]  # how each kind of score is shown
 CURVES: Mapping[str, Mapping[str, Any]] = _SHOWN["curves"]  # likewise, what evaluations measure
 Scores = Mapping[str, Any]  # kind of score → measure → number, as `metrics/` makes them
