@@ -300,9 +300,7 @@ class _Exchange:
         """By site, the number under which it did the task."""
         return {site: reply.number for site, reply in self._answers.replies.items()}
 
-    def task(
-        self, attached: Attached | None = None, *, retry: bool = True, sites: Sites = None
-    ) -> Replies:
+    def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:
         """The replies to the method's request."""
         self._attached = attached or Attached()
         asked = [site for site in self.sites if sites is None or site in sites]
@@ -314,7 +312,7 @@ class _Exchange:
             lambda sites: self._requests(sites, next(numbers)),
             least=self.least,
             catch_up=True,
-            again=self.request.first and retry,
+            again=self.request.first,
         )
         return self._answers.replies
 

@@ -80,6 +80,7 @@ class SiteHost:
     ) -> None:
         self._make, self._job, self._name = make, job, name
         self._guard, self._sealer, self._max_norm = guard, sealer, max_norm
+        self._leaving = guard.leaving if guard is not None else lambda *message: None
         self._keeping, self._tell = keeping, tell
         self._pace = pace if sealer is not None else None
         self._line_at = -ROUND_LINE_SECONDS  # when a round was told last
@@ -308,12 +309,6 @@ class SiteHost:
     def _reply(self, request: Request, update: Update | None = None) -> Reply:
         number, run = request.number, request.run
         return Reply(request.job, run, number, self._name, update, has=self._journal.last)
-
-    def _leaving(
-        self, request: Request, reply: Frame, update: Update | None, reason: str = ""
-    ) -> None:
-        if self._guard is not None:
-            self._guard.leaving(request, reply, update, reason)
 
     def _refusal(self, request: Request, error: Exception, *, later: bool) -> bytes:
         """Raises what the guard raises: what it cannot note does not leave."""

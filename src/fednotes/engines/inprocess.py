@@ -139,9 +139,7 @@ class _Exchange:
         self._question = digest("question", task, asked, fingerprint(sent))
         self._counted: dict[str, int] = {}
 
-    def task(
-        self, attached: Attached | None = None, *, retry: bool = True, sites: Sites = None
-    ) -> Replies:
+    def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:
         """Call the sites in turn; an error of theirs passes."""
         request = self._next(self.request.task, attached or Attached())
         replies = {}

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from fednotes.core.errors import RefusedError
 from fednotes.core.messages import Attached, Reply, Request
@@ -66,25 +65,18 @@ def check_update(
     raise _refusal(site, whole if quoting else rule)
 
 
-def check_like(update: Update, site: str, like: Expected) -> None:
-    """Names, shapes and types alone, of an update whose values were checked.
-
-    Raises RefusedError.
-    """
+def unlike(update: Update, like: Expected) -> str:
+    """What is other than expected of names, shapes and types; "" for nothing."""
     tensors = update.tensors
-    if tensors.keys() != like.keys():
-        odd = sorted(tensors.keys() ^ like.keys())[0]
-        what = "unknown here" if odd in tensors else "missing"
-        raise _refusal(site, f"tensor {odd!r} is {what}")
+    if odd := sorted(tensors.keys() ^ like.keys()):
+        return f"tensor {odd[0]!r} is {'unknown here' if odd[0] in tensors else 'missing'}"
     for name, (shape, dtype) in like.items():
         value = tensors[name]
         if tuple(value.shape) != shape:
-            has = f"shape {tuple(value.shape)}, expected {shape}"
-        elif value.dtype != dtype:
-            has = f"type {value.dtype}, expected {dtype}"
-        else:
-            continue
-        raise _refusal(site, f"tensor {name!r} has {has}")
+            return f"tensor {name!r} has shape {tuple(value.shape)}, expected {shape}"
+        if value.dtype != dtype:
+            return f"tensor {name!r} has type {value.dtype}, expected {dtype}"
+    return ""
 
 
 def _refusal(site: str, reason: str) -> RefusedError:
@@ -107,18 +99,14 @@ def _broken(update: Update, max_norm: float) -> tuple[str, str]:
     for name, value in update.tensors.items():
         if not value.is_floating_point() or not value.numel():
             continue
-        if not _finite(value):
+        low, high = torch.aminmax(value.detach())  # one pass; a NaN is both
+        if not (math.isfinite(low) and math.isfinite(high)):
             return f"tensor {name!r} is not finite (NaN or infinity)", ""
         if max_norm < math.inf:
             square += float(torch.linalg.vector_norm(value.detach(), dtype=torch.float64)) ** 2
     if math.sqrt(square) > max_norm:
         return f"its norm is above {max_norm:g}", f"it is {math.sqrt(square):.4g}"
     return "", ""
-
-
-def _finite(value: Tensor) -> bool:
-    low, high = torch.aminmax(value.detach())  # one pass; a NaN is both
-    return math.isfinite(low) and math.isfinite(high)
 
 
 Replies = Mapping[str, Reply]  # by site
@@ -140,14 +128,9 @@ class Exchange(Protocol):
     def reasons(self) -> str:
         """Why sites are left out, in one line."""
 
-    def task(
-        self, attached: Attached | None = None, *, retry: bool = True, sites: Sites = None
-    ) -> Replies:
-        """Run the method's task; the replies of those that answered in time.
-
-        retry: ask sites that have lost their state once more, under another number. sites: ask
-        only these.
-        """
+    def task(self, attached: Attached | None = None, *, sites: Sites = None) -> Replies:
+        """Run the method's task; the replies of those that answered in time. sites: ask these
+        alone. Who has lost its state is asked once more, under another number."""
 
     def stage(
         self, name: str, attached: Mapping[str, Attached], *, least: int | None = None
@@ -196,9 +179,7 @@ class PlainSum(Summing):
         updates = {site: update for site, update in given.items() if update is not None}
         like = self._known[task] = agreed(updates.values(), self._known.get(task))
         for site in list(updates):
-            try:
-                check_like(updates[site], site, like)
-            except RefusedError as error:
+            if reason := unlike(updates[site], like):
                 del updates[site]
-                exchange.refuse(site, str(error))
+                exchange.refuse(site, str(_refusal(site, reason)))
         return replace(Total.of(updates.values()), included=tuple(updates))
