@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,19 +129,6 @@ def test_below_the_threshold_it_waits_and_asks_nobody_to_open(tmp_path: Path) ->
     assert asked == ["@keys", "@shares", "count", *opened]  # what was masked is not used again
 
 
-class Hooked:
-    """A net in which something happens once, after the first exchange of a task."""
-
-    def __init__(self, net: Net, task: str, happens: Callable[[], None]) -> None:
-        self.net, self.task, self.happens = net, task, happens
-
-    def exchange(self, frames: Any, **options: Any) -> Iterator[Any]:
-        yield from self.net.exchange(frames, **options)
-        if self.task and self.net.sent[-1][1].task == self.task:
-            self.task = ""
-            self.happens()
-
-
 def private(engine: Any) -> float:
     """Of all sites together, after a prologue and a round of two requests."""
     x = {"x": torch.ones(4)}
@@ -170,7 +156,7 @@ def test_sites_lost_while_a_sum_is_opened_begin_afresh(
         if lost == "disk":
             shutil.rmtree(tmp_path / "a")
 
-    engine._members._transport = Hooked(net, task, kill)
+    net.after[task] = kill
     if (task, lost) == ("send", "disk"):
         with pytest.raises(TrainingError, match="'send': 2 sites can be added"):
             private(engine)
@@ -186,7 +172,7 @@ def test_a_site_that_is_gone_when_the_sum_is_opened_is_in_it(tmp_path: Path) -> 
     """The other two open it, though three are needed in a sum; nobody waits for its return."""
     net = net_of(tmp_path)
     engine = net.engine(SITES, STRICT, summing=SecureSum(SITES, job=JOB))
-    engine._members._transport = Hooked(net, "count", lambda: net.down.add("b"))
+    net.after["count"] = lambda: net.down.add("b")
     total = engine.sum("count")
     assert total.included == SITES
     assert total.metrics == {"size": 15.0}

@@ -35,7 +35,8 @@ class Net:
     """Hosts in this process and a simulated clock. `chaos` loses, repeats and kills at random.
 
     down: sites that cannot be reached. left: kills of the server that are still to come.
-    seal: makes a site's part in a secure sum. came: every reply.
+    seal: makes a site's part in a secure sum. came: every reply. before: called with each task that
+    is asked. after: by task, what happens once when it was asked the first time.
     """
 
     makes: Mapping[str, Any]
@@ -48,6 +49,8 @@ class Net:
     sent: list[tuple[str, Request, Frame]] = field(default_factory=list)
     seal: Callable[[str], Any] | None = None
     came: list[tuple[str, Frame]] = field(default_factory=list)
+    before: Callable[[str], None] = lambda task: None
+    after: dict[str, Callable[[], None]] = field(default_factory=dict)
 
     def clock(self) -> float:
         return self.now
@@ -71,7 +74,8 @@ class Net:
         return self.chaos.choice((0.0, 1e9)) if self.chaos else 1e9
 
     def exchange(self, frames: Mapping[str, Frame], **limits: Any) -> Iterator[tuple[str, Frame]]:
-        came = 0
+        came, task = 0, decode_request(next(iter(frames.values()))).task
+        self.before(task)
         for site, frame in frames.items():
             self.now += 0.01
             self.sent.append((site, decode_request(frame), frame))
@@ -92,6 +96,7 @@ class Net:
             if luck < 0.15:
                 yield site, self.host(site).handle(frame)
         self.now += limits["timeout"] if came < len(frames) else 0.0
+        self.after.pop(task, lambda: None)()
 
     def engine(self, sites: Sequence[str], patience: Patience = STRICT, **options: Any) -> Deployed:
         options = {"clock": self.clock, "sleep": self.sleep, "job": JOB} | options

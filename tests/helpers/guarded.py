@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from fault_net import STRICT, Net
 from secure_net import Giver
 
-from fednotes.core.messages import Frame, Reply, Request, decode_reply, decode_request, encode
+from fednotes.core.messages import Reply, Request, decode_reply, encode
 from fednotes.core.update import Total, Update
 from fednotes.engines.host import SiteHost
 from fednotes.engines.secure import SecureSeal, SecureSum
@@ -101,17 +101,12 @@ class Guarded:
 class Network(Net):
     """One server over guarded sites, under the secure sum of three or more of them.
 
-    before: called with the name of each task that is asked. refusals: what was told of any.
+    refusals: what was told of any.
     """
 
     def __init__(self, folder: Path, sites: Mapping[str, Guarded]) -> None:
         super().__init__({}, folder, hosts={name: site.host for name, site in sites.items()})
         self.refusals: list[str] = []
-        self.before: Callable[[str], None] = lambda task: None
-
-    def exchange(self, frames: Mapping[str, Frame], **options: Any) -> Iterator[tuple[str, Frame]]:
-        self.before(decode_request(next(iter(frames.values()))).task)
-        yield from super().exchange(frames, **options)
 
     def sum(self, round: int, metrics: Sequence[str]) -> Total:
         """Of "train" in a round, where these counts were agreed before."""
