@@ -2,158 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 import pytest
 import torch
+from fault_toy import SITES, Took, Toy, by_hand, toy_job
 from tiny_notes import DRUGS, tiny_site
 
 from fednotes.core.errors import ModelError, TrainingError
 from fednotes.core.federation import State
 from fednotes.core.tensors import load_state
-from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import KEPT_CHECKPOINTS, RoundResult
 from fednotes.methods import fedner
 from fednotes.taggers.tagger import TaggerConfig
 
-
-class Counter:
-    """A site that adds its number to what it is sent, and counts how often."""
-
-    tasks: ClassVar[frozenset[str]] = frozenset({"add", "evaluate"})
-
-    def __init__(self, name: str, number: float) -> None:
-        self._id, self.number = name, number
-        self.calls = 0
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    def add(self, tensors: Tensors, *, round: int = 0, scale: float = 1.0) -> Update:
-        self.calls += 1
-        value = tensors["x"] + self.number * scale
-        return Update({"x": value}, 2, {"n": 1.0, "r": float(round)})
-
-    def evaluate(self, tensors: Tensors) -> Update:
-        return Update(metrics={"calls": float(self.calls)})
-
-    def hidden(self, tensors: Tensors) -> Update:
-        raise AssertionError("not a task")
-
-    def state(self) -> State:
-        return State(self.calls, {"calls": torch.tensor(self.calls)}, {"name": self._id})
-
-    def restore(self, state: State) -> None:
-        assert state.facts == {"name": self._id}
-        self.calls = int(state.tensors["calls"])
+X = {"x": torch.zeros(4)}
 
 
-def counters(*names: str) -> list[Counter]:
-    return [Counter(name, float(i)) for i, name in enumerate(names or ("a", "b", "c"))]
+def engine_of(sites: Sequence[str] = SITES, **options: Any) -> InProcess:
+    return InProcess([Toy(site) for site in sites], **options)
 
 
-X = {"x": torch.zeros(5)}
-
-
-def test_a_sum_and_its_mean() -> None:
-    """Numbers 0, 1 and 2 with weight 2 each: the sum is 6, the mean 1."""
-    engine = InProcess(counters())
-    total = engine.sum("add", X, round=4)
-    assert total.tensors["x"].tolist() == [6.0] * 5
-    assert total.mean()["x"].tolist() == [1.0] * 5
-    assert total.metrics == {"n": 3.0, "r": 12.0}
-    assert (total.weight, total.sites) == (6.0, 3)
-    assert engine.sum("add", X, scale=10.0).tensors["x"].tolist() == [60.0] * 5
+def test_the_toy_job_is_that_by_hand() -> None:
+    took: Took = {}
+    found = toy_job(engine_of(), took)
+    assert set(took.values()) == {SITES}
+    assert found.tobytes() == by_hand(took).tobytes()
 
 
 def test_only_tasks_are_called() -> None:
     with pytest.raises(TrainingError, match="at least one site"):
         InProcess([])
-    for name in ("hidden", "__init__", "nothing"):
+    for name in ("state", "__init__", "nothing"):
         with pytest.raises(TrainingError, match=f"site 'a' has no task '{name}'"):
-            InProcess(counters()).sum(name)
+            engine_of().sum(name)
 
 
 def test_bytes_are_those_of_numbers() -> None:
-    """Down: 5 float32 and one option of 8 bytes. Up: 5 float32, a weight, two metrics."""
-    engine = InProcess(counters())
-    engine.sum("add", X, round=4)
-    assert (engine.bytes_down, engine.bytes_up) == (3 * (20 + 8), 3 * (20 + 8 + 16))
-    engine.sum("evaluate")
-    assert (engine.bytes_down, engine.bytes_up) == (3 * 28, 3 * (44 + 16))
-
-
-def run(engine: InProcess, rounds: int, each: int = 2) -> torch.Tensor:
-    """x ← mean over sites of x + number, so x is the round; evaluated every `each` rounds."""
-    state = engine.resume() or State(0, {"x": torch.zeros(1)}, {"note": ["kept"]})
-    for turn in engine.rounds(state.round, rounds):
-        x = engine.sum("add", state.tensors, round=turn.number).mean()
-        state = State(turn.number + 1, x, state.facts)
-        evaluated = (turn.number + 1) % each == 0
-        if evaluated:
-            engine.sum("evaluate")
-        turn.commit(state, {"x": float(x["x"])}, evaluated=evaluated)
-    assert state.facts == {"note": ["kept"]}
-    return state.tensors["x"]
+    """Down: 4 float32 and one option of 8 bytes. Up: 4 float32, a weight, a metric."""
+    engine = engine_of()
+    engine.sum("train", X, round=4)
+    assert (engine.bytes_down, engine.bytes_up) == (3 * (16 + 8), 3 * (16 + 8 + 8))
+    engine.sum("evaluate", X)
+    assert (engine.bytes_down, engine.bytes_up) == (3 * (24 + 16), 3 * (32 + 16))
 
 
 def test_the_observer_sees_every_round(tmp_path: Path) -> None:
     seen: list[RoundResult] = []
-    engine = InProcess(counters(), directory=tmp_path, observer=seen.append)
-    assert run(engine, 5).tolist() == [5.0]
+    engine = engine_of(directory=tmp_path, observer=seen.append)
+    toy_job(engine, {})
     assert [r.round for r in seen] == [0, 1, 2, 3, 4]
     assert [r.evaluated for r in seen] == [False, True, False, True, False]
-    assert [r.metrics["x"] for r in seen] == [1, 2, 3, 4, 5]
     assert {r.sites for r in seen} == {3}
-    assert seen[3].replies["evaluate"] == {site: {"calls": 4.0} for site in "abc"}
-    assert seen[-1].bytes_up == engine.bytes_up
+    assert seen[3].replies["evaluate"] == {site: {"steps": 4.0} for site in SITES}
+    assert seen[-1].bytes_up == engine.bytes_up - 3 * 16  # of the end
     assert all(a.seconds <= b.seconds for a, b in pairwise(seen))
+    next(engine.rounds(5, 6)).commit(State(6, X), {"x": 1.5})
+    assert seen[-1].metrics == {"x": 1.5}
 
 
 def test_checkpoints_hold_both_sides_and_only_the_last_are_kept(tmp_path: Path) -> None:
-    first = InProcess(counters(), directory=tmp_path)
-    run(first, 9)
+    whole = engine_of(directory=tmp_path)
+    found = toy_job(whole, {})
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["round-00000006", "round-00000008"]
+    assert names == ["round-00000002", "round-00000004"]
     assert len(names) == KEPT_CHECKPOINTS
-    sites = counters()
-    again = InProcess(sites, directory=tmp_path, resume=True)
-    assert [site.calls for site in sites] == [8, 8, 8]
+    again = engine_of(directory=tmp_path, resume=True)
+    assert [site.steps for site in again._sites] == [4, 4, 4]  # type: ignore[attr-defined]
     state = again.resume()
     assert state is not None
-    assert (state.round, state.tensors["x"].tolist()) == (8, [8.0])
-    assert run(again, 12).tolist() == [12.0]
-    whole = InProcess(counters())
-    run(whole, 12)
-    assert (again.bytes_up, again.bytes_down) == (whole.bytes_up, whole.bytes_down)
+    assert state.round == 4
+    assert toy_job(again, {}).tobytes() == found.tobytes()
+    # What the sites were told before is sent once more to them, who are new.
+    assert (again.bytes_up, again.bytes_down) == (whole.bytes_up, whole.bytes_down + 3 * 16)
 
 
 def test_time_goes_on_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock: Iterator[float] = iter(range(0, 1000, 10))
     monkeypatch.setattr("fednotes.engines.inprocess.time.monotonic", lambda: next(clock))
-    run(InProcess(counters(), directory=tmp_path), 2)
+    toy_job(engine_of(directory=tmp_path), {})
     monkeypatch.setattr("fednotes.engines.inprocess.time.monotonic", lambda: 5.0)
-    kept = load_state(tmp_path / "round-00000002")[1]["seconds"]
-    assert InProcess(counters(), directory=tmp_path, resume=True).seconds == kept > 0
+    kept = load_state(tmp_path / "round-00000004")[1]["seconds"]
+    assert engine_of(directory=tmp_path, resume=True).seconds == kept > 0
 
 
 def test_without_resume_or_checkpoints_a_run_starts_afresh(tmp_path: Path) -> None:
-    assert InProcess(counters(), directory=tmp_path / "none", resume=True).resume() is None
-    assert InProcess(counters(), resume=True).resume() is None
-    run(InProcess(counters(), directory=tmp_path), 2)
-    assert InProcess(counters(), directory=tmp_path).resume() is None
-
-
-def test_checkpoints_of_other_sites_are_refused(tmp_path: Path) -> None:
-    run(InProcess(counters(), directory=tmp_path), 2)
-    for names in ("ab", "acb", "abcd"):
+    assert engine_of(directory=tmp_path / "none", resume=True).resume() is None
+    assert engine_of(resume=True).resume() is None
+    toy_job(engine_of(directory=tmp_path), {})
+    assert engine_of(directory=tmp_path).resume() is None
+    for names in ("ab", "acb"):
         with pytest.raises(ModelError, match="the checkpoint is of sites a, b, c"):
-            InProcess(counters(*names), directory=tmp_path, resume=True)
+            engine_of(names, directory=tmp_path, resume=True)
 
 
 # many sites
