@@ -53,11 +53,8 @@ class InProcess(Rounds):
             raise TrainingError("a federation needs at least one site")
         super().__init__(observer, lambda: time.monotonic())
         self._sites, self.names = tuple(sites), tuple(site.id for site in sites)
-        self._files = (
-            Checkpoints(directory or Path(), self.names, "start again without --resume")
-            if directory
-            else None
-        )
+        remedy = "start again without --resume"
+        self._files = Checkpoints(directory, self.names, remedy) if directory else None
         self.summing: SecureSum | None = None
         if secure:  # nothing is lost on the way; so it is in a job that needs all
             terms: dict[str, Any] = {"job": JOB, "threshold": len(self.names)}

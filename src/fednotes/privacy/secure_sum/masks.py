@@ -121,11 +121,6 @@ def receipt(key: bytes, *parts: str | int | bytes) -> bytes:
     return hmac.digest(key, joined(*parts), "sha256")
 
 
-def same(left: bytes, right: bytes) -> bool:
-    """Equality in constant time."""
-    return hmac.compare_digest(left, right)
-
-
 def add_streams(words: Words, streams: Sequence[tuple[bytes, int]]) -> None:
     """Add to `words`, modulo 2^64, the ChaCha20 stream of each (key, +1) and take off (key, -1).
 

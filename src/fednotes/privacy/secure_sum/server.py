@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from itertools import combinations
 
 import numpy as np
@@ -201,7 +202,7 @@ class SecureServer:
 
     def _seed(self, site: str) -> bytes:
         def fits(seed: bytes) -> bool:
-            return masks.same(commitment(seed, self.exchange), self._keys[site].commitment)
+            return compare_digest(commitment(seed, self.exchange), self._keys[site].commitment)
 
         shares = {s: answer.masks[site] for s, answer in self._answers.items()}
         return self._rebuilt(site, shares, fits, "mask")

@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from hmac import compare_digest
 from typing import TypedDict, Unpack
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
@@ -278,7 +279,7 @@ class SecureSite:
             raise AskedOtherwise("another list of survivors was asked for before: one is answered")
         for site in survivors - {self.site}:
             own = self._receipt(site, self.site, "masked")
-            if not masks.same(request.receipts.get(site, b""), own):
+            if not compare_digest(request.receipts.get(site, b""), own):
                 raise AskedOtherwise(
                     f"site {site!r} was asked something else than site {self.site!r} (another "
                     "task, option, tensor or list of sites), or its receipt is missing: nothing "
@@ -291,7 +292,8 @@ class SecureSite:
         for site, given in request.confirmations.items():
             if site == self.site or site not in request.survivors:
                 continue
-            if not masks.same(given, self._receipt(site, self.site, "survivors", *self._listed)):
+            own = self._receipt(site, self.site, "survivors", *self._listed)
+            if not compare_digest(given, own):
                 raise AskedOtherwise(f"site {site!r} was shown another list of survivors")
             good += 1
         if good < self._parties.threshold:
