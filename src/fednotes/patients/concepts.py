@@ -153,13 +153,13 @@ def contexts(text: str, mentions: Sequence[tuple[int, int]]) -> list[int]:
         return []
     plain = _plain(text)
     ends = [0, *(found.end() for found in _END.finditer(plain)), len(plain) + 1]
-    sentence, number = None, -1
+    sentences: dict[int, _Sentence] = {}
     result = []
     for start, end in mentions:
         at = bisect_right(ends, start) - 1
-        if sentence is None or at != number:
-            sentence, number = _Sentence(plain, ends[at], ends[at + 1]), at
-        result.append(sentence.context(start, end))
+        if at not in sentences:
+            sentences[at] = _Sentence(plain, ends[at], ends[at + 1])
+        result.append(sentences[at].context(start, end))
     return result
 
 
@@ -182,34 +182,23 @@ class _Sentence:
         self._before, self._after = _hits(words, "before"), _hits(words, "after")
 
     def context(self, start: int, end: int) -> int:
+        """The kinds whose triggers reach a mention, or that a table's answer behind it says."""
         first, behind = bisect_right(self._ends, start), bisect_left(self._starts, end)
-        answered = 1 if _ANSWER.match(self._plain, end) else 0
-        return self._reached(first) | self._reached_back(behind) | answered
-
-    def _reached(self, first: int) -> int:
-        """The kinds whose triggers before word `first` reach it."""
-        hits, kinds, begin = self._before, 0, first - WINDOW
-        for at in range(bisect_left(hits, (begin - _LONGEST_PHRASE,)), len(hits)):
-            _, stop, sets, ends = hits[at]
+        before = kinds = ended = 0
+        begin = first - WINDOW
+        for at in range(bisect_left(self._before, (begin - _LONGEST_PHRASE,)), len(self._before)):
+            _, stop, sets, ends = self._before[at]
             if stop > first:
                 break
-            kinds = kinds & ~ends | (sets if stop > begin else 0)
-        return kinds
-
-    def _reached_back(self, behind: int) -> int:
-        """The kinds whose triggers reach back from word `behind` on.
-
-        A trigger of one word must stand directly behind the mention.
-        """
-        hits, kinds, ended = self._after, 0, 0
-        for at in range(bisect_left(hits, (behind,)), len(hits)):
-            start, stop, sets, ends = hits[at]
-            if start >= behind + WINDOW_AFTER:
+            before = before & ~ends | (sets if stop > begin else 0)
+        for at in range(bisect_left(self._after, (behind,)), len(self._after)):
+            begin, stop, sets, ends = self._after[at]
+            if begin >= behind + WINDOW_AFTER:
                 break
-            if start == behind or stop > start + 1:
+            if begin == behind or stop > begin + 1:  # of one word only directly behind
                 kinds |= sets & ~ended
             ended |= ends
-        return kinds
+        return before | kinds | (1 if _ANSWER.match(self._plain, end) else 0)
 
 
 def _hits(words: Sequence[str], side: str) -> list[tuple[int, ...]]:
@@ -451,7 +440,6 @@ def _made(
 
 
 _Run = Callable[[Iterable[Sequence[str]]], Iterator[np.ndarray]]
-_worker: Matcher | None = None  # a pool's process has one
 
 
 @contextmanager
@@ -465,18 +453,15 @@ def _pool(matcher: Matcher, processes: int) -> Iterator[_Run]:
         return
     forks = "fork" in multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("fork" if forks else "spawn")
-    with context.Pool(processes, initializer=_start, initargs=(matcher,)) as pool:
+    with context.Pool(processes, initializer=_matchers.append, initargs=(matcher,)) as pool:
         yield lambda patients: pool.imap(_bag, patients, chunksize=4)
 
 
-def _start(matcher: Matcher) -> None:
-    global _worker
-    _worker = matcher
+_matchers: list[Matcher] = []  # a pool's process has one
 
 
 def _bag(texts: Sequence[str]) -> np.ndarray:
-    assert _worker is not None
-    return _worker.bag(texts)
+    return _matchers[0].bag(texts)
 
 
 def kept_arrays(
@@ -535,27 +520,21 @@ def read_ctakes(path: Path) -> tuple[Mentions, TableReport]:
     files = [path]
     if path.is_dir():
         files = listing(path, lambda p: _is_xmi(p) or p.suffix.lower() == ".txt", "cTAKES output")
-    if xmi := [file for file in files if _is_xmi(file)]:
-        for file in xmi:
-            name = file.name[: -len(file.suffix)].removesuffix(".txt")
-            if name in found:
-                raise DataError(
-                    f"{file}: another file has the same name: give one folder at a time"
-                )
-            found[name] = _xmi(file)
-            report.rows += 1
-        return found, report
-    for file in files:
+    xmi = [file for file in files if _is_xmi(file)]
+    for file in xmi:
+        name = file.name[: -len(file.suffix)].removesuffix(".txt")
+        if name in found:
+            raise DataError(f"{file}: another file has the same name: give one folder at a time")
+        found[name] = _xmi(file)
+        report.rows += 1
+    for file in files if not xmi else ():
         _flat(file, found, report, file.stem if path.is_dir() else "")
     if not found or 2 * report.damaged > report.rows:
         what = "CUIs alone, one file a patient or note" if path.is_dir() else "an id and CUIs"
         first = report.examples[0].line if report.examples and not path.is_dir() else 0
-        raise DataError.at(
-            path,
-            first,
-            f"{report.damaged} of {report.rows} lines are no CUIs such as C0011849: "
-            f"expected lines of {what}: is it the right file?",
-        )
+        reason = f"{report.damaged} of {report.rows} lines are no CUIs such as C0011849"
+        reason += f": expected lines of {what}: is it the right file?"
+        raise DataError.at(path, first, reason)
     return found, report
 
 

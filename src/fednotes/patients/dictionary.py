@@ -20,7 +20,9 @@ import hashlib
 import re
 import tomllib
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -186,19 +188,18 @@ def _umls(
         return whole and bool(_CUI.fullmatch(row[0]) and row[14].strip())
 
     wanted = _concepts_of_types(path, types)
-    seen: dict[str, int] = {}
-    nothing = True
+    seen, nothing = Counter[str](), True
     what = f"row of MRCONSO ({_MRCONSO_FIELDS} fields separated by |)"
     for row in _sound_rows(path, what, _split(path), sound):
         concept, source, kind = row[0], row[11], row[12]
-        seen[source] = seen.get(source, 0) + 1
+        seen[source] += 1
         other = row[1] != language or source not in sources or row[16] in ("E", "O", "Y")
         other = other or kind in left_out_kinds or (source == "RXNORM" and kind == "SY")
         if not other and (wanted is None or concept in wanted):
             nothing = False
             yield concept, cleaned(row[14])
     if nothing:
-        present = ", ".join(sorted(seen, key=lambda s: -seen[s])[:10])
+        present = ", ".join(source for source, _ in seen.most_common(10))
         raise DataError(
             f"{path}: no row is left for language {language} and sources {', '.join(sources)}: "
             f"the file has the sources {present or 'none'}"
@@ -213,12 +214,10 @@ def _concepts_of_types(path: Path, types: Collection[str] | None) -> set[str] | 
     beside = [path.with_name(f"MRSTY.RRF{end}") for end in ("", ".gz")]
     if path.name.lower().endswith(".gz"):
         beside.reverse()
-    given = next((file for file in beside if file.is_file()), None)
-    if types is not None and not types:
+    given = next(filter(Path.is_file, beside), None)
+    if (types is not None and not types) or (types is None and given is None):
         return None
     if given is None:
-        if types is None:
-            return None
         raise DataError(f"{beside[0]}: no such file: semantic types need it beside MRCONSO.RRF")
 
     def sound(row: Sequence[str]) -> bool:
@@ -305,25 +304,23 @@ def _table(path: Path) -> _Pairs:
     """
     first = next((line for _, line in _visible(path) if line is not None), "")
     delimiter = "\t" if "\t" in first else ","
-    try:
+    header: list[str] = []
+    with suppress(csv.Error, StopIteration):
         header = [cell.strip().lower() for cell in cells_of(first, delimiter)]
-    except (csv.Error, StopIteration):
-        header = []
-    places = [
-        next((at for at, name in enumerate(header) if name in names), -1)
-        for names in (_ID_NAMES, _TERM_NAMES)
-    ]
+    names = (_ID_NAMES, _TERM_NAMES)
+    places = [next((at for at, name in enumerate(header) if name in of), -1) for of in names]
     named = min(places) >= 0
+    id, term = places if named else (0, 1)
     given = rows(_visible(path), len(header) if named else 2, delimiter, delimiter != "\t")
-    found = ((r.line, None) if isinstance(r, Damaged) else r for r in given)
     pairs = (
-        (n, r and tuple(r[at].strip() for at in (places if named else (0, 1)))) for n, r in found
+        (row.line, None) if isinstance(row, Damaged) else (row[0], (row[1][id], row[1][term]))
+        for row in given
     )
     if named:
         next(pairs)
     what = "row of a dictionary table, with two columns, id and term"
-    for concept, term in _sound_rows(path, what, pairs, lambda pair: pair[0] and cleaned(pair[1])):
-        yield concept, cleaned(term)
+    for concept, text in _sound_rows(path, what, pairs, lambda p: p[0].strip() and cleaned(p[1])):
+        yield concept.strip(), cleaned(text)
 
 
 _TAG = re.compile(

@@ -265,7 +265,7 @@ def _titles(table: Table, patient: int) -> dict[int, str]:
     for at, title in titles.items():
         if not 0 < len(title) <= _LONGEST:
             raise table.error(f"column {at + 1} has no name: expected a phenotype's")
-        if list(titles.values()).count(title) > 1:
+        if table.titles.count(title) > 1:
             raise table.error(f"two columns are called {title!r}: rename one")
     return titles
 
