@@ -220,10 +220,10 @@ class Site(MethodSite):
             self._classifiers.finish(tensors)
             model = self._classifiers.model
         else:
-            learner = self._learner
-            learner.finish(tensors)
-            self._network = learner.told
-            model = Phenotyper(self.data.space, learner.network, code_names=learner.outputs)
+            self._learner.finish(tensors)
+            self._network = self._learner.told
+            names = self._learner.outputs
+            model = Phenotyper(self.data.space, self._learner.network, code_names=names)
         if self.directory is not None:
             model.save(self.directory / "model")
         self.scores = self.scores_on(self.data)
@@ -286,12 +286,12 @@ class Site(MethodSite):
 
     def state(self) -> State:
         """Stage 1's moments and outputs, or the steps of stage 2's machines."""
-        known = {} if self._codes is None else self._codes.known
-        facts = {} if self._codes is None else {"outputs": list(self._codes.outputs)}
+        codes = self._codes
+        known, facts = ({}, {}) if codes is None else (codes.known, {"outputs": [*codes.outputs]})
         if self._classifiers is not None:
             steps = torch.from_numpy(self._classifiers.machines.steps)
             return State(0, {"steps": steps, **known}, facts)
-        kept = State(0) if self._codes is None else self._codes.state()
+        kept = State(0) if codes is None else codes.state()
         return State(kept.round, {**kept.tensors, **known}, {**kept.facts, **facts})
 
     def restore(self, state: State) -> None:
@@ -401,24 +401,23 @@ def _prepared(config: Config) -> State:
     """The representation that the job begins with in place of stage 1."""
     if config.model.representation == "none":
         return State(0, {}, {"outputs": []})
+    told = f"representation = {config.model.representation!r}"
     model = load_phenotyper(Path(config.model.representation))
     network = model.network
     if network is None:
-        raise ConfigError(
-            f"representation = {config.model.representation!r}: this model was trained on the "
-            "concepts themselves, it has no representation"
-        )
+        reason = "this model was trained on the concepts themselves, it has no representation"
+        raise ConfigError(f"{told}: {reason}")
     if model.space.fingerprint != config.space.fingerprint:
         raise ConfigError(
-            f"representation = {config.model.representation!r} reads notes with another "
-            "dictionary or encoder than this job: give the job the same one"
+            f"{told} reads notes with another dictionary or encoder than this job: give the job "
+            "the same one"
         )
     for name in ("mean", "length", "layer"):
         theirs, ours = (getattr(c, name) for c in (network.config, config.model.network))
         if theirs != ours:
             raise ConfigError(
-                f"representation = {config.model.representation!r} was trained with {name} = "
-                f"{theirs!r}, this job has {ours!r}: set model.network.{name} to the former"
+                f"{told} was trained with {name} = {theirs!r}, this job has {ours!r}: set "
+                f"model.network.{name} to the former"
             )
     tensors = prefixed("network.", {n: v.detach() for n, v in network.state().items()})
     return State(0, tensors, {"outputs": list(model.code_names)})

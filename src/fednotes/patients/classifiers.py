@@ -90,11 +90,9 @@ class Features:
         matrix = np.ascontiguousarray(dense, np.float64)
         if matrix.ndim != 2 or not np.isfinite(matrix).all():
             raise DataError("features must be a matrix of finite numbers, (patients, features)")
-        row, column = np.nonzero(matrix)
-        sizes = np.bincount(row, minlength=len(matrix))
-        columns = np.ascontiguousarray(column)
-        values = matrix[row, columns]
-        return cls(values, columns, offsets_of(sizes), matrix.shape[1], sparse=False)
+        row, column = map(np.ascontiguousarray, np.nonzero(matrix))
+        offsets = offsets_of(np.bincount(row, minlength=len(matrix)))
+        return cls(matrix[row, column], column, offsets, matrix.shape[1], sparse=False)
 
     def __len__(self) -> int:
         """The number of patients."""
@@ -147,8 +145,7 @@ def classes_of(counts: Mapping[str, np.ndarray], least: int = 20) -> tuple[tuple
     where there are too few. Absent and present are classes where there is anyone.
     """
     enough = (counts["absent"] > 0, counts["present"] > 0, counts["questionable"] >= max(least, 1))
-    table = np.stack(enough, axis=1)
-    return tuple(tuple(c for c in CLASSES if row[c]) for row in table)
+    return tuple(tuple(np.flatnonzero(row).tolist()) for row in np.stack(enough, axis=1))
 
 
 class LinearSVMs:
@@ -428,14 +425,12 @@ def fit(
         from sklearn.linear_model import LogisticRegression
     except ImportError:
         raise MissingExtra("scikit-learn", "phenotype") from None
-    if not C:
-        C = 1.0
-        if len(held_out[0]):
-            losses = []
-            for choice in CHOICES:
-                fit(machines, train, held_out, weights, choice)
-                losses.append(loss_of(machines, *held_out, weights)[0])
-            C = CHOICES[int(np.argmin(losses))]
+    if not C and len(held_out[0]):
+        losses = []
+        for choice in CHOICES:
+            fit(machines, train, held_out, weights, choice)
+            losses.append(loss_of(machines, *held_out, weights)[0])
+        C = CHOICES[int(np.argmin(losses))]
     features, labels = train
     shape = (len(features), features.width)
     x = csr_matrix((features.values, features.columns, features.offsets), shape=shape)
@@ -445,7 +440,7 @@ def fit(
     for k in range(len(machines.machines)):
         rows = np.flatnonzero(targets[:, k])
         if len(np.unique(targets[rows, k])) == 2:
-            solver = LogisticRegression(C=C, tol=1e-6, max_iter=10_000)
+            solver = LogisticRegression(C=C or 1.0, tol=1e-6, max_iter=10_000)
             found = solver.fit(x[rows], targets[rows, k], sample_weight=side[rows, k])
             machines.weight[:, k], machines.intercept[k] = found.coef_[0], found.intercept_[0]
     return loss_of(machines, features, labels, weights)

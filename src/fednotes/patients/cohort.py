@@ -182,8 +182,8 @@ class Cohort:
         """These patients, in the order of `rows`."""
         chosen = np.arange(len(self))[np.asarray(rows) if len(rows) else []]
         patients = tuple(self.patients[at] for at in chosen.tolist())
-        name = self.id if id is None else id
-        return Cohort(name, patients, self.bags.take(chosen), self.labels[chosen], self.outputs)
+        bags, labels = self.bags.take(chosen), self.labels[chosen]
+        return Cohort(self.id if id is None else id, patients, bags, labels, self.outputs)
 
     def labelled(self) -> Cohort:
         """The patients who are labelled for an output."""
@@ -238,15 +238,15 @@ def pooled(cohorts: Sequence[Cohort], id: str = "pooled") -> Cohort:
             raise DataError(f"{repeated} patients of cohort {other.id} are in another one too")
         seen |= dict.fromkeys(other.patients)
     labels = np.concatenate([c.labels for c in cohorts])
-    parts = [c.bags for c in cohorts]
+    parts: list[Any] = [c.bags for c in cohorts]
+    bags: Bags | Vectors
     if isinstance(first.bags, Vectors):
-        vectors = [part.values for part in parts if isinstance(part, Vectors)]
-        return Cohort(id, tuple(seen), Vectors(np.concatenate(vectors)), labels, first.outputs)
-    bags = [part for part in parts if isinstance(part, Bags)]
-    sizes = np.concatenate([part.sizes for part in bags])
-    flat = np.concatenate([part.concepts for part in bags])
-    whole = Bags(flat, offsets_of(sizes), first.bags.vocabulary)
-    return Cohort(id, tuple(seen), whole, labels, first.outputs)
+        bags = Vectors(np.concatenate([part.values for part in parts]))
+    else:
+        sizes = np.concatenate([part.sizes for part in parts])
+        flat = np.concatenate([part.concepts for part in parts])
+        bags = Bags(flat, offsets_of(sizes), first.bags.vocabulary)
+    return Cohort(id, tuple(seen), bags, labels, first.outputs)
 
 
 def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
@@ -265,10 +265,8 @@ def deal(cohort: Cohort, sites: int, seed: int = 0) -> tuple[Cohort, ...]:
         )
     where = np.empty(len(cohort), dtype=np.int64)
     where[_shuffled(cohort, seed, "cohort sites")] = np.arange(len(cohort)) % sites
-    return tuple(
-        cohort.take(np.flatnonzero(where == site), f"{cohort.id}-{site + 1}")
-        for site in range(sites)
-    )
+    names = [f"{cohort.id}-{site + 1}" for site in range(sites)]
+    return tuple(cohort.take(where == site, name) for site, name in enumerate(names))
 
 
 def split(cohort: Cohort, fractions: Mapping[str, float], seed: int = 0) -> dict[str, Cohort]:
@@ -365,9 +363,9 @@ class ConceptVectors:
         """
         _, own, theirs = np.intersect1d(known, self.concepts, return_indices=True)
         found = self.values[theirs]
-        mean = found.mean(axis=0, dtype=np.float64) if len(found) else 0.0
-        table = np.empty((1 + len(known), self.values.shape[1]), np.float32)
-        table[:] = mean  # [phenotype word2vec]
+        table = np.zeros((1 + len(known), self.values.shape[1]), np.float32)
+        if len(found):
+            table[:] = found.mean(axis=0, dtype=np.float64)  # [phenotype word2vec]
         table[1 + own] = found
         return table
 

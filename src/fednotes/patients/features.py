@@ -182,24 +182,24 @@ def opened(recipe: Mapping[str, Any], dictionary: str | None = None) -> Features
     dictionary: where the dictionary (or the encoder) is now, if it has moved. Raises ModelError
     where it is missing or another one, and for a value that no recipe can have.
     """
-    kinds = {"concepts": ConceptsConfig, "text": TextConfig}
+    kinds: dict[Any, tuple[type[ConceptsConfig | TextConfig], str, str]] = {
+        "concepts": (ConceptsConfig, "dictionary", "--dictionary"),
+        "text": (TextConfig, "encoder", "--backbone"),
+    }
     kind = recipe.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
         raise ModelError(f"the model's features are of the unknown kind {kind!r}")
-    what, option, key = "dictionary", "--dictionary", "dictionary"
-    if kind == "text":
-        what, option, key = "encoder", "--backbone", "encoder"
+    settings, what, option = kinds[kind]
     facts = ("kind", "fingerprint", "names")
     try:
         if not isinstance(recipe.get("fingerprint", ""), str):
             raise ConfigError(f"recipe fingerprint = {recipe['fingerprint']!r}: expected text")
-        if key not in recipe:
-            raise ConfigError(f"recipe: the key {key!r} is missing")
-        settings = {name: value for name, value in recipe.items() if name not in facts}
-        config: ConceptsConfig | TextConfig = build(kinds[kind], settings, "recipe")
+        if what not in recipe:
+            raise ConfigError(f"recipe: the key {what!r} is missing")
+        config = build(settings, {n: v for n, v in recipe.items() if n not in facts}, "recipe")
     except ConfigError as error:
         raise ModelError(f"the model's features cannot be made: {error}") from error
-    named = recipe[key]
+    named = recipe[what]
     place = dictionary or named
     try:
         made = _features(config, recipe, expand(place, what))
@@ -251,9 +251,6 @@ def _matcher(
     context: Option,
     stamps: tuple[Any, ...],
 ) -> Matcher:
-    read = (
-        synthetic.dictionary
-        if path is None
-        else lambda: read_dictionary(path, format, **dict(options))
-    )
-    return Matcher(read(), context)
+    if path is None:
+        return Matcher(synthetic.dictionary(), context)
+    return Matcher(read_dictionary(path, format, **dict(options)), context)

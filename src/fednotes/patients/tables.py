@@ -25,6 +25,7 @@ import csv
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from sys import intern
 from typing import Any, Final, TypeVar
@@ -334,6 +335,7 @@ _CODE: Final = (
 )
 _SYSTEM: Final = ("system", "coding_system", "code_system")
 _VERSION: Final = "icd_version"
+_ICD: Final = (("icd9", "icd10"), ("icd9proc", "icd10pcs"))  # of diagnoses, of procedures
 # What else a coding system is called, in small letters and digits alone.
 _CALLED: Final = {
     **{name: name for name in SYSTEMS},
@@ -375,13 +377,11 @@ def read_omop(
     empty); any other, such as "icd10" or "cpt", takes the source's codes
     (condition_source_value), which the tables do not say the system of. Raises as `read_mimic`.
     """
-    wanted = {"condition": conditions, "procedure": procedures}
-    wanted = {kind: system for kind, system in wanted.items() if system}
-    for system in wanted.values():
+    wanted = [(k, s) for k, s in (("condition", conditions), ("procedure", procedures)) if s]
+    for _, system in wanted:
         system_of(system)
     made = PatientCodes()
-    paths = [_needed(folder, f"{kind}_occurrence") for kind in wanted]
-    for path, (kind, system) in zip(paths, wanted.items(), strict=True):
+    for path, kind, system in [(_needed(folder, f"{k}_occurrence"), k, s) for k, s in wanted]:
         column = f"{kind}_{'concept_id' if system in _CONCEPTS else 'source_value'}"
         _of_table(made, path, ("person_id", column), system)
     return made
@@ -438,22 +438,23 @@ def _systems(table: Table, system: str) -> Callable[[Sequence[str]], str | None]
             f"another of {', '.join(SYSTEMS)}), or add a column `system`"
         )
     in_name = not system and "proc" in table.path.name.lower()
-    versions = {"9": "icd9", "10": "icd10"}
-    if in_name or system in ("icd9proc", "icd10pcs"):
-        versions = {"9": "icd9proc", "10": "icd10pcs"}
-    known: dict[str, str | None] = {}
+    procedures = in_name or system in ("icd9proc", "icd10pcs")
+    versions = dict(zip(("9", "10"), _ICD[procedures], strict=True))
 
     def of(cells: Sequence[str]) -> str | None:
         if column is not None and (text := cells[column].strip()):
-            if text not in known:  # the last part of an address, as FHIR has: …/sid/icd-10-cm
-                called = re.sub("[^a-z0-9]", "", text.lower().rpartition("/")[2])
-                known[text] = _CALLED.get(called)
-            return known[text]
+            return _called(text)
         if version is not None and (text := cells[version].strip()):
             return versions.get(text)
         return system or None
 
     return of
+
+
+@lru_cache(maxsize=1000)
+def _called(text: str) -> str | None:
+    """The system of this name; the last part of an address, as FHIR has: …/sid/icd-10-cm."""
+    return _CALLED.get(re.sub("[^a-z0-9]", "", text.lower().rpartition("/")[2]))
 
 
 def _find(folder: Path, name: str) -> Path | None:
