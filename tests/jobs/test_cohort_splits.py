@@ -99,16 +99,6 @@ def test_parts_hang_on_the_seed(place: Path) -> None:
         assert (set(one.test.patients) == set(other.test.patients)) == ("test" in site)
 
 
-def test_silos_hang_on_the_seed(place: Path) -> None:
-    """All 60 patients train whatever the seed, so that only the deal can differ."""
-    site = {**SITE, "test": "test.csv", "valid_fraction": 0.0}
-    dealt = [sites_of(place, s, sites={"a": site}, silos={"number": 3}) for s in (1, 1, 2)]
-    one, again, other = ([set(silo.train.patients) for silo in silos] for silos in dealt)
-    assert set().union(*one) == set().union(*other) == {str(i) for i in range(60)}
-    assert one == again
-    assert all(mine != theirs for mine in one for theirs in other)
-
-
 def test_held_out_patients_are_dealt_by_the_seed(place: Path) -> None:
     """`deal` with the job's seed; with another seed it gives other silos."""
     site = {**SITE, "test": "test.csv", "valid_fraction": 0.4}

@@ -10,7 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from phenotype_patients import DISEASES, sites_of, trained, without_stage_1
+from phenotype_patients import (
+    DISEASES,
+    classifiers_of,
+    counted,
+    labelled,
+    sites_of,
+    trained,
+    without_stage_1,
+)
 from scipy import optimize, sparse, special
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression, SGDClassifier
@@ -412,8 +420,8 @@ def test_balanced_weights_at_one_place_are_scikit_learns() -> None:
     config = without_stage_1(classifier_cycles=2)
     config = replace(config, model=replace(config.model, classifier=CONVERGED))
     state, (member,) = trained((site,), config)
-    cohort = site.train.take((site.train.labels >= 0).any(axis=1))
-    x = TfidfTransformer().fit_transform(counts(cohort.bags))
+    cohort = labelled(site.train)
+    x = TfidfTransformer().fit_transform(counted(cohort.bags))
     for k in range(len(DISEASES)):
         rows = cohort.labels[:, k] >= 0
         solver = LogisticRegression(class_weight="balanced", tol=1e-8, max_iter=10_000)
@@ -430,8 +438,7 @@ def test_a_run_takes_its_penalty(C: float) -> None:
     config = without_stage_1(classifier_cycles=1)
     config = replace(config, model=replace(config.model, classifier=replace(CONVERGED, C=C)))
     _, (member,) = trained((site,), phenotype.for_sites(config, (site,)))
-    told = member._classifiers
-    assert told is not None
+    told = classifiers_of(member)
     wanted = LinearSVMs(told.machines.classes, len(told.machines.weight), CONVERGED)
     train, held_out = (told._features, told._train.labels), (told._held_out, told._valid.labels)
     fit(wanted, train, held_out, told._weights, C)
@@ -456,28 +463,22 @@ def bags(seed: int, patients: int = 40, vocabulary: int = 25) -> Bags:
     )
 
 
-def counts(given: Bags) -> np.ndarray:
-    """(patients, vocabulary), one patient after the other."""
-    rows = [given.concepts[a:b] for a, b in zip(given.offsets, given.offsets[1:], strict=False)]
-    return np.stack([np.bincount(row, minlength=given.vocabulary) for row in rows])
-
-
 def test_features_are_scikit_learns() -> None:
     """TfidfTransformer of the same counts; patients without concepts and unseen ones included."""
     train, new = bags(1), bags(2)
-    fitted = TfidfTransformer().fit(counts(train))
+    fitted = TfidfTransformer().fit(counted(train))
     idf = inverse_document_frequencies(document_frequencies(train), len(train))
     assert np.array_equal(idf, fitted.idf_)
     for given in (train, new):
         found = tfidf(given, idf)
         shape = (len(found), found.width)
         ours = sparse.csr_matrix((found.values, found.columns, found.offsets), shape)
-        assert np.allclose(ours.toarray(), fitted.transform(counts(given)).toarray())
+        assert np.allclose(ours.toarray(), fitted.transform(counted(given)).toarray())
     assert (np.diff(tfidf(train, idf).offsets) == 0).any()  # somebody without concepts
 
 
 def test_frequencies_add_over_sites() -> None:
     """Counted by hand over the patients of both."""
     a, b = bags(3), bags(4)
-    wanted = (counts(a) > 0).sum(0) + (counts(b) > 0).sum(0)
+    wanted = (counted(a) > 0).sum(0) + (counted(b) > 0).sum(0)
     assert np.array_equal(document_frequencies(a) + document_frequencies(b), wanted)
