@@ -54,19 +54,12 @@ def place(tmp_path: Path) -> Path:
 
 
 SITE = {
-    "notes": "notes.csv",
-    "codes": "codes.csv",
-    "codes_format": "table",
-    "system": "icd9",
-    "labels": "labels.csv",
+    **{"notes": "notes.csv", "codes": "codes.csv", "codes_format": "table"},
+    **{"system": "icd9", "labels": "labels.csv"},
 }
 TRAINING = {
-    "cycles": 2,
-    "classifier_cycles": 2,
-    "minimum": 5,
-    "min_patients": 0,
-    "systems": ["icd9"],
-    "batch_size": 8,
+    **{"cycles": 2, "classifier_cycles": 2, "minimum": 5, "min_patients": 0},
+    **{"systems": ["icd9"], "batch_size": 8},
 }
 TABLES = {"training": TRAINING, "model": {"network": {"embedding": 4, "hidden": 6}}}
 
@@ -149,23 +142,12 @@ def judged_alone(place: Path) -> dict[str, dict[str, Any]]:
     write_labels(place / "some_labels.csv", range(100, 150))
     write_codes(place / "some_codes.csv", range(200, 250))
     write_labels(place / "late_labels.csv", range(230, 250))
-    return {
-        "all": {**SITE, "test": "test.csv"},
-        "uncoded": {
-            **SITE,
-            "notes": "uncoded.csv",
-            "test": "uncoded_test.csv",
-            "codes": "late_codes.csv",
-            "labels": "some_labels.csv",
-        },
-        "unjudged": {
-            **SITE,
-            "notes": "unjudged.csv",
-            "test": "unjudged_test.csv",
-            "codes": "some_codes.csv",
-            "labels": "late_labels.csv",
-        },
-    }
+    made: dict[str, dict[str, Any]] = {"all": {**SITE, "test": "test.csv"}}
+    for kind, codes, labels in (("uncoded", "late", "some"), ("unjudged", "some", "late")):
+        files = {"notes": f"{kind}.csv", "test": f"{kind}_test.csv"}
+        files |= {"codes": f"{codes}_codes.csv", "labels": f"{labels}_labels.csv"}
+        made[kind] = SITE | files
+    return made
 
 
 def test_sites_with_nothing_in_a_stage_take_part(place: Path) -> None:
@@ -184,11 +166,8 @@ def test_sites_with_nothing_in_a_stage_take_part(place: Path) -> None:
 def test_a_site_with_nothing_to_train_cannot_be_alone(place: Path, name: str) -> None:
     """A clear error and no summary; the same site is trained with the others above."""
     sites = judged_alone(place)
-    message = {
-        "uncoded": "'uncoded' has no training patient with billing codes",
-        "unjudged": "'unjudged' has no training patient labelled",
-    }
-    with pytest.raises(FednotesError, match=message[name]):
+    lacks = "with billing codes" if name == "uncoded" else "labelled"
+    with pytest.raises(FednotesError, match=f"{name!r} has no training patient {lacks}"):
         run(place, {name: sites[name]}, conditions=["alone"])
     assert not (place / "run" / "summary.json").exists()
 
