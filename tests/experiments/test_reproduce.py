@@ -13,7 +13,7 @@ import pytest
 
 from fednotes.core.errors import ConfigError
 from fednotes.experiments import reproduce as module
-from fednotes.experiments.grids import GridRun, Jobs, plan, seeds_of
+from fednotes.experiments.grids import GridRun, Jobs, plan, rows_of, seeds_of
 from fednotes.experiments.reproduce import column, grids, load_grid, reproduce
 from fednotes.experiments.tables import plot
 from fednotes.jobs.job_file import load_job
@@ -26,8 +26,7 @@ def planned(name: str, full: bool, out: Path) -> list[GridRun]:
     grid, path = load_grid(name)
     size = grid.full if full else grid.budget
     jobs = Jobs(path.parent.name)
-    rows = [row for row in grid.runs if full or not row.full]
-    found = [plan(row, jobs, grid.base, size, full, out, ()) for row in rows]
+    found = [plan(row, jobs, size, full, out, ()) for row in rows_of(grid, jobs, full)[0]]
     return [run for groups in found for runs in groups for run in runs]
 
 

@@ -43,7 +43,7 @@ from fednotes.encoders.pretrained import (
     positions_of,
     require_complete,
 )
-from fednotes.experiments.tables import grid_lines
+from fednotes.experiments.tables import grid_table, page
 
 # Told apart with every common colour vision, and by marker.
 _COLOURS = ("#0072b2", "#c85200", "#00835f", "#a3487f", "#7d6608", "#5f6b78")
@@ -418,7 +418,7 @@ def analyse(
 
 def markdown(facts: Mapping[str, Any]) -> str:
     """Table 2's shape, the paper's own figures below it, and the entropy of every layer."""
-    return "\n".join((*_lines(facts), ""))
+    return page(_parts(facts))
 
 
 _KINDS = (  # title of the block, attribute, format
@@ -429,32 +429,25 @@ _KINDS = (  # title of the block, attribute, format
 )
 
 
-def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
+def _parts(facts: Mapping[str, Any]) -> Iterator[str]:
     seed = "" if facts["seed"] is None else f", seed {facts['seed']}"
-    yield from ("### Analysis of attention heads", "")
+    yield "### Analysis of attention heads"
     yield (
         f"{facts['texts']} texts, {facts['tokens']} tokens (at most {facts['length']} a "
         f"text{seed}); {facts['layers']} layers of {facts['heads']} heads. Divergences in nats, "
-        "the mean over tokens unless summed.\n"
+        "the mean over tokens unless summed."
     )
-    blocks = [(title, facts[name], form) for title, name, form in _KINDS]
-    yield from _triangles(facts["models"], blocks)
-    yield "\nThe paper's own figures (BERT-base, 12 layers of 12 heads; MIMIC-III).\n"
-    of_paper = [
-        (_KINDS[0][0], PAPER_SPEARMAN, ".2f"),
-        ("Distances among JS matrices", PAPER_DISTANCE, ".2f"),
-    ]
-    yield from _triangles(PAPER_MODELS, of_paper)
+    yield _triangles(facts["models"], [(title, facts[name], form) for title, name, form in _KINDS])
+    yield "The paper's own figures (BERT-base, 12 layers of 12 heads; MIMIC-III)."
+    distances = ("Distances among JS matrices", PAPER_DISTANCE, ".2f")
+    yield _triangles(PAPER_MODELS, [(_KINDS[0][0], PAPER_SPEARMAN, ".2f"), distances])
     yield (
-        "\nThe paper calls its distance a mean of absolute differences. A mean over tokens is at "
+        "The paper calls its distance a mean of absolute differences. A mean over tokens is at "
         f"most ln 2 = 0.693, so 8398.95 is either a sum ({8398.95 / 144**2:.3f} for each of "
         "144² entries) or a mean of divergences summed over tokens, as the program of Clark "
-        "et al. 2019 gives them, which grows with the sample. All three are reported.\n"
+        "et al. 2019 gives them, which grows with the sample. All three are reported."
     )
-    yield from (
-        "Mean entropy of a layer's heads, in nats (the paper: it decreases with depth).",
-        "",
-    )
+    yield "Mean entropy of a layer's heads, in nats (the paper: it decreases with depth)."
     columns = facts["entropy_by_depth"].values()
     rows = [
         [str(layer), *(f"{mean:.3f}" for mean in means)]
@@ -462,21 +455,20 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     ]
     trend = [_cell(value, ".3f") for value in facts["trend"].values()]
     rows.append(["Spearman correlation of layer and entropy", *trend])
-    yield from grid_lines(("layer", *facts["models"]), rows)
+    yield grid_table(("layer", *facts["models"]), rows)
 
 
 def _triangles(
     names: Sequence[str], blocks: Sequence[tuple[str, Sequence[Sequence[float]] | Floats, str]]
-) -> Iterator[str]:
+) -> str:
     rows = []
     for title, values, form in blocks:
         rows.append([f"*{title}*", *[""] * len(names)])
         for row, name in enumerate(names):
             cells = [_cell(values[row][column], form) for column in range(row)]
-            rows.append(
-                [name, *cells, _cell(values[row][row], ".0f"), *[""] * (len(names) - row - 1)]
-            )
-    yield from grid_lines(("", *names), rows)
+            cells += [_cell(values[row][row], ".0f"), *[""] * (len(names) - row - 1)]
+            rows.append([name, *cells])
+    return grid_table(("", *names), rows)
 
 
 def _cell(value: float, form: str) -> str:

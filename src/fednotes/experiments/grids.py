@@ -201,30 +201,24 @@ def own_jobs(grid: Grid, folder: str, given: Sequence[str]) -> Jobs:
             )
         if name in own:
             raise ConfigError(f"--base {text}: {name!r} has {own[name]} already")
-        _require_alike(f"{folder}/{name}", job)
+        asked, found = (load_table(each)[0].get("method") for each in (f"{folder}/{name}", job))
+        if asked != found:
+            raise ConfigError(f"--base {job}: is of method {found!r}, the experiment of {asked!r}")
         own[name] = job
     if own and grid.base not in own:
         raise ConfigError(f"--base {given[0]}: the experiment's own job is missing: --base JOB")
     return Jobs(folder, own)
 
 
-def _require_alike(built_in: str, job: str) -> None:
-    asked, found = (load_table(each)[0].get("method") for each in (built_in, job))
-    if asked != found:
-        raise ConfigError(f"--base {job}: is of method {found!r}, the experiment of {asked!r}")
-
-
 def rows_of(grid: Grid, jobs: Jobs, full: bool) -> tuple[list[Row], list[str]]:
-    """The rows that are run, by their jobs' names; and the jobs whose rows are left out.
+    """The rows that are run, with their jobs; and the jobs whose rows are left out.
 
     On jobs of the user's own, rows of a job that was not given would mix corpora.
     """
-    rows = [row for row in grid.runs if full or not row.full]
-    kept = [row for row in rows if not jobs.own or (row.base or grid.base) in jobs.own]
+    rows = [replace(row, base=row.base or grid.base) for row in grid.runs if full or not row.full]
+    kept = [row for row in rows if not jobs.own or row.base in jobs.own]
     left = dict.fromkeys(row.base for row in rows if row not in kept)
-    named = [
-        replace(r, label=r.label.replace("{job}", jobs.named(r.base or grid.base))) for r in kept
-    ]
+    named = [replace(r, label=r.label.replace("{job}", jobs.named(r.base))) for r in kept]
     return named, list(left)
 
 
@@ -253,14 +247,13 @@ def plan_before(before: Before, jobs: Jobs, size: Size, full: bool, out: Path) -
         before.name, (before.condition,), before.base, (*before.set, *(() if full else budget))
     )
     size = replace(size, seeds=(before.seed,) if before.seed else size.seeds, set=(), own=None)
-    for runs in plan(row, jobs, before.base, size, True, out, ()):
+    for runs in plan(row, jobs, size, True, out, ()):
         yield from runs
 
 
 def plan(
     row: Row,
     jobs: Jobs,
-    base: str,
     size: Size,
     full: bool,
     out: Path,
@@ -270,11 +263,10 @@ def plan(
     """The runs of one row, a list for each condition.
 
     A wrong setting shows now, not in an hour: ConfigError.
-    base: the grid's own job. models: seed → the folder that stands for each `{name}` in the
+    models: seed → the folder that stands for each `{name}` in the
     row's settings.
     """
-    name = row.base or base
-    job, own = jobs[name], name in jobs.own
+    job, own = jobs[row.base], row.base in jobs.own
     common = size.own if own and size.own is not None else size.set
     common = (*common, *row.set, *(() if full else row.budget), *settings)
     path = built_in_jobs().get(job)

@@ -109,8 +109,8 @@ def reproduce(
     every = replace(size, seeds=tuple(dict.fromkeys((*size.seeds, *seeds_of_rows))))
     first = [run for each in befores for run in plan_before(each, jobs, every, full, out)]
     models = _models(befores, first, every.seeds)
-    fixed = (jobs, grid.base, size, full, out, settings, models)
-    groups = [runs for row in rows for runs in plan(row, *fixed)]
+    planned = [plan(row, jobs, size, full, out, settings, models) for row in rows]
+    groups = [runs for groups in planned for runs in groups]
     work = _Work(workers, tell, say, agree)
     work.expect(first, groups)
     work.do(first)
@@ -122,7 +122,7 @@ def reproduce(
     if grid.attention is not None:
         table = _attention(grid.attention, models[size.seeds[0]], folder, size, jobs, grid.base)
     else:
-        names = list(dict.fromkeys(jobs.named(row.base or grid.base) for row in rows))
+        names = list(dict.fromkeys(jobs.named(row.base) for row in rows))
         table = gather(grid, size, cells, names)
     table |= {"experiment": name, "full": full, "settings": list(settings)}
     table |= {"base": dict(jobs.own), "name": called}

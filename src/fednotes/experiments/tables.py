@@ -15,58 +15,56 @@ _OF_A_DISEASE = (("precision", "P"), ("recall", "R"), ("f1", "F1"))
 
 def markdown(table: Mapping[str, Any]) -> str:
     """The table as Markdown: F1 in percent, mean ± standard deviation over seeds."""
-    return table["markdown"] if "markdown" in table else "\n".join((*_lines(table), ""))
+    return table["markdown"] if "markdown" in table else page(_parts(table))
 
 
-def grid_lines(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Iterator[str]:
+def page(parts: Iterable[str]) -> str:
+    """Markdown of paragraphs and tables."""
+    return "\n\n".join(parts) + "\n"
+
+
+def grid_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """A table of Markdown; `left` columns are names, the others numbers."""
-    yield f"| {' | '.join(heads)} |"
-    yield "|" + "---|" * left + "---:|" * (len(heads) - left)
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
+    ruler = "---|" * left + "---:|" * (len(heads) - left)
+    lines = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join((f"| {' | '.join(heads)} |", f"|{ruler}", *lines))
 
 
-def _lines(table: Mapping[str, Any]) -> Iterator[str]:
-    yield from (f"### {table['title']}", "")
+def _parts(table: Mapping[str, Any]) -> Iterator[str]:
+    yield f"### {table['title']}"
     if changed := table.get("settings"):
-        yield from (f"Changed in every run: {_settings(changed)}.", "")
-    if table.get("by_output"):
-        yield from _disease_lines(table)
-    else:
-        yield from _run_lines(table)
-    yield from _choice_lines(table)
-    yield from _pair_lines(table)
-    if table["paper"] and not table.get("by_output"):
-        yield from _paper_lines(table)
-
-
-def _choice_lines(table: Mapping[str, Any]) -> Iterator[str]:
-    """Settings that validation data chose, among which."""
+        yield f"Changed in every run: {_settings(changed)}."
+    yield from _of_diseases(table) if table.get("by_output") else _of_runs(table)
     searched = [row for row in table["rows"] if row["tried"]]
     if searched:
-        yield from ("", "Chosen by the mean of the sites' validation scores:", "")
-    for row in searched:
-        tried = "; ".join(
-            f"{_settings(each['set'])}: {100 * each['validation']:.1f}" for each in row["tried"]
-        )
-        yield f"- {row['label']}, {row['condition']}: {_settings(row['chosen'])} ({tried})"
+        yield "Chosen by the mean of the sites' validation scores:"
+        yield "\n".join(map(_choice, searched))
+    yield from _of_pairs(table)
+    if table["paper"] and not table.get("by_output"):
+        yield from _of_paper(table)
+
+
+def _choice(row: Mapping[str, Any]) -> str:
+    """The settings that validation data chose, among which."""
+    tried = "; ".join(
+        f"{_settings(each['set'])}: {100 * each['validation']:.1f}" for each in row["tried"]
+    )
+    return f"- {row['label']}, {row['condition']}: {_settings(row['chosen'])} ({tried})"
 
 
 def _settings(chosen: list[str]) -> str:
     return ", ".join(f"`{each}`" for each in chosen)
 
 
-def _pair_lines(table: Mapping[str, Any]) -> Iterator[str]:
+def _of_pairs(table: Mapping[str, Any]) -> Iterator[str]:
     """Paired tests over seeds; where seeds are few, that nothing is claimed."""
     tested = [pair for pair in table["pairs"] if pair["differences"]]
     if tested:
         columns = list(dict.fromkeys(name for pair in tested for name in pair["differences"]))
-        yield ""
         yield (
             "Differences in points, with 95 % intervals and p of a paired t test over seeds "
             "(each p is of a single test):"
         )
-        yield ""
         rows = (
             (
                 f"{pair['first']} − {pair['second']}",
@@ -75,16 +73,14 @@ def _pair_lines(table: Mapping[str, Any]) -> Iterator[str]:
             )
             for pair in tested
         )
-        yield from grid_lines(("first minus second", "seeds", *columns), rows)
+        yield grid_table(("first minus second", "seeds", *columns), rows)
     few = {len(row["seeds"]) for row in table["rows"] if len(row["seeds"]) < FEWEST_SEEDS}
     if few and table["score"] == "test":
-        yield ""
         yield (
             f"{' or '.join(map(str, sorted(few)))} seed{'s' * (few != {1})}: no difference is "
             + ("claimed between the other rows." if tested else "claimed.")
         )
     if "untested" in table:
-        yield ""
         yield f"No test over seeds: {table['untested']}."
 
 
@@ -92,11 +88,8 @@ def _difference(test: Mapping[str, float] | None) -> str:
     if test is None:
         return ""
     mean, low, high = (100 * test[key] for key in ("mean", "low", "high"))
-    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}; {_p(test['p_value'])})"
-
-
-def _p(value: float) -> str:
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+    p = "p < 0.001" if test["p_value"] < 0.001 else f"p = {test['p_value']:.3f}"
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}; {p})"
 
 
 def _seeds(table: Mapping[str, Any]) -> str:
@@ -107,17 +100,14 @@ def _seeds(table: Mapping[str, Any]) -> str:
     return "seeds " + " or ".join(", ".join(map(str, seeds)) for seeds in sorted(by_row, key=len))
 
 
-def _run_lines(table: Mapping[str, Any]) -> Iterator[str]:
+def _of_runs(table: Mapping[str, Any]) -> Iterator[str]:
     """A row a run: the grid's own columns, or strict and relaxed F1 of each site."""
+    of = {"test": "Test F1 in percent, strict / relaxed"}
     if table["columns"]:
         yield f"Shares in percent; {_seeds(table)}. {table['note']}"
     else:
-        of = "Validation F1 in percent, strict"
-        if table["score"] == "test":
-            of = "Test F1 in percent, strict / relaxed"
-        yield f"{of}; {_seeds(table)}."
-        yield from [table["note"]] * bool(table["note"])
-    yield ""
+        shown = of.get(table["score"], "Validation F1 in percent, strict")
+        yield f"{shown}; {_seeds(table)}.\n{table['note']}".rstrip()
     sites = not table["columns"]
     cells = _site_cells if sites else _own_cells
     found = [cells(table, row) for row in table["rows"]]
@@ -132,7 +122,7 @@ def _run_lines(table: Mapping[str, Any]) -> Iterator[str]:
         for row, each in zip(table["rows"], found, strict=True)
     ]
     heads = ("run", "condition", *(["seeds"] if uneven else []), *found[0])
-    yield from grid_lines(heads, rows, left=2)
+    yield grid_table(heads, rows, left=2)
 
 
 def _own_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
@@ -170,11 +160,7 @@ def _number(name: str, score: Mapping[str, float | None]) -> str:
     """A share in percent, another number as it is."""
     if not is_plain(name):
         return _cell(score)
-    mean, std = score["mean"], score["std"]
-    if mean is None:
-        return "–"
-    digits = 3 if name.endswith(("loss", "brier")) else 0 if name == "s" else 2
-    return f"{mean:.{digits}f}" + (f" ± {std:.{digits}f}" if std is not None else "")
+    return _cell(score, 3 if name.endswith(("loss", "brier")) else 0 if name == "s" else 2, 1)
 
 
 def is_plain(column: str) -> bool:
@@ -183,11 +169,10 @@ def is_plain(column: str) -> bool:
     return kind in ("up", "down", "s", "loss", "perplexity", "brier")
 
 
-def _disease_lines(table: Mapping[str, Any]) -> Iterator[str]:
+def _of_diseases(table: Mapping[str, Any]) -> Iterator[str]:
     """A row a disease, then the average; three columns a run, and the paper's figures beside."""
     rows, paper = table["rows"], table["paper"]
     yield f"Percent; {_seeds(table)}. {table['note']}".rstrip()
-    yield ""
     diseases = list(dict.fromkeys(name for row in rows for name in row["by_output"]))
     beside = any(name in paper for name in diseases)
     figures = list(next(iter(paper.values()))) if beside else []
@@ -205,11 +190,10 @@ def _disease_lines(table: Mapping[str, Any]) -> Iterator[str]:
     for name, cells in shown.items():
         given = paper.get(name, {})
         cells += [f"{given[head]:.1f}" if head in given else "" for head in figures]
-    yield from grid_lines(("disease", *heads), ([name, *cells] for name, cells in shown.items()))
+    yield grid_table(("disease", *heads), ([name, *cells] for name, cells in shown.items()))
     if paper and not beside:
-        yield from _paper_lines(table)
+        yield from _of_paper(table)
     elif table["paper_note"]:
-        yield ""
         yield table["paper_note"]
 
 
@@ -219,20 +203,19 @@ def _average(row: Mapping[str, Any], key: str) -> str:
     return f"{100 * sum(means) / len(means):.1f}" if means else "–"
 
 
-def _paper_lines(table: Mapping[str, Any]) -> Iterator[str]:
+def _of_paper(table: Mapping[str, Any]) -> Iterator[str]:
     heads = list(next(iter(table["paper"].values())))
-    yield from ("", f"The paper's own figures. {table['paper_note']}", "")
-    paper = table["paper"].items()
-    yield from grid_lines(
-        ("run", *heads), ((name, *(f"{figures[h]:.2f}" for h in heads)) for name, figures in paper)
-    )
+    yield f"The paper's own figures. {table['paper_note']}"
+    rows = ([name, *(f"{of[h]:.2f}" for h in heads)] for name, of in table["paper"].items())
+    yield grid_table(("run", *heads), rows)
 
 
-def _cell(score: Mapping[str, float | None]) -> str:
+def _cell(score: Mapping[str, float | None], digits: int = 1, factor: float = 100) -> str:
     mean, std = score["mean"], score["std"]
     if mean is None:
         return "–"
-    return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if std is not None else "")
+    found = f"{factor * mean:.{digits}f}"
+    return found if std is None else f"{found} ± {factor * std:.{digits}f}"
 
 
 def plot(table: Mapping[str, Any], path: Path) -> bool:

@@ -55,6 +55,7 @@ from fednotes.methods.sites import (
     Share,
     Size,
     finite,
+    rising,
 )
 from fednotes.patients.dan import RowAdam
 
@@ -514,9 +515,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 def told(change: Tensors, compression: Compression) -> dict[str, Tensor]:
     """What a site says of its change: mean squares, (1,) or (blocks,) a tensor."""
-    if compression == "int8":
-        return {name: value.square().mean().reshape(1) for name, value in change.items()}
-    return {name: _blocks(value).square().mean(1) for name, value in change.items()}
+    return {name: _rows(value, compression).square().mean(1) for name, value in change.items()}
 
 
 def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, Tensor]:
@@ -541,7 +540,7 @@ def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, 
 
 def require_code(code: Tensors, change: Tensors, compression: Compression, share: float) -> None:
     """Pass a code that `agreed` can have given for this change. Raises RefusedError."""
-    parts = {name: _parts(value, compression) for name, value in change.items()}
+    parts = {name: len(_rows(value, compression)) for name, value in change.items()}
     dtype = torch.float32 if compression == "int8" else torch.int32
     right = code.keys() == parts.keys() and all(
         value.dtype is dtype and value.dim() == 1 for value in code.values()
@@ -551,23 +550,13 @@ def require_code(code: Tensors, change: Tensors, compression: Compression, share
     elif right:
         wanted = max(1, round(share * sum(parts.values())))
         right = sum(map(len, code.values())) == wanted and all(
-            len(chosen) == 0
-            or (
-                int(chosen[0]) >= 0
-                and int(chosen[-1]) < parts[name]
-                and bool((chosen[1:] > chosen[:-1]).all())
-            )
-            for name, chosen in code.items()
+            rising(chosen, parts[name]) for name, chosen in code.items()
         )
     if not right:
         raise RefusedError(
             "the code for the changes is none of this job: a step size for each tensor, or the "
             "job's share of all blocks, each once and in order"
         )
-
-
-def _parts(value: Tensor, compression: Compression) -> int:
-    return 1 if compression == "int8" else -(-value.numel() // BLOCK)
 
 
 def encode(
@@ -586,7 +575,7 @@ def encode(
             sent[name] = levels.round().clamp(-LEVELS, LEVELS).to(torch.int8).cpu()
             left[name] = value - sent[name].to(value.device) * step
         else:
-            blocks, chosen = _blocks(value), code[name].long().to(value.device)
+            blocks, chosen = _rows(value, compression), code[name].long().to(value.device)
             sent[name] = blocks[chosen].cpu()
             blocks = blocks.index_fill(0, chosen, 0.0)
             left[name] = blocks.flatten()[: value.numel()].reshape(value.shape)
@@ -602,13 +591,15 @@ def decode(
         if compression == "int8":
             found[name] = means[name] * code[name]
         else:
-            blocks = torch.zeros_like(_blocks(value))
+            blocks = torch.zeros_like(_rows(value, compression))
             blocks[code[name].long()] = means[name]
             found[name] = blocks.flatten()[: value.numel()].reshape(value.shape)
     return found
 
 
-def _blocks(value: Tensor) -> Tensor:
-    """(blocks, BLOCK), the last one filled with zeros."""
+def _rows(value: Tensor, compression: Compression) -> Tensor:
+    """(1, numbers); or (blocks, BLOCK), the last one filled with zeros."""
     flat = value.flatten()
+    if compression == "int8":
+        return flat[None]
     return torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)

@@ -230,19 +230,19 @@ class Site(MentionSite):
 
     def covered(self, task: str) -> dict[str, int]:
         """The local steps, tokens and smallest mini-batch behind an update of this task."""
+        batches, smallest = self._epoch()
         if task in ("mark", GRADIENTS):
-            return {"steps": 1, "batch": self._smallest()}
-        steps = self.config.local_epochs * self._batches_per_epoch()
+            return {"steps": 1, "batch": smallest}
         tokens = int(self.train_set.lengths.sum())  # an epoch more reads the same ones
-        behind = {"steps": steps, "tokens": tokens, "batch": self._smallest()}
-        return behind if task == TRAIN else {}
+        steps = self.config.local_epochs * batches
+        return {"steps": steps, "tokens": tokens, "batch": smallest} if task == TRAIN else {}
 
-    def _smallest(self) -> int:
-        """Sentences of an epoch's smallest mini-batch, which may be its last one."""
+    def _epoch(self) -> tuple[int, int]:
+        """An epoch's mini-batches, and the sentences of its smallest one, which may be its last."""
         whole, short = divmod(self.num_examples, self.share)
-        if short >= least_share(self.num_examples, self.config):
-            return short
-        return self.share if whole > 1 else self.num_examples
+        if not whole or short >= least_share(self.num_examples, self.config):
+            return whole + 1, short
+        return whole, self.share if whole > 1 else self.num_examples
 
     def count(self, tensors: Tensors) -> Update:
         """|S_i|."""
@@ -292,7 +292,7 @@ class Site(MentionSite):
     def train(self, tensors: Tensors, *, round: int) -> Update:
         """`local_epochs` epochs of the whole tagger; return θ_s with weight |S_i|."""
         load_into(self.shared, tensors)
-        batches = self.config.local_epochs * self._batches_per_epoch()
+        batches = self.config.local_epochs * self._epoch()[0]
         loss = sum(self._local_step(self.adam) for _ in range(batches)) / batches
         # [fedner eq 2]
         return Update(
@@ -320,13 +320,9 @@ class Site(MentionSite):
         self.steps += 1
         return value
 
-    def _batches_per_epoch(self) -> int:
-        whole, short = divmod(self.num_examples, self.share)
-        return whole + (short >= least_share(self.num_examples, self.config) or not whole)
-
     def _batch(self, step: int) -> np.ndarray:
         """The mini-batch of a step: an epoch's order depends on seed, site and epoch alone."""
-        epoch, position = divmod(step, self._batches_per_epoch())
+        epoch, position = divmod(step, self._epoch()[0])
         if self._ordered != (epoch, self.share):
             rng = rng_of(self.config.seed, "order", self.id, epoch)
             least = least_share(self.num_examples, self.config)  # of the epoch's odd one too
@@ -372,7 +368,7 @@ class Site(MentionSite):
         """Epochs of the whole tagger on the site's own data, a fresh optimizer."""
         adam = Adam(self.model.trainable(), self.config.learning_rate)
         for _ in range(epochs):
-            for _ in range(self._batches_per_epoch()):
+            for _ in range(self._epoch()[0]):
                 self._local_step(adam)
             self._judge()
         if self.best.tensors:

@@ -302,6 +302,12 @@ def judged_mentions(metrics: Mapping[str, float]) -> dict[str, float]:
     return {"held_out": f1 if counts.total.gold else -math.inf, "valid_f1": f1}
 
 
+def rising(places: Tensor, stop: int) -> bool:
+    """Whether these are places before `stop`, each once and in order."""
+    within = (places >= 0) & (places < stop)
+    return places.dim() == 1 and bool(within.all()) and bool((places.diff() > 0).all())
+
+
 def all_tags(sites: Sequence[SiteData]) -> TagSet:
     """The complete tag set, the union over the sites."""
     return reduce(TagSet.union, (site.tags for site in sites))

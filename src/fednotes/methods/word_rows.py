@@ -26,6 +26,7 @@ from torch import Tensor
 from fednotes.core.errors import TrainingError
 from fednotes.core.tensors import load_into, require_like
 from fednotes.core.update import Tensors
+from fednotes.methods.sites import rising
 
 LEAST = 1024  # rows; a smaller table travels whole
 IDS, MARKS = ".ids", ".marks"  # after a table's name
@@ -74,8 +75,7 @@ def take(targets: Tensors, values: Tensors, names: tuple[str, ...]) -> dict[str,
     require_like(like, values)
     for name, ids in rows.items():
         last = len(targets[name])
-        rising = ids.dim() == 1 and bool((ids.diff() > 0).all())
-        if not rising or bool(((ids < 0) | (ids >= last)).any()):
+        if not rising(ids, last):
             raise TrainingError(
                 f"tensor {name + IDS!r}: expected numbers of rows, 0 to {last - 1:,}, ascending"
             )
