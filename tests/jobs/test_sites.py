@@ -549,52 +549,54 @@ def test_the_built_in_jobs_of_fine_tuning_load(
         assert max(map(len, notes)) - min(map(len, notes)) <= 1
 
 
-def test_the_papers_jobs_of_fine_tuning_train_on_every_training_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On invented records of which the test data repeat some: nothing is held out or dropped."""
-    folders = {
-        "2010": ("concept_assertion_relation_training_data", "reference_standard_for_test_data"),
-        "2012": (
+LABELS = ("PROBLEM", "TEST", "TREATMENT", "CLINICAL_DEPT", "EVIDENTIAL", "OCCURRENCE")
+
+
+def i2b2(path: Path, year: str, number: int) -> None:
+    """An invented record with a mention of each label, as that year's challenge has it."""
+    words = [f"w{number}{label.lower()}" for label in LABELS]
+    text = "\n".join(words) + "\n"
+    if year == "2010":
+        rows = [f'c="{words[i]}" {i + 1}:0 {i + 1}:0||t="{LABELS[i].lower()}"' for i in range(3)]
+        path.with_suffix(".txt").write_text(text)
+        path.with_suffix(".con").write_text("\n".join(rows) + "\n")
+        return
+    tags = "".join(
+        f'<EVENT id="E{at}" start="{text.index(word) + 1}" end="{text.index(word) + 1 + len(word)}" '
+        f'text="{word}" modality="FACTUAL" polarity="POS" type="{label}" />\n'
+        for at, (word, label) in enumerate(zip(words, LABELS, strict=True))
+    )
+    path.with_suffix(".xml").write_text(
+        '<?xml version="1.0" encoding="UTF-8" ?>\n<ClinicalNarrativeTemporalAnnotation>\n<TEXT>'
+        f"<![CDATA[\n{text}]]></TEXT>\n<TAGS>\n{tags}</TAGS>\n"
+        "</ClinicalNarrativeTemporalAnnotation>\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("year", "train", "test", "mentions"),
+    [
+        ("2010", "concept_assertion_relation_training_data", "reference_standard_for_test_data", 3),
+        (
+            "2012",
             "2012-07-15.original-annotation.release",
             "2012-08-08.test-data.event-timex-groundtruth/xml",
+            6,
         ),
-    }
-    monkeypatch.setenv("I2B2_2010", str(tmp_path))
-    monkeypatch.setenv("I2B2_2012", str(tmp_path))
-    labels = ("PROBLEM", "TEST", "TREATMENT", "CLINICAL_DEPT", "EVIDENTIAL", "OCCURRENCE")
-    for year, parts in folders.items():
-        for part, number in zip(parts, (12, 7), strict=True):
-            (tmp_path / part).mkdir(parents=True)
-            for i in range(number):
-                words = [f"w{i}{label.lower()}" for label in labels]
-                text = "\n".join(words) + "\n"
-                file = tmp_path / part / f"r{i}"
-                if year == "2010":
-                    file.with_suffix(".txt").write_text(text)
-                    concepts = zip(words, ("problem", "test", "treatment"), strict=False)
-                    file.with_suffix(".con").write_text(
-                        "".join(
-                            f'c="{word}" {at}:0 {at}:0||t="{label}"\n'
-                            for at, (word, label) in enumerate(concepts, 1)
-                        )
-                    )
-                    continue
-                events = "".join(
-                    f'<EVENT id="E{at}" start="{text.index(word) + 1}" '
-                    f'end="{text.index(word) + 1 + len(word)}" text="{word}" '
-                    f'modality="FACTUAL" polarity="POS" type="{label}" />\n'
-                    for at, (word, label) in enumerate(zip(words, labels, strict=True))
-                )
-                file.with_suffix(".xml").write_text(
-                    '<?xml version="1.0" encoding="UTF-8" ?>\n'
-                    "<ClinicalNarrativeTemporalAnnotation>\n"
-                    f"<TEXT><![CDATA[\n{text}]]></TEXT>\n<TAGS>\n{events}</TAGS>\n"
-                    "</ClinicalNarrativeTemporalAnnotation>\n"
-                )
-        made = load_sites(load_job(f"bert/i2b2-{year}"))
-        assert [len(site.valid) for site in made.data] == [0] * 5
-        for part, number in (("train", 12), ("test", 7)):
-            documents = [d for site in made.data for d in getattr(site, part)]
-            assert len({d.id for d in documents}) == len(documents) == number
-            assert sum(len(d.spans) for d in documents) == number * (3 if year == "2010" else 6)
+    ],
+)
+def test_the_papers_jobs_of_fine_tuning_train_on_every_training_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, year: str, train: str, test: str, mentions: int
+) -> None:
+    """On invented records of which the test data repeat some: nothing is held out or dropped."""
+    monkeypatch.setenv(f"I2B2_{year}", str(tmp_path))
+    for part, number in ((train, 12), (test, 7)):
+        (tmp_path / part).mkdir(parents=True)
+        for i in range(number):
+            i2b2(tmp_path / part / f"r{i}", year, i)
+    made = load_sites(load_job(f"bert/i2b2-{year}"))
+    assert [len(site.valid) for site in made.data] == [0] * 5
+    for name, number in (("train", 12), ("test", 7)):
+        documents = [d for site in made.data for d in getattr(site, name)]
+        assert len({d.id for d in documents}) == len(documents) == number
+        assert sum(len(d.spans) for d in documents) == number * mentions

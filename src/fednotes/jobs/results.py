@@ -24,6 +24,7 @@ SUMMARY, METRICS = "summary.json", "metrics.jsonl"
 _SHOWN = shipped("jobs/scores.toml")
 SCORES: Mapping[str, Mapping[str, Any]] = _SHOWN["scores"]  # how each kind of score is shown
 CURVES: Mapping[str, Mapping[str, Any]] = _SHOWN["curves"]  # likewise, what evaluations measure
+HINTS: Mapping[str, str] = shipped("jobs/hints.toml")  # what a run says beside its scores
 Scores = Mapping[str, Any]  # kind of score → measure → number, as `metrics/` makes them
 
 

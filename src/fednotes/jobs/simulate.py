@@ -33,6 +33,7 @@ from fednotes.engines.inprocess import InProcess
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.job import POOLED, Job, Progress, Sites, load_sites
 from fednotes.jobs.results import (
+    HINTS,
     METRICS,
     SUMMARY,
     VERSION,
@@ -499,23 +500,17 @@ def pooled_below_alone(
     rounds = conditions["pooled"]["rounds"]
     each = conditions["alone"]["rounds"] / sites
     epochs = {part.condition: getattr(part.config, "personal_epochs", 0) for part in parts}
-    reasons = []
-    if any(part.condition == "pooled" and len(part.sites) > 1 for part in parts):
-        reasons.append(
-            "the sites annotate different types, so pooled is one trunk with an output layer for "
-            "each, which is no upper bound"
-        )
-    elif sites > 1:
-        reasons.append("one model serves all sites, whose notes may differ in kind")
-    if (personal := epochs.get("alone", 0) - epochs.get("pooled", 0)) > 0:
-        reasons.append(f"alone ends with {personal} personal epochs, pooled has none")
-    if rounds < each:
-        reasons.append("it took fewer rounds: raise epochs or patience")
-    yield (
-        f"pooled is below alone (mean F1 {100 * pooled:.1f} against {100 * own:.1f}, "
-        f"{rounds:,.0f} rounds against {each:,.0f} at a site): {'; '.join(reasons)}; "
-        "one seed does not tell a small difference from chance"
-    )
+    personal = epochs.get("alone", 0) - epochs.get("pooled", 0)
+    heads = any(part.condition == "pooled" and len(part.sites) > 1 for part in parts)
+    reasons = {
+        "an_output_layer_each": heads,
+        "one_model": sites > 1 and not heads,
+        "personal_epochs": personal > 0,
+        "fewer_rounds": rounds < each,
+    }
+    told = "; ".join(HINTS[why].format(epochs=personal) for why, holds in reasons.items() if holds)
+    f1 = {"pooled": 100 * pooled, "alone": 100 * own}
+    yield HINTS["pooled_below_alone"].format(rounds=rounds, each=each, reasons=told, **f1)
 
 
 def nothing_found(scores: Mapping[str, Mapping[str, Scores]]) -> Iterator[str]:
@@ -523,40 +518,28 @@ def nothing_found(scores: Mapping[str, Mapping[str, Scores]]) -> Iterator[str]:
     for site, by_condition in scores.items():
         for condition, score in by_condition.items():
             if not score:
-                yield f"{site}: nothing is held out there, so it has no score and is in no mean"
+                yield HINTS["nothing_held_out"].format(site=site)
                 break
-            if "by_output" in score:
-                yield from _phenotype_hints(f"{site}, {condition}", score)
-            if "by_type" not in score:
-                continue  # no mentions are judged here
-            if not any(of_type["support"] for of_type in score["by_type"].values()):
-                yield f"{site}: no mention in its test data, so its scores say nothing"
-                break
-            if score["relaxed"]["f1"] == 0:
-                yield (
-                    f"{site}, {condition}: no mention found: train longer (epochs or rounds of "
-                    "[training]) or raise training.learning_rate"
-                )
+            found = list(_phenotype_hints(score.get("by_output", {})))
+            if "by_type" in score:  # mentions are judged here
+                if not any(of_type["support"] for of_type in score["by_type"].values()):
+                    yield HINTS["no_mentions"].format(site=site)
+                    break
+                found += [("nothing_found", "")] if score["relaxed"]["f1"] == 0 else []
+            for hint, names in found:
+                yield HINTS[hint].format(site=site, condition=condition, names=names)
 
 
-def _phenotype_hints(where: str, score: Scores) -> Iterator[str]:
-    """Diseases whose score says little, by name."""
-
-    def named(names: Sequence[str]) -> str:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        return ", ".join(names[:_NAMED]) + more
-
-    never, alone = [], []
-    for disease, found in score["by_output"].items():
-        present, absent = (found.get(name, {}).get("support", 0) for name in ("present", "absent"))
-        if present and not found["present"].get("predicted", 1):
-            never.append(disease)
+def _phenotype_hints(by_output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Hints, and the diseases whose score says little."""
+    found: dict[str, list[str]] = {"nobody_present": [], "one_class": []}
+    for disease, of in by_output.items():
+        present, absent = (of.get(name, {}).get("support", 0) for name in ("present", "absent"))
+        if present and not of["present"].get("predicted", 1):
+            found["nobody_present"].append(disease)
         if not (present and absent):
-            alone.append(disease)
-    if never:
-        yield f"{where}: predicts nobody to have {named(never)}: train longer, or weigh classes"
-    if alone:
-        yield (
-            f"{where}: the test patients are all present or all absent for {named(alone)}: "
-            "these have no AUROC"
-        )
+            found["one_class"].append(disease)
+    for hint, names in found.items():
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        if names:
+            yield hint, ", ".join(names[:_NAMED]) + more

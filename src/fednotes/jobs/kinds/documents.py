@@ -48,6 +48,7 @@ from fednotes.jobs.job import (
     TagsConfig,
     site_named,
 )
+from fednotes.jobs.results import HINTS
 
 Documents = tuple[Document, ...]
 Parts = dict[str, Documents]
@@ -541,14 +542,13 @@ def never_right(
             if not of_type["support"] or of_type["strict"]["f1"] > 0:
                 continue
             here, all_sites = trained[site][label], everywhere[label]
-            why = f"{here} training mentions here, {all_sites} at all sites"
-            why += "" if of_type["predicted"] else "; never predicted"
-            remedy = "train longer or give more mentions"
-            if not all_sites:
-                remedy = "name it as the training data do (label_map)"
-            elif here == all_sites and len(sites) > 1:
-                remedy += "; if other sites have it by another name: label_map"
-            yield f"{site}, {condition}: {label} scores 0 ({why}): {remedy}"
+            remedy = "more_mentions" if all_sites else "name_as_training_data"
+            if 0 < here == all_sites and len(sites) > 1:
+                remedy = "another_name"
+            never = "" if of_type["predicted"] else HINTS["never_predicted"]
+            of = {"site": site, "condition": condition, "label": label, "here": here}
+            told = {"everywhere": all_sites, "never": never, "remedy": HINTS[remedy]}
+            yield HINTS["type_of_score_0"].format(**of, **told)
 
 
 KIND = SiteKind(
