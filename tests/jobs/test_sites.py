@@ -561,10 +561,11 @@ def i2b2(path: Path, year: str, number: int) -> None:
         path.with_suffix(".txt").write_text(text)
         path.with_suffix(".con").write_text("\n".join(rows) + "\n")
         return
+    spans = [(text.index(word) + 1, text.index(word) + 1 + len(word)) for word in words]
     tags = "".join(
-        f'<EVENT id="E{at}" start="{text.index(word) + 1}" end="{text.index(word) + 1 + len(word)}" '
-        f'text="{word}" modality="FACTUAL" polarity="POS" type="{label}" />\n'
-        for at, (word, label) in enumerate(zip(words, LABELS, strict=True))
+        f'<EVENT id="E{i}" start="{spans[i][0]}" end="{spans[i][1]}" text="{words[i]}" '
+        f'modality="FACTUAL" polarity="POS" type="{label}" />\n'
+        for i, label in enumerate(LABELS)
     )
     path.with_suffix(".xml").write_text(
         '<?xml version="1.0" encoding="UTF-8" ?>\n<ClinicalNarrativeTemporalAnnotation>\n<TEXT>'
