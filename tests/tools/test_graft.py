@@ -14,16 +14,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from graft import (
-    FACTS,
-    Classes,
-    Schedule,
-    bart_of,
-    decode,
-    graft,
-    make_rows,
-    read_texts,
-)
+from graft import FACTS, Classes, Schedule, bart_of, decode, graft, make_rows, read_texts
+from tiny_models import save_bert
 
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.types import Document, Span, TagSet
@@ -34,7 +26,6 @@ transformers = pytest.importorskip("transformers")
 
 NOUNS = "cough fever pain rash nausea aspirin codeine heparin insulin statin".split()
 OTHERS = "the patient had severe and was given mg of with no sudden mild acute".split()
-DIGITS = [*"0123456789", *(f"##{d}" for d in "0123456789")]
 TEXTS = [
     f"The patient had {how} {NOUNS[i % 5]} and was given {10 + 7 * i} mg of {NOUNS[5 + i % 4]}."
     for i in range(40)
@@ -46,20 +37,11 @@ QUICK = Schedule(steps=100, batch=8, pool=160, learning_rate=1e-2, listing=0.5, 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """3 layers of 32, 40 positions. Small weights, where the epsilon tells most."""
-    path: Path = tmp_path_factory.mktemp("bert")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *NOUNS, *OTHERS, *DIGITS, ".", "(", ")"]
-    (path / "vocab.txt").write_text("\n".join(words))
-    transformers.BertTokenizerFast(vocab=str(path / "vocab.txt")).save_pretrained(path)
-    config = transformers.BertConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        intermediate_size=48,
-        max_position_embeddings=40,
-    )
+    shape = {"num_hidden_layers": 3, "max_position_embeddings": 40}
+    words = [*NOUNS, *OTHERS]
+    path = save_bert(tmp_path_factory.mktemp("bert"), head=False, words=words, **shape)
     torch.manual_seed(0)
-    model = transformers.BertModel(config)
+    model = transformers.BertModel.from_pretrained(path)
     for name, value in model.named_parameters():  # biases and norms start at 0 and 1
         torch.nn.init.normal_(value, float("Norm.weight" in name), 0.05)
     model.save_pretrained(path)
@@ -248,12 +230,13 @@ def test_texts_are_read_and_annotation_is_not(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_grafted(bert: Path, tmp_path: Path) -> None:
+    tokenizer = opened(bert)[1]
     config = transformers.RobertaConfig(
-        vocab_size=60, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=8, max_position_embeddings=20,
     )  # fmt: skip
     transformers.RobertaModel(config).save_pretrained(tmp_path / "roberta")
-    opened(bert)[1].save_pretrained(tmp_path / "roberta")
+    tokenizer.save_pretrained(tmp_path / "roberta")
     with pytest.raises(ModelError, match="is a roberta model"):
         graft(tmp_path / "roberta", tmp_path / "out", texts=TEXTS, schedule=Schedule(steps=1))
     with pytest.raises(ModelError, match="no such directory"):
@@ -286,7 +269,8 @@ def test_the_command(
         assert "differs from the original by" in shown
         assert "denoising" in shown
         assert not any(noun in shown for noun in NOUNS)
-    assert transformers.AutoTokenizer.from_pretrained(out)("fever")["input_ids"][1] == 6
+    known, made = map(transformers.AutoTokenizer.from_pretrained, (bert, out))
+    assert made("fever")["input_ids"] == known("fever")["input_ids"]
     for arguments, message in (
         ((tmp_path, "--encoder", bert, "--text", notes), "holds something else than a graft"),
         ((out, "--encoder", tmp_path / "x", "--text", notes), "no such directory"),

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -328,17 +329,14 @@ def _result(
     command: str,
 ) -> RunResult:
     ids = [site.id for site in sites.data]
-    scores: dict[str, dict[str, Any]] = {site: {} for site in ids}
-    conditions: dict[str, dict[str, float]] = {}
+    by = defaultdict[str, list[Outcome]](list)
     for name, outcome in outcomes.items():
-        condition = name.split("/")[0]
-        for site, score in outcome.scores.items():
-            scores[site][condition] = score
-        spent = conditions.setdefault(condition, {})
-        for key in ("bytes_down", "bytes_up", "rounds", "seconds"):
-            spent[key] = spent.get(key, 0) + getattr(outcome, key)
-    each = {c: [scores[s][c] for s in ids] for c in conditions}
-    mean = {c: mean_scores(of) for c, of in each.items()}
+        by[name.split("/")[0]].append(outcome)
+    each = {c: {s: of for o in own for s, of in o.scores.items()} for c, own in by.items()}
+    scores = {site: {c: of[site] for c, of in each.items()} for site in ids}
+    spent = ("bytes_down", "bytes_up", "rounds", "seconds")
+    conditions = {c: {k: sum(getattr(o, k) for o in own) for k in spent} for c, own in by.items()}
+    mean = {c: mean_scores([of[site] for site in ids]) for c, of in each.items()}
     federated = outcomes.get("federated")
     return RunResult(
         version=VERSION,
@@ -354,8 +352,8 @@ def _result(
         annotated={s.id: list(s.tags.types) for s in sites.data if hasattr(s, "tags")},
         sites=scores,
         mean=mean,
-        micro={c: found for c, of in each.items() if (found := summed_scores(of))},
-        valid={c: _validation(outcomes, c) for c in conditions},
+        micro={c: sums for c, of in each.items() if (sums := summed_scores([of[s] for s in ids]))},
+        valid={c: _validation(own) for c, own in by.items()},
         conditions=conditions,
         config=dict(job.table),
         versions=versions(),
@@ -370,10 +368,9 @@ def _result(
     )
 
 
-def _validation(outcomes: Mapping[str, Outcome], condition: str) -> dict[str, Any]:
+def _validation(parts: Sequence[Outcome]) -> dict[str, Any]:
     """What validation data say of the models that were kept, more being better: settings are
     chosen by it. Sites that hold nothing out have None and are in no mean."""
-    parts = [outcome for name, outcome in outcomes.items() if name.split("/")[0] == condition]
     sites = {site: score for part in parts for site, score in part.valid.items()}
     judged = [score for score in sites.values() if score is not None]
     return {"mean": fmean(judged) if judged else None, "sites": sites}
