@@ -1,18 +1,13 @@
-"""Jobs on notes without annotations: their tables, their sites, and the commands that look at them.
-
-The method is a stub: which one trains on the notes is of no account here.
-"""
+"""Jobs on notes without annotations: their tables, their sites, the commands that look at them."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fednotes import methods
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.settings import read_toml
 from fednotes.core.types import Document
@@ -20,48 +15,13 @@ from fednotes.data.notes import patient_of, read_notes
 from fednotes.data.notes.sites import SiteNotes
 from fednotes.data.overlap import index_documents, shared_text
 from fednotes.jobs.job import Job, NotesConfig, Sites, load_sites
-from fednotes.jobs.job_file import built_in_jobs, parse_job
+from fednotes.jobs.job_file import built_in_jobs, load_job, parse_job
 
 SECRET = "Wilhelmina"  # stands in every note; no message may hold it
 
-STUB = """
-from dataclasses import dataclass, field
-
-from fednotes.core.federation import Method
-
-
-@dataclass(frozen=True)
-class Config:
-    model: dict = field(default_factory=dict)
-    seed: int = 0
-
-
-def train(federation, config):
-    raise NotImplementedError
-
-class Site:
-    def __init__(self, data, config, **options):
-        self.id = data.id
-
-
-METHOD = Method(
-    Config, Site, train, dict, {"best": {}, "paper": {}}, None, None, None, holds="notes"
-)
-"""
-
-
-@pytest.fixture(autouse=True)
-def _method(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method `stubnotes`, as long as the test runs."""
-    folder = tmp_path_factory.mktemp("methods")
-    (folder / "stubnotes.py").write_text(STUB)
-    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(folder)])
-    monkeypatch.setattr(methods, "stubnotes", None, raising=False)
-    monkeypatch.delitem(sys.modules, "fednotes.methods.stubnotes", raising=False)
-
 
 def job(folder: Path, seed: int = 1, **tables: Any) -> Job:
-    return parse_job({"method": "stubnotes", "seed": seed, **tables}, "j", folder, "j.toml")
+    return parse_job({"method": "pretrain", "seed": seed, **tables}, "j", folder, "j.toml")
 
 
 def load(folder: Path, **tables: Any) -> Sites:
@@ -95,7 +55,7 @@ def held(site: SiteNotes) -> list[str]:
         ({"sites": {"a": {"path": "x", "types": ["A"]}}}, "unknown key 'types'"),
         (
             {"sites": {"a": {"path": "x"}}, "tags": {}},
-            r"\[tags\]: is for methods on documents, not stubnotes",
+            r"\[tags\]: is for methods on documents, not pretrain",
         ),
         ({"sites": {"a": {"path": "x"}}, "silos": {"number": 0}}, r"\[silos\]: number = 0"),
     ],
@@ -209,12 +169,13 @@ def run(give: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, 
     return given
 
 
-def test_check_counts_the_notes_of_a_job(tmp_path: Path, run: Any) -> None:
+def test_check_counts_the_notes_of_a_job(tmp_path: Path, run: Any, bert: Path) -> None:
     name = write(tmp_path, "a.csv", 40)
     with (tmp_path / name).open("a") as file:
         file.write("p99,  \n")
     path = tmp_path / "job.toml"
-    told = 'method = "stubnotes"\nconditions = ["federated"]\n'
+    model = f'[model]\nencoder = "{bert}"\n[training]\nlength = 32\n'
+    told = f'method = "pretrain"\nconditions = ["federated"]\n{model}'
     path.write_text(f'{told}[sites.mercy]\npath = "{name}"\n')
     code, out, _ = run("check", path)
     assert code == 0
@@ -261,11 +222,8 @@ def test_attention_names_what_is_wrong(tmp_path: Path, run: Any) -> None:
 @pytest.mark.corpora
 def test_the_built_in_jobs_load(corpora: Path) -> None:
     """4,909 notes, each a patient's; none shares a sentence with what models are tuned on."""
-    tables = []
-    for name in ("pretrain", "pretrain-sources"):
-        path = built_in_jobs()[f"bert/{name}"]
-        tables.append(read_toml(path) | {"method": "stubnotes", "training": {}, "model": {}})
-    dealt, by_source = tables
+    names = ("bert/pretrain", "bert/pretrain-sources")
+    dealt, by_source = (read_toml(built_in_jobs()[name]) for name in names)
     made = load_sites(parse_job(dealt, "pretrain", corpora, "pretrain.toml"))
     assert [site.id for site in made.data] == [f"silo{i}" for i in range(1, 6)]
     assert sum(site.train_notes + site.valid_notes for site in made.data) == 4909
@@ -280,9 +238,7 @@ def test_the_papers_job_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     rows = [f"{i},{i // 2},{'Discharge summary' if i % 2 else 'Nursing'},,n{i}" for i in range(40)]
     (tmp_path / "NOTEEVENTS.csv").write_text("\n".join([head, *rows]) + "\n")
     monkeypatch.setenv("MIMIC_III", str(tmp_path))
-    path = built_in_jobs()["bert/mimic"]
-    table = read_toml(path) | {"method": "stubnotes", "training": {}, "model": {}}
-    made = load_sites(parse_job(table, "mimic", path.parent, str(path)))
+    made = load_sites(load_job("bert/mimic"))
     assert [site.train_patients + site.valid_patients for site in made.data] == [4] * 5
     assert made.notes[0] == "mimic: notes left out: 20 of another category"
 
