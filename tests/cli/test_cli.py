@@ -26,23 +26,9 @@ from fednotes.taggers.saving import load_model
 
 NAME = "Zebulonovic"  # stands for what must never be shown
 DRUGS = ("aspirin", "codeine", "heparin", "insulin")
-JOB = """\
-method = "fedner"
-seed = 3
-conditions = ["alone", "federated"]
-[training]
-epochs = 12
-batch_size = 16
-learning_rate = 0.02
-personal_epochs = 1
-[model]
-tagger = "cnn-clstm-crf"
-hashed_words = 50
-word_dim = 4
-char_dim = 4
-char_filters = 6
-cnn_filters = 8
-lstm_units = 4
+LEARNS = "epochs = 12\nlearning_rate = 0.02\npersonal_epochs = 1\n"
+JOB = TINY.replace('["federated"]', '["alone", "federated"]').replace("epochs = 1\n", LEARNS)
+JOB += """\
 [sites.north]
 train = "north.txt"
 test = "north-test.txt"
