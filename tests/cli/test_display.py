@@ -17,6 +17,7 @@ from phenotype_scores import CONDITIONS, OUTPUTS, codes_alone, site_score, summa
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from tiny_jobs import TABLE
 
 from fednotes.cli import display
 from fednotes.cli.display import Pace, RichDisplay, count_tables
@@ -36,10 +37,6 @@ from fednotes.jobs.simulate import (
 )
 from fednotes.patients.cohort import Bags, Cohort, SitePatients
 
-TAGGER = {
-    "tagger": "cnn-clstm-crf", "hashed_words": 64, "word_dim": 4, "char_dim": 4,
-    "char_filters": 6, "cnn_filters": 8, "lstm_units": 4,
-}  # fmt: skip
 JOBS: dict[str, dict[str, Any]] = {
     "fedner": {"training": {"epochs": 3, "batch_size": 24, "evaluate_every": 2, "patience": 9}},
     "distill": {"training": {"unannotated": "marginal", "weighting": False, "rounds": 3}},
@@ -57,10 +54,7 @@ class Told(RichDisplay):
 @pytest.mark.parametrize("method", sorted(JOBS))
 def test_the_estimate_is_what_is_sent(method: str, tmp_path: Path) -> None:
     """Against the engine's own count of all sites, which has counts and options besides."""
-    table = {
-        "method": method, "seed": 1, "conditions": ["federated"], "model": TAGGER,
-        "synthetic": {"sites": 3, "sentences": 30}, **JOBS[method],
-    }  # fmt: skip
+    table = {**TABLE, "method": method, "conditions": ["federated"], **JOBS[method]}
     shown = Told(Console(quiet=True))
     summary = simulate(
         parse_job(table, "tiny", tmp_path, "tiny.toml"), tmp_path / "run", display=shown

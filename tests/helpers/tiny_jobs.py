@@ -19,6 +19,17 @@ char_filters = 4
 cnn_filters = 4
 lstm_units = 4
 """
+TAGGER = {
+    "tagger": "cnn-clstm-crf", "hashed_words": 64, "word_dim": 4, "char_dim": 4,
+    "char_filters": 6, "cnn_filters": 8, "lstm_units": 4,
+}  # fmt: skip
+TABLE = {  # of a job of generated sites
+    "method": "fedner",
+    "seed": 2,
+    "synthetic": {"sites": 3, "sentences": 30},
+    "training": {"epochs": 2, "batch_size": 24, "learning_rate": 0.01},
+    "model": TAGGER,
+}
 SITES = """\
 [sites.north]
 path = "north.conll"

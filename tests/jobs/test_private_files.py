@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hospitals import DISTILL, FEDNER, Hospitals, ServerKilled
 from places import opened
+from tiny_jobs import TABLE
 
 from fednotes.core import store
 from fednotes.jobs.deployed.server import server_main
@@ -18,17 +19,6 @@ from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.simulate import Display, simulate
 from fednotes.report.html import write_report
 from fednotes.rules.guard import RULES
-
-TABLE: dict[str, Any] = {
-    "method": "fedner",
-    "seed": 2,
-    "synthetic": {"sites": 3, "sentences": 20},
-    "training": {"epochs": 2, "batch_size": 24, "learning_rate": 0.01},
-    "model": {
-        **{"tagger": "cnn-clstm-crf", "hashed_words": 64, "word_dim": 4, "char_dim": 4},
-        **{"char_filters": 6, "cnn_filters": 8, "lstm_units": 4},
-    },
-}
 
 
 @pytest.fixture(autouse=True)

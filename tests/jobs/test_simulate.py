@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_jobs import TABLE
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.jobs.job import Job, load_sites
@@ -24,17 +25,6 @@ from fednotes.jobs.simulate import simulate
 from fednotes.report.html import write_report
 from fednotes.taggers.saving import load_model
 
-MODEL = {
-    "tagger": "cnn-clstm-crf", "hashed_words": 64, "word_dim": 4, "char_dim": 4,
-    "char_filters": 6, "cnn_filters": 8, "lstm_units": 4,
-}  # fmt: skip
-TABLE: dict[str, Any] = {
-    "method": "fedner",
-    "seed": 2,
-    "synthetic": {"sites": 3, "sentences": 30},
-    "training": {"epochs": 2, "batch_size": 24, "learning_rate": 0.01},
-    "model": MODEL,
-}
 SITES = ("discharge", "reports", "posts")
 
 
