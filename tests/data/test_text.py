@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import time
+import tomllib
 import unicodedata
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.types import Document, Span
-from fednotes.data.clinical import blocks, is_header, sentences
+from fednotes.data.clinical import is_header, sentences
 from fednotes.data.formats import read
 from fednotes.data.notes import read_notes
 from fednotes.data.text import join_cut, normalise, split_sentences, tokenize
@@ -201,73 +203,18 @@ def test_a_long_row_of_dots_takes_no_time() -> None:
 # ---- clinical preprocessing: invented notes worked by hand, and what must hold for any text
 
 
-SAMPLES = Path(__file__).parent / "samples"
+NOTES = tomllib.loads((Path(__file__).parent / "samples" / "notes.toml").read_text("utf-8"))["note"]
 
 
-def test_a_note_by_hand() -> None:
-    """A note as MIMIC-III has them, and a line for each sentence of it."""
-    expected = (SAMPLES / "mimic_note.sentences.txt").read_text().splitlines()
-    assert sentences((SAMPLES / "mimic_note.txt").read_text()) == expected
+@pytest.mark.parametrize("note", NOTES)
+def test_notes_by_hand(note: dict[str, Any]) -> None:
+    assert sentences(note["text"]) == note["sentences"]
 
 
-def test_a_note_of_mimic_iv_by_hand() -> None:
-    """An answer that is hidden whole goes as a rule does."""
-    text = (
-        "Name:  ___                     Unit No:   ___\n \nAllergies: \nPenicillins\n \n"
-        "Attending: ___.\n \nHistory of Present Illness:\n___ year old man seen at ___ on ___.\n"
-        " \nFollowup Instructions:\n___\n"
-    )
-    assert sentences(text) == [
-        "Name: ___",
-        "Unit No: ___",
-        "Allergies: Penicillins",
-        "Attending: ___.",
-        "History of Present Illness: ___ year old man seen at ___ on ___.",
-        "Followup Instructions:",
-    ]
-
-
-def test_the_first_item_under_a_header_is_kept() -> None:
-    """The published program drops it (its own authors' note says so)."""
-    assert sentences("Discharge Medications:\n\nAspirin\n\nLasix\n") == [
-        "Discharge Medications:",
-        "Aspirin",
-        "Lasix",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("History of Present Illness:", True),
-        ("Neuro (on admission):", True),
-        ("CHIEF COMPLAINT", True),
-        ("ASSESSMENT AND PLAN", True),
-        ("She said:", False),
-        ("He was seen today", False),
-        ("WBC 8.8", False),
-        ("CT", False),
-        ("", False),
-        (":", False),
-    ],
-)
-def test_headers(line: str, expected: bool) -> None:
-    assert is_header(line) is expected
-
-
-def test_wrapped_lines_are_joined_even_before_a_capital() -> None:
-    """At a width of 60, "Lasix" did not fit; in the list below, the lines are the writer's own."""
-    prose = (
-        "He was transferred to the unit overnight and was started on\n"
-        "Lasix with good effect. In the morning his weight was lower\n"
-        "and he felt better.\n"
-    )
-    assert sentences(prose) == [
-        "He was transferred to the unit overnight and was started on Lasix with good effect.",
-        "In the morning his weight was lower and he felt better.",
-    ]
-    listed = "Allopurinol 100 mg DAILY\nAspirin 250 mg DAILY\nPrilosec OTC 20 mg once a day\n"
-    assert blocks(listed) == listed.splitlines()
+def test_headers() -> None:
+    titles = ("History of Present Illness:", "Neuro (on admission):", "CHIEF COMPLAINT")
+    assert all(map(is_header, (*titles, "ASSESSMENT AND PLAN")))
+    assert not any(map(is_header, ("She said:", "He was seen today", "WBC 8.8", "CT", "", ":")))
 
 
 def _visible(text: str) -> str:
@@ -301,25 +248,6 @@ def test_nothing_visible_is_lost(text: str) -> None:
     else:
         keep = re.compile(r"[-_=*~#]")
         assert keep.sub("", _visible("".join(found))) == keep.sub("", _visible(text))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Seen by Dr. [**Last Name (STitle) 7**] at [**Hospital1 18**] on [**2130-1-1**].",
-        "[**Known firstname**][**Known lastname**] took [**Month (only) 12**] 3 doses",
-        "open [**never closed",
-        "a ___ y/o man, Dr.___said ___",
-    ],
-)
-def test_placeholders_are_text(text: str) -> None:
-    """As in clinicalBERT's program; a model that is fine-tuned on such notes reads the same."""
-    assert sentences(text) == [text]
-
-
-def test_a_placeholder_is_not_cut_by_a_line_end() -> None:
-    text = "Plan:\n\n- call [**Hospital\n Ward Name 3**] today\n- rest\n"
-    assert sentences(text) == ["Plan:", "- call [**Hospital Ward Name 3**] today", "- rest"]
 
 
 def test_a_very_long_note_in_linear_time() -> None:
