@@ -13,6 +13,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -167,6 +168,40 @@ def test_a_format_is_one_file(file: File, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delattr(formats, name)
 
 
+# ---- what samples of every format say ------------------------------------------------------------
+
+
+def described(document: Document) -> dict[str, object]:
+    """As `samples/read.toml` writes a document, without what is empty."""
+    d, text = document, document.text
+    meta = json.loads(json.dumps(dict(d.meta)))
+    told = {
+        **{"id": d.id, "text": text},
+        "mentions": [f"{s.start}:{s.end} {s.label} {text[s.start : s.end]}" for s in d.spans],
+        "sentences": " ".join(f"{a}:{b}" for a, b in d.sentences),
+        "tokens": " ".join(f"{a}:{b}" for a, b in d.tokens),
+        "meta": {name: value for name, value in meta.items() if value is not None},
+    }
+    return {name: value for name, value in told.items() if value}
+
+
+READ = tomllib.loads((SAMPLES / "read.toml").read_text("utf-8"))["sample"]
+
+
+@pytest.mark.parametrize("sample", READ, ids=lambda sample: sample["what"])
+def test_a_sample_says_what_one_reads_in_it(
+    file: File, sample: dict[str, Any], tmp_path: Path
+) -> None:
+    content = sample.get("content") or (SAMPLES / sample["file"]).read_text()
+    path = file(content, sample["name"])
+    assert guess_format(path) == sample["format"]
+    documents = read(path)
+    assert list(map(described, documents)) == sample["documents"]
+    if sample.get("again"):
+        FORMATS[sample["format"]].write(documents, tmp_path / "again")
+        assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
 # ---- ADE Corpus V2: mentions are found where the rows' offsets put them --------------------------
 
 
@@ -224,16 +259,6 @@ def test_ade_spans_are_where_they_were_put(file: File, seed: int) -> None:
     assert len(documents) == len({d.id for d in documents}) == len(truth)
     assert {(d.meta["pmid"], d.text): set(d.spans) for d in documents} == truth
     assert not any("unplaced" in d.meta for d in documents)
-
-
-def test_ade_alone_rows(file: File) -> None:
-    """One row: the distance of the two offsets decides; case and spaces are forgiven."""
-    text = "7|Rash after aspirin; no rash after  Lithium salt.|rash|125|129|lithium salt|137|149\n"
-    (document,) = read(file(text))
-    assert forms(document) == [("rash", "ADE"), ("Lithium salt", "Drug")]
-    assert document.spans[0].start == 23
-    assert document.id == "7:1"
-    assert document.meta["relations"] == (("ADE", 23, 27, 35, 47),)
 
 
 def test_ade_row_that_fits_nowhere(file: File) -> None:
@@ -408,72 +433,6 @@ def test_maccrobat(corpora: Path, tmp_path: Path) -> None:
 
 # ---- CoNLL: documents, schemes, repairs, and the same bytes when written again -------------------
 
-OTHER_SCHEMES = {
-    "IOB1": "a\tI-X\nb\tB-X\nc\tI-X\nd\tO\n\n",
-    "BIOES": "a\tS-X\nb\tB-X\nc\tE-X\nd\tO\n\n",
-    "BILOU": "a\tU-X\nb\tB-X\nc\tL-X\nd\tO\n\n",
-    "BMES": "a\tS-X\nb\tB-X\nc\tM-X\nd\tE-X\n\n",
-    "IO": "a\tI-X\nb\tI-X\nc\tO\nd\tI-Y\n\n",
-}
-
-
-def test_conll_without_markers_has_a_document_per_sentence(file: File) -> None:
-    """Tokens joined by a space; a token # stays a token."""
-    first, second = read(file(BIO, "train.tsv"))
-    assert (first.id, first.text) == ("train:1", "He took the drug")
-    assert (second.id, second.text) == ("train:2", "# 1")
-    assert forms(first) == [("the drug", "Drug")]
-    assert forms(second) == [("1", "ADR")]
-    assert first.tokens == ((0, 2), (3, 7), (8, 11), (12, 16))
-    assert first.sentences == ((0, 16),)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "# newdoc id = n1\na\tO\nb\tB-X\n\n# sent 2\n# more\nc\tI-X\n\n# newdoc id = n2\nd\tO\n\n",
-        "-DOCSTART-\t-X-\tO\n\na\tNN\tO\nb\tVB\tB-X\n\nc\tNN\tO\n\n-DOCSTART-\t-X-\tO\n\nd\tNN\tO\n\n",
-        "-DOCSTART- O\n\na O\nb B-X\n\nc O\n\n-DOCSTART- O\n\n# O\n\n",
-    ],
-)
-def test_conll_with_markers(file: File, text: str, tmp_path: Path) -> None:
-    """A document per marker, sentences on lines; written again it is the same file."""
-    path = file(text.replace("c\tI-X", "c\tB-X"))
-    documents = read(path)
-    assert documents[0].text == "a b\nc"
-    assert len(documents) == 2
-    assert documents[0].sentences == ((0, 3), (4, 5))
-    assert forms(documents[0])[0] == ("b", "X")
-    conll.write(documents, tmp_path / "out")
-    assert (tmp_path / "out").read_bytes() == path.read_bytes()
-
-
-@pytest.mark.parametrize("scheme", OTHER_SCHEMES)
-def test_conll_schemes(file: File, scheme: str, tmp_path: Path) -> None:
-    """Each scheme is recognised, means the same spans by hand, and is written as it was."""
-    path = file(OTHER_SCHEMES[scheme])
-    (document,) = read(path)
-    assert document.meta["conll"]["scheme"] == scheme
-    assert "repaired" not in document.meta
-    spans = {"BMES": [("a", "X"), ("b c d", "X")], "IO": [("a b", "X"), ("d", "Y")]}
-    assert forms(document) == spans.get(scheme, [("a", "X"), ("b c", "X")])
-    conll.write([document], tmp_path / "out")
-    assert (tmp_path / "out").read_bytes() == path.read_bytes()
-
-
-def test_conll_repairs_are_counted(file: File) -> None:
-    """Two I- tags that continue nothing in a file that writes B- elsewhere."""
-    first, second = read(file("a\tI-X\nb\tO\nc\tB-X\nd\tI-Y\n\ne\tB-X\n\n"))
-    assert forms(first) == [("a", "X"), ("c", "X"), ("d", "Y")]
-    assert first.meta["repaired"] == 2
-    assert "repaired" not in second.meta
-
-
-def test_conll_windows_file(file: File) -> None:
-    """A byte-order mark and CRLF change nothing."""
-    plain = read(file(BIO))
-    assert read(file("\ufeff" + BIO.replace("\n", "\r\n"))) == plain
-
 
 def test_conll_from_other_sources(tmp_path: Path) -> None:
     """Documents without tokens are cut by the project's rule."""
@@ -577,22 +536,7 @@ def test_i2b2_mismatches_are_counted(file: File) -> None:
 
 # i2b2 2012: an invented record, its dirt, and what is refused. No real record is public.
 
-REST = 'modality="FACTUAL" polarity="POS"'
 RECORD = (SAMPLES / "i2b2_2012.xml").read_text()
-
-
-def test_events_and_times(file: File) -> None:
-    path = file(RECORD, "1.xml")
-    assert guess_format(path) == "i2b2-2012"
-    (document,) = read(path)
-    text = "Admission Date :\n2001-02-03\nHe had chest pain and was given aspirin .\n"
-    assert (document.id, document.text, document.meta) == ("1", text, {})
-    assert forms(document) == [
-        ("chest pain", "PROBLEM"),
-        ("aspirin", "TREATMENT"),
-        ("2001-02-03", "DATE"),
-    ]
-    assert [text[a:b] for a, b in document.sentences] == text.splitlines()
 
 
 def test_folder_and_line_ends(file: File) -> None:
@@ -602,34 +546,6 @@ def test_folder_and_line_ends(file: File) -> None:
     one, two = read(file("x", "1.xml.extent").parent)
     assert (one.id, two.id) == ("1", "2")
     assert (one.text, one.spans) == (two.text, two.spans)
-
-
-def test_dirt(file: File) -> None:
-    """Quotes and ampersands as they are, or as entities; the same tag twice; text without CDATA."""
-    body = 'A 5" cut & burn , R&amp;D .'
-    mentions = [
-        (3, 9, '5" cut', "problem"),
-        (3, 9, "5&quot; cut", "PROBLEM"),
-        (10, 16, "& burn", "PROBLEM"),
-        (10, 16, "& scald", "TEST"),
-    ]
-    tags = "".join(
-        f'<EVENT id="E" start="{start}" end="{end}" text="{form}" {REST} type="{label}" />\n'
-        for start, end, form, label in mentions
-    )
-    record = f"<x>\n<TEXT><![CDATA[\n{body}\n]]></TEXT>\n<TAGS>\n{tags}</TAGS>\n</x>\n"
-    (document,) = read(file(record, "1.xml"))
-    assert document.text == body + "\n"
-    assert document.spans == (Span(2, 8, "PROBLEM"), Span(9, 15, "PROBLEM"), Span(9, 15, "TEST"))
-    assert document.meta == {"mismatched": 1}
-    escaped = (
-        record.replace("<![CDATA[", "")
-        .replace("]]>", "")
-        .replace(body, "A 5&quot; cut &amp; burn .")
-    )
-    (document,) = read(file(escaped, "2.xml"))
-    assert document.text == 'A 5" cut & burn .\n'
-    assert document.spans[0] == Span(2, 8, "PROBLEM")
 
 
 def test_offsets_after_a_strip(file: File) -> None:
@@ -644,70 +560,9 @@ def test_a_record_without_mentions(file: File) -> None:
     assert document.spans == ()
 
 
-# ---- JSONL of several tools ----------------------------------------------------------------------
-
-
-def test_jsonl_of_other_tools(file: File) -> None:
-    """Prodigy's and doccano's three forms say the same."""
-    text = "Took aspirin."
-    prodigy = {"text": text, "spans": [{"start": 5, "end": 12, "label": "Drug", "token_end": 1}]}
-    prodigy |= {"tokens": [{"text": "Took", "start": 0, "end": 4, "id": 0}], "answer": "accept"}
-    records = [
-        prodigy,
-        {"id": 7, "text": text, "label": [[5, 12, "Drug"]]},
-        {"id": 7, "text": text, "labels": [[5, 12, "Drug"]], "source": ["a"]},
-        {
-            "text": text,
-            "entities": [{"id": 1, "start_offset": 5, "end_offset": 12, "label": "Drug"}],
-        },
-        {"text": text, "answer": "reject"},
-    ]
-    documents = read(file("\n".join(map(json.dumps, records))))
-    assert [d.id for d in documents] == ["f:1", "7", "7~2", "f:4"]
-    assert all(d.text == text and d.spans == (Span(5, 12, "Drug"),) for d in documents)
-    assert documents[0].tokens == ((0, 4),)
-    assert documents[2].meta == {"source": ("a",)}
-
-
-@pytest.mark.parametrize(
-    ("more", "spans"),
-    [
-        ({"label": None}, 0),
-        ({"label": []}, 0),
-        ({"spans": None, "entities": None, "labels": None}, 0),
-        ({"spans": None, "label": [[0, 2, "X"]]}, 1),
-        ({"spans": [], "entities": [[0, 2, "X"]]}, 1),
-        ({"label": [], "labels": [[0, 2, "X"]]}, 1),
-        ({"spans": [], "label": "positive"}, 0),
-        ({"spans": [{"start": 0, "end": 2, "label": "X"}], "label": ["positive"]}, 1),
-    ],
-)
-def test_jsonl_keys_that_are_fine(file: File, more: dict[str, object], spans: int) -> None:
-    """Nothing annotated, or a document's class beside its spans (kept in meta)."""
-    (document,) = read(file(json.dumps({"text": "abc", **more})))
-    assert document.spans == (Span(0, 2, "X"),) * spans
-    if more.get("label") in ("positive", ["positive"]):
-        assert document.meta["label"] in ("positive", ("positive",))
-
-
 # ---- OntoNotes in CoNLL-2012 columns -------------------------------------------------------------
 
 SAMPLE = (SAMPLES / "ontonotes.conll").read_text()
-
-
-def test_a_sample_as_one_reads_it(file: File) -> None:
-    """Expected by eye from the columns above."""
-    path = file(SAMPLE, "made_0001.v4_gold_conll")
-    assert guess_format(path) == "ontonotes"
-    assert not conll.accepts(path)
-    first, second = read(path)
-    assert (first.id, second.id) == ("nw/made/00/made_0001:0", "nw/made/00/made_0001:1")
-    assert first.meta == second.meta == {"genre": "nw"}
-    assert first.text == "Ada Sample left Basel ( two years ago ) .\nShe slept"
-    assert forms(first) == [("Ada Sample", "PERSON"), ("Basel", "GPE"), ("two years ago", "DATE")]
-    assert [first.text[a:b] for a, b in first.sentences] == first.text.split("\n")
-    assert [first.text[a:b] for a, b in first.tokens] == first.text.split()
-    assert set(forms(second)) == {("Bank of Hills", "ORG"), ("Bank of Hills", "NORP")}
 
 
 def test_a_folder_is_read_to_its_end_without_automatic_columns(file: File, tmp_path: Path) -> None:
@@ -757,23 +612,6 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, made:
     assert len(document.sentences) == len(made)
 
 
-# ---- PubTator: offsets over title and abstract, concepts, relations ------------------------------
-
-PUBTATOR = (SAMPLES / "pubtator.txt").read_text()
-
-
-def test_pubtator(file: File) -> None:
-    """Offsets count one character between title and abstract; concepts and relations kept."""
-    first, second = read(file(PUBTATOR))
-    assert (first.id, second.id) == ("1", "2")
-    assert first.text == "Lithium toxicity.\nA case | of cardiac and renal failure."
-    assert forms(first) == [("Lithium", "Chemical"), ("cardiac and renal failure", "Disease")]
-    assert first.meta["concepts"][0] == (0, 7, "Chemical", "D008094")
-    assert first.meta["concepts"][1][3:] == ("D1|D2", "cardiac failure|renal failure")
-    assert first.meta["relations"] == (("CID", "D008094", "D1"),)
-    assert (second.text, second.spans) == ("Nothing here.", ())
-
-
 @pytest.mark.corpora
 def test_pubtator_of_bc5cdr(corpora: Path) -> None:
     """1,500 articles; mentions and relations counted on the raw lines."""
@@ -785,24 +623,6 @@ def test_pubtator_of_bc5cdr(corpora: Path) -> None:
     assert sum(len(d.spans) for d in documents) == mentions == 28_785
     relations = len(re.findall(r"^\d+\tCID\t", lines, re.MULTILINE))
     assert sum(len(d.meta.get("relations", ())) for d in documents) == relations == 3116
-
-
-ARTICLE = "1|t|Zyxwolan toxicity of rs12.\n1|a|A case.\n1\t0\t8\tZyxwolan\tChemical\tD1\n"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "1\tCID\tD1\tD2",
-        "1\tAssociation\t3175\tD1\tNovel",  # BioRED: a gene's number, and novelty
-        "1\tPositive_Correlation\t3175\trs12\tNo",
-        "1\tCID\t8\tD2",
-    ],
-)
-def test_pubtator_relations(file: File, line: str) -> None:
-    (document,) = read(file(f"{ARTICLE}{line}\n"))
-    assert document.meta["relations"] == (tuple(line.split("\t")[1:]),)
-    assert document.spans == (Span(0, 8, "Chemical"),)
 
 
 # ---- what is wrong, by path and line, never with the text ----------------------------------------
