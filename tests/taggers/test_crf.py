@@ -2,63 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
-
 import numba
 import numpy as np
 import pytest
 import torch
+from sequences import Enumerated, computing, masked
 from torch import Tensor
 
 from fednotes.core import kernels
 from fednotes.core.errors import ModelError
-from fednotes.taggers.crf import CRF, TorchOps
+from fednotes.taggers.crf import CRF
 
 BACKENDS = ("numba", "torch")
 both = pytest.mark.parametrize("backend", BACKENDS)
-
-
-def computing(crf: CRF, backend: str) -> CRF:
-    """The same, by the compiled kernels or by the torch operations of other devices."""
-    if backend == "torch":
-        crf._ops = lambda x: TorchOps
-    return crf
-
-
-# ---- the independent program: enumerate all sequences ------------------------------------------
-
-
-@dataclass
-class Enumerated:
-    """All allowed sequences of one sentence (paths, tokens), their scores and probabilities."""
-
-    paths: np.ndarray
-    scores: np.ndarray
-    log_z: float
-    p: np.ndarray
-
-    @classmethod
-    def of(
-        cls, x: np.ndarray, start: np.ndarray, matrix: np.ndarray, end: np.ndarray
-    ) -> Enumerated:
-        """x (tokens, tags); start, matrix, end with -inf where forbidden."""
-        paths = np.array(list(itertools.product(range(x.shape[1]), repeat=len(x))))
-        scores = start[paths[:, 0]] + end[paths[:, -1]]
-        scores = scores + x[np.arange(len(x)), paths].sum(1)
-        scores = scores + matrix[paths[:, :-1], paths[:, 1:]].sum(1)
-        paths, scores = paths[scores > -np.inf], scores[scores > -np.inf]
-        log_z = scores.max() + np.log(np.exp(scores - scores.max()).sum())
-        return cls(paths, scores, log_z, np.exp(scores - log_z))
-
-    def tag_counts(self, tags: int) -> np.ndarray:
-        """Expected counts (tokens, tags)."""
-        return np.einsum("p,ptj->tj", self.p, np.eye(tags)[self.paths])
-
-    def pair_counts(self, tags: int) -> np.ndarray:
-        """Expected counts (tags, tags)."""
-        hot = np.eye(tags)[self.paths]
-        return np.einsum("p,pti,ptj->ij", self.p, hot[:, :-1], hot[:, 1:])
 
 
 def bio_masks(types: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -103,15 +59,6 @@ def build(case: str, backend: str, dtype: torch.dtype = torch.float64, seed: int
         for parameter in crf.parameters():
             parameter.normal_()
     return crf
-
-
-def masked(crf: CRF) -> list[np.ndarray]:
-    """start, transitions and end in float64, -inf where forbidden."""
-    given = (crf.start, crf.start_mask), (crf.transitions, crf.transition_mask)
-    return [
-        (p if mask is None else p.masked_fill(~mask, -torch.inf)).detach().double().numpy()
-        for p, mask in (*given, (crf.end, crf.end_mask))
-    ]
 
 
 def batch(case: str, seed: int = 1, scale: float = 2.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,33 +120,6 @@ def test_decode_and_marginals_equal_enumeration(case: str, backend: str) -> None
         np.testing.assert_allclose(marginals[n, :length], expected, atol=1e-9, rtol=0)
         assert (best[n, length:] == 0).all()
         assert (marginals[n, length:] == 0).all()
-
-
-@both
-@pytest.mark.parametrize("case", CASES)
-def test_partial_loss_equals_enumeration(case: str, backend: str) -> None:
-    """-log of the summed probability of the sequences within the allowed tags."""
-    crf, (x, gold, lengths) = build(case, backend), batch(case, seed=3)
-    rng = np.random.default_rng(0)
-    hot = torch.nn.functional.one_hot(gold.clamp(min=0), crf.num_tags).bool()
-    allowed = torch.tensor(rng.random(x.shape) < 0.5) | hot
-    x.requires_grad_()
-    loss = crf._losses(x, [allowed], lengths)[0]
-    loss.sum().backward()
-    assert x.grad is not None
-    for n, length in enumerate(lengths.tolist()):
-        values, scores = x.detach().numpy()[n, :length], masked(crf)
-        every = Enumerated.of(values, *scores)
-        some = Enumerated.of(np.where(allowed[n, :length], values, -np.inf), *scores)
-        assert loss[n].item() == pytest.approx(every.log_z - some.log_z, abs=1e-9)
-        unary = every.tag_counts(crf.num_tags) - some.tag_counts(crf.num_tags)
-        np.testing.assert_allclose(x.grad[n, :length], unary, atol=1e-9, rtol=0)
-    with torch.no_grad():
-        everything = crf._losses(x, [torch.ones_like(allowed)], lengths)[0]
-        torch.testing.assert_close(everything, torch.zeros(5, dtype=torch.float64))
-        torch.testing.assert_close(
-            crf._losses(x, [hot], lengths)[0], crf.loss(x, gold, lengths), atol=1e-12, rtol=1e-12
-        )
 
 
 # ---- agreement, invariance ---------------------------------------------------------------------

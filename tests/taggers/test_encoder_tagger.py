@@ -13,7 +13,7 @@ import pytest
 import torch
 from small_classifiers import LABELS, TAGS, document, lines
 
-from fednotes.core.errors import ConfigError, ModelError, TrainingError
+from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document, TagSet
 from fednotes.encoders.adapters import LoRA, targets
 from fednotes.encoders.encoder import HuggingFaceEncoder
@@ -129,23 +129,6 @@ def annotated(model: EncoderTagger, known: tuple[str, ...] = ("Drug",)) -> Any:
     return model.annotate(corpus, corpus.documents, known)
 
 
-@pytest.mark.parametrize("how", list(SETTINGS))
-def test_neighbours_in_a_batch_change_nothing(bert: Path, how: str) -> None:
-    """Each sentence alone against all together, in another order."""
-    model = stir(build(bert, how)).eval()
-    corpus = annotated(model)
-    order = np.random.default_rng(0).permutation(corpus.sentences)
-    together = model.losses(corpus, order)
-    for place, sentence in enumerate(order):
-        alone = model.losses(corpus, [int(sentence)])
-        for part in ("source", "target"):
-            found, wanted = getattr(together, part)[place], getattr(alone, part)[0]
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    assert bool((together.target > 0).any())
-    with pytest.raises(TrainingError, match="without sentences"):
-        model.losses(corpus, [])
-
-
 def test_states(bert: Path) -> None:
     """Means over the words of what `HuggingFaceEncoder` gives for each layer."""
     model = stir(build(bert, "none", dropout=0.0))
@@ -234,17 +217,6 @@ def test_only_what_is_tuned_is_sent(bert: Path) -> None:
             assert parameter.grad is not None, name
             flat = parameter.grad.flatten(1) if name in ("lora.down", "lora.up") else None
             assert flat is None or bool(flat.any(1).all())  # every map is reached
-
-
-def test_equal_seeds_give_equal_starts_whatever_the_types(bert: Path) -> None:
-    state = torch.random.get_rng_state()
-    one, two = build(bert, "prompts"), build(bert, "prompts")
-    assert torch.equal(state, torch.random.get_rng_state())
-    for name, parameter in one.trainable().items():
-        assert torch.equal(parameter, two.trainable()[name])
-    other = build_model(one.config, TagSet(("Dose",)), 1)
-    assert torch.equal(other.trainable()["prompts.q"], one.prompts.q)
-    assert not torch.equal(build(bert, "prompts", seed=2).prompts.q, one.prompts.q)
 
 
 def test_nothing_and_words_without_sub_words(bert: Path) -> None:

@@ -13,12 +13,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sequences import Enumerated, computing, masked
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Scheme, TagSet
 from fednotes.data.tags import allowed_transitions
-from fednotes.taggers.crf import CRF, TorchOps
+from fednotes.taggers.crf import CRF
 from fednotes.taggers.partial import (
     added_tags,
     allowed_tags,
@@ -35,7 +36,7 @@ both = pytest.mark.parametrize("backend", ["numba", "torch"])
 
 
 def log_sum(values: np.ndarray) -> float:
-    return float(values.max() + np.log(np.exp(values - values.max()).sum()))
+    return float(np.logaddexp.reduce(values))
 
 
 def agrees(path: tuple[int, ...], tags: list[int], names: tuple[str, ...], known: set[str]) -> bool:
@@ -69,21 +70,12 @@ class Sentence:
 
     @classmethod
     def of(cls, crf: CRF, x: np.ndarray, tags: list[int], tagset: TagSet, known: set[str]):
-        names = tagset.tags
-        start, matrix, end = (
-            p.detach().double().numpy() for p in (crf.start, crf.transitions, crf.end)
-        )
-        every = itertools.product(range(len(names)), repeat=len(tags))
-        paths = [path for path in every if legal(path, names, tagset.scheme)]
-        scores = [
-            start[p[0]]
-            + end[p[-1]]
-            + sum(x[t, j] for t, j in enumerate(p))
-            + sum(matrix[i, j] for i, j in itertools.pairwise(p))
-            for p in paths
-        ]
-        agree = [agrees(p, tags, names, known) for p in paths]
-        return cls(np.array(paths), np.array(scores), np.array(agree), paths.index(tuple(tags)))
+        every = Enumerated.of(x, *masked(crf))
+        paths = [tuple(path) for path in every.paths.tolist()]
+        free = itertools.product(range(len(tagset.tags)), repeat=len(tags))
+        assert paths == [path for path in free if legal(path, tagset.tags, tagset.scheme)]
+        agree = [agrees(path, tags, tagset.tags, known) for path in paths]
+        return cls(every.paths, every.scores, np.array(agree), paths.index(tuple(tags)))
 
     def q(self) -> np.ndarray:
         """Posterior (paths,) of the sequences that agree, 0 elsewhere."""
@@ -143,8 +135,7 @@ def case(
     crfs = []
     for _ in range(2):
         crf = CRF(size, *allowed_transitions(tagset)).double()
-        if backend == "torch":
-            crf._ops = lambda x: TorchOps
+        computing(crf, backend)
         with torch.no_grad():
             for parameter in crf.parameters():
                 parameter.copy_(torch.from_numpy(rng.normal(size=parameter.shape)))

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from tiny_taggers import HashEncoder
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
+from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Scheme, Span, TagSet
 from fednotes.data.batches import encode_corpus
 from fednotes.taggers.corpora import TaggerCorpus
-from fednotes.taggers.model import Losses
 from fednotes.taggers.partial import Soft, allowed_tags, retag
 from fednotes.taggers.tagger import Tagger, tagger_config
 
@@ -87,29 +86,6 @@ def gradient(loss: Tensor, tagger: Tagger) -> list[Tensor]:
 # ---- losses ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("soft", [False, True])
-def test_losses_of_one_and_of_all_in_any_order(scheme: Scheme, soft: bool) -> None:
-    """Each sentence alone, by the CRF's own losses on its emissions; all in another order; hard
-    parts add to the ordinary loss."""
-    tagger, teacher = build(scheme), build(scheme, lstm_units=3)
-    corpus = partly(tagger)
-    corpus = teacher.soften(corpus) if soft else corpus
-    order = np.random.default_rng(1).permutation(corpus.sentences)
-    together = tagger.losses(corpus, order)
-    for place, index in enumerate(order.tolist()):
-        one = tagger.losses(corpus, [index])
-        torch.testing.assert_close(one.source[0], together.source[place], atol=1e-4, rtol=1e-5)
-        torch.testing.assert_close(one.target[0], together.target[place], atol=1e-4, rtol=1e-5)
-        if not soft:
-            total = tagger.loss(corpus, [index])
-            torch.testing.assert_close((one.source + one.target)[0], total, atol=1e-4, rtol=1e-5)
-    assert bool((together.target > -1e-5).all())
-    assert bool((together.target > 0.1).any())
-    assert together.hidden == ()
-    assert together.outputs is together.pseudo is together.score is None
-
-
 @pytest.mark.parametrize("soft", [False, True])
 def test_a_complete_tag_set_has_the_ordinary_loss(soft: bool) -> None:
     """Prepared, or annotated with all types known: source bitwise the loss, target exactly 0."""
@@ -151,20 +127,6 @@ def test_soft_targets_are_the_posterior_of_each_sentence() -> None:
     full, source = gradient((parts.source + parts.target).sum(), tagger), parts.source.sum()
     for ours, theirs in zip(full, gradient(source, tagger), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
-
-
-def test_soften_has_no_dropout_and_leaves_the_mode() -> None:
-    tagger = build()
-    corpus = partly(tagger)
-    expected = tagger.soften(corpus).soft
-    found = tagger.train().soften(corpus).soft
-    assert tagger.training
-    assert expected is not None
-    assert found is not None
-    np.testing.assert_array_equal(found.unary, expected.unary)
-    again = tagger.annotate(tagger.soften(corpus), documents(), ["ADR"])
-    assert again.soft is None
-    assert again.known == {"ADR"}
 
 
 # ---- states ------------------------------------------------------------------------------------
@@ -222,50 +184,7 @@ def test_widths(changes: dict[str, Any], widths: tuple[int, ...]) -> None:
 # ---- gradients of the transfer parameter -------------------------------------------------------
 
 
-@pytest.mark.parametrize("known", [(), ("Drug",), TYPES])
-@pytest.mark.parametrize("soft", [False, True])
-def test_gradients_equal_a_loop(
-    known: tuple[str, ...], soft: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Autograd through `losses`, one sentence after the other; in batches, any order, and from
-    training mode too (no dropout)."""
-    monkeypatch.setattr("fednotes.taggers.corpora.PREDICT_TOKENS", 40)
-    tagger = build("BIOES")
-    corpus = partly(tagger, known)
-    corpus = build("BIOES", lstm_units=3).soften(corpus) if soft else corpus
-    weight = tagger.trainable()[tagger.transfer]
-    order = np.random.default_rng(0).permutation(corpus.sentences)
-    summed = torch.zeros_like(weight)
-    each, total = tagger.train().gradients(corpus, order)
-    assert tagger.training
-    assert all(p.grad is None for p in tagger.parameters())
-    tagger.eval()
-    for row, index in zip(each, order, strict=True):
-        losses: Losses = tagger.losses(corpus, [int(index)])
-        (expected,) = torch.autograd.grad(losses.source.sum(), weight, retain_graph=True)
-        torch.testing.assert_close(row, expected.flatten(), atol=1e-4, rtol=1e-4)
-        if losses.target.requires_grad:
-            summed += torch.autograd.grad(losses.target.sum(), weight)[0]
-    torch.testing.assert_close(total, summed.flatten(), atol=5e-4, rtol=1e-4)
-    assert each.shape == (len(order), weight.numel())
-    assert bool(each.any()) == bool(known)
-    assert bool(total.any()) == (known != TYPES)
-
-
 # ---- refused -----------------------------------------------------------------------------------
-
-
-def test_what_is_refused() -> None:
-    tagger = build()
-    corpus = tagger.prepare(documents())
-    with pytest.raises(ConfigError, match="'Drugs'"):
-        tagger.annotate(corpus, documents(), ["Drugs"])
-    with pytest.raises(TrainingError, match="without sentences"):
-        tagger.losses(corpus, [])
-    with pytest.raises(ModelError, match="another kind of model"):
-        tagger.losses(object(), [0])  # type: ignore[arg-type]
-    each, total = tagger.gradients(corpus, [])
-    assert each.shape == (0, len(total))
 
 
 # ---- new mentions on old tokens ----------------------------------------------------------------

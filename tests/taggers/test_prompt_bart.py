@@ -177,21 +177,6 @@ def test_parts_of_the_loss(model: PromptBart) -> None:
         torch.testing.assert_close(parts.source + parts.target, whole.source)
 
 
-def test_a_batch_is_its_sentences(model: PromptBart) -> None:
-    """Losses and predictions of mixed lengths as one by one, and in any order."""
-    corpus = model.annotate(model.prepare(documents()), documents(), {"Drug"})
-    order = [3, 0, 2, 4, 1]
-    together = model.losses(corpus, order)
-    for row, sentence in enumerate(order):
-        alone = model.losses(corpus, [sentence])
-        torch.testing.assert_close(together.source[row], alone.source[0])
-        torch.testing.assert_close(together.target[row], alone.target[0])
-    predicted = model.predict(documents())
-    assert [model.predict([d])[0] for d in documents()] == list(predicted)
-    assert model.predict(corpus) == predicted
-    assert sum(len(d.spans) for d in predicted) > 3
-
-
 def naive_decode(model: PromptBart, corpus: Any, sentence: int) -> list[int]:
     """The best of what may come, by a list of all entities and a fresh pass at every step."""
     words = slice(corpus.encoded.bounds[sentence], corpus.encoded.bounds[sentence + 1])

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from every_kind import DOCUMENTS, KINDS, TAGS, make, write_backbone
 from safetensors.torch import load_file, save_file
-from tiny_models import save_encoder
 
 from fednotes.core.errors import ConfigError, ModelError
-from fednotes.core.types import Document, Span, TagSet
+from fednotes.core.types import Document
 from fednotes.jobs.predict import evaluate_path, predict_text
 from fednotes.taggers.saving import (
     build_model,
@@ -26,47 +26,8 @@ from fednotes.taggers.saving import (
 
 transformers = pytest.importorskip("transformers")
 
-WORDS = ["no", "pain", "took", "aspirin", ".", "adr", "drug"]
-TAGS = TagSet(("ADR", "Drug"))
-TEXT = "took aspirin . no pain ."
-DOCUMENTS = (
-    Document("a", TEXT, (Span(5, 12, "Drug"), Span(18, 22, "ADR")), sentences=((0, 24),)),
-    Document("b", "pain .", (Span(0, 4, "ADR"),), sentences=((0, 6),)),
-)
-MODELS = ["tagger", "lora", "prompts", "none", "prompt-bart", "prompt-bart with cross-attention"]
-
-
-def write_backbone(path: Path, model: str, seed: int = 0) -> Path:
-    """A tiny random BERT or BART with a tokeniser of whole words."""
-    if model == "bert":
-        return save_encoder(path, words=WORDS, seed=seed, max_position_embeddings=64)
-    shape: dict[str, Any] = {"d_model": 16, "max_position_embeddings": 64, "bos_token_id": 2}
-    for side in ("encoder", "decoder"):
-        shape |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 24}
-    ends = dict.fromkeys(("eos_token_id", "decoder_start_token_id", "forced_eos_token_id"), 3)
-    return save_encoder(path, "BartModel", WORDS, seed, **shape | ends)
-
-
-def make(which: str, folder: Path) -> Any:
-    """A small model of this kind with parameters away from their start."""
-    backbone = folder / ("bart" if which.startswith("prompt-bart") else "bert")
-    if which == "tagger":
-        table: dict[str, Any] = {"characters": True, "char_filters": 6, "cnn_filters": 5}
-        table |= {"lstm_units": 4, "kind": "tagger"}
-    elif which.startswith("prompt-bart"):
-        write_backbone(backbone, "bart")
-        table = {"kind": "prompt-bart", "backbone": str(backbone), "prompts": 3}
-        table |= {"prompt_hidden": 4, "label_words": {"ADR": "pain"}}
-        table["tune_cross_attention"] = "cross" in which
-    else:
-        write_backbone(backbone, "bert")
-        table = {"kind": "encoder-tagger", "encoder": str(backbone), "tuning": which}
-    model = build_model(model_config(table), TAGS, seed=1)
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.trainable().values():
-            parameter.add_(0.5 * torch.randn_like(parameter))
-    return model
+TEXT = DOCUMENTS[0].text
+MODELS = [kind for kind in KINDS if kind != "token-classifier"]  # which is a directory of others
 
 
 @pytest.fixture(params=MODELS)
@@ -134,8 +95,15 @@ def _damage(path: Path, how: str) -> None:
         _edit(path, kind="promt-bart")
     elif how == "config":
         _edit(path, config={"dropuot": 0.1})
-    elif how == "not json":
-        next(path.glob("*.json")).write_text("{")
+    elif how == "truncated and resealed":
+        weights.write_bytes(weights.read_bytes()[:-100])
+        _edit(path, sha256=hashlib.sha256(weights.read_bytes()).hexdigest())
+    elif how == "no facts":
+        next(path.glob("*.json")).unlink()
+    elif how == "tagset":
+        _edit(path, tagset={"types": ["A"]})
+    else:
+        next(path.glob("*.json")).write_text({"not json": "{", "list": "[]"}[how])
 
 
 DAMAGES = {
@@ -149,6 +117,10 @@ DAMAGES = {
     "kind": "did you mean 'prompt-bart'",
     "config": "did you mean 'dropout'",
     "not json": "not JSON",
+    "truncated and resealed": "damaged",
+    "no facts": "no model here",
+    "list": "not a model's description",
+    "tagset": "incomplete",
 }
 
 
@@ -226,7 +198,7 @@ def test_another_kind_takes_the_folder_whole(tmp_path: Path) -> None:
         load_model(notes)
 
 
-@pytest.mark.parametrize("which", ["lora", "prompt-bart"])
+@pytest.mark.parametrize("which", ["lora", "prompt-bart", "token-classifier"])
 def test_predict_and_evaluate_take_every_kind(
     which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,7 +213,7 @@ def test_predict_and_evaluate_take_every_kind(
     assert len(line["spans"]) == len(wanted.spans)
     FORMATS["jsonl"].write(DOCUMENTS, tmp_path / "gold.jsonl")
     found = evaluate_path(tmp_path / "model", tmp_path / "gold.jsonl", None, "cpu")
-    assert found.scores["support"] == 3
+    assert found.scores["support"] == sum(len(d.spans) for d in DOCUMENTS)
     assert found.unknown == ()
 
 

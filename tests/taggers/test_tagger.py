@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -133,14 +131,6 @@ def test_it_learns() -> None:
     assert tagger.training
 
 
-def test_prediction_does_not_look_at_gold() -> None:
-    documents = _documents(5)
-    bare = tuple(replace(d, spans=(), sentences=()) for d in documents)
-    wrong = tuple(replace(d, spans=(Span(0, 3, "Dose"),), sentences=()) for d in documents)
-    tagger = _build()
-    assert tagger.predict(bare) == tagger.predict(wrong)
-
-
 def test_prediction_of_any_text() -> None:
     """Nothing, blanks, one sentence of 3,000 tokens, characters outside the inventory."""
     long = Document("long", "word " * 3000, sentences=((0, 15000),))
@@ -155,17 +145,6 @@ def test_prediction_of_any_text() -> None:
             assert 0 <= span.start < span.end <= len(document.text)
             assert span.label in TAGS.types
     assert tagger.predict([]) == ()
-
-
-def test_predictions_of_a_batch_are_those_of_each_document() -> None:
-    documents = _documents(24)
-    tagger = _build(seed=5)
-    with torch.no_grad():
-        for parameter in tagger.parameters():
-            parameter.mul_(3.0)  # so that the untrained tagger predicts something
-    together = tagger.predict(documents)
-    assert any(d.spans for d in together)
-    assert together == tuple(tagger.predict([d])[0] for d in documents)
 
 
 def test_shared_layers_start_equal_at_all_sites() -> None:
@@ -362,47 +341,9 @@ def test_another_encoder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert specs == ["here", "there"]
 
 
-def _edit(path: Path, **changes: Any) -> None:
-    facts = json.loads((path / "tagger.json").read_text())
-    (path / "tagger.json").write_text(json.dumps(facts | changes))
-
-
-def _damage(path: Path, how: str) -> None:
-    """What `test_saving.py` does not do to every kind of model."""
-    weights = path / "tagger.safetensors"
-    if how == "truncated and resealed":
-        weights.write_bytes(weights.read_bytes()[:-100])
-        _edit(path, sha256=hashlib.sha256(weights.read_bytes()).hexdigest())
-    elif how == "no facts":
-        (path / "tagger.json").unlink()
-    elif how == "list":
-        (path / "tagger.json").write_text("[]")
-    elif how == "tagset":
-        _edit(path, tagset={"types": ["A"]})
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ("truncated and resealed", "damaged"),
-        ("no facts", "no model here"),
-        ("list", "not a model's description"),
-        ("tagset", "incomplete"),
-    ],
-)
-def test_damage_gives_one_line(saved: tuple[Tagger, Path], how: str, message: str) -> None:
-    _, path = saved
-    _damage(path, how)
-    with pytest.raises(ModelError, match=message) as caught:
-        load_model(path)
-    assert "\n" not in str(caught.value)
-    assert str(path) in str(caught.value)
-
-
-def test_a_failed_save_leaves_the_earlier_tagger(
+def test_a_disk_that_is_full_leaves_the_earlier_tagger(
     saved: tuple[Tagger, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that is full half-way, and weights that are not finite."""
     tagger, path = saved
     before = {p.name: p.read_bytes() for p in path.iterdir()}
 
@@ -411,19 +352,8 @@ def test_a_failed_save_leaves_the_earlier_tagger(
         (folder / name).write_bytes(data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("fednotes.taggers.saving._filled", full)
-        with pytest.raises(FednotesError, match="No space left"):
-            save_model(tagger, path)
-    with torch.no_grad():
-        tagger.cnn.bias_3[0] = float("inf")
-    with pytest.raises(ModelError, match=r"'cnn\.bias_3' is not finite"):
+    monkeypatch.setattr("fednotes.taggers.saving._filled", full)
+    with pytest.raises(FednotesError, match="No space left"):
         save_model(tagger, path)
     assert {p.name: p.read_bytes() for p in path.iterdir()} == before
     assert [p.name for p in path.parent.iterdir() if p.name.startswith(".")] == []
-    other = path.parent / "notes"
-    other.mkdir()
-    (other / "note.txt").write_text("x")
-    with pytest.raises(ModelError, match="not a model's folder"):
-        save_model(tagger, other)
-    assert (other / "note.txt").exists()

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from small_classifiers import LABELS, TAGS, build, library, lines, same_gradients
 from tiny_models import MARKS, SUB_WORDS, save_encoder
 
-from fednotes.core.errors import ConfigError, DataError, ModelError
-from fednotes.core.types import Document, Span, TagSet
+from fednotes.core.errors import ConfigError
+from fednotes.core.types import Document, TagSet
 from fednotes.taggers.partial import word_gradients, word_losses
 from fednotes.taggers.token_classifier import TokenClassifier
 
@@ -148,34 +148,6 @@ def test_losses_are_sums_over_tag_sequences(how: str) -> None:
     assert not zero.any()
 
 
-@pytest.mark.parametrize("how", ["complete", "added", "soft"])
-def test_gradients_are_autograds(bert: Path, how: str) -> None:
-    """With respect to the classifier's weight, a sentence at a time; nothing is accumulated."""
-    model = build(bert, dropout=0.3).double()
-    documents = lines(5)
-    corpus = model.prepare(documents)
-    if how != "complete":
-        corpus = model.annotate(corpus, documents, {"Drug"})
-    if how == "soft":
-        corpus = build(bert, seed=4).soften(corpus)
-    model.eval()
-    every = [3, 0, 4, 1]
-    losses = model.losses(corpus, every)
-    weight = model.classifier.weight
-    wanted = [torch.autograd.grad(s, weight, retain_graph=True)[0].flatten() for s in losses.source]
-    model.train()  # without dropout all the same
-    each, total = model.gradients(corpus, every)
-    torch.testing.assert_close(each, torch.stack(wanted))
-    if how == "complete":
-        assert not total.any()
-    else:
-        (of_target,) = torch.autograd.grad(losses.target.sum(), weight)
-        torch.testing.assert_close(total, of_target.flatten())
-        assert float(total.norm()) > 0.1
-    assert model.training
-    assert all(p.grad is None for p in model.parameters())
-
-
 def test_states_are_those_that_adversaries_read(bert: Path) -> None:
     """`hidden` is the mean over first pieces of each layer of a direct call; `score` of
     `outputs` gives the loss."""
@@ -302,15 +274,3 @@ def test_bfloat16_losses_are_summed_in_float32(bert: Path) -> None:
 def test_impossible_settings(bert: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(bert, **settings)
-
-
-def test_what_a_model_refuses(bert: Path) -> None:
-    model = build(bert)
-    with pytest.raises(ConfigError, match="no entity types"):
-        build(bert, TagSet(()))
-    with pytest.raises(DataError, match="label 'Sign' is not in the tag set"):
-        model.prepare([Document("a", "pain", (Span(0, 4, "Sign"),))])
-    with pytest.raises(ModelError, match="was given to a token-classifier"):
-        model.predict(object())  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match="no such directory"):
-        build(bert / "nowhere")

@@ -17,9 +17,7 @@ from small_classifiers import TAGS, build, loud, notes
 from tiny_models import save_encoder
 
 from fednotes.core.errors import ModelError
-from fednotes.core.types import Document, TagSet
-from fednotes.data.formats import FORMATS
-from fednotes.jobs.predict import evaluate_path, predict_text
+from fednotes.core.types import TagSet
 from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.token_classifier import TokenClassifier
 
@@ -213,18 +211,3 @@ def test_a_model_that_diverged_is_not_saved(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"'classifier\.bias' is not finite"):
         save_model(model, tmp_path / "model")
     assert {f.name: f.read_bytes() for f in (tmp_path / "model").iterdir()} == before
-
-
-def test_commands_take_it(bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = loud(build(bert))
-    save_model(model, tmp_path / "model")
-    text = "took metoprolol and no pain ."
-    predict_text(tmp_path / "model", "-", "jsonl", None, "cpu", text=text)
-    line = json.loads(capsys.readouterr().out.splitlines()[0])
-    (wanted,) = model.predict((Document("text", text),))
-    assert len(line["spans"]) == len(wanted.spans) > 0
-    gold = notes(4)
-    FORMATS["jsonl"].write(gold, tmp_path / "gold.jsonl")
-    found = evaluate_path(tmp_path / "model", tmp_path / "gold.jsonl", None, "cpu")
-    assert found.scores["support"] == sum(len(d.spans) for d in gold)
-    assert found.unknown == ()

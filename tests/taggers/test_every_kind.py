@@ -1,0 +1,158 @@
+"""What methods ask of a model, of every kind alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from every_kind import DOCUMENTS, KINDS, TAGS, make
+
+from fednotes.core.errors import ConfigError, DataError, ModelError, TrainingError
+from fednotes.core.types import Document, Span, TagSet
+
+pytest.importorskip("transformers")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+ORDER = [4, 0, 2, 5, 1, 3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("backbones")
+
+
+def partly(model: Any, known: tuple[str, ...] = ("Drug",)) -> Any:
+    """A corpus whose mentions of other types are another's."""
+    return model.annotate(model.prepare(DOCUMENTS), DOCUMENTS, known)
+
+
+@every_kind
+def test_a_sentence_alone_and_among_others(kind: str, folder: Path) -> None:
+    """In another order; both parts make the whole, which has no target part at all."""
+    model = make(kind, folder).eval()
+    corpus, whole = partly(model), model.losses(model.prepare(DOCUMENTS), ORDER)
+    together = model.losses(corpus, ORDER)
+    assert not whole.target.any()
+    assert not whole.target.requires_grad or kind.startswith("prompt-bart")
+    torch.testing.assert_close(together.source + together.target, whole.source)
+    for place, sentence in enumerate(ORDER):
+        alone = model.losses(corpus, [sentence])
+        torch.testing.assert_close(together.source[place], alone.source[0])
+        torch.testing.assert_close(together.target[place], alone.target[0])
+    assert bool((together.target > 0.1).any())
+    assert (together.hidden, together.outputs, together.pseudo, together.score) == ((), *[None] * 3)
+    predicted = model.predict(DOCUMENTS)
+    assert predicted == model.predict(model.prepare(DOCUMENTS, gold=False))
+    assert predicted == tuple(model.predict([d])[0] for d in DOCUMENTS)
+    bare = tuple(Document(d.id, d.text, sentences=d.sentences) for d in DOCUMENTS)
+    assert predicted == model.predict(bare)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "bart" not in kind])
+@pytest.mark.parametrize("soft", [False, True])
+def test_gradients_equal_a_loop(kind: str, soft: bool, folder: Path) -> None:
+    """Autograd through `losses`, one sentence after the other, from training mode too (without
+    dropout); nothing is accumulated. (`test_prompt_bart.py` has the others, in float64.)"""
+    model, teacher = make(kind, folder, dropout=0.3), make(kind, folder, seed=2)
+    close = {}
+    if kind in ("tagger", "token-classifier"):
+        model = model.double()
+    else:
+        close = {"atol": 1e-4, "rtol": 1e-4}
+    weight = model.get_parameter(model.transfer)
+    for known in ((), ("Drug",), TAGS.types):
+        corpus = partly(model, known)
+        if soft:
+            corpus = teacher.soften(corpus)
+            again = teacher.train().soften(corpus)
+            assert teacher.training
+            if known != TAGS.types:
+                np.testing.assert_array_equal(corpus.soft.unary, again.soft.unary)
+        each, total = model.train().gradients(corpus, ORDER)
+        assert model.training
+        assert all(p.grad is None for p in model.parameters())
+        model.eval()
+        summed = torch.zeros_like(total)
+        for row, sentence in zip(each, ORDER, strict=True):
+            losses = model.losses(corpus, [sentence])
+            (wanted,) = torch.autograd.grad(losses.source.sum(), weight, retain_graph=True)
+            torch.testing.assert_close(row, wanted.flatten(), **close)
+            if losses.target.requires_grad:
+                summed += torch.autograd.grad(losses.target.sum(), weight)[0].flatten()
+        torch.testing.assert_close(total, summed, **close)
+        assert (bool(each.any()), bool(total.any())) == (bool(known), known != TAGS.types)
+    none, total = model.gradients(corpus, [])
+    assert none.shape == (0, len(total))
+
+
+@every_kind
+def test_a_start_is_the_seeds(kind: str, folder: Path) -> None:
+    """And every parameter is reached from the loss; the global random state is left alone."""
+    state = torch.random.get_rng_state()
+    one, again, other = (make(kind, folder, seed, stirred=False) for seed in (1, 1, 2))
+    assert torch.equal(state, torch.random.get_rng_state())
+    names = list(one.trainable())
+    assert names == sorted(names)
+    for name, parameter in one.trainable().items():
+        assert torch.equal(parameter, again.trainable()[name])
+    moved = [not torch.equal(p, other.trainable()[name]) for name, p in one.trainable().items()]
+    assert any(moved)
+    model = make(kind, folder)
+    model.losses(model.prepare(DOCUMENTS), ORDER).source.sum().backward()
+    assert not [name for name, p in model.trainable().items() if p.grad is None]
+
+
+@every_kind
+def test_states(kind: str, folder: Path) -> None:
+    model = make(kind, folder).eval()
+    losses = model.losses(partly(model), ORDER, states=True)
+    assert [h.shape for h in losses.hidden] == [(6, width) for width in model.widths]
+    assert losses.outputs.shape == (len(losses.pseudo), model.output_width) or "bart" in kind
+    assert bool(losses.pseudo.any())
+    assert not losses.pseudo.all()
+    assert len(losses.score(losses.outputs)) == len(losses.pseudo)
+
+
+RATES = {"tagger": 0.02, "lora": 0.01, "prompts": 0.01, "token-classifier": 0.003}
+
+
+@pytest.mark.parametrize("kind", RATES)
+def test_learns_by_heart(kind: str, folder: Path) -> None:
+    """Predicted spans = gold spans, offsets and all; dropout is as it was afterwards."""
+    model = make(kind, folder, stirred=False, dropout=0.0)
+    corpus = model.prepare(DOCUMENTS)
+    assert model.predict(DOCUMENTS) != DOCUMENTS
+    adam = torch.optim.Adam(model.trainable().values(), lr=RATES[kind])
+    for _ in range(200):
+        adam.zero_grad()
+        model.losses(corpus, ORDER).source.mean().backward()
+        adam.step()
+    model.train()
+    assert model.predict(corpus) == DOCUMENTS
+    assert model.predict(DOCUMENTS) == DOCUMENTS
+    assert model.training
+
+
+@every_kind
+def test_what_is_refused(kind: str, folder: Path) -> None:
+    model = make(kind, folder)
+    corpus = model.prepare(DOCUMENTS)
+    with pytest.raises(ModelError, match="another kind of model"):
+        model.losses(object(), [0])
+    with pytest.raises(TrainingError, match="without sentences"):
+        model.losses(corpus, [])
+    with pytest.raises(ConfigError, match="no entity types"):
+        make(kind, folder, tagset=TagSet(()))
+    with pytest.raises(DataError, match="'Sign' is not in the tag set"):
+        model.prepare([Document("a", "pain", (Span(0, 4, "Sign"),))])
+    with pytest.raises(ConfigError, match="'Drugs'"):
+        model.annotate(corpus, DOCUMENTS, ["Drugs"])
+    with pytest.raises(ConfigError, match="did you mean"):
+        make(kind, folder, dropuot=0.1)
+    assert model.predict([]) == ()
+    texts = ("", " \n\t ", "\u200b \u200b", "\x00")
+    found = model.predict([Document(str(i), text) for i, text in enumerate(texts)])
+    assert [d.text for d in found] == list(texts)
+    assert not any(d.spans for d in found[:2])
