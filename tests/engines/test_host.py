@@ -45,8 +45,9 @@ X, Y = {"x": torch.ones(4)}, {"x": torch.full((4,), 2.0)}
 class Server:
     """Numbers requests and counts every answer, as a faultless server does."""
 
-    def __init__(self, host: SiteHost, run: int = 1) -> None:
-        self.host, self.run, self.number, self.counted = host, run, 0, 0
+    def __init__(self, host: SiteHost, run: int = 1, number: int = 0, counted: int = 0) -> None:
+        self.host, self.run, self.number, self.counted = host, run, number, counted
+        self.marks: list[tuple[int, int]] = []
 
     def request(self, task: str, tensors: Tensors | None = None, **fields: Any) -> Request:
         self.number += 1
@@ -62,12 +63,26 @@ class Server:
             self.counted = reply.number
         return reply
 
+    def play(self, rounds: int, every: int) -> None:
+        """Rounds with a checkpoint after some: the marks of a request are those that there are."""
+        for round in range(rounds):
+            held = tuple(mark for mark, _ in self.marks[-2:])
+            self.train(round, marks=held)
+            if round % every == every - 1:
+                self.ask(CHECKPOINT, marks=held)
+                self.marks.append((self.number, self.counted))
+
     def train(self, round: int, **fields: Any) -> Reply:
         return self.ask("train", X, first=True, options={"round": round}, **fields)
 
 
 def host(folder: Path, **options: Any) -> SiteHost:
     return SiteHost(lambda: Toy("b"), folder, **({"job": JOB, "name": "b"} | options))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return Server(host(tmp_path))
 
 
 def own(reply: Reply) -> float:
@@ -101,8 +116,9 @@ def finished(site: SiteHost, number: int, counted: int, run: int = 1) -> float:
     return own(send(site, Request(JOB, run, number, "finish", tensors=X, counted={"b": counted})))
 
 
-def test_a_repeated_request_gets_the_stored_reply_and_is_not_done_again(tmp_path: Path) -> None:
-    server = Server(host(tmp_path))
+def test_a_repeated_request_gets_the_stored_reply_and_is_not_done_again(
+    server: Server, tmp_path: Path
+) -> None:
     request = server.request("train", X, first=True, options={"round": 0})
     first = server.host.handle(encode(request))
     assert server.host.handle(encode(request)) == first
@@ -112,8 +128,7 @@ def test_a_repeated_request_gets_the_stored_reply_and_is_not_done_again(tmp_path
     assert own(server.ask("finish", X)) == reference(1)
 
 
-def test_what_did_not_count_is_undone(tmp_path: Path) -> None:
-    server = Server(host(tmp_path))
+def test_what_did_not_count_is_undone(server: Server) -> None:
     server.train(0)
     kept = server.counted
     server.train(7)
@@ -134,12 +149,11 @@ def test_old_requests_are_refused_and_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("keeping", "nbytes"), [(0.0, 2**29), (1e9, 2**29), (1e9, 400)])
 def test_a_restarted_site_goes_on_with_the_same_bits(
-    tmp_path: Path, keeping: float, nbytes: int, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, keeping: float, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Restarted between any two requests, with states written each round, or never but at
     checkpoints, or by size."""
     monkeypatch.setattr("fednotes.engines.host.KEEP_BYTES", nbytes)
-    server = Server(host(tmp_path))
     for round in range(6):
         server.host = host(tmp_path, keeping=keeping)
         server.train(round)
@@ -152,8 +166,9 @@ def test_a_restarted_site_goes_on_with_the_same_bits(
     assert states <= 2
 
 
-def test_a_task_without_tensors_means_those_told_last_also_after_a_restart(tmp_path: Path) -> None:
-    server = Server(host(tmp_path))
+def test_a_task_without_tensors_means_those_told_last_also_after_a_restart(
+    server: Server, tmp_path: Path
+) -> None:
     server.ask("evaluate", X, first=True)
     told = server.counted
     server.ask(CHECKPOINT)
@@ -165,19 +180,12 @@ def test_a_task_without_tensors_means_those_told_last_also_after_a_restart(tmp_p
 
 
 def test_the_server_can_go_back_to_its_last_two_checkpoints_but_no_further(tmp_path: Path) -> None:
-    """As a server does: the marks of a request are the checkpoints that it then has."""
     for back in (0, 1, 2, 3):
         folder = tmp_path / str(back)
-        server, marks = Server(host(folder)), list[tuple[int, int]]()
-        for round in range(8):
-            held = tuple(mark for mark, _ in marks[-2:])
-            server.train(round, marks=held)
-            if round % 2:
-                server.ask(CHECKPOINT, marks=held)
-                marks.append((server.number, server.counted))
-        mark, counted = marks[-1 - back]
-        again = Server(host(folder), run=2)
-        again.number, again.counted = mark, counted
+        server = Server(host(folder))
+        server.play(8, 2)
+        mark, counted = server.marks[-1 - back]
+        again = Server(host(folder), 2, mark, counted)
         reply = again.ask(BEGIN, marks=(mark,))
         rounds = 8 - 2 * back
         if back == 3:  # two, and the one that the server was just writing, are kept
@@ -187,9 +195,10 @@ def test_the_server_can_go_back_to_its_last_two_checkpoints_but_no_further(tmp_p
         assert own(again.ask("finish", X, first=True)) == reference(rounds)
 
 
-def test_a_site_that_was_away_at_a_checkpoint_can_still_go_back_to_it(tmp_path: Path) -> None:
+def test_a_site_that_was_away_at_a_checkpoint_can_still_go_back_to_it(
+    server: Server, tmp_path: Path
+) -> None:
     """Its state then is made from an older one and the requests since, which are kept."""
-    server = Server(host(tmp_path))
     for round in range(3):
         server.train(round)
     server.number += 1  # the checkpoint's request, which does not arrive
@@ -198,18 +207,12 @@ def test_a_site_that_was_away_at_a_checkpoint_can_still_go_back_to_it(tmp_path: 
         if round == 5:  # from here on, states are written
             server.host = host(tmp_path, keeping=0.0)
         server.train(round, marks=(mark,))
-    again = Server(host(tmp_path), run=2)
-    again.number, again.counted = mark, counted
+    again = Server(host(tmp_path), 2, mark, counted)
     assert own(again.ask("finish", X, first=True)) == reference(3)
 
 
 def test_little_is_kept(tmp_path: Path) -> None:
-    server, marks = Server(host(tmp_path, keeping=0.0)), list[int]()
-    for round in range(20):
-        server.train(round, marks=tuple(marks[-2:]))
-        if round % 4 == 3:
-            server.ask(CHECKPOINT, marks=tuple(marks[-2:]))
-            marks.append(server.number)
+    Server(host(tmp_path, keeping=0.0)).play(20, 4)
     assert len(list((tmp_path / "states").iterdir())) <= 4
     assert len(list((tmp_path / "journal").iterdir())) <= 10
     assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]
@@ -244,8 +247,7 @@ def test_failures_are_refusals_in_one_line_without_text_and_leave_no_trace(tmp_p
     assert own(server.ask("finish", X)) == reference(1)
 
 
-def test_an_update_that_is_not_finite_does_not_leave(tmp_path: Path) -> None:
-    server = Server(host(tmp_path))
+def test_an_update_that_is_not_finite_does_not_leave(server: Server) -> None:
     with mock.patch.object(Toy, "train", return_value=Update({"x": torch.tensor([torch.nan])})):
         assert "tensor 'x' is not finite" in server.train(0).refusal
     with mock.patch.object(Toy, "train", return_value=Update({}, 1.0, {"n": torch.inf})):
@@ -253,8 +255,7 @@ def test_an_update_that_is_not_finite_does_not_leave(tmp_path: Path) -> None:
     assert own(server.ask("finish", X)) == reference(0)
 
 
-def test_requests_that_may_not_be(tmp_path: Path) -> None:
-    server = Server(host(tmp_path))
+def test_requests_that_may_not_be(server: Server) -> None:
     server.train(0)
     for task in ("state", "__init__", "restore", "nothing"):
         assert f"site 'b' has no task '{task}'" in server.ask(task).refusal
@@ -270,8 +271,7 @@ def test_requests_that_may_not_be(tmp_path: Path) -> None:
     assert server.host.ended
 
 
-def test_a_site_that_is_behind_says_where_it_is(tmp_path: Path) -> None:
-    server = Server(host(tmp_path))
+def test_a_site_that_is_behind_says_where_it_is(server: Server) -> None:
     server.train(0)
     has = server.counted
     server.counted = 40
@@ -300,13 +300,11 @@ def test_a_full_disk_is_a_refusal_for_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["newest state", "request", "all"])
-def test_damage_on_disk_is_found_and_less_is_kept(tmp_path: Path, damage: str) -> None:
-    server, marks = Server(host(tmp_path)), []
-    for round in range(4):
-        server.train(round)
-        if round < 3:
-            server.ask(CHECKPOINT, marks=tuple(marks[-2:]))
-            marks.append(server.number)
+def test_damage_on_disk_is_found_and_less_is_kept(
+    server: Server, tmp_path: Path, damage: str
+) -> None:
+    server.play(3, 1)
+    server.train(3)
     states, requests = (
         sorted((tmp_path / name).glob(pattern))
         for name, pattern in (("states", "0*"), ("journal", "*.request"))
@@ -326,8 +324,7 @@ def test_damage_on_disk_is_found_and_less_is_kept(tmp_path: Path, damage: str) -
     assert own(reply) == reference(left)
 
 
-def test_cut_files_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
-    server = Server(host(tmp_path))
+def test_cut_files_of_a_killed_process_are_cleared(server: Server, tmp_path: Path) -> None:
     server.train(0)
     shutil.copytree(tmp_path / "states" / "00000000", tmp_path / "states" / ".00000003.9.tmp")
     (tmp_path / "journal" / "00000002.reply").write_bytes(b"cut")

@@ -116,7 +116,7 @@ class Deployed(Rounds):
 
     def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
         """Run `task` at the sites, and add what those return that take part in this round."""
-        exchange = self._exchange(task, tensors or {}, options)
+        exchange = _Exchange(self, task, tensors or {}, options)
         total = self._summing.total(exchange)
         self._close(exchange, total.included)
         return total
@@ -160,18 +160,6 @@ class Deployed(Rounds):
         """Tell the sites that the job is over; what they keep of it stays until they delete it."""
         self._members.tell(self._members.present, END, timeout=self._patience.knock)
 
-    # one request
-
-    def _exchange(self, task: str, tensors: Tensors, options: Mapping[str, Option]) -> _Exchange:
-        """Who is sent what."""
-        first, sites, members = self._step is None, self._step, self._members
-        if sites is None:
-            sites = members.gather(self._least, prepare=not self._preparing)
-        told = self._told if first and not tensors else 0
-        asked = {"tensors": tensors, "options": options, "preparing": self._preparing}
-        request = members.request(task, first=first, told=told, **asked)
-        return _Exchange(members, request, self._tensors if told else None, sites, self._least)
-
     def _close(self, exchange: _Exchange, included: Collection[str]) -> None:
         """Note who took part, and go on without the others until the next round."""
         request, members = exchange.request, self._members
@@ -183,9 +171,8 @@ class Deployed(Rounds):
             )
         members.count(request, {site: exchange.numbers[site] for site in included})
         if self._preparing:
-            members.prologue.append(
-                Earlier(request.task, snapshot(request.tensors), dict(request.options))
-            )
+            sent = snapshot(request.tensors)
+            members.prologue.append(Earlier(request.task, sent, dict(request.options)))
             members.prepared |= dict.fromkeys(included, len(members.prologue))
         if request.tensors:
             self._told, self._tensors = request.number, dict(snapshot(request.tensors))
@@ -211,15 +198,9 @@ class Deployed(Rounds):
         """
         members = self._members
         members.tell(members.present, CHECKPOINT)
-        progress = RunState(
-            members.number,
-            dict(members.counted),
-            dict(members.prepared),
-            self.bytes_up,
-            self.bytes_down,
-            self.seconds,
-            self._summing.state(),
-        )
+        stand = members.number, dict(members.counted), dict(members.prepared)
+        spent = self.bytes_up, self.bytes_down, self.seconds
+        progress = RunState(*stand, *spent, self._summing.state())
         parts = {f"asked{index}": each.tensors for index, each in enumerate(members.prologue)}
         prologue = [[each.task, dict(each.options)] for each in members.prologue]
         self._files.save(state, parts, {"progress": asdict(progress), "prologue": prologue})
@@ -271,22 +252,22 @@ def _next_run(directory: Path, job: str) -> int:
 
 
 class _Exchange:
-    """One request of a method on its way (`summing.Exchange`).
-
-    tensors: what the request stands for without any, for sites that do not have them.
-    """
+    """One request of a method on its way (`summing.Exchange`)."""
 
     def __init__(
-        self,
-        members: Participants,
-        request: Request,
-        tensors: Tensors | None,
-        sites: tuple[str, ...],
-        least: int,
+        self, engine: Deployed, task: str, tensors: Tensors, options: Mapping[str, Option]
     ) -> None:
-        self._members, self._tensors = members, tensors
+        self._members, self.least = engine._members, engine._least
+        sites, preparing = engine._step, engine._preparing
+        first, self.sites = sites is None, sites or ()
+        if first:
+            self.sites = self._members.gather(self.least, prepare=not preparing)
+        told = engine._told if first and not tensors else 0
+        # What the request stands for without any, for sites that do not have them.
+        self._tensors: Tensors | None = engine._tensors if told else None
+        asked: dict[str, Any] = {"tensors": tensors, "options": options, "preparing": preparing}
+        self.request = self._members.request(task, first=first, told=told, **asked)
         self._attached = Attached()
-        self.request, self.sites, self.least = request, sites, least
         self._answers, self._odd = Answers(), list[str]()
         self._moved = set[str]()  # who has lost the state that this request builds on
 
