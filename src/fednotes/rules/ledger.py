@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, RefusedError
 from fednotes.core.parsing import JsonError, parse_json
@@ -101,19 +100,16 @@ class Head:
 
 def describe(tensors: Tensors, *, norms: bool = True) -> tuple[TensorFacts, ...]:
     """The facts of tensors, in their order. norms: False for noise and bytes."""
-    return tuple(_facts(name, value, norms) for name, value in tensors.items())
-
-
-def _facts(name: str, value: Tensor, norms: bool) -> TensorFacts:
-    flat = value.detach().cpu().contiguous().flatten()
-    norm = None
-    if norms and flat.numel() != 1:
-        norm = float(torch.linalg.vector_norm(flat.to(torch.float64)))
-        norm = norm if math.isfinite(norm) else None
-    digest = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
-    return TensorFacts(
-        name, tuple(value.shape), str(value.dtype).removeprefix("torch."), norm, digest
-    )
+    found = []
+    for name, value in tensors.items():
+        flat, norm = value.detach().cpu().contiguous().flatten(), None
+        if norms and flat.numel() != 1:
+            norm = float(torch.linalg.vector_norm(flat.to(torch.float64)))
+            norm = norm if math.isfinite(norm) else None
+        digest = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+        dtype = str(value.dtype).removeprefix("torch.")
+        found.append(TensorFacts(name, tuple(value.shape), dtype, norm, digest))
+    return tuple(found)
 
 
 def hash_of(tensors: Iterable[TensorFacts]) -> str:
@@ -182,11 +178,8 @@ class Ledger:
         """Where the ledger ends; to be noted elsewhere. Raises RefusedError as `append` does."""
         if not self.path.exists() and not head_path(self.path).exists():
             return Head()
-        try:
-            with self._opened() as (file, head_file):
-                return self._end(file, head_file)[0]
-        except OSError as error:
-            raise FednotesError(f"{self.path}: cannot be read ({error.strerror})") from error
+        with _readable(self.path), self._opened() as (file, head_file):
+            return self._end(file, head_file)[0]
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
