@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ from secure_net import ByHand, network, random_updates
 from fednotes.core.errors import FednotesError, RefusedError
 from fednotes.core.messages import Attached
 from fednotes.core.update import Update
-from fednotes.engines.secure import MOST_LIMITS, SecureSeal
-from fednotes.jobs.deployed import server, site
+from fednotes.engines.secure import MOST_LIMITS, SecureSeal, SecureSum
+from fednotes.jobs.deployed.agreement import threshold
 from fednotes.privacy.secure_sum import messages as wire
 from fednotes.privacy.secure_sum.messages import Terms
 
@@ -127,16 +127,12 @@ def test_no_deployed_sum_is_of_fewer_sites_than_the_threshold(sites: int) -> Non
     names = tuple(f"s{i}" for i in range(sites))
     for least in range(sites + 1):
         job: Any = SimpleNamespace(federation=SimpleNamespace(secure_sum=True, min_sites=least))
-        setup: Any = SimpleNamespace(
-            sites=names, site=names[0], identity=None, state=Path("nowhere"), min_sites=1
-        )
-        ends: list[Any] = [
-            server._summing(job, setup, JOB),
-            site._sealer(job, setup, JOB),
-        ]
-        threshold = max(least or sites, sites // 2 + 1)
-        assert ends[0].least == ends[1]._parties.threshold == threshold
-        assert [end._parties.confirmed for end in ends] == [threshold < sites] * 2
+        asked = threshold(job, cast("Any", SimpleNamespace(sites=names, min_sites=1)))
+        terms: dict[str, Any] = {"job": JOB, "threshold": asked}
+        ends = SecureSum(names, **terms), SecureSeal(names[0], names, **terms)
+        assert asked == ends[0].least == max(least or sites, sites // 2 + 1)
+        assert [end._parties.threshold for end in ends] == [asked] * 2
+        assert [end._parties.confirmed for end in ends] == [asked < sites] * 2
 
 
 @pytest.mark.parametrize(("end", "name"), [("seal", "more"), ("stage", "words")])

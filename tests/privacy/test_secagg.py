@@ -283,6 +283,39 @@ def test_least_sum_of_a_lying_server(n: int, threshold: int) -> None:
 # what the server refuses of a site, and sums in spite of wrong shares
 
 
+def test_messages_that_are_not_for_all_sites_are_refused() -> None:
+    """Each has something for each other site, of the right length, and for these keys."""
+    run = Exchange((A, B, C), confirmed=True)
+    for site in run.sites.values():
+        run.server.add_keys(site.keys())
+    keys = run.server.keys()
+    shares = {name: site.shares(keys) for name, site in run.sites.items()}
+    few, short = {B: shares[A].boxes[B]}, {**shares[A].boxes, C: b"short"}
+    for change, why in (
+        ({"session": bytes(32)}, "are for other keys"),
+        ({"boxes": few}, "are not for all sites"),
+        ({"boxes": short}, "are not for all sites"),
+    ):
+        with pytest.raises(RefusedError, match=why):
+            run.server.add_shares(replace(shares[A], **change))
+    for message in shares.values():
+        run.server.add_shares(message)
+    boxes = run.server.boxes()
+    with pytest.raises(TrainingError, match="updates of 0 of 3 sites"):
+        run.server.requests()
+    masked = {s: run.sites[s].masked(boxes[s], update) for s, update in powers((A, B, C)).items()}
+    for given in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
+        with pytest.raises(RefusedError, match="the receipts of site 'a' are not one for each"):
+            run.server.add_masked(replace(masked[A], receipts=given))
+    for update in masked.values():
+        run.server.add_masked(update)
+    confirm = run.sites[A].confirm(run.server.requests()[A])
+    for given in ({B: bytes(32)}, {B: bytes(32), C: bytes(31)}):
+        with pytest.raises(RefusedError, match="the confirmations of site 'a' are not for all"):
+            run.server.add_confirm(replace(confirm, confirmations=given))
+    run.server.add_confirm(confirm)
+
+
 def test_a_layout_for_another_number_of_sites_is_refused() -> None:
     """Of three and four sites the grid is the same, so only the number tells them apart."""
     run = Exchange((A, B, C))

@@ -101,7 +101,8 @@ class Deployed(Rounds):
         here: dict[str, Any] = {"job": job, "run": run, "progress": progress, "prologue": prologue}
         here |= {"max_norm": max_norm, "clock": clock, "sleep": sleep}
         self._members = Participants(transport, patience, notify, **here)
-        self._members.marks = tuple(self._marks())
+        marks = self._files.facts(lambda facts: int(facts["progress"]["number"]))
+        self._members.marks = tuple(marks)
         with restoring(directory):
             self._summing.restore(progress.summing)
         super().__init__(observer, clock)
@@ -206,14 +207,6 @@ class Deployed(Rounds):
         self._files.save(state, parts, {"progress": asdict(progress), "prologue": prologue})
         members.marks = (*members.marks, members.number)[-KEPT_CHECKPOINTS:]
         self._saved = self._clock()
-
-    def _marks(self) -> Iterator[int]:
-        """The request numbers of the checkpoints."""
-        for facts in self._files.facts():
-            try:
-                yield int(facts["progress"]["number"])
-            except (ValueError, KeyError, TypeError):
-                continue
 
 
 def _kept(parts: Parts, facts: Mapping[str, Any]) -> tuple[RunState, tuple[Earlier, ...]]:

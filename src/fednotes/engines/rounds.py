@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,13 +115,11 @@ class Checkpoints:
             )
         return None
 
-    def facts(self) -> Iterator[Any]:
-        """Of each, from the oldest, where they can be read."""
+    def facts(self, fact: Callable[[Any], T]) -> Iterator[T]:
+        """One of each, from the oldest, where it can be read."""
         for folder in reversed(self._folders()):
-            try:
-                yield read_json(folder / "facts.json", strict=False)
-            except (OSError, ValueError):
-                continue
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                yield fact(read_json(folder / "facts.json", strict=False))
 
     def _folders(self) -> list[Path]:
         """From the newest."""
