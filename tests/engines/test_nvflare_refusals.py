@@ -27,6 +27,7 @@ import intruders
 import refusal_mains
 from intruders import Network, answered, log_of, until, ward_job
 from nvflare.lighter.utils import verify_folder_signature
+from places import files_of
 
 from fednotes.core.messages import Frame, Reply, Request, decode_reply, decode_request, encode
 from fednotes.engines.nvflare import processes
@@ -41,25 +42,8 @@ while not {{"h1", "h2", "h4"}} <= set(server.sites()):
     time.sleep(0.3)
 sites = server.sites()
 {intruders.SUBMIT.strip()}
-while not server.status(job).startswith("FINISHED"):
-    time.sleep(0.3)
-print(json.dumps([server.status(job), sites + server.sites()]))
-"""
-UNTIL_IT_RUNS = """
-while not (server.status(job).startswith("FINISHED") or Path(sys.argv[2]).exists()):
-    time.sleep(0.3)
-if Path(sys.argv[2]).exists():
-    server.abort(job)
-print(server.status(job))
-"""
-UNTIL_SAID = """
-while not all(sys.argv[2] in Path(log).read_text() for log in sys.argv[3:]):
-    if server.status(job).startswith("FINISHED"):
-        break
-    time.sleep(0.3)
-else:
-    server.abort(job)
-print(server.status(job))
+{intruders.UNTIL_FINISHED.strip()}
+print(json.dumps([found["status"], sites + server.sites()]))
 """
 
 
@@ -227,12 +211,9 @@ def test_each_site_refuses_what_its_admin_did_not_sign(
 
 def test_each_site_refuses_what_the_server_signed_itself(tmp_path: Path, ward: Ward) -> None:
     """To NVFlare the signature of any certificate of the project is a submitter's."""
-    trained = ward.net.kits["h1"] / "state/server-signed/site"
-    ward.net.admin(
-        intruders.SUBMIT + UNTIL_IT_RUNS.strip(), ward_job(tmp_path, "server-signed"), trained
-    )
-    assert not trained.exists()
-    assert "was signed by 'localhost'" in log_of(ward.net.kits["h1"])
+    h1, said = ward.net.kits["h1"], "was signed by 'localhost'"
+    ward.net.run_until(lambda: said in log_of(h1), ward_job(tmp_path, "server-signed"))
+    assert not (h1 / "state/server-signed/site").exists()
 
 
 def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> None:
@@ -254,10 +235,8 @@ def test_each_site_refuses_a_class_of_its_own_accord(tmp_path: Path, ward: Ward)
     dishonest.foreign_class(folder / "app")
     dishonest.foreign_component(folder / "app")
     said = f"Component {dishonest.FOREIGN!r} at config path"
-    logs = [str(site / processes.OUTPUT_FILE) for site in sites]
-    ward.net.admin(intruders.SUBMIT + UNTIL_SAID.strip(), folder, said, *logs)
+    ward.net.run_until(lambda: all(said in log_of(site) for site in sites), folder)
     for site in sites:
-        assert said in log_of(site)
         assert not (site / "state/class").exists()
     assert not ward.mark.exists()  # not so much as imported
 
@@ -268,12 +247,8 @@ def test_a_signature_is_of_every_file(tmp_path: Path, ward: Ward) -> None:
     signed = ward_job(tmp_path, "signed") / "app"
     dishonest.sign(signed, ward.net.kits["admin"])
     assert verify_folder_signature(str(signed), authority)
-    for change in (
-        dishonest.more_rounds,
-        dishonest.one_more_file,
-        dishonest.code,
-        dishonest.unsign,
-    ):
+    changes = (dishonest.more_rounds, dishonest.one_more_file, dishonest.code, dishonest.unsign)
+    for change in changes:
         app = intruders.copied(signed, tmp_path / change.__name__)
         change(app)
         assert not verify_folder_signature(str(app), authority)
@@ -326,14 +301,9 @@ def test_the_server_takes_no_reply_that_it_was_given_before(ward: Ward, which: s
     assert [event.kind for event in events] == [kind, "duplicate", "refused"]
     assert list(found.replies) == ["h1"]
     assert not found.refused
-    update, expected = found.replies["h1"].update, decode_reply(true).update
-    assert update is not None
-    assert expected is not None
-    np.testing.assert_array_equal(update.tensors["x"], expected.tensors["x"])
-
-
-def tree(folder: Path) -> dict[Path, bytes]:
-    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    updates = [reply.update for reply in (found.replies["h1"], decode_reply(true))]
+    taken, expected = (update.tensors["x"] for update in updates if update)
+    np.testing.assert_array_equal(taken, expected)
 
 
 def test_a_site_does_nothing_twice(
@@ -344,7 +314,7 @@ def test_a_site_does_nothing_twice(
     shutil.copytree(ward.net.kits["h1"] / "state/first/site", kept)
     requests, replies = frames(ward, "down", "h1"), frames(ward, "up", "h1")
     monkeypatch.delattr(refusal_mains.Ward, "add")
-    host, before = refusal_mains.host(kept, "h1"), tree(kept)
+    host, before = refusal_mains.host(kept, "h1"), files_of(kept)
     assert host.handle(requests[-1]) == replies[-1]
     for old in requests[:-1]:
         reply: Reply = decode_reply(host.handle(old))
@@ -358,4 +328,4 @@ def test_a_site_does_nothing_twice(
     ):
         assert said in decode_reply(host.handle(encode(wrong))).refusal
     assert host.handle(requests[-1]) == replies[-1]
-    assert tree(kept) == before
+    assert files_of(kept) == before

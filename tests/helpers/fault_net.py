@@ -48,6 +48,7 @@ class Net:
     hosts: dict[str, SiteHost] = field(default_factory=dict)
     sent: list[tuple[str, Request, Frame]] = field(default_factory=list)
     seal: Callable[[str], Any] | None = None
+    max_norm: float = 0.0
     came: list[tuple[str, Frame]] = field(default_factory=list)
     before: Callable[[str], None] = lambda task: None
     after: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -66,6 +67,7 @@ class Net:
                 job=JOB,
                 name=site,
                 sealer=self.seal and self.seal(site),
+                max_norm=self.max_norm,
                 keeping=self.keeping(site),
             )
         return self.hosts[site]

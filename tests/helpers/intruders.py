@@ -220,6 +220,13 @@ class Network:
         status, detail = json.loads(self.admin(SUBMIT + UNTIL_FINISHED.strip(), folder))
         return status, list(detail)
 
+    def run_until(self, done: Callable[[], bool], folder: Path) -> None:
+        """Submit a job, and end it once something has come."""
+        job = self.admin(SUBMIT + "print(job)", folder)
+        came = until(done, 60)
+        self.admin("print(server.abort(sys.argv[1]))", job)
+        assert came
+
 
 def answered(port: int, kit: Path) -> bool:
     """Whether the server takes up a connection with a kit's certificate, by TLS alone.

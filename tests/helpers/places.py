@@ -71,3 +71,9 @@ def opened(folder: Path) -> list[Path]:
     """What below a folder, and the folder, somebody else than its owner may read or change."""
     paths = [path for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
     return [path for path in paths if path.stat().st_mode & 0o077]
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    """What every file below a folder holds, by its path from there."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.read_bytes() for path in files}

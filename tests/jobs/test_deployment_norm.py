@@ -21,7 +21,6 @@ from secure_net import Giver
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.messages import decode_reply
 from fednotes.core.update import Update
-from fednotes.engines.host import SiteHost
 from fednotes.engines.requests import Event
 from fednotes.jobs.job import FederationConfig
 
@@ -33,24 +32,11 @@ GIVEN = {
 }
 
 
-def net_of(folder: Path, max_norm: float, secure: bool = False) -> Net:
+def net_of(folder: Path, max_norm: float, seal: Any = None) -> Net:
     """Givers behind hosts with this bound."""
-    net, asked = Net({}, folder), Counter[str]()
-    for site in SITES:
-        seal = None
-        if secure:
-            from fednotes.engines.secure import SecureSeal
-
-            seal = SecureSeal(site, SITES, job=JOB)
-        net.hosts[site] = SiteHost(
-            partial(Giver, site, GIVEN[site], asked),
-            folder / site,
-            job=JOB,
-            name=site,
-            sealer=seal,
-            max_norm=max_norm,
-        )
-    return net
+    asked = Counter[str]()
+    makes = {site: partial(Giver, site, GIVEN[site], asked) for site in SITES}
+    return Net(makes, folder, seal=seal, max_norm=max_norm)
 
 
 @pytest.mark.usefixtures("instant_disk")
@@ -75,9 +61,10 @@ def test_the_others_are_added_without_it(at: str, tmp_path: Path) -> None:
 def test_under_the_secure_sum_the_site_alone_checks(tmp_path: Path) -> None:
     """Nothing of the update leaves, masked or not, and no value of it is said."""
     pytest.importorskip("cryptography")
-    from fednotes.engines.secure import SecureSum
+    from fednotes.engines.secure import SecureSeal, SecureSum
 
-    net, events = net_of(tmp_path, 10.0, secure=True), list[Event]()
+    seal = partial(SecureSeal, sites=SITES, job=JOB)
+    net, events = net_of(tmp_path, 10.0, seal), list[Event]()
     engine = net.engine(
         SITES,
         replace(STRICT, min_sites=2),
