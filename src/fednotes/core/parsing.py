@@ -14,6 +14,7 @@ import math
 import os
 import stat
 import tomllib
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,15 @@ def read_json(path: Path, *, strict: bool = True) -> Any:
     """The value in a file. Raises OSError, and JsonError as `parse_json` does."""
     with open(path, "rb", opener=regular) as file:
         return parse_json(file.read(MOST_BYTES + 1), strict=strict)
+
+
+def kept_table(path: Path) -> dict[str, Any]:
+    """The table in a file of ours; empty where there is none that can be read."""
+    with suppress(OSError, JsonError):
+        found = read_json(path)
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def parse_json(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fednotes.core.errors import BusyError, ConfigError, TrainingError
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import kept_table, read_json
 from fednotes.core.store import held, private_folder, write_json
 from fednotes.privacy.secure_sum.masks import Identity
 
@@ -118,12 +118,8 @@ def keep_outcome(
 
 def read_outcome(state: Path, job_id: str) -> dict[str, Any]:
     """What a submission kept of itself last; empty if it never began."""
-    try:
-        outcome = read_json(state / OUTCOME_FILE)
-    except (OSError, ValueError):
-        return {}
-    ours = isinstance(outcome, dict) and outcome.get("job_id") == job_id
-    return outcome if ours else {}
+    outcome = kept_table(state / OUTCOME_FILE)
+    return outcome if outcome.get("job_id") == job_id else {}
 
 
 def place_of(error: BaseException) -> str:

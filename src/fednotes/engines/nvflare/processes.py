@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import kept_table
 from fednotes.core.settings import build, checked
 from fednotes.core.store import lock, make_private, owned, write_json
 from fednotes.engines.nvflare.certificates import check_kit, settle
@@ -241,8 +241,8 @@ class Known:
 def contact_of(kit: Path, pid: int | None) -> Known | None:
     """What a running process keeps of itself; None if that is nothing yet."""
     try:
-        known = build(Known, read_json(kit / CONTACT_FILE), CONTACT_FILE.name)
-    except (OSError, ValueError, ConfigError):
+        known = build(Known, kept_table(kit / CONTACT_FILE), CONTACT_FILE.name)
+    except ConfigError:
         return None
     return known if known.pid == pid else None
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import kept_table, read_json
 from fednotes.core.store import make_private, owned, private_folder, write_json
 from fednotes.engines.nvflare.kit import ADMIN, job_folder, read_kit
 from fednotes.engines.rounds import RoundResult
@@ -163,7 +163,7 @@ def read_run(out: Path) -> Run:
 
 def _unknown(run: Run, out: Path) -> NoReturn:
     """Raises ConfigError: why the server does not know a run."""
-    if _table(out / "run.json").get("submitting"):
+    if kept_table(out / "run.json").get("submitting"):
         raise ConfigError(
             f"run {run.name} was stopped before it reached the server: delete {out} and give the "
             "job again"
@@ -172,15 +172,6 @@ def _unknown(run: Run, out: Path) -> NoReturn:
         f"the server of {run.kit} does not know run {run.name}: it was deleted, or this is "
         "another server"
     )
-
-
-def _table(path: Path) -> dict[str, Any]:
-    """A file's table; empty if it has none."""
-    with suppress(OSError, ValueError):
-        found = read_json(path, strict=False)
-        if isinstance(found, dict):
-            return found
-    return {}
 
 
 def _by_time(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -285,7 +276,7 @@ class Follower:
         while True:
             newest = {str(job["name"]): job for job in _by_time(server.jobs())}
             job = newest.pop(self.run.name, None) or _unknown(self.run, self.out)
-            if _table(self.out / "run.json").get("submitting"):
+            if kept_table(self.out / "run.json").get("submitting"):
                 write_json(self.out / "run.json", facts_of(self.run))
             status = str(job["status"])
             if str(job["job_id"]) != self._job_id:
@@ -382,7 +373,7 @@ class Follower:
                 details = "; ".join(map(str, job.get("job_deploy_detail") or ()))
                 self.say(f"{self._state} ({details or 'nothing to fetch'})")
                 return None
-            problem = _table(made / PROBLEM)
+            problem = kept_table(made / PROBLEM)
             if problem and not problem.get("again"):
                 raise FednotesError(f"run {self.run.name} stays stopped: {problem['problem']}")
             if problem:

@@ -29,7 +29,7 @@ import torch
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra, ModelError, TrainingError
 from fednotes.core.federation import Option, State
 from fednotes.core.messages import Frame
-from fednotes.core.parsing import parse_json, read_json
+from fednotes.core.parsing import kept_table, parse_json
 from fednotes.core.store import write_json, write_text
 from fednotes.core.update import Tensors, Total
 from fednotes.encoders.pretrained import encoder_directory
@@ -141,11 +141,8 @@ def _is_last(state: Path, rounds: int, error: FednotesError) -> bool:
     if not isinstance(error, TrainingError):
         return True
     path, here = state / "failure.json", {"rounds": rounds, "problem": str(error)}
-    times = 1
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = read_json(path)
-        if {k: kept[k] for k in here} == here:
-            times += int(kept["times"])
+    kept = kept_table(path)
+    times = 1 + (int(kept.get("times", 0)) if {**kept, **here} == kept else 0)
     write_json(path, {**here, "times": times})
     return times >= REPEATS
 

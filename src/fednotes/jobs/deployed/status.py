@@ -13,12 +13,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.errors import ConfigError, FednotesError, TrainingError
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import kept_table, read_json
 from fednotes.core.store import LOCK
 from fednotes.encoders.features import clear_cache, default_cache
 from fednotes.encoders.token_cache import clear_tokens
@@ -126,11 +126,8 @@ def serving(kit: Path, found: Status) -> list[str]:
 
 def run_of(kit: Path, job: str) -> str:
     """The run that a job of NVFlare's is a submission of, as far as its folder says."""
-    try:
-        path = next((kit / job).glob("app*/config/job.json"))
-        return str(read_json(path)["run"])
-    except (OSError, ValueError, KeyError, TypeError, StopIteration):
-        return f"of job {job}"
+    declared = next((kit / job).glob("app*/config/job.json"), kit / job / "none")
+    return str(kept_table(declared).get("run", f"of job {job}"))
 
 
 def _clock(when: float) -> str:
@@ -214,8 +211,7 @@ def from_files(kit: Path) -> list[str]:
     lines = []
     paths = sorted((kit / STATE).glob("*/outcome.json"), key=lambda path: path.stat().st_mtime)
     for path in paths[-SHOWN_RUNS:]:
-        with suppress(OSError, ValueError, AttributeError):
-            told = _stands(read_json(path), "")
+        if told := _stands(kept_table(path), ""):
             again = ", goes on when the server is started" if told.startswith("running") else ""
             lines.append(f"run {path.parent.name}: {told}{again}")
     return lines
@@ -223,16 +219,12 @@ def from_files(kit: Path) -> list[str]:
 
 def seconds(kit: Path) -> list[str]:
     """Sites of which a second process was turned away today or lately."""
-    with suppress(OSError, ValueError, AttributeError):
-        found = read_json(kit / STATE / "second.json")
-        day = datetime.now(UTC).timestamp() - 86_400
-        return [
-            f"site {site!r}: a second process in its name was refused at {_clock(when)}: is there "
-            "a copy of its kit?"
-            for site, when in found.items()
-            if when > day
-        ]
-    return []
+    return [
+        f"site {site!r}: a second process in its name was refused at {_clock(when)}: is there "
+        "a copy of its kit?"
+        for site, when in kept_table(kit / STATE / "second.json").items()
+        if when > time.time() - 86_400
+    ]
 
 
 def forget(kit: Path, run: str) -> dict[Path, int]:
