@@ -223,7 +223,7 @@ class Network:
     def run_until(self, done: Callable[[], bool], folder: Path) -> None:
         """Submit a job, and end it once something has come."""
         job = self.admin(SUBMIT + "print(job)", folder)
-        came = until(done, 60)
+        came = until(done, 120)
         self.admin("print(server.abort(sys.argv[1]))", job)
         assert came
 
