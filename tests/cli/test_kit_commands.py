@@ -140,7 +140,7 @@ def test_a_start_warns_of_a_certificate_that_ends_soon(
     caplog.set_level(logging.WARNING)
     processes.start(kits["h1"])
     assert caplog.text == ""
-    intruders.date(kits["h1"], intruders.Authority.of(kits["server"].parent), (-9, 59))
+    intruders.date(kits["h1"], (-9, 59))
     processes.start(kits["h1"])
     assert "client.crt: the certificate expires on" in caplog.text
 

@@ -57,7 +57,7 @@ def test_a_certificate_out_of_its_time_is_refused(
     kits: dict[str, Path], kit: str, days: tuple[int, int], said: str
 ) -> None:
     name, _, watch = kit.partition("/")
-    intruders.date(kits[name] / watch, intruders.Authority.of(kits["server"].parent), days)
+    intruders.date(kits[name] / watch, days)
     with pytest.raises(ConfigError, match=said):
         check_kit(kits[name])
 

@@ -54,7 +54,7 @@ def test_a_kit_gets_new_keys_and_keeps_all_else(kits: dict[str, Path], who: str)
     """Only the request travels, and it holds no private key."""
     kit = kits[who]
     if who != "server":
-        intruders.date(kit, intruders.Authority.of(kits["server"].parent), (-300, 20))
+        intruders.date(kit, (-300, 20))
         assert len(check_kit(kit)) == 1
     before, old = tree(kit), {stem: certificate_of(stem) for stem in stems(kit)}
     asked = request(kit)
@@ -160,7 +160,7 @@ def test_only_the_holder_of_a_kit_that_counts_gets_a_certificate(kits: dict[str,
     of_server = x509.load_pem_x509_csr(request(kits["server"])).subject
     expired = intruders.copied(kits["b"], kits["b"].with_name("old"))
     late = request(expired)
-    intruders.date(expired, intruders.Authority.of(kits["server"].parent), (-30, -1))
+    intruders.date(expired, (-30, -1))
     stranger = intruders.copied(kits["b"], kits["b"].with_name("stranger"))
     intruders.self_signed(stranger)
     wrong = {

@@ -21,6 +21,7 @@ import intruders
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import load_pem_x509_certificate as loaded
 from intruders import PROJECT, replaced, revoked, said
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
 from nvflare.fuel.f3.connection import ConnState
@@ -236,8 +237,8 @@ def test_only_the_old_root_brings_a_new_one(kits: Kits, tmp_path: Path) -> None:
         revoked(strange, "h2")
     false = authority_of(PROJECT, tmp_path / "other")
     (root,) = false.roots
-    site = intruders.Authority(root, key_of(kits["h2"] / "startup/client"))
-    bridge = x509.load_pem_x509_certificate(site.sign(root, false.key, (-1, 30)))
+    site = key_of(kits["h2"] / "startup/client")
+    bridge = loaded(intruders.certified(root, site, root, false.key, (-1, 30)))
     old = {"server": intruders.copied(kits["server"].parent, tmp_path / "stolen") / "server"}
     true = Trust.parsed(replaced(kits, 30))
     for bridges in ((), (bridge,), true.bridges):
@@ -253,14 +254,12 @@ def test_only_the_old_root_brings_a_new_one(kits: Kits, tmp_path: Path) -> None:
 def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -> None:
     """What their keys sign counts for nobody, whatever they show beside it."""
     provision(PROJECT, tmp_path / "other")
-    own = kits["h2"] / "startup/client"
-    site = intruders.Authority(certificate_of(own), key_of(own))
-    victim = certificate_of(kits["server"] / "startup/server")
-    for liar in (site, intruders.Authority.of(tmp_path / "other")):
-        false = x509.load_pem_x509_certificate(liar.sign(victim, site.key, (-1, 9)))
-        assert certificates.issued(false, liar.certificate)
-        problem = trusted(kits["h1"]).problem(false, (liar.certificate,))
-        assert problem == "is not signed by rootCA.pem"
+    own, stranger = kits["h2"] / "startup/client", authority_of(PROJECT, tmp_path / "other")
+    victim, key = certificate_of(kits["server"] / "startup/server"), key_of(own)
+    for liar, signer in ((certificate_of(own), key), (stranger.root, stranger.key)):
+        false = loaded(intruders.certified(liar, signer, victim, key, (-1, 9)))
+        assert certificates.issued(false, liar)
+        assert trusted(kits["h1"]).problem(false, (liar,)) == "is not signed by rootCA.pem"
 
 
 # clocks
@@ -272,8 +271,7 @@ def test_neither_a_site_nor_a_stranger_is_a_bridge(kits: Kits, tmp_path: Path) -
 )
 def test_clocks_may_differ_by_five_minutes(kits: Kits, begin: int, end: int, said: str) -> None:
     day = 24 * 60
-    authority = intruders.Authority.of(kits["server"].parent)
-    intruders.date(kits["h2"], authority, (begin / day, end / day))
+    intruders.date(kits["h2"], (begin / day, end / day))
     assert believes(kits["h1"], kits["h2"]) is (said == "")
     if said:
         with pytest.raises(ConfigError, match=said):
@@ -288,7 +286,7 @@ def test_what_is_new_counts_on_a_clock_that_is_five_minutes_late(made: Kits) -> 
     paths = [*out.rglob("*.crt"), *out.rglob("rootCA.pem")]
     assert len(paths) == 2 * (len(made) + 1)
     for path in paths:
-        found = x509.load_pem_x509_certificate(path.read_bytes())
+        found = loaded(path.read_bytes())
         assert found.not_valid_before_utc <= now - timedelta(minutes=5)
     (root,) = trusted(made["h1"]).roots
     assert root.not_valid_after_utc - now > timedelta(9.9 * 365)

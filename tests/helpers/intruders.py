@@ -22,12 +22,18 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from fednotes.engines import pipe
 from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare import processes
-from fednotes.engines.nvflare.authority import ProjectConfig, authority_of, provision
+from fednotes.engines.nvflare.authority import (
+    Authority,
+    ProjectConfig,
+    authority_of,
+    no_secret,
+    provision,
+)
+from fednotes.engines.nvflare.certificates import certificate_of, key_of, new_key_pem
 from fednotes.engines.nvflare.processes import UNWATCHED
 
 HELPERS = Path(__file__).parent
@@ -67,34 +73,27 @@ def replaced(kits: Mapping[str, Path], overlap: int) -> bytes:
     return said(kits)
 
 
-@dataclass(frozen=True)
-class Authority:
-    """The key that signs kits, read from the folder that `provision` keeps."""
+def certified(
+    issuer: x509.Certificate,
+    signer: Any,
+    old: x509.Certificate,
+    key: Any,
+    days: tuple[float, float],
+) -> bytes:
+    """The old certificate for another key and time, in an issuer's name.
 
-    certificate: x509.Certificate
-    key: Any
-
-    @staticmethod
-    def of(kits: Path) -> Authority:
-        (state,) = (kits / "authority").rglob("cert.json")
-        kept = json.loads(state.read_text())
-        return Authority(
-            x509.load_pem_x509_certificate(kept["root_cert"].encode()),
-            serialization.load_pem_private_key(kept["root_pri_key"].encode(), None),
-        )
-
-    def sign(self, old: x509.Certificate, key: Any, days: tuple[float, float]) -> bytes:
-        """The old certificate for another key and time. days: from and to, counted from now."""
-        now = datetime.datetime.now(datetime.UTC)
-        builder = (
-            x509.CertificateBuilder(self.certificate.subject, old.subject, key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now + datetime.timedelta(days[0]))
-            .not_valid_after(now + datetime.timedelta(days[1]))
-        )
-        for extension in old.extensions:
-            builder = builder.add_extension(extension.value, extension.critical)
-        return builder.sign(self.key, hashes.SHA256()).public_bytes(PEM)
+    signer: the key that signs. days: from and to, counted from now.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder(issuer.subject, old.subject, key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + datetime.timedelta(days[0]))
+        .not_valid_after(now + datetime.timedelta(days[1]))
+    )
+    for extension in old.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    return builder.sign(signer, hashes.SHA256()).public_bytes(PEM)
 
 
 def copied(kit: Path, to: Path) -> Path:
@@ -103,12 +102,19 @@ def copied(kit: Path, to: Path) -> Path:
     return to
 
 
-def date(kit: Path, authority: Authority, days: tuple[float, float], stem: str = "client") -> None:
-    """Give a kit a certificate of the right authority for other days, counted from now."""
-    path = kit / f"startup/{stem}.crt"
-    key: Any = serialization.load_pem_private_key(path.with_suffix(".key").read_bytes(), None)
-    old = x509.load_pem_x509_certificate(path.read_bytes())
-    path.write_bytes(authority.sign(old, key, days))
+def date(
+    kit: Path, days: tuple[float, float], stem: str = "client", out: Path | None = None
+) -> None:
+    """Give a kit a certificate of the right authority for other days, counted from now.
+
+    out: the folder of the authority's kits, if the kit is not there.
+    """
+    path = kit / "startup" / stem
+    out = out or next(folder for folder in kit.parents if (folder / "authority").exists())
+    authority = Authority.of(out / "authority", "ward", no_secret, make=False)
+    own, key = certificate_of(path), key_of(path)
+    dated = certified(authority.root, authority.key, own, key, days)
+    path.with_suffix(".crt").write_bytes(dated)
 
 
 def take_identity(kit: Path, of: Path) -> None:
@@ -117,21 +123,13 @@ def take_identity(kit: Path, of: Path) -> None:
         shutil.copyfile(of / "startup" / name, kit / "startup" / name)
 
 
-def trust(kit: Path, other: Path) -> None:
-    """Let a kit take another authority's server for the right one."""
-    shutil.copyfile(other / "startup/rootCA.pem", kit / "startup/rootCA.pem")
-
-
 def self_signed(kit: Path) -> None:
     """Give a kit a key of its own and a certificate that no authority signed."""
-    path = kit / "startup/client.crt"
-    old = x509.load_pem_x509_certificate(path.read_bytes())
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    own = Authority(old, key)
-    path.write_bytes(own.sign(old, key, (-1, 100)))
-    (kit / "startup/client.key").write_bytes(
-        key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
+    path = kit / "startup/client"
+    old = certificate_of(path)
+    path.with_suffix(".key").write_bytes(new_key_pem())
+    key = key_of(path)
+    path.with_suffix(".crt").write_bytes(certified(old, key, old, key, (-1, 100)))
 
 
 def false_kits(base: Path, true: Path, member: Path, port: int) -> dict[str, Path]:
@@ -143,9 +141,9 @@ def false_kits(base: Path, true: Path, member: Path, port: int) -> dict[str, Pat
         *(("expired", true), ("swapped", true)),
     ):
         made[name] = copied(source, base / name)
-        trust(made[name], true)
+        shutil.copyfile(true / "startup/rootCA.pem", made[name] / "startup/rootCA.pem")
     self_signed(made["self-signed"])
-    date(made["expired"], Authority.of(true.parents[1]), (-30, -1))
+    date(made["expired"], (-30, -1), out=true.parents[1])
     take_identity(made["swapped"], member)
     return made
 
