@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ pytest.importorskip("nvflare")
 import intruders
 import refusal_mains
 from intruders import SUBMIT, UNTIL_FINISHED, Network, ward_job
+from places import alive
 
 from fednotes.core.errors import ConfigError
 from fednotes.engines.nvflare import processes
@@ -107,6 +107,4 @@ def test_a_run_goes_on_after_a_kill(net: Network, tmp_path: Path) -> None:
     assert sum(p.stat().st_size for p in net.kits["h1"].rglob("fednotes.log*")) < 20_000
     for kit in kits:
         assert not processes.stop(kit).running
-    command = ["ps", "-A", "-ww", "-o", "stat=,command="]
-    listing = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    assert not [x for x in listing if str(net.server.parent) in x and x[0] != "Z"]
+    assert alive(net.server.parent) == []

@@ -67,6 +67,13 @@ def project(folder: Path, names: Iterable[str]) -> None:
     )
 
 
+def alive(folder: Path) -> list[str]:
+    """The processes whose command lines have a folder, by the system's own list."""
+    command = ["ps", "-A", "-ww", "-o", "stat=,command="]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [row for row in listing.splitlines() if str(folder) in row and row[0] != "Z"]
+
+
 def opened(folder: Path) -> list[Path]:
     """What below a folder, and the folder, somebody else than its owner may read or change."""
     paths = [path for path in (folder, *folder.rglob("*")) if not path.is_symlink()]
