@@ -93,34 +93,29 @@ def _host(setup: Setup) -> SiteHost:
     for note in loaded.told:
         logger.info("%s", note)
     data, results = loaded.data[0], kit / RESULTS / setup.run
-    own = describe(job, data)
-    told = packed(asdict(own))
+    described = describe(job, data)
+    told = packed(asdict(described))
 
     def member(config: Any) -> Any:
         cache = file.cache or default_cache()
         return job.module.Site(data, config, directory=results, device=file.device, cache=cache)
 
     def make() -> Any:  # anew, on notes that are read once
-        made = AgreedSite(data.id, job, setup.sites, own, member, results)
+        made = AgreedSite(data.id, job, setup.sites, described, member, results)
         guard.covered = made.covered
         return made
 
+    sealer, kept = None, setup.state / "site" / OPENED
+    if secure:
+        own = setup.identity
+        sealer = SecureSeal(site, setup.sites, job=key, threshold=least, identity=own, kept=kept)
     return SiteHost(
         make,
         setup.state / "site",
         job=key,
         name=site,
         guard=guard,
-        sealer=SecureSeal(
-            site,
-            setup.sites,
-            job=key,
-            threshold=least,
-            identity=setup.identity,
-            kept=setup.state / "site" / OPENED,
-        )
-        if secure
-        else None,
+        sealer=sealer,
         public={DESCRIBE: lambda made: {"description": told}, SCORES: partial(_scores, kit)},
         max_norm=job.federation.max_norm,
         pace=AnswerTimes() if file.policy.steady_replies else None,
