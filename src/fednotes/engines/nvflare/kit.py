@@ -7,10 +7,8 @@ classes that a job may name.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
@@ -18,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.core.parsing import read_json
+from fednotes.core.parsing import read_json, shipped
 from fednotes.core.store import write_folder, write_json
 
 SERVER, SITE, ADMIN, WATCH = "server", "site", "admin", "watch"
@@ -67,8 +65,7 @@ def kit_files(facts: Kit, kit: Path) -> dict[str, Any]:
 
 @cache
 def _tables() -> dict[str, Any]:
-    file = resources.files(__package__) / "kit.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    return shipped("engines/nvflare/kit.toml")
 
 
 def _filled(value: Any, words: Mapping[str, Any]) -> Any:
