@@ -4,12 +4,10 @@ to their end against SciPy's minimum of the written objective; TF-IDF against sc
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from phenotype_patients import (
     DISEASES,
     classifiers_of,
@@ -25,7 +23,6 @@ from sklearn.linear_model import LogisticRegression, SGDClassifier
 
 from fednotes.core.errors import ConfigError, DataError, MissingExtra
 from fednotes.core.settings import build
-from fednotes.core.update import Total, Update
 from fednotes.methods import phenotype
 from fednotes.patients.classifiers import (
     CHOICES,
@@ -201,24 +198,6 @@ def test_classes_from_counts() -> None:
     assert classes_of(counts, 0)[1] == (0, 1)
 
 
-def test_one_site_is_central_training_to_the_bit() -> None:
-    """Oracle: the same epochs without the sum; the tensors share the classifiers' memory."""
-    x, labels = random_features(), random_labels()
-    central, site = LinearSVMs(CLASSES, WIDTH), LinearSVMs(CLASSES, WIDTH)
-    shared = site.sent()
-    for _ in range(4):
-        epoch(central, x, labels)
-        central.take(central.sent())
-        site.take(shared)
-        epoch(site, x, labels)
-        shared = Total.of([Update(site.sent(), weight=41.0)]).mean()
-    site.take(shared)
-    np.testing.assert_array_equal(site.weight, central.weight)
-    np.testing.assert_array_equal(site.intercept, central.intercept)
-    assert central.weight.any()
-    assert shared["svm.weight"].dtype == torch.float32
-
-
 # ---- calibration -----------------------------------------------------------------------------
 
 
@@ -260,19 +239,6 @@ def test_platt_scaling_is_scipys_minimum(scale: float) -> None:
         np.testing.assert_allclose(found[k], wanted, rtol=2e-3, atol=2e-3 / scale)
         assert found[k, 0] > 0  # a higher score is never a lower probability
     assert found[4].tolist() == [1.0, 0.0]
-
-
-def test_platt_sums_add_over_sites() -> None:
-    """Oracle: the fit on all patients together."""
-    rng = np.random.default_rng(0)
-    scores = rng.normal(size=(90, 2)) * 5
-    targets = np.sign(scores + rng.normal(size=(90, 2)) * 5).astype(np.int8)
-
-    def sums(cuts: list[int]) -> Callable[[np.ndarray], np.ndarray]:
-        groups = np.split(np.arange(90), cuts)
-        return lambda ab: sum(platt_sums(ab, scores[g], targets[g]) for g in groups)
-
-    np.testing.assert_allclose(fit_platt(sums([20, 21]), 2), fit_platt(sums([]), 2), rtol=1e-8)
 
 
 def test_calibrated_probabilities() -> None:
