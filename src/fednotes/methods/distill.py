@@ -400,14 +400,8 @@ class Site(MentionSite):
         self.rounds = round + 1
         weight = self.num_examples if self.config.aggregation == "size" else 1  # [tagsets eq 1]
         trained = {name: value.cpu() for name, value in snapshot(self.parameters).items()}
-        loss_sum, source_sum, target_sum = sums / (seen / self.num_examples)
-        metrics = {
-            "loss": loss_sum,
-            "source": source_sum,
-            "target": target_sum,
-            "examples": self.num_examples,
-            "pseudo": self.pseudo,
-        }
+        parts = zip(("loss", "source", "target"), sums / (seen / self.num_examples), strict=True)
+        metrics = {**dict(parts), "examples": self.num_examples, "pseudo": self.pseudo}
         return Update(trained, weight, metrics)  # [tagsets eq 1]
 
     def _objective(
