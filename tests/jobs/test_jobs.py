@@ -396,6 +396,26 @@ def test_every_key_of_the_jobs_that_there_are(schema: dict[str, Any]) -> None:
         assert any(set(table.get("model", {})) <= keys for keys in models), name
 
 
+def test_a_method_says_which_models_it_takes(schema: dict[str, Any], tmp_path: Path) -> None:
+    """The schema offers no other, and the only kind of a method may be named."""
+
+    def kinds(method: str) -> set[str | None]:
+        models = of_method(schema, method)["model"]["anyOf"]
+        return {model["properties"].get("kind", {}).get("const") for model in models}
+
+    assert (kinds("fedner"), kinds("pretrain")) == ({"tagger"}, {None})
+    assert kinds("finetune") == {"token-classifier", "encoder-tagger"}
+    assert kinds("distill") == kinds("finetune") | {"tagger", "prompt-bart"}
+    path, text = tmp_path / "job.toml", 'method = "fedner"\n[synthetic]\n[model]\n'
+    path.write_text(text)
+    plain = load_job(str(path)).config
+    path.write_text(f'{text}kind = "tagger"\n')
+    assert load_job(str(path)).config == plain
+    path.write_text(f'{text}kind = "prompt-bart"\n')
+    with pytest.raises(ConfigError, match='no model for method = "fedner", which takes "tagger"'):
+        load_job(str(path))
+
+
 def test_the_schema_has_bounds_and_choices(schema: dict[str, Any]) -> None:
     known = of_method(schema, "fedner")
     site = known["sites"]["additionalProperties"]

@@ -1,4 +1,4 @@
-"""Commands in groups (corpus, cache, backbone), and those that look at models' insides."""
+"""Commands in groups (corpus, job, cache), and those that look at models' insides."""
 
 from __future__ import annotations
 

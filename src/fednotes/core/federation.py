@@ -158,6 +158,7 @@ class Method:
     traffic(config, sizes): bytes that a site sends and is sent at most in a run; None: not known.
     judged(metrics): summed counts of "evaluate" as numbers for people, among them "held_out", of
     which more is better (-inf where nothing is held out).
+    models(): the classes of [model] by its `kind`, "" where it has no such key; None: all taggers.
     warnings(config): what a person should know before training. beyond(config): what a setting
     adds to the published method, in a word for tables. one_model(config): whether sites end with
     equal models, of which one copy is kept. save(config, final, folder): write the model that all
@@ -173,6 +174,7 @@ class Method:
     pooled: Callable[[Any, Any, Any], Pooled]
     judged: Callable[[Mapping[str, float]], dict[str, float]]
     holds: str = "documents"
+    models: Callable[[], Mapping[str, type[Any]]] | None = None
     trains: tuple[str, ...] = (TRAIN,)
     for_sites: Callable[[Any, Any], Any] = lambda config, sites: config
     alone: Callable[[Any, Any], tuple[Any, ...]] = lambda config, sites: (config,) * len(sites)

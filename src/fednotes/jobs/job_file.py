@@ -205,6 +205,8 @@ def _config(
             raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
     values = preset.get("training", {}) | given | {"seed": seed}
     settings = _expand(table.get("model", {}), folder)
+    if method.models and [*method.models()] == [settings.get("kind")]:
+        del settings["kind"]  # of the only one that the method has
     own = preset.get("model", {})
     if all(own.get(key) == settings[key] for key in ("kind", "tagger") if key in settings):
         settings = _over(own, settings)  # else the job starts from a model of its own
@@ -264,14 +266,10 @@ _SHARED: dict[str, type[Any]] = {
 
 def _models(method: str) -> dict[str, type[Any]]:
     """The classes that may read [model], by its `kind`; "" where there is one alone."""
-    from fednotes.encoders.language_model import LanguageModelConfig
-    from fednotes.patients.phenotyper import PhenotypeConfig
     from fednotes.taggers import saving
 
-    own_model = {"notes": LanguageModelConfig, "patients": PhenotypeConfig}
-    own = own_model.get(methods.find(method).holds)
-    if own is not None:
-        return {"": own}
+    if (own := methods.find(method).models) is not None:
+        return dict(own())
     return {kind: saving.model_class(kind) for kind in saving.kinds()}
 
 

@@ -1,4 +1,4 @@
-"""The methods, a paper a file: a module here that has a `METHOD` is one, by its own name."""
+"""The methods, each a file: a module here that has a `METHOD` is one, by its own name."""
 
 from __future__ import annotations
 

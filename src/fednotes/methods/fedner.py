@@ -439,7 +439,12 @@ def least_share(size: int, config: Config) -> int:
 
 
 def model_config(table: Mapping[str, Any]) -> TaggerConfig:
-    """The [model] table. Raises ConfigError."""
+    """The [model] table, of the light tagger alone. Raises ConfigError."""
+    if "kind" in table:
+        raise ConfigError(
+            f'kind = {table["kind"]!r} is no model for method = "fedner", which takes "tagger"; '
+            "the methods distill and finetune take others"
+        )
     config = tagger_config(table)
     config.require_input()
     return config
@@ -511,6 +516,7 @@ METHOD = Method(
     planned,
     pooled,
     judged_mentions,
+    models=lambda: {"tagger": TaggerConfig},
     trains=(GRADIENTS, TRAIN),
     for_sites=for_sites,
     alone=alone,

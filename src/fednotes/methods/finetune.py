@@ -171,12 +171,16 @@ def model_config(table: Mapping[str, Any]) -> ModelConfig:
     """The [model] table; kind = "token-classifier" if none is given. Raises ConfigError."""
     config = any_model({"kind": "token-classifier"} | dict(table))
     if not config.encodes:
-        takes = [kind for kind in kinds() if model_class(kind).encodes]
         raise ConfigError(
             f'kind = {config.kind!r} is no model for method = "finetune", which takes '
-            f"{' and '.join(takes)}; the methods fedner and distill take others"
+            f"{' and '.join(models())}; the method distill takes it"
         )
     return config
+
+
+def models() -> dict[str, type[ModelConfig]]:
+    """Those that fine-tuning trains: kind → the class of its settings."""
+    return {kind: own for kind in kinds() if (own := model_class(kind)).encodes}
 
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
@@ -245,6 +249,7 @@ METHOD = Method(
     planned,
     pooled,
     judged_mentions,
+    models=models,
     for_sites=for_sites,
     alone=alone,
     traffic=traffic,

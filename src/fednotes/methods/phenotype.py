@@ -614,6 +614,7 @@ METHOD = Method(
     pooled,
     judged,
     holds="patients",
+    models=lambda: {"": PhenotypeConfig},
     for_sites=for_sites,
     alone=alone,
     warnings=warnings,

@@ -408,6 +408,7 @@ METHOD = Method(
     pooled,
     judged,
     holds="notes",
+    models=lambda: {"": LanguageModelConfig},
     traffic=traffic,
     warnings=warnings,
     one_model=lambda config: True,
