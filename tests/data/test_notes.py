@@ -109,6 +109,7 @@ def test_what_a_file_says_comes_out(
     assert csv.field_size_limit() >= 131_072  # the process's own: others may read what they could
 
 
+MANY = HEADER + "".join(f"\n{i},1,,,,,title {i},,,,x" for i in range(31))
 CUT = MIMIC[: MIMIC.index("5,103")] + '5,103,,2131-02-07,,,"Radiology"\n'
 MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
 
@@ -162,6 +163,7 @@ MIMICS = {"format": "mimic", "categories": ["Radiology", "Nursing"]}
             {"format": "mimic"},
             "is the file whole",
         ),
+        ("n.csv", MANY, {"categories": ["Nursing"]}, "no note of category nursing: there are 31 "),
         ("x.csv", REMARKS, {}, "x.csv:1: no column of this table is known to hold notes"),
         (
             *("x.csv", REMARKS, {"column": "remarks", "format": "csv"}),

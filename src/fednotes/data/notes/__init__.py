@@ -140,19 +140,21 @@ def _kept(
     records: Iterator[Note | None], path: Path, wanted: frozenset[str], counts: Counter[str]
 ) -> Iterator[Note]:
     """The notes with text, and of a wanted category where some are. counts: what became of each."""
-    kept, seen = 0, set[str]()
+    kept, others, seen = 0, 0, set[str]()
     for note in records:
         left = _left(note, wanted)
         counts[left or "notes"] += 1
         if note is not None and not left:
             kept += 1
             yield note
-        elif note is not None and left == OTHER and len(seen) < _MANY_CATEGORIES:
-            seen.add(note.category or "")
+        elif note is not None and left == OTHER:
+            others += 1
+            if note.category and len(seen) < _MANY_CATEGORIES:
+                seen.add(note.category)
         del note  # one text is in memory at a time
-    if wanted and seen and not kept:
+    if others and not kept:
         asked = sorted(wanted)
-        hint = nearest(asked[0].capitalize(), seen - {""})
+        hint = nearest(asked[0].capitalize(), seen)
         if len(seen) > _FEW_CATEGORIES and not hint.startswith("did"):
             hint = f"there are {len(seen)} others"
         raise DataError(f"{path}: no note of category {', '.join(asked)}: {hint}")
