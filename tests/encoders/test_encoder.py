@@ -166,16 +166,12 @@ def test_byte_level_tokeniser_and_shifted_positions(tmp_path: Path) -> None:
 
 
 def test_refuses_what_it_cannot_trust(bert: Path, tmp_path: Path) -> None:
-    """Pickle, nothing, damaged or incomplete weights, too many layers: one clear line each."""
+    """Incomplete weights or none that are numbers, too many layers: one clear line each."""
     with pytest.raises(ConfigError, match="has 4 layers, layers=5 is asked"):
         load_encoder(f"{bert}#layers=5")
     path = tmp_path / "m"
     shutil.copytree(bert, path)
     weights = path / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-10])
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        load_encoder(str(path))
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(bert / "model.safetensors")
@@ -188,12 +184,6 @@ def test_refuses_what_it_cannot_trust(bert: Path, tmp_path: Path) -> None:
     save_file(tensors, weights, {"format": "pt"})
     with pytest.raises(ModelError, match="not finite"):
         load_encoder(str(path)).encode([["no"]])
-    weights.unlink()
-    with pytest.raises(ModelError, match=r"no \*\.safetensors"):
-        load_encoder(str(path))
-    (path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ModelError, match="save_pretrained"):
-        load_encoder(str(path))
 
 
 def test_fingerprint_is_of_contents_and_pooling(bert: Path, tmp_path: Path) -> None:

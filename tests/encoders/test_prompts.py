@@ -156,17 +156,6 @@ def test_projection_equals_numpy() -> None:
                     )
 
 
-def test_a_batch_of_q() -> None:
-    """Each sentence's own q as if it were projected alone."""
-    prompts = Prompts(3, 2, 8, count=4, hidden=5)
-    many = torch.randn(5, 4, 8)
-    together = prompts.project(many)
-    for row in range(5):
-        for whole, alone in zip(together, prompts.project(many[row]), strict=True):
-            for a, b in zip(whole, alone, strict=True):
-                torch.testing.assert_close(a[row], b)
-
-
 def test_pull_equals_autograd() -> None:
     """Gradients of q for many losses at once, against autograd one by one, float64."""
     prompts = Prompts(3, (2, 4, 1), 8, count=4, hidden=5).double()
@@ -178,19 +167,6 @@ def test_pull_equals_autograd() -> None:
         weights = [part[row] for part in given]
         (wanted,) = torch.autograd.grad(parts, prompts.q, weights, retain_graph=True)
         torch.testing.assert_close(found[row], wanted, rtol=1e-10, atol=1e-12)
-
-
-def test_the_seed_alone_decides() -> None:
-    """Equal seeds, equal prompts; the global random state is left as it was."""
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    one = Prompts(2, 2, 8, seed=7)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(99)
-    two, three = Prompts(2, 2, 8, seed=7), Prompts(2, 2, 8, seed=8)
-    assert torch.equal(one.w2, two.w2)
-    assert torch.equal(one.q, two.q)
-    assert not torch.equal(one.q, three.q)
 
 
 def test_refuses_what_cannot_be() -> None:

@@ -211,12 +211,10 @@ def test_only_what_is_tuned_is_sent(bert: Path) -> None:
         model = build(bert, how)
         assert list(model.trainable()) == sorted(head | names)
         assert set(model.state_dict()) == head | names
-        corpus = model.prepare(lines(9, 24))
-        stir(model).losses(corpus, [0, 8]).source.sum().backward()
-        for name, parameter in model.trainable().items():
-            assert parameter.grad is not None, name
-            flat = parameter.grad.flatten(1) if name in ("lora.down", "lora.up") else None
-            assert flat is None or bool(flat.any(1).all())  # every map is reached
+        if how == "lora":
+            stir(model).losses(model.prepare(lines(9, 24)), [0, 8]).source.sum().backward()
+            for map_of in (model.lora.down, model.lora.up):
+                assert map_of.grad.flatten(1).any(1).all()  # every map is reached
 
 
 def test_nothing_and_words_without_sub_words(bert: Path) -> None:

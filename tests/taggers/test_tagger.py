@@ -114,23 +114,6 @@ def test_presets(name: str, layers: str, glove: Path, monkeypatch: pytest.Monkey
     assert mean == pytest.approx(together["loss"].item() / 24, rel=1e-5)
 
 
-def test_it_learns() -> None:
-    """Thirty easy sentences are learnt by heart: predicted spans = gold spans, offsets and all."""
-    documents = _documents(30)
-    tagger = _build(hashed_words=64, word_dim=10)
-    prepared = tagger.prepare(documents)
-    optimizer = torch.optim.Adam(tagger.parameters(), 0.01)
-    torch.manual_seed(1)
-    for _ in range(80):
-        optimizer.zero_grad()
-        tagger.loss(prepared, range(30)).backward()
-        optimizer.step()
-    assert tagger.training
-    assert tagger.predict(prepared) == documents
-    assert tagger.predict(documents) == documents
-    assert tagger.training
-
-
 def test_prediction_of_any_text() -> None:
     """Nothing, blanks, one sentence of 3,000 tokens, characters outside the inventory."""
     long = Document("long", "word " * 3000, sentences=((0, 15000),))

@@ -75,21 +75,11 @@ class Prompts(nn.Module):
             self.w2 = nn.Parameter(_uniform(num_layers, hidden, 2 * width))
 
     def forward(self) -> list[KeyValues]:
-        """Keys and values of every layer from the prompts' own q."""
-        return self.project(self.q)
-
-    def project(self, q: Tensor) -> list[KeyValues]:
-        """q (count, width) → for each layer keys and values, (heads, count, width / heads) each.
-
-        A batch of its own q for each sentence, (batch, count, width), gives
-        (batch, heads, count, width / heads).
-        """
-        rows = q.reshape(-1, q.shape[-1])  # (batch * count, width), so that no w is copied
-        both = torch.tanh(rows @ self.w1) @ self.w2  # (layers, rows, 2 width) [tagsets eq 15]
+        """Keys and values of every layer from q, (heads, count, width / heads) each."""
+        both = torch.tanh(self.q @ self.w1) @ self.w2  # (layers, count, 2 width) [tagsets eq 15]
         pairs = []
         for layer, heads in zip(both.unbind(0), self.heads, strict=True):
-            halves = layer.view(*q.shape[:-1], 2, heads, -1)  # (..., count, 2, heads, d_head)
-            keys, values = (half.transpose(-3, -2) for half in halves.unbind(-3))
+            keys, values = layer.view(len(self.q), 2, heads, -1).transpose(0, 2).unbind(1)
             pairs.append((keys, values))
         return pairs
 
