@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fednotes.core import kernels
 from fednotes.core.errors import ModelError
-from fednotes.taggers.crf import CRF
+from fednotes.taggers.crf import CRF, TorchOps
 
 BACKENDS = ("numba", "torch")
 both = pytest.mark.parametrize("backend", BACKENDS)
@@ -407,6 +407,7 @@ def test_state_dict_and_seeded_start() -> None:
     torch.manual_seed(7)
     second = CRF(5)
     assert list(first.state_dict()) == ["start", "transitions", "end"]
+    assert first._ops(torch.empty(0, device="meta")) is TorchOps  # off the CPU
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
         assert a.abs().max() <= 0.1
