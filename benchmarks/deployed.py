@@ -48,15 +48,15 @@ import torch
 from fednotes.core.federation import Federation, State
 from fednotes.core.messages import Frame
 from fednotes.core.update import Tensors, Update
-from fednotes.engines import pipe
+from fednotes.engines import launch
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import SiteHost
 from fednotes.engines.inprocess import InProcess
+from fednotes.engines.launch import Setup
 from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare import processes
 from fednotes.engines.nvflare.authority import ProjectConfig, provision
 from fednotes.engines.nvflare.processes import UNWATCHED
-from fednotes.engines.pipe import Setup
 from fednotes.engines.requests import Patience
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
@@ -189,8 +189,8 @@ class Relay:
 def start(kit: Path) -> None:
     here = Path(__file__).resolve()
     variables = {
-        pipe.SERVER_MAIN: f"{here.stem}:server_main",
-        pipe.SITE_MAIN: f"{here.stem}:site_main",
+        launch.SERVER_MAIN: f"{here.stem}:server_main",
+        launch.SITE_MAIN: f"{here.stem}:site_main",
         UNWATCHED: "1",
         "PYTHONPATH": os.pathsep.join([str(here.parent), *filter(None, sys.path)]),
     }

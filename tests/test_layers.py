@@ -38,6 +38,53 @@ ROOMS: dict[str, frozenset[str]] = {
     "__main__": frozenset({"cli"}),
 }
 
+# Inside each room, lowest first: a module may use those of the levels before its own. What is found
+# by its name in a folder need not be listed: a new one stands above all that are.
+LEVELS: dict[str, str] = {
+    "cli": "display | groups | server | ledger site | deploy | app",
+    "core": (
+        "cleaning errors kernels parsing seeds stopping types | settings store update | "
+        "federation tensors | messages"
+    ),
+    "data": (
+        "tags text | batches clinical formats.files stats | formats notes overlap split | "
+        "checks notes.sites synthetic"
+    ),
+    "encoders": (
+        "adapters pretrained token_cache | encoder packing vectors | bart elmo | features "
+        "language_model"
+    ),
+    "engines": (
+        "history launch nvflare.kit rounds summing | nvflare.certificates requests secure | "
+        "host inprocess nvflare.authority nvflare.processes | nvflare.gate | nvflare.server | "
+        "nvflare.presence nvflare.site"
+    ),
+    "experiments": "grids tables | attention | reproduce",
+    "jobs": (
+        "job kinds predict results | deployed.agreement simulate | job_file | checking compare "
+        "deployed.site_file | deployed.preflight deployed.server deployed.site | deployed.runs "
+        "deployed.status"
+    ),
+    "methods": (
+        "sites | averaging distill word_rows | adversarial fedner finetune phenotype_stages "
+        "pretrain | phenotype"
+    ),
+    "metrics": "classification spans | compare",
+    "patients": (
+        "cohort | classifiers codes dan | phenotyper tables | dictionary | concepts | labels | "
+        "synthetic | features"
+    ),
+    "privacy": (
+        "secure_sum.crypto | secure_sum secure_sum.fixed_point | secure_sum.messages | "
+        "secure_sum.site | secure_sum.server"
+    ),
+    "rules": "approval ledger | policy | guard",
+    "taggers": (
+        "crf_kernels | crf | layers partial | corpora | model pointer | encoder_tagger "
+        "prompt_bart tagger token_classifier | saving"
+    ),
+}
+
 BASE = frozenset(
     {
         *("torch", "numpy", "numba", "safetensors", "tokenizers", "typer", "rich"),
@@ -144,6 +191,29 @@ def upward(source: str, path: Path) -> list[str]:
     return found
 
 
+def level_of(module: str) -> float:
+    """Where a module stands in its room; a room's `__init__` is below, unlisted ones above."""
+    room, _, name = module.partition(".")[2].partition(".")
+    levels = [level.split() for level in LEVELS.get(room, "").split("|")]
+    above = float("inf") if name else -1.0
+    return next((float(n) for n, level in enumerate(levels) if name in level), above)
+
+
+def sideways(source: str, path: Path) -> list[str]:
+    """Imports of a module of the same room that does not stand below."""
+    own, found = module_name(path), []
+    for item in imports(source, path):
+        names = [f"fednotes.{room_of(own)}.{name}" for name in _listed(room_of(own))]
+        target = next((n for n in sorted(names, reverse=True) if within(item.target, (n,))), "")
+        if target not in ("", own) and level_of(target) >= level_of(own):
+            found.append(f"{path.name}:{item.line}: {target} does not stand below {own} in LEVELS")
+    return found
+
+
+def _listed(room: str) -> list[str]:
+    return LEVELS.get(room, "").replace("|", " ").split()
+
+
 def forbidden(source: str, path: Path) -> list[str]:
     """Pickles, the network, and code run from data."""
     found = []
@@ -210,6 +280,16 @@ def test_imports_point_downward(path: Path) -> None:
 
 
 @each_file
+def test_imports_point_downward_in_a_room_too(path: Path) -> None:
+    assert sideways(path.read_text("utf-8"), path) == []
+
+
+def test_levels_name_modules_that_are_there() -> None:
+    listed = {f"fednotes.{room}.{name}" for room in LEVELS for name in _listed(room)}
+    assert listed <= {module_name(path) for path in FILES}
+
+
+@each_file
 def test_no_pickle_network_or_code_from_data(path: Path) -> None:
     assert forbidden(path.read_text("utf-8"), path) == []
 
@@ -245,6 +325,20 @@ def test_the_base_install_suffices_to_import(path: Path) -> None:
 def test_the_room_check_sees(module: str, line: str, wrong: bool) -> None:
     """The checks above would pass an unseen import; these lines are judged by hand."""
     assert bool(upward(line, SRC / "fednotes" / module)) is wrong
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "wrong"),
+    [
+        ("core/errors.py", "from fednotes.core.messages import encode", True),
+        ("core/errors.py", "from fednotes.core import messages", True),
+        ("core/errors.py", "from fednotes.core.errors import ConfigError", False),
+        ("core/messages.py", "from fednotes.core.errors import ConfigError", False),
+        ("methods/new.py", "from fednotes.methods.sites import MentionSite", False),
+    ],
+)
+def test_the_level_check_sees(module: str, line: str, wrong: bool) -> None:
+    assert bool(sideways(line, SRC / "fednotes" / module)) is wrong
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from intruders import PROJECT
 from secure_net import SITES, network, random_updates
 
 from fednotes.core.errors import ConfigError, TrainingError
-from fednotes.engines import pipe
+from fednotes.engines import launch
 from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare import site as nvflare_site
 from fednotes.engines.nvflare.authority import provision
@@ -33,7 +33,7 @@ from fednotes.engines.nvflare.certificates import (
     check_kit,
     key_of,
 )
-from fednotes.privacy.secure_sum.masks import joined
+from fednotes.privacy.secure_sum.crypto import joined
 
 TEXT = b"\x00keys\xff" * 9
 
@@ -163,9 +163,9 @@ def test_a_sites_process_on_the_network_has_its_kits_identity(
     kits: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = kit_files.job_folder(tmp_path / "jobs", {}, run="r1", sites=SITES, min_sites=3)
-    begun: list[pipe.Setup] = []
+    begun: list[launch.Setup] = []
     monkeypatch.setattr(nvflare_site, "require_admins_signature", lambda app, root: None)
-    monkeypatch.setattr(pipe, "load_main", lambda which: begun.append)
+    monkeypatch.setattr(launch, "load_main", lambda which: begun.append)
     folders = {"get_app_dir": lambda job_id: job / "app", "get_root_dir": lambda: kits["a"]}
     context: Any = SimpleNamespace(
         get_workspace=lambda: SimpleNamespace(**folders),

@@ -152,7 +152,7 @@ def test_the_socket_is_new_closed_and_found_however_deep_the_kit_lies(
     (kit / INSIDE).mkdir(mode=0o755)
     for _ in range(2):
         (kit / INSIDE).chmod(0o755)
-        listener = gate._Listener(gate.InsideDriver(), SimpleNamespace(), kit / INSIDE)
+        listener = gate._Listener(gate.KitSocketDriver(), SimpleNamespace(), kit / INSIDE)
         assert stat.S_IMODE((kit / INSIDE).stat().st_mode) == 0o700
         with (
             socket.socket(socket.AF_UNIX) as door,

@@ -32,7 +32,7 @@ from nvflare.fuel.utils import fobs
 from nvflare.security.security import FLAuthorizer
 
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
-from fednotes.engines import pipe
+from fednotes.engines import launch
 from fednotes.engines.nvflare import gate, presence
 from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare import server as flare
@@ -204,14 +204,14 @@ def test_a_job_is_a_declaration(tmp_path: Path) -> None:
     assert {p.suffix for p in folder.rglob("*") if p.is_file()} == {".json"}
     app = tmp_path / "run" / "app"
     shutil.copytree(folder / "app", app)
-    setup = pipe.read_setup(app, tmp_path / "kit", "a", "id")
+    setup = launch.read_setup(app, tmp_path / "kit", "a", "id")
     assert (setup.job, setup.sites, setup.min_sites, setup.run) == (job, ("b", "a"), 2, "r1")
     assert setup.state == tmp_path / "kit" / "state" / "r1"
     (app / "config" / "job.json").write_text(
         '{"run": "../x", "sites": [], "min_sites": 1, "job": {}}'
     )
     with pytest.raises(ConfigError, match="cannot name a run"):
-        pipe.read_setup(app, tmp_path / "kit", "a", "id")
+        launch.read_setup(app, tmp_path / "kit", "a", "id")
     with pytest.raises(ConfigError, match="min_sites = 3 of 2"):
         kit_files.job_folder(tmp_path, job, run="r1", sites=["b", "a"], min_sites=3)
     with pytest.raises(FednotesError, match="JSON does not know"):
@@ -270,7 +270,7 @@ def dies(_: bytes) -> Shareable:
 
 def transport(controller: Pretend, tmp_path: Path, stop: bool = False) -> flare.FlareTransport:
     sites = tuple(controller.plan)
-    setup = pipe.Setup(tmp_path, "", {}, "id", "r", sites, 1, tmp_path, tmp_path)
+    setup = launch.Setup(tmp_path, "", {}, "id", "r", sites, 1, tmp_path, tmp_path)
     return flare.FlareTransport(controller, None, SimpleNamespace(triggered=stop), setup)
 
 
@@ -447,9 +447,9 @@ def test_a_member_speaks_for_itself_and_tests_no_network(
 
 
 def test_two_processes_do_not_share_a_runs_state(tmp_path: Path) -> None:
-    with pipe.only_one(tmp_path / "r"), pytest.raises(TrainingError, match="still ending"):
-        pipe.only_one(tmp_path / "r").__enter__()
-    with pipe.only_one(tmp_path / "r"):
+    with launch.only_one(tmp_path / "r"), pytest.raises(TrainingError, match="still ending"):
+        launch.only_one(tmp_path / "r").__enter__()
+    with launch.only_one(tmp_path / "r"):
         pass
 
 

@@ -32,7 +32,7 @@ from places import files_of
 from fednotes.core.messages import Frame, Reply, Request, decode_reply, decode_request, encode
 from fednotes.engines.nvflare import processes
 from fednotes.engines.nvflare.presence import SECOND_FILE
-from fednotes.engines.nvflare.processes import Known, contact_of
+from fednotes.engines.nvflare.processes import LastContact, contact_of
 from fednotes.engines.requests import Event, Participants, Patience, RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]  # some two minutes: real processes
@@ -226,7 +226,7 @@ def test_a_copy_of_a_connected_kit_is_sent_away(tmp_path: Path, ward: Ward) -> N
     assert "a second process of site 'h4' was refused" in log_of(ward.net.server)
     assert list(json.loads((ward.net.server / SECOND_FILE).read_text())) == ["h4"]
     since = time.time()
-    assert until(lambda: (contact_of(first, there) or Known()).last > since, 60)
+    assert until(lambda: (contact_of(first, there) or LastContact()).last > since, 60)
 
 
 def test_each_site_refuses_a_class_of_its_own_accord(tmp_path: Path, ward: Ward) -> None:

@@ -23,7 +23,7 @@ from intruders import Network, log_of, until
 
 from fednotes.engines.nvflare.authority import authority_of
 from fednotes.engines.nvflare.certificates import Trust, request, take, take_renewal
-from fednotes.engines.nvflare.processes import Known, connected, contact_of, status
+from fednotes.engines.nvflare.processes import LastContact, connected, contact_of, status
 
 pytestmark = [pytest.mark.slow, pytest.mark.network]
 
@@ -114,7 +114,7 @@ def hears(kit: Path) -> bool:
 
 
 def last(kit: Path) -> float:
-    return (contact_of(kit, status(kit).pid) or Known()).last
+    return (contact_of(kit, status(kit).pid) or LastContact()).last
 
 
 def test_a_revoked_site_is_shut_out_and_everybody_learns_of_it(net: Network) -> None:

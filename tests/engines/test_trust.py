@@ -313,7 +313,7 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(kits: Kits) -> None:
         communicator=SimpleNamespace(conn_manager=manager),
         add_incoming_filter=lambda channel, topic, judge: filters.append(judge),
     )
-    doors = gate.Doors(server / "startup", core)
+    doors = gate.Connections(server / "startup", core)
     there = {name: connection(kits[name]) for name in ("h1", "h2")}
     local = SimpleNamespace(state=ConnState.CONNECTED)  # a job's process, without a certificate
     for each in (*there.values(), local):
@@ -341,7 +341,7 @@ def test_the_server_s_port_is_shut_to_a_revoked_kit_at_once(kits: Kits) -> None:
 
 
 def test_server_and_site_give_each_other_what_they_lack(kits: Kits) -> None:
-    server, site = (gate.Carrier(kits[name]) for name in ("server", "h1"))
+    server, site = (gate.TrustCourier(kits[name]) for name in ("server", "h1"))
 
     def passed(sender: Any, receiver: Any, name: str) -> bool:
         message = Message({}, None)

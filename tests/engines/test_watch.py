@@ -24,13 +24,13 @@ from fednotes.engines.nvflare.presence import (
     RECENT_SECONDS,
     STUCK_SECONDS,
     Contact,
+    Liveness,
     ServerJobs,
-    SignsOfLife,
     Watch,
     next_step,
     place_of,
 )
-from fednotes.engines.nvflare.processes import Known, connected, contact_of
+from fednotes.engines.nvflare.processes import LastContact, connected, contact_of
 
 ALL = frozenset({"h1", "h2"})
 
@@ -261,15 +261,15 @@ def test_a_site_knows_since_when_the_server_answers(
 ) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock(1000.0)
-    contact = Contact(tmp_path, clock, Known(7))
+    contact = Contact(tmp_path, clock, LastContact(7))
     contact.look()
-    assert contact_of(tmp_path, 7) == Known(7)
+    assert contact_of(tmp_path, 7) == LastContact(7)
     assert not connected(contact_of(tmp_path, 7), clock.now)
     for _ in range(10):
         contact.heard()
         contact.look()
         clock.sleep(5)
-    assert contact_of(tmp_path, 7) == Known(7, 1000.0, 1045.0)
+    assert contact_of(tmp_path, 7) == LastContact(7, 1000.0, 1045.0)
     assert connected(contact_of(tmp_path, 7), clock.now)
     assert contact_of(tmp_path, 8) is None  # of a process that is gone
     for _ in range(10):
@@ -277,7 +277,7 @@ def test_a_site_knows_since_when_the_server_answers(
         contact.look()
     assert not connected(contact_of(tmp_path, 7), clock.now)
     contact.heard()
-    assert contact_of(tmp_path, 7) == Known(7, 1100.0, 1100.0)
+    assert contact_of(tmp_path, 7) == LastContact(7, 1100.0, 1100.0)
     assert [record.getMessage() for record in caplog.records] == [
         "connected to the server",
         "the server has not answered for 25 s; trying on",
@@ -286,10 +286,10 @@ def test_a_site_knows_since_when_the_server_answers(
 
 
 def test_a_refusal_is_kept_and_a_damaged_file_says_nothing(tmp_path: Path) -> None:
-    contact = Contact(tmp_path, Clock(), Known(7))
+    contact = Contact(tmp_path, Clock(), LastContact(7))
     contact.heard()
     contact.refused("a second one")
-    assert contact_of(tmp_path, 7) == Known(7, 0.0, 0.0, "a second one")
+    assert contact_of(tmp_path, 7) == LastContact(7, 0.0, 0.0, "a second one")
     (tmp_path / "state" / "contact.json").write_text("[")
     assert contact_of(tmp_path, 7) is None
 
@@ -297,7 +297,7 @@ def test_a_refusal_is_kept_and_a_damaged_file_says_nothing(tmp_path: Path) -> No
 def test_a_second_process_is_one_of_another_place(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock(1000.0)
-    members = SignsOfLife(clock)
+    members = Liveness(clock)
     members.alive("h1", "here")
     clock.sleep(19)
     assert not members.elsewhere("h1", "here")  # started again where it was

@@ -17,7 +17,7 @@ from fednotes.core.errors import FednotesError, TrainingError
 from fednotes.core.messages import Frame
 from fednotes.data.synthetic import generate, write_sites
 from fednotes.engines.host import SiteHost, explained, placeless
-from fednotes.engines.pipe import Setup
+from fednotes.engines.launch import Setup
 from fednotes.jobs.deployed.server import server_main
 from fednotes.jobs.deployed.site import site_main
 from fednotes.jobs.deployed.site_file import SITE_FILE, install, whole_table

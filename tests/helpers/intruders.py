@@ -23,7 +23,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from fednotes.engines import pipe
+from fednotes.engines import launch
 from fednotes.engines.nvflare import kit as kit_files
 from fednotes.engines.nvflare import processes
 from fednotes.engines.nvflare.authority import (
@@ -191,8 +191,8 @@ class Network:
     def start(self, *kits: Path, **variables: str) -> None:
         """Begin the processes of these kits, unchecked. variables: of their environment."""
         ours = {
-            pipe.SERVER_MAIN: "refusal_mains:server_main",
-            pipe.SITE_MAIN: "refusal_mains:site_main",
+            launch.SERVER_MAIN: "refusal_mains:server_main",
+            launch.SITE_MAIN: "refusal_mains:site_main",
             UNWATCHED: "1",
             "PYTHONPATH": os.pathsep.join([str(HELPERS), *filter(None, sys.path)]),
         }

@@ -22,7 +22,7 @@ from fednotes.core.messages import Frame
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.deployed import Deployed
 from fednotes.engines.host import SiteHost
-from fednotes.engines.pipe import Setup
+from fednotes.engines.launch import Setup
 from fednotes.engines.requests import Patience
 
 JOB = "refusals"

@@ -15,7 +15,7 @@ from fednotes.cli import app, groups
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.messages import Reply, WireError, decode_reply, encode
 from fednotes.engines.host import explained
-from fednotes.engines.nvflare.processes import Seldom
+from fednotes.engines.nvflare.processes import RateLimit
 from fednotes.jobs.deployed.agreement import Description, agreed_config
 from fednotes.jobs.deployed.status import last_problem
 from fednotes.report.html import write_report
@@ -59,7 +59,7 @@ def test_a_log_has_one_line(tmp_path: Path) -> None:
     log = logging.Logger("fednotes.engines.host")
     handler = logging.FileHandler(tmp_path / "log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    handler.addFilter(Seldom())
+    handler.addFilter(RateLimit())
     log.addHandler(handler)
     log.warning("site %s", EVIL)
     handler.close()

@@ -11,8 +11,8 @@ from hospitals import FEDNER, Hospitals
 from kits import given, site_kit
 from places import files_of
 
+from fednotes.engines.launch import only_one
 from fednotes.engines.nvflare import processes
-from fednotes.engines.pipe import only_one
 from fednotes.jobs.deployed.site_file import SITE_FILE
 from fednotes.rules.guard import approvals_of
 from fednotes.rules.ledger import ledger_of, verify

@@ -16,8 +16,8 @@ from secagg import Exchange, powers
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Total, Update
 from fednotes.privacy.secure_sum import Parties
+from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, split
 from fednotes.privacy.secure_sum.fixed_point import SumLayout
-from fednotes.privacy.secure_sum.masks import SHARE_BYTES, split
 from fednotes.privacy.secure_sum.messages import UnmaskMessage
 from fednotes.privacy.secure_sum.server import SecureServer, ServerChain
 from fednotes.privacy.secure_sum.site import SecureSite, SiteChain

@@ -11,9 +11,9 @@ from secagg import Ed25519Identity, Exchange, identities, powers
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Update
-from fednotes.privacy.secure_sum import Parties, masks
+from fednotes.privacy.secure_sum import Parties, crypto
+from fednotes.privacy.secure_sum.crypto import add_streams, combine
 from fednotes.privacy.secure_sum.fixed_point import encode
-from fednotes.privacy.secure_sum.masks import add_streams, combine
 from fednotes.privacy.secure_sum.messages import KeysMessage, MaskedMessage, UnmaskRequest
 from fednotes.privacy.secure_sum.site import SecureSite, pair_stream, self_stream, session_id
 
@@ -133,7 +133,7 @@ def test_a_short_roster_for_one_site_is_refused(monkeypatch: pytest.MonkeyPatch)
     session = session_id(run.server.exchange, list(keys.values()))
     streams = [(self_stream(secret("masks", A), session, where), -1)]
     for site in (B, C):
-        shared = masks.agreed(masks.private_key(secret("keys", site)), keys[A].masking, A)
+        shared = crypto.agreed(crypto.private_key(secret("keys", site)), keys[A].masking, A)
         streams.append((pair_stream(shared, session, A, site, where), -1))
     add_streams(words, streams)
     assert (words == encode(powers(FIVE)[A], run.masked[A].layout)).all()
@@ -208,7 +208,7 @@ def test_keys_that_no_honest_server_sends() -> None:
 def test_different_keys_for_two_sites_are_seen_by_the_second() -> None:
     """The server puts another commitment or its own masking key in b's place, for a only: a and b
     then disagree on the digest of all keys, which every box is bound to."""
-    theirs = masks.public_bytes(masks.private_key(b"7" * 32))
+    theirs = crypto.public_bytes(crypto.private_key(b"7" * 32))
     for change in ({"commitment": bytes(32)}, {"masking": theirs}):
         run = Exchange((A, B, C))
         fair = {name: site.keys() for name, site in run.sites.items()}
@@ -233,7 +233,7 @@ def test_signed_keys_cannot_be_replaced() -> None:
     it does not hold, stop it at the first step."""
     parties, own = Parties((A, B, C)), identities((A, B, C))[B]
     made, keys = signing((A, B, C))
-    theirs = masks.public_bytes(masks.private_key(b"7" * 32))
+    theirs = crypto.public_bytes(crypto.private_key(b"7" * 32))
     forged = replace(keys[B], sharing=theirs)
     signed = replace(forged, signature=Ed25519Identity(b"8" * 32, {}).sign(b""))
     unsigned = SecureSite(B, parties, b"x").keys()

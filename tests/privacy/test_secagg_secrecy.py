@@ -12,10 +12,10 @@ from secagg import Exchange
 
 from fednotes.core.messages import plain
 from fednotes.core.update import Update
-from fednotes.privacy.secure_sum import masks, server
+from fednotes.privacy.secure_sum import crypto, server
 from fednotes.privacy.secure_sum import site as secagg_site
+from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, add_streams, combine
 from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
-from fednotes.privacy.secure_sum.masks import SHARE_BYTES, add_streams, combine
 from fednotes.privacy.secure_sum.messages import UnmaskMessage
 from fednotes.privacy.secure_sum.site import pair_stream, self_stream
 
@@ -37,7 +37,7 @@ class Oracle:
             self.pairs[key] = frozenset((one, other))
             return key
 
-        def added(words: masks.Words, streams: list[tuple[bytes, int]]) -> None:
+        def added(words: crypto.Words, streams: list[tuple[bytes, int]]) -> None:
             add_streams(words, streams)
             for key, sign in streams:
                 shift = self.shifts.get(self.pairs.get(key, frozenset()))
@@ -46,7 +46,7 @@ class Oracle:
 
         patch.setattr(secagg_site, "pair_stream", named)
         patch.setattr(server, "pair_stream", named)
-        patch.setattr(masks, "add_streams", added)
+        patch.setattr(crypto, "add_streams", added)
 
 
 def tables(sent: list[Any]) -> list[Any]:
@@ -99,7 +99,7 @@ def test_the_transcript_does_not_determine_a_summand(
     assert tables(plain.sent) != tables(real.sent)
 
 
-def uniform(words: masks.Words) -> float:
+def uniform(words: crypto.Words) -> float:
     """The p-value of Pearson's chi-square test of the bytes being uniform."""
     counts = np.bincount(words.view(np.uint8), minlength=256)
     return float(stats.chisquare(counts).pvalue)
@@ -121,7 +121,7 @@ def test_masked_uploads_look_uniform() -> None:
         for place in range(8):
             assert stats.chisquare(np.bincount(by_place[:, place], minlength=256)).pvalue > 1e-4
 
-    def correlation(words: masks.Words) -> float:
+    def correlation(words: crypto.Words) -> float:
         bits = np.unpackbits(words[:SIZE].view(np.uint8)).reshape(SIZE, 64).astype(float)
         bits -= bits.mean(0)
         with np.errstate(invalid="ignore"):
@@ -140,7 +140,7 @@ def test_equal_updates_under_fresh_keys_look_unrelated() -> None:
     updates = {s: Update({"w": torch.zeros(SIZE)}) for s in (A, B, C)}
     uploads = []
     for number in (0, 1):
-        run = Exchange((A, B, C), context=masks.joined("job", number), seed=f"fresh {number}")
+        run = Exchange((A, B, C), context=crypto.joined("job", number), seed=f"fresh {number}")
         uploads.append(run.upload(updates))
     assert uniform(uploads[0][A].words) > 1e-4
     assert uniform(uploads[0][A].words - uploads[1][A].words) > 1e-4
@@ -163,7 +163,7 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
     """The server uses everything that it learnt in exchange 0, where c dropped out, against the
     messages of exchange 1, as an attacker would; the same steps do open c's pair masks of 0."""
     updates = {s: Update({"w": torch.ones(50)}) for s in (A, B, C)}
-    runs = [Exchange((A, B, C), context=masks.joined("job", number)) for number in (0, 1)]
+    runs = [Exchange((A, B, C), context=crypto.joined("job", number)) for number in (0, 1)]
     boxes = [run.set_up() for run in runs]
     sent = [
         runs[0].upload({s: updates[s] for s in (A, B)}, boxes[0]),
@@ -172,14 +172,14 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
     late = runs[0].sites[C].masked(boxes[0][C], updates[C])  # arrived too late for the sum
     key, seeds = opened(runs[0], list(runs[0].answers().values()), C)
 
-    def stripped(number: int, with_seed: bytes | None) -> masks.Words:
+    def stripped(number: int, with_seed: bytes | None) -> crypto.Words:
         """c's update of an exchange less every mask that `key` and `with_seed` give."""
         message, keys = (late, sent[1][C])[number], runs[number].server.keys()
         where = message.layout.digest()
         session = secagg_site.session_id(runs[number].server.exchange, list(keys.values()))
         streams = []
         for site in (A, B):
-            secret = masks.agreed(masks.private_key(key), keys[site].masking, site)
+            secret = crypto.agreed(crypto.private_key(key), keys[site].masking, site)
             sign = -1 if site > C else 1
             streams.append((pair_stream(secret, session, site, C, where), sign))
         if with_seed is not None:
@@ -202,9 +202,9 @@ def test_recovery_of_one_exchange_opens_no_other() -> None:
         box, keys = boxes[1][site][C], runs[1].server.keys()
         session = secagg_site.session_id(runs[1].server.exchange, list(keys.values()))
         for raw in secrets:
-            secret = masks.agreed(masks.private_key(raw), keys[site].sharing, site)
-            use = masks.derived(secret, session, "shares", C, site)
-            assert masks.opened(use, box, session) is None
+            secret = crypto.agreed(crypto.private_key(raw), keys[site].sharing, site)
+            use = crypto.derived(secret, session, "shares", C, site)
+            assert crypto.opened(use, box, session) is None
     used = runs[1].sites[C]._held[C][:SHARE_BYTES]
     assert used not in runs[0].sites[A]._held.values()
 
@@ -220,4 +220,4 @@ def test_secrets_are_gone_after_the_answer() -> None:
         assert repr(seed) not in text
         assert repr(key) not in text
         assert site._held == site._secrets == {}
-        assert masks.public_bytes(site._masking) != masks.public_bytes(masks.private_key(key))
+        assert crypto.public_bytes(site._masking) != crypto.public_bytes(crypto.private_key(key))

@@ -22,7 +22,7 @@ from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError, TrainingError
 
 if TYPE_CHECKING:
-    from fednotes.core.stopping import Farewell
+    from fednotes.core.stopping import Interrupt
     from fednotes.engines.nvflare.authority import ProjectConfig, Secret
     from fednotes.jobs.deployed.runs import Run
     from fednotes.jobs.results import RunResult
@@ -245,7 +245,7 @@ def _known(out: Path, on: Path | None) -> Run:
 
 
 def _handed_in(
-    job: str, on: Path | None, out: Path, settings: list[str] | None, farewell: Farewell
+    job: str, on: Path | None, out: Path, settings: list[str] | None, farewell: Interrupt
 ) -> Run:
     """Hand a job in as a run that has OUT; no run is at the server that no folder knows."""
     from fednotes.jobs.deployed.runs import admin_kit, claim, hand_in, prepare, release

@@ -168,7 +168,7 @@ def server_stop(kit: Kit) -> None:
 @server.command("status")
 def server_status(kit: Kit) -> None:
     """Whether the server runs and answers, the sites that are connected, and its runs."""
-    from fednotes.jobs.deployed.status import from_files, network, seconds
+    from fednotes.jobs.deployed.status import from_files, network, second_processes
 
     found, problem = process_of(kit, "server"), ""
     try:
@@ -184,7 +184,7 @@ def server_status(kit: Kit) -> None:
             say(f"next: fednotes server start {kit}")
         return
     say(f"connected sites: {', '.join(now.sites) or 'none'}")
-    say(*seconds(kit), *now.lines)
+    say(*second_processes(kit), *now.lines)
     if not now.sites:
         say("next: start the sites, each with its own kit: fednotes site start KIT --site FILE")
     elif now.busy:

@@ -29,7 +29,7 @@ class Stopped(BaseException):
         self.code, self.line = 128 + number, "stopped"  # as shells count
 
 
-class Farewell:
+class Interrupt:
     """What a person is told who stops a command. undo: what is done before."""
 
     def __init__(self, line: str) -> None:
@@ -48,9 +48,9 @@ class Farewell:
 
 
 @contextmanager
-def ends_at_once(line: str) -> Iterator[Farewell]:
+def ends_at_once(line: str) -> Iterator[Interrupt]:
     """Within it either signal ends the process."""
-    farewell = Farewell(line)
+    farewell = Interrupt(line)
     with _heard(farewell.end):
         yield farewell
 
@@ -61,7 +61,7 @@ def stops() -> Iterator[None]:
 
     def stop(number: int, frame: object) -> None:
         for each in SIGNALS:  # a terminal and whoever started us may each send one
-            again = Farewell("stopped at once").end
+            again = Interrupt("stopped at once").end
             signal.signal(each, again if each == number else signal.SIG_IGN)
         for child in tuple(_children):
             child.terminate()
@@ -112,4 +112,4 @@ def until_it_begins(words: list[str]) -> None:
     """SIGINT while a command is still being read in: no traceback of an import."""
     line = "stopped; nothing was handed in" if words[1:2] == ["run"] else "stopped"
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, Farewell(line).end)
+        signal.signal(signal.SIGINT, Interrupt(line).end)

@@ -42,7 +42,7 @@ from fednotes.core.parsing import parse_json, read_json
 from fednotes.core.store import owned, private_folder, replace_file, sync_folder, write_json
 from fednotes.core.tensors import fingerprint, load_state, restoring, save_state
 from fednotes.core.update import Tensors
-from fednotes.privacy.secure_sum.masks import digest
+from fednotes.privacy.secure_sum.crypto import digest
 
 KEPT_REPLIES = 2
 MOST_BYTES = 2**35  # of requests since the newest state: a server must let a round begin by then

@@ -34,7 +34,7 @@ from fednotes.core.messages import (
 from fednotes.core.tensors import restoring
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.history import Asked, Journal
-from fednotes.engines.pipe import place_of
+from fednotes.engines.launch import place_of
 from fednotes.engines.secure import AnswerTimes, SecureSeal
 from fednotes.engines.summing import check_update
 from fednotes.rules.guard import SiteGuard

@@ -21,7 +21,7 @@ from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.rounds import Checkpoints, Observer, Parts, Rounds
 from fednotes.engines.secure import SecureSeal, SecureSum
 from fednotes.engines.summing import Replies, Sites, check_update
-from fednotes.privacy.secure_sum.masks import digest
+from fednotes.privacy.secure_sum.crypto import digest
 
 NUMBER_BYTES = 8  # a weight, a metric or an option on the wire
 JOB = "in this process"

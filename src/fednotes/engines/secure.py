@@ -39,8 +39,8 @@ from fednotes.engines.history import Asked, Opened, after
 from fednotes.engines.summing import Exchange
 from fednotes.privacy.secure_sum import Parties
 from fednotes.privacy.secure_sum import messages as wire
+from fednotes.privacy.secure_sum.crypto import Identity, digest, joined
 from fednotes.privacy.secure_sum.fixed_point import BITS, SumLayout, limits_after
-from fednotes.privacy.secure_sum.masks import Identity, digest, joined
 from fednotes.privacy.secure_sum.server import ServerChain
 from fednotes.privacy.secure_sum.site import REFUSALS, LaidOut, SiteChain
 

@@ -38,7 +38,7 @@ from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.parsing import read_json
 from fednotes.core.store import alone, replace_file
-from fednotes.privacy.secure_sum.masks import KEY_BYTES, joined, need_cryptography
+from fednotes.privacy.secure_sum.crypto import KEY_BYTES, joined, need_cryptography
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

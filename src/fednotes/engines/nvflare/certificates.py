@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from fednotes.core.errors import ConfigError, MissingExtra, RefusedError
 from fednotes.core.store import replace_file, write_text
 from fednotes.engines.nvflare.kit import SERVER, WATCH, read_kit
-from fednotes.privacy.secure_sum.masks import joined
+from fednotes.privacy.secure_sum.crypto import joined
 
 try:
     from cryptography import x509
@@ -356,7 +356,7 @@ def key_of(stem: Path) -> rsa.RSAPrivateKey:
 
 @dataclass(frozen=True, slots=True)
 class CertificateIdentity:
-    """A site's certificate and key (`privacy.masks.Identity`). startup: where is what it trusts.
+    """A site's certificate and key, a `crypto.Identity`. startup: where is what it trusts.
 
     A signature carries the signer's certificate, for which the project's authority vouches: the
     server, which relays the keys, cannot put its own in their place, and sites need nothing of each

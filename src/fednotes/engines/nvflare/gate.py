@@ -1,8 +1,9 @@
 """Who may speak, and say what, to a kit's processes: NVFlare itself is content with less.
 
-- It knows one root, and no certificate that counts no more: `heed` makes it judge as
-  `certificates.py` does, `Doors` keeps the server's port shut to who counts no more, also where
-  he came in before, and `Carrier` brings what the authority says from one process to another.
+- It knows one root, and no certificate that counts no more: `check_certificates` makes it judge as
+  `certificates.py` does, `Connections` keeps the server's port shut to who counts no more, also
+  where he came in before, and `TrustCourier` brings what the authority says from one process to
+  another.
 - Its server takes whoever bears a token for its owner, hands on what one member sends another, and
   tests the network with as many messages as any member says: `ServerGate`.
 - Its site obeys whoever asks. The server itself may read any file of a site, delete folders of its
@@ -74,7 +75,7 @@ NAMED = 100  # at most as many strangers are named in the log, each once
 SOCKET = "socket"  # in the folder INSIDE of the kit
 _LONGEST = 100  # bytes of a socket's path; some systems take no more
 _BY_NVFLARE = utils.verify_cert_chain
-_heeded: dict[Any, Path] = {}  # root → the folder that says which of its certificates count
+_checked_roots: dict[Any, Path] = {}  # root → the folder that says which of its certificates count
 logger = logging.getLogger("fednotes.gate")
 _header = cells.MessageHeaderKey
 
@@ -87,14 +88,14 @@ def _refused(why: str) -> Message:
 # ---- which certificates count -----------------------------------------------------------------
 
 
-def heed(startup: Path) -> None:
+def check_certificates(startup: Path) -> None:
     """Let NVFlare, in this process, take a certificate of a kit's roots only while it counts.
 
     startup: the kit's folder. Roots that count no more are left out of it for good.
     """
     settle(startup.parent)
     for root in Trust.of(startup).roots:
-        _heeded[root] = startup.resolve()
+        _checked_roots[root] = startup.resolve()
     utils.verify_cert_chain = identity_utils.verify_cert_chain = _verify
 
 
@@ -102,7 +103,7 @@ def _verify(
     leaf_cert: Any, intermediate_certs: Sequence[Any] | None, root_ca_cert: Any, now: Any = None
 ) -> None:
     """In the place of NVFlare's function of the same arguments. Raises ValueError."""
-    startup = _heeded.get(root_ca_cert)
+    startup = _checked_roots.get(root_ca_cert)
     if startup is None:
         _BY_NVFLARE(leaf_cert, intermediate_certs, root_ca_cert, now)
     elif problem := Trust.of(startup).problem(leaf_cert, intermediate_certs or ()):
@@ -113,7 +114,7 @@ def _verify(
 _certificate = lru_cache(maxsize=256)(load_pem_x509_certificate)
 
 
-class Doors:
+class Connections:
     """The connections of the server's main process, less those whose certificates are over."""
 
     def __init__(self, startup: Path, core: CoreCell) -> None:
@@ -169,7 +170,7 @@ class Doors:
         return bool(problem)
 
 
-class Carrier:
+class TrustCourier:
     """Tells another process which number this kit's trust has, and gives it what it lacks."""
 
     def __init__(self, kit: Path) -> None:
@@ -222,7 +223,7 @@ class ServerGate(FLComponent):
         """
         certified = message.get_prop(cells.MessagePropKey.COMMON_NAME)
         if certified in (None, "", "N/A"):
-            return None  # from a job's process, by the kit's own socket (`InsideDriver`)
+            return None  # from a job's process, by the kit's own socket (`KitSocketDriver`)
         origin = str(message.get_header(_header.ORIGIN) or "")
         endpoint = message.get_prop(cells.MessagePropKey.ENDPOINT)
         own = is_valid_admin_client_name(origin) and origin == getattr(endpoint, "name", None)
@@ -301,7 +302,7 @@ def require_admins_signature(app: Path, root: Path) -> None:
     root: the certificate of the project's authority. A run that the watch hands in again keeps
     the signature of its first submission.
     """
-    heed(root.parent)
+    check_certificates(root.parent)
     verified, signers = utils.verify_folder_signature_and_get_signers(str(app), str(root))
     if not verified or not signers:
         raise RefusedError("the job's signature is not valid: it must be handed in again")
@@ -332,7 +333,7 @@ class _Listener(ThreadingUnixStreamServer):
 
     ssl_context = None
 
-    def __init__(self, driver: InsideDriver, connector: ConnectorInfo, folder: Path) -> None:
+    def __init__(self, driver: KitSocketDriver, connector: ConnectorInfo, folder: Path) -> None:
         self.driver, self.connector = driver, connector
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
@@ -351,7 +352,7 @@ class _Listener(ThreadingUnixStreamServer):
         return bool(user == os.getuid())
 
 
-class InsideDriver(TcpDriver):
+class KitSocketDriver(TcpDriver):
     """NVFlare's driver for streams, over the kit's own socket."""
 
     @staticmethod
@@ -391,4 +392,4 @@ def _folder() -> Path:
     return Path(os.environ[KIT_VARIABLE]) / INSIDE
 
 
-driver_mgr.register(InsideDriver)
+driver_mgr.register(KitSocketDriver)

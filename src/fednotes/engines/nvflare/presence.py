@@ -50,10 +50,10 @@ from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
 
 from fednotes.core.store import write_json, write_text
-from fednotes.engines.nvflare.gate import Carrier, Doors, heed
-from fednotes.engines.nvflare.processes import CONTACT_FILE, LOST_SECONDS, UNWATCHED, Known
+from fednotes.engines.launch import OUTCOME_FILE, read_outcome
+from fednotes.engines.nvflare.gate import Connections, TrustCourier, check_certificates
+from fednotes.engines.nvflare.processes import CONTACT_FILE, LOST_SECONDS, UNWATCHED, LastContact
 from fednotes.engines.nvflare.server import PAUSE, PROGRESS, TELL_SECONDS
-from fednotes.engines.pipe import OUTCOME_FILE, read_outcome
 
 LOOK_SECONDS = 5.0
 SALT_FILE = Path("state") / "place"  # or a server could find out where the kit lies by trying
@@ -85,13 +85,13 @@ class Contact:
 
     kit: Path
     now: Callable[[], float] = time.time
-    known: Known = field(default_factory=lambda: Known(os.getpid()))
+    known: LastContact = field(default_factory=lambda: LastContact(os.getpid()))
     away: bool = True
 
     def heard(self) -> None:
         """The server answered."""
         now, first = self.now(), self.away
-        self.known = Known(self.known.pid, now if first else self.known.since, now)
+        self.known = LastContact(self.known.pid, now if first else self.known.since, now)
         self.away = False
         if first:
             logger.info("connected to the server")
@@ -99,7 +99,7 @@ class Contact:
 
     def refused(self, reason: str) -> None:
         """The server does not let this process in."""
-        self.known = Known(self.known.pid, 0.0, 0.0, reason)
+        self.known = LastContact(self.known.pid, 0.0, 0.0, reason)
         logger.error("the server refuses this site: %s", reason)
         self._write()
 
@@ -144,7 +144,7 @@ def place_of(kit: Path) -> str:
 
 
 @dataclass
-class SignsOfLife:
+class Liveness:
     """Where the processes of each site are, as the server hears of them. now: in seconds."""
 
     now: Callable[[], float] = time.monotonic
@@ -204,8 +204,8 @@ class SitePresence(FLComponent):
             return
         kit = Path(fl_ctx.get_engine().args.workspace)
         self._contact, self._place = Contact(kit), place_of(kit)
-        self._carrier = Carrier(kit)
-        heed(kit / "startup")
+        self._carrier = TrustCourier(kit)
+        check_certificates(kit / "startup")
         core = fl_ctx.get_engine().get_cell().core_cell
         # Of everything: a filter of one channel would stand in the place of NVFlare's own.
         core.add_outgoing_request_filter("*", "*", self.tell)
@@ -235,7 +235,7 @@ class ServerPresence(FLComponent):
 
     def __init__(self) -> None:
         super().__init__()
-        self._members = SignsOfLife()
+        self._members = Liveness()
         self._kit = Path()
         self._seconds: dict[str, float] = {}
 
@@ -243,8 +243,8 @@ class ServerPresence(FLComponent):
         if event_type == EventType.SYSTEM_START:
             self._kit = Path(fl_ctx.get_engine().args.workspace)
             core = fl_ctx.get_engine().get_cell().core_cell
-            heed(self._kit / "startup")
-            self._carrier, doors = Carrier(self._kit), Doors(self._kit / "startup", core)
+            check_certificates(self._kit / "startup")
+            self._carrier, doors = TrustCourier(self._kit), Connections(self._kit / "startup", core)
             core.add_incoming_request_filter("*", "*", self.judge)
             core.add_outgoing_reply_filter("*", "*", self.tell)
             runs, engine = Watch(self._kit / "state"), fl_ctx.get_engine()
@@ -352,7 +352,7 @@ def next_step(status: str, alive: bool, outcome: Mapping[str, Any], back: frozen
 
 
 @dataclass(slots=True)
-class Care:
+class WatchedRun:
     """What the watch remembers of one run."""
 
     step: Step = "wait"  # of the last look: one look alone decides nothing
@@ -375,7 +375,7 @@ class Watch:
 
     state: Path
     now: Callable[[], float] = time.monotonic
-    runs: dict[str, Care] = field(default_factory=dict)
+    runs: dict[str, WatchedRun] = field(default_factory=dict)
 
     def look(self, server: ServerJobs) -> dict[str, Step]:
         """One look at every run, and what it makes necessary. Returns run → step taken."""
@@ -403,14 +403,14 @@ class Watch:
         path = self.state / run / OUTCOME_FILE
         if read_outcome(path.parent, job_id).get("status") != "aborted":
             write_json(path, {"job_id": job_id, "status": "aborted", "lines": 0})
-            self._say(self.runs.setdefault(run, Care()), f"{run}: aborted")
+            self._say(self.runs.setdefault(run, WatchedRun()), f"{run}: aborted")
         return "done"
 
     def _waiting(
         self, run: str, job: Mapping[str, Any], going: Sequence[str], connected: frozenset[str]
     ) -> None:
         """Keep for what a run waits that has not begun."""
-        care, job_id = self.runs.setdefault(run, Care()), str(job["job_id"])
+        care, job_id = self.runs.setdefault(run, WatchedRun()), str(job["job_id"])
         absent = ", ".join(sorted(_sites(job) - connected))
         reason = f"behind run {going[0]}" if going else f"for {absent}" if absent else ""
         if reason:
@@ -430,7 +430,7 @@ class Watch:
     def _tend(
         self, server: ServerJobs, run: str, job: Mapping[str, Any], connected: frozenset[str]
     ) -> Step:
-        care = self.runs.setdefault(run, Care())
+        care = self.runs.setdefault(run, WatchedRun())
         job_id, status = str(job["job_id"]), str(job["status"])
         if care.job_id != job_id:
             care.step, care.job_id = "wait", job_id
@@ -464,7 +464,7 @@ class Watch:
         care.no_submit_before = self.now() + _delay(care.attempts)
         return "resubmit"
 
-    def _say(self, care: Care, line: str) -> None:
+    def _say(self, care: WatchedRun, line: str) -> None:
         if line != care.said or "handed in" in line:
             logger.info("%s", line)
         care.said = line

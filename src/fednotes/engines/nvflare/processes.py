@@ -228,7 +228,7 @@ def of_kit(kit: Path) -> list[tuple[int, list[str]]]:
 
 
 @checked(frozen=True)
-class Known:
+class LastContact:
     """What a process knows. since: of the server's first answer without a pause, last: of its
     newest. refused: why the server does not let it in, or empty."""
 
@@ -238,16 +238,16 @@ class Known:
     refused: str = ""
 
 
-def contact_of(kit: Path, pid: int | None) -> Known | None:
+def contact_of(kit: Path, pid: int | None) -> LastContact | None:
     """What a running process keeps of itself; None if that is nothing yet."""
     try:
-        known = build(Known, kept_table(kit / CONTACT_FILE), CONTACT_FILE.name)
+        known = build(LastContact, kept_table(kit / CONTACT_FILE), CONTACT_FILE.name)
     except ConfigError:
         return None
     return known if known.pid == pid else None
 
 
-def connected(known: Known | None, now: float) -> bool:
+def connected(known: LastContact | None, now: float) -> bool:
     """Whether the server answered lately."""
     return known is not None and now - known.last <= LOST_SECONDS
 
@@ -292,7 +292,7 @@ class KitLog(WatchedFileHandler):
             os.close(folder)
 
 
-class Seldom(logging.Filter):
+class RateLimit(logging.Filter):
     """Lines of one kind pass once a minute; the next that passes says how many were left out.
 
     What passes is one line of plain characters: another party's words can forge no second one.

@@ -2,7 +2,7 @@
 
 The server's job process runs a function that gets a `FlareTransport`; each site's job process
 holds one host, an object with `handle(frame) -> bytes`, for as long as the job lives. Which
-function and which host is the local operator's choice (`pipe.load_main`), never the job's: a job
+function and which host is the local operator's choice (`launch.load_main`), never the job's: a job
 is a declaration and carries no code. Here is the server's end and the admin's, the sites' is in
 `site.py`, and `gate.py` closes what NVFlare, version 2.9, leaves open.
 """
@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fednotes.core.errors import FednotesError, MissingExtra, RefusedError, TrainingError
-from fednotes.engines import pipe
-from fednotes.engines.nvflare.gate import heed
-from fednotes.engines.pipe import Setup
+from fednotes.engines import launch
+from fednotes.engines.launch import Setup
+from fednotes.engines.nvflare.gate import check_certificates
 
 try:
     from nvflare.apis.client import Client
@@ -173,7 +173,7 @@ class FlareTransport:
         """A line of progress (JSON values, no note text) for whoever watches the job."""
         self.lines.append(dict(line))
         if len(self.lines) == 1:
-            pipe.keep_outcome(self._setup, "running", 1)  # this submission gets somewhere
+            launch.keep_outcome(self._setup, "running", 1)  # this submission gets somewhere
 
     def tell(self, topic: str, data: Any, fl_ctx: FLContext) -> dict[str, Any]:
         """Answer an admin: the lines from number `since` on, and who takes part."""
@@ -230,7 +230,7 @@ class FednotesController(Controller):
         workspace = self._engine.get_workspace()
         job_id, kit = fl_ctx.get_job_id(), Path(workspace.get_root_dir())
         try:
-            setup = pipe.read_setup(Path(workspace.get_app_dir(job_id)), kit, "", job_id)
+            setup = launch.read_setup(Path(workspace.get_app_dir(job_id)), kit, "", job_id)
         except FednotesError as error:
             self.system_panic(str(error), fl_ctx)
             return
@@ -239,21 +239,21 @@ class FednotesController(Controller):
             self._engine.register_app_command(topic, transport.tell)
         now = time.monotonic()  # those that were deployed have some time to begin
         self._contacts.update({client.name: now for client in self._engine.get_clients()})
-        pipe.keep_outcome(setup, "running", 0)
+        launch.keep_outcome(setup, "running", 0)
         problem, retry = "", False
         try:
-            with pipe.only_one(setup.state):
-                pipe.load_main(pipe.SERVER_MAIN)(setup, transport)
+            with launch.only_one(setup.state):
+                launch.load_main(launch.SERVER_MAIN)(setup, transport)
         except FednotesError as error:
             problem, retry = str(error), isinstance(error, TrainingError)
         except Exception as error:
-            problem, retry = f"an error in this program: {pipe.place_of(error)}", True
+            problem, retry = f"an error in this program: {launch.place_of(error)}", True
             logger.exception("the server's part of the job failed")
         if abort_signal.triggered:
             return  # told to stop, or NVFlare lost too many sites: what was kept last stands
         done = "paused" if transport.pause.is_set() else "done"
         status = "failed" if problem else done
-        pipe.keep_outcome(setup, status, len(transport.lines), problem, retry)
+        launch.keep_outcome(setup, status, len(transport.lines), problem, retry)
         if problem:
             logger.error("%s", problem)
             self.system_panic(problem, fl_ctx)
@@ -339,7 +339,7 @@ def connect(kit: Path, person: str, timeout: float = 10.0) -> Iterator[Admin]:
     from nvflare.fuel.flare_api.api_spec import AuthenticationError, NoConnection
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-    heed(kit / "startup")
+    check_certificates(kit / "startup")
     words = logging.getLogger("nvflare")
     words.addHandler(logging.NullHandler())
     words.propagate = False

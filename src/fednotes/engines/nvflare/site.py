@@ -20,8 +20,9 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.sec.audit import AuditService
 
 from fednotes.core.errors import FednotesError
-from fednotes.engines import pipe
+from fednotes.engines import launch
 from fednotes.engines.host import explained, placeless, whole_line
+from fednotes.engines.launch import Host
 from fednotes.engines.nvflare.certificates import ROOTS, CertificateIdentity
 from fednotes.engines.nvflare.gate import (
     obey_the_server_only,
@@ -29,7 +30,6 @@ from fednotes.engines.nvflare.gate import (
     take_few_orders,
 )
 from fednotes.engines.nvflare.server import FRAME, REASON, TASK
-from fednotes.engines.pipe import Host
 from fednotes.rules.ledger import Entry, ledger_of, plain
 
 RETRY_SECONDS = 10.0  # a site that refused a job is asked again: it may have been approved since
@@ -65,7 +65,7 @@ class FednotesExecutor(Executor):
             logger.error("%s", whole_line(error, self._site))
             reason = placeless(explained(error, self._site))
         except Exception as error:
-            reason = f"an error in the site's program: {pipe.place_of(error)}"
+            reason = f"an error in the site's program: {launch.place_of(error)}"
             logger.error("%s", reason)
         if self._host is None and reason is not self._refused:
             self._refused, self._again = reason, time.monotonic() + RETRY_SECONDS
@@ -92,12 +92,12 @@ class FednotesExecutor(Executor):
         self._kit, self._site = kit, str(fl_ctx.get_identity_name())
         self._run = str(fl_ctx.get_job_id())
         require_admins_signature(app, kit / "startup" / ROOTS)
-        setup = pipe.read_setup(app, kit, fl_ctx.get_identity_name(), fl_ctx.get_job_id())
+        setup = launch.read_setup(app, kit, fl_ctx.get_identity_name(), fl_ctx.get_job_id())
         self._run = setup.run
         setup = replace(setup, identity=CertificateIdentity.of_kit(kit))
-        self._held.enter_context(pipe.only_one(setup.state))
+        self._held.enter_context(launch.only_one(setup.state))
         try:
-            host: Host = pipe.load_main(pipe.SITE_MAIN)(setup)
+            host: Host = launch.load_main(launch.SITE_MAIN)(setup)
         except BaseException:
             self._held.close()
             raise

@@ -24,7 +24,7 @@ from fednotes.core.parsing import parse_json
 from fednotes.core.settings import build, checked
 from fednotes.core.types import Scheme, SiteData, TagSet
 from fednotes.core.update import Tensors
-from fednotes.engines.pipe import Setup
+from fednotes.engines.launch import Setup
 from fednotes.jobs.job import Job
 from fednotes.patients.cohort import Cohort, ConceptVectors, FeatureSpace, SitePatients, Vectors
 from fednotes.rules.approval import fingerprint

@@ -3,7 +3,7 @@
 STATE/server/ holds checkpoints, STATE/agreement.json what the sites said of themselves,
 STATE/metrics.jsonl a line per evaluation; the folder that is fetched gets a copy, summary.json
 and, where all sites end with one model, model/. Nothing here knows what carries the frames:
-`engines/pipe.py` says what both ends start from.
+`engines/launch.py` says what both ends start from.
 
 Whoever watches gets lines, tables with `kind`:
 
@@ -34,7 +34,7 @@ from fednotes.core.store import write_json, write_text
 from fednotes.core.update import Tensors, Total
 from fednotes.encoders.pretrained import encoder_directory
 from fednotes.engines.deployed import Deployed, Paused
-from fednotes.engines.pipe import Setup
+from fednotes.engines.launch import Setup
 from fednotes.engines.requests import Event, Patience, Transport
 from fednotes.engines.rounds import RoundResult
 from fednotes.engines.secure import SecureSum

@@ -33,7 +33,7 @@ from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import default_cache
 from fednotes.engines.history import OPENED
 from fednotes.engines.host import SiteHost, explained
-from fednotes.engines.pipe import Setup
+from fednotes.engines.launch import Setup
 from fednotes.engines.secure import AnswerTimes, SecureSeal
 from fednotes.jobs.deployed.agreement import (
     AGREE,

@@ -22,10 +22,16 @@ from fednotes.core.parsing import kept_table, read_json
 from fednotes.core.store import LOCK
 from fednotes.encoders.features import clear_cache, default_cache
 from fednotes.encoders.token_cache import clear_tokens
+from fednotes.engines.launch import only_one, read_outcome
 from fednotes.engines.nvflare import processes
 from fednotes.engines.nvflare.kit import WATCH, read_kit
-from fednotes.engines.nvflare.processes import OUTPUT_FILE, Known, Status, connected, contact_of
-from fednotes.engines.pipe import only_one, read_outcome
+from fednotes.engines.nvflare.processes import (
+    OUTPUT_FILE,
+    LastContact,
+    Status,
+    connected,
+    contact_of,
+)
 from fednotes.jobs.deployed.site import RESULTS
 from fednotes.jobs.deployed.site_file import SITE_FILE, of_kit
 from fednotes.rules.ledger import ledger_of, parsed
@@ -99,7 +105,7 @@ def connection(kit: Path, found: Status) -> tuple[bool, str]:
     return True, f"connected to {where} since {_clock(known.since)}"
 
 
-def await_contact(kit: Path, pid: int | None, seconds: float) -> Known | None:
+def await_contact(kit: Path, pid: int | None, seconds: float) -> LastContact | None:
     """What a site's new process knows, once the server has answered or refused it."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -217,7 +223,7 @@ def from_files(kit: Path) -> list[str]:
     return lines
 
 
-def seconds(kit: Path) -> list[str]:
+def second_processes(kit: Path) -> list[str]:
     """Sites of which a second process was turned away today or lately."""
     return [
         f"site {site!r}: a second process in its name was refused at {_clock(when)}: is there "

@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fednotes.core.errors import ConfigError
-from fednotes.privacy.secure_sum import masks
+from fednotes.privacy.secure_sum import crypto
 
 FEWEST_SITES, MOST_SITES = 3, 250
 
@@ -58,7 +58,7 @@ class Parties:
     def __init__(
         self, sites: Sequence[str], threshold: int | None = None, confirmed: bool | None = None
     ) -> None:
-        masks.need_cryptography()
+        crypto.need_cryptography()
         least = len(sites) // 2 + 1  # that a lying server cannot get around
         threshold = least if threshold is None else threshold
         if len(set(sites)) != len(sites):
@@ -80,7 +80,7 @@ class Parties:
     def exchange(self, context: bytes) -> bytes:
         """What all messages of an exchange carry; who differs in any of it does not meet."""
         terms = (self.threshold, int(self.confirmed), len(self.sites))
-        return masks.digest(context, *terms, *self.sites)
+        return crypto.digest(context, *terms, *self.sites)
 
     def in_order(self, sites: Iterable[str]) -> tuple[str, ...]:
         """Some of the sites."""

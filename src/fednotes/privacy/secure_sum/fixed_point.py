@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Total, Update
-from fednotes.privacy.secure_sum.masks import Words, digest
+from fednotes.privacy.secure_sum.crypto import Words, digest
 
 BLOCK = 2**15  # numbers that stay in the cache from float to integer
 ROOM = 62  # bits of a sum's magnitude

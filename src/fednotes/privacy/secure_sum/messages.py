@@ -31,8 +31,8 @@ from torch import Tensor
 
 from fednotes.core.errors import RefusedError
 from fednotes.core.messages import Attached, Count, Name, WireError, plain, typed
+from fednotes.privacy.secure_sum.crypto import SHARE_BYTES, Words
 from fednotes.privacy.secure_sum.fixed_point import SumLayout
-from fednotes.privacy.secure_sum.masks import SHARE_BYTES, Words
 
 KEYS, SHARES, MASKED, CONFIRM, UNMASK = "@keys", "@shares", "@masked", "@confirm", "@unmask"
 BOX_BYTES = 2 * SHARE_BYTES + 16  # two shares and a tag

@@ -12,9 +12,9 @@ import numpy as np
 
 from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.update import Total
-from fednotes.privacy.secure_sum import Parties, masks
+from fednotes.privacy.secure_sum import Parties, crypto
+from fednotes.privacy.secure_sum.crypto import SHARE_BYTES
 from fednotes.privacy.secure_sum.fixed_point import SumLayout, check_layout, decode
-from fednotes.privacy.secure_sum.masks import SHARE_BYTES
 from fednotes.privacy.secure_sum.messages import (
     BOX_BYTES,
     RECEIPT_BYTES,
@@ -41,7 +41,7 @@ class _Sum:
     """Words added so far, of updates of one layout."""
 
     layout: SumLayout
-    words: masks.Words
+    words: crypto.Words
     sites: set[str] = field(default_factory=set)
 
 
@@ -197,7 +197,7 @@ class SecureServer:
             if site not in self.survivors:
                 streams += self._left_over(site, where)
         self.phase = "closed"
-        masks.add_streams(part.words, streams)
+        crypto.add_streams(part.words, streams)
         return decode(part.words, part.layout, self.survivors)
 
     def _seed(self, site: str) -> bytes:
@@ -211,13 +211,13 @@ class SecureServer:
         """The streams that survivors put on for one that dropped out, to be taken off."""
 
         def fits(raw: bytes) -> bool:
-            return masks.public_bytes(masks.private_key(raw)) == self._keys[dropped].masking
+            return crypto.public_bytes(crypto.private_key(raw)) == self._keys[dropped].masking
 
         shares = {s: answer.keys[dropped] for s, answer in self._answers.items()}
-        key = masks.private_key(self._rebuilt(dropped, shares, fits, "key"))
+        key = crypto.private_key(self._rebuilt(dropped, shares, fits, "key"))
         streams = []
         for site in self.survivors:
-            secret = masks.agreed(key, self._keys[site].masking, site)
+            secret = crypto.agreed(key, self._keys[site].masking, site)
             stream = pair_stream(secret, self._session, site, dropped, where)
             streams.append((stream, -1 if site < dropped else 1))
         return streams
@@ -229,7 +229,7 @@ class SecureServer:
 
         def secret(chosen: Collection[str]) -> bytes:
             try:
-                return masks.combine({self._parties.point(site): shares[site] for site in chosen})
+                return crypto.combine({self._parties.point(site): shares[site] for site in chosen})
             except TrainingError:
                 return b""
 
@@ -373,4 +373,4 @@ class ServerChain:
         return total
 
     def _server(self, number: int) -> SecureServer:
-        return SecureServer(self._parties, masks.joined(self._context, number))
+        return SecureServer(self._parties, crypto.joined(self._context, number))

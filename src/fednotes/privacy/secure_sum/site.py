@@ -23,9 +23,9 @@ from typing import TypedDict, Unpack
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.update import Update
-from fednotes.privacy.secure_sum import Parties, masks
+from fednotes.privacy.secure_sum import Parties, crypto
+from fednotes.privacy.secure_sum.crypto import KEY_BYTES, SHARE_BYTES
 from fednotes.privacy.secure_sum.fixed_point import SumLayout, encode
-from fednotes.privacy.secure_sum.masks import KEY_BYTES, SHARE_BYTES
 from fednotes.privacy.secure_sum.messages import (
     ConfirmMessage,
     KeysMessage,
@@ -49,22 +49,22 @@ class AskedOtherwise(RefusedError):
 def session_id(exchange: bytes, keys: Sequence[KeysMessage]) -> bytes:
     """Digest of all public keys, in the order of the sites."""
     rows = (part for k in keys for part in (k.site, k.sharing, k.masking, k.commitment))
-    return masks.digest(exchange, *rows)
+    return crypto.digest(exchange, *rows)
 
 
 def self_stream(seed: bytes, session: bytes, layout: bytes) -> bytes:
     """The key of a site's self mask."""
-    return masks.derived(seed, session, "self mask", layout)
+    return crypto.derived(seed, session, "self mask", layout)
 
 
 def pair_stream(secret: bytes, session: bytes, one: str, other: str, layout: bytes) -> bytes:
     """The key of a pair's mask, from their X25519 secret: one-way, and for this use alone."""
-    return masks.derived(secret, session, "pair mask", *sorted((one, other)), layout)
+    return crypto.derived(secret, session, "pair mask", *sorted((one, other)), layout)
 
 
 def commitment(seed: bytes, exchange: bytes) -> bytes:
     """Binds a site to its seed, so that wrong shares are noticed; says nothing about it."""
-    return masks.derived(seed, exchange, "commitment")
+    return crypto.derived(seed, exchange, "commitment")
 
 
 def check_keys(message: KeysMessage, exchange: bytes) -> None:
@@ -73,7 +73,7 @@ def check_keys(message: KeysMessage, exchange: bytes) -> None:
         raise RefusedError(
             f"the keys of site {message.site!r} are of another exchange, list of sites or threshold"
         )
-    if any(len(getattr(message, name)) != masks.KEY_BYTES for name in KEYS_SIZES):
+    if any(len(getattr(message, name)) != crypto.KEY_BYTES for name in KEYS_SIZES):
         raise RefusedError(f"the keys of site {message.site!r} have a wrong length")
 
 
@@ -87,7 +87,7 @@ class LaidOut(TypedDict, total=False):
 
 def _signed(keys: KeysMessage) -> bytes:
     parts = (keys.exchange, keys.site, keys.sharing, keys.masking, keys.commitment)
-    return masks.joined("fednotes secure sum keys", *parts)
+    return crypto.joined("fednotes secure sum keys", *parts)
 
 
 class SecureSite:
@@ -105,11 +105,7 @@ class SecureSite:
     """
 
     def __init__(
-        self,
-        site: str,
-        parties: Parties,
-        context: bytes,
-        identity: masks.Identity | None = None,
+        self, site: str, parties: Parties, context: bytes, identity: crypto.Identity | None = None
     ) -> None:
         if site not in parties.sites:
             raise ConfigError(f"secure sum: site {site!r} is not one of its sites")
@@ -118,8 +114,8 @@ class SecureSite:
         self._identity = identity
         drawn = (secrets.token_bytes(KEY_BYTES) for _ in range(3))
         sharing, self._masking_bytes, self._seed = drawn
-        self._sharing, self._masking = map(masks.private_key, (sharing, self._masking_bytes))
-        sharing_key, masking_key = map(masks.public_bytes, (self._sharing, self._masking))
+        self._sharing, self._masking = map(crypto.private_key, (sharing, self._masking_bytes))
+        sharing_key, masking_key = map(crypto.public_bytes, (self._sharing, self._masking))
         bound = commitment(self._seed, self.exchange)
         own = KeysMessage(self.exchange, site, sharing_key, masking_key, bound)
         self._own_keys = replace(own, signature=identity.sign(_signed(own))) if identity else own
@@ -160,13 +156,13 @@ class SecureSite:
         self._peers = {site: keys[site] for site in order if site != self.site}
         points = [self._parties.point(site) for site in order]
         halves = [
-            masks.split(secret, self._parties.threshold, points)
+            crypto.split(secret, self._parties.threshold, points)
             for secret in (self._seed, self._masking_bytes)
         ]
         both = {s: halves[0][p] + halves[1][p] for s, p in zip(order, points, strict=True)}
         self._held = {self.site: both.pop(self.site)}
         boxes = {
-            to: masks.sealed(self._key("shares", self.site, to), text, self._session)
+            to: crypto.sealed(self._key("shares", self.site, to), text, self._session)
             for to, text in both.items()
         }
         self._stage = "shares"
@@ -199,13 +195,13 @@ class SecureSite:
         self._held |= held
         roster = self._parties.in_order(self._held)
         where = layout.digest()
-        self._agreement = masks.digest("agreement", self._session, where, *roster)
+        self._agreement = crypto.digest("agreement", self._session, where, *roster)
         streams = [(self_stream(self._seed, self._session, where), 1)]
         for site in held:
-            secret = masks.agreed(self._masking, self._peers[site].masking, site)
+            secret = crypto.agreed(self._masking, self._peers[site].masking, site)
             key = pair_stream(secret, self._session, self.site, site, where)
             streams.append((key, 1 if self.site < site else -1))
-        masks.add_streams(words, streams)
+        crypto.add_streams(words, streams)
         receipts = {to: self._receipt(self.site, to, "masked") for to in held}
         self._stage = "masked"
         return MaskedMessage(self.exchange, self.site, layout, receipts, words)
@@ -240,7 +236,7 @@ class SecureSite:
         self._stage = "closed"
         self._held, self._secrets = {}, {}
         self._seed = self._masking_bytes = b""
-        self._sharing = self._masking = masks.private_key(bytes(KEY_BYTES))
+        self._sharing = self._masking = crypto.private_key(bytes(KEY_BYTES))
 
     def _at(self, stage: str, action: str) -> None:
         if self._stage != stage:
@@ -305,14 +301,14 @@ class SecureSite:
         """A key that this site shares with one other, for one use in one direction."""
         other = receiver if sender == self.site else sender
         if other not in self._secrets:
-            self._secrets[other] = masks.agreed(self._sharing, self._peers[other].sharing, other)
-        return masks.derived(self._secrets[other], self._session, use, sender, receiver)
+            self._secrets[other] = crypto.agreed(self._sharing, self._peers[other].sharing, other)
+        return crypto.derived(self._secrets[other], self._session, use, sender, receiver)
 
     def _receipt(self, sender: str, receiver: str, *what: str) -> bytes:
-        return masks.receipt(self._key("receipts", sender, receiver), self._agreement, *what)
+        return crypto.receipt(self._key("receipts", sender, receiver), self._agreement, *what)
 
     def _opened(self, sender: str, box: bytes) -> bytes:
-        text = masks.opened(self._key("shares", sender, self.site), box, self._session)
+        text = crypto.opened(self._key("shares", sender, self.site), box, self._session)
         if text is None or len(text) != 2 * SHARE_BYTES:
             raise RefusedError(
                 f"the shares of site {sender!r} cannot be opened: the two sites were shown "
@@ -324,11 +320,11 @@ class SecureSite:
 class SiteChain:
     """One site in a run of exchanges. Numbers rise; a number is never used twice.
 
-    context: `masks.joined(job, run)`. Other parameters: see `SecureSite`.
+    context: `crypto.joined(job, run)`. Other parameters: see `SecureSite`.
     """
 
     def __init__(
-        self, site: str, parties: Parties, context: bytes, identity: masks.Identity | None = None
+        self, site: str, parties: Parties, context: bytes, identity: crypto.Identity | None = None
     ) -> None:
         self._site, self._parties = site, parties
         self._context, self._identity = context, identity
@@ -374,7 +370,7 @@ class SiteChain:
         return message
 
     def _begin(self, number: int) -> KeysMessage:
-        context, self._newest = masks.joined(self._context, number), number
+        context, self._newest = crypto.joined(self._context, number), number
         self._open[number] = SecureSite(self._site, self._parties, context, self._identity)
         return self._open[number].keys()
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from fednotes.core.errors import BusyError, ConfigError, TrainingError
 from fednotes.core.parsing import kept_table, read_json
 from fednotes.core.store import held, private_folder, write_json
-from fednotes.privacy.secure_sum.masks import Identity
+from fednotes.privacy.secure_sum.crypto import Identity
 
 JOB_FILE = "job.json"  # the declaration, in the app's config folder
 OUTCOME_FILE = "outcome.json"  # how the newest submission of a run stands, in the run's state

@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from fednotes.core.errors import MissingExtra, RefusedError, TrainingError
-from fednotes.privacy.secure_sum import Parties, masks
+from fednotes.privacy.secure_sum import Parties, crypto
 
 # RFC 8439, appendix A.1: keystream of test vectors 1 and 2 (key 0, nonce 0, counters 0 and 1).
 ZERO_KEY_STREAM = bytes.fromhex(
@@ -35,35 +35,35 @@ def stream(words: int, key: bytes) -> np.ndarray:
 
 def test_stream_is_that_of_the_rfc() -> None:
     words = np.zeros(16, np.uint64)
-    masks.add_streams(words, [(bytes(32), 1)])
+    crypto.add_streams(words, [(bytes(32), 1)])
     assert words.astype("<u8").tobytes() == ZERO_KEY_STREAM
 
 
 def test_streams_run_on_over_blocks_and_add_modulo_2_to_the_64() -> None:
     """Against the library's streams in one piece."""
     one, other = bytes(range(32)), bytes(range(32, 64))
-    size = 2 * masks.BLOCK + 11
+    size = 2 * crypto.BLOCK + 11
     base = np.arange(size, dtype=np.uint64) - np.uint64(5)
     words = base.copy()
-    masks.add_streams(words, [(one, 1), (other, -1)])
+    crypto.add_streams(words, [(one, 1), (other, -1)])
     plus, minus = map(partial(stream, size), (one, other))
     assert (words == base + plus - minus).all()
-    masks.add_streams(words, [(one, -1), (other, 1)])
+    crypto.add_streams(words, [(one, -1), (other, 1)])
     assert (words == base).all()
 
 
 def test_a_public_key_that_is_none_or_of_low_order_is_refused() -> None:
     for bad in (bytes(32), b"short"):
         with pytest.raises(RefusedError, match="site 'bob'"):
-            masks.agreed(masks.private_key(b"k" * 32), bad, "bob")
+            crypto.agreed(crypto.private_key(b"k" * 32), bad, "bob")
 
 
 def test_keys_are_derived_by_hkdf() -> None:
     """RFC 5869 in two lines of hmac: extract with the salt, expand with the use."""
     secret, salt = b"s" * 32, b"salt"
     extracted = hmac.digest(salt, secret, "sha256")
-    info = masks.joined("fednotes secure sum 1", "pair mask", 7)
-    assert masks.derived(secret, salt, "pair mask", 7) == hmac.digest(
+    info = crypto.joined("fednotes secure sum 1", "pair mask", 7)
+    assert crypto.derived(secret, salt, "pair mask", 7) == hmac.digest(
         extracted, info + b"\x01", "sha256"
     )
 
@@ -75,22 +75,22 @@ def test_joined_is_one_to_one() -> None:
         (11,), (1, 1), ("s" + 7 * "\0" + "\x01a",), (-1,),
     ]  # fmt: skip
     for one, other in combinations(lists, 2):
-        assert masks.joined(*one) != masks.joined(*other)
-        assert masks.digest(*one) != masks.digest(*other)
-    assert masks.digest("a", 1) == hashlib.sha256(masks.joined("a", 1)).digest()
+        assert crypto.joined(*one) != crypto.joined(*other)
+        assert crypto.digest(*one) != crypto.digest(*other)
+    assert crypto.digest("a", 1) == hashlib.sha256(crypto.joined("a", 1)).digest()
 
 
 def test_a_box_opens_only_as_it_was_sealed() -> None:
     key, text = b"k" * 32, b"shares"
-    box = masks.sealed(key, text, b"session")
+    box = crypto.sealed(key, text, b"session")
     assert text not in box
-    assert masks.opened(key, box, b"session") == text
-    assert masks.opened(b"l" * 32, box, b"session") is None
-    assert masks.opened(key, box, b"another") is None
-    assert masks.opened(key, b"", b"session") is None
+    assert crypto.opened(key, box, b"session") == text
+    assert crypto.opened(b"l" * 32, box, b"session") is None
+    assert crypto.opened(key, box, b"another") is None
+    assert crypto.opened(key, b"", b"session") is None
     for at in range(len(box)):
         changed = bytes(b ^ (i == at) for i, b in enumerate(box))
-        assert masks.opened(key, changed, b"session") is None
+        assert crypto.opened(key, changed, b"session") is None
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,17 +103,17 @@ def shares_of(secret: int, factors: Iterable[int], points: Iterable[int]) -> dic
     """Point → share, as numbers, of the polynomial with these factors."""
     drawn = [*factors]
     with mock.patch("secrets.randbelow", side_effect=drawn):
-        made = masks.split(secret.to_bytes(32, "big"), 1 + len(drawn), [*points])
+        made = crypto.split(secret.to_bytes(32, "big"), 1 + len(drawn), [*points])
     return {point: int.from_bytes(share, "big") for point, share in made.items()}
 
 
-@mock.patch.object(masks, "PRIME", 1613)
+@mock.patch.object(crypto, "PRIME", 1613)
 def test_published_shares() -> None:
     """The worked example of Wikipedia's article (f(x) = 1234 + 166x + 94x², modulo 1613)."""
     published = {1: 1494, 2: 329, 3: 965, 4: 176, 5: 1188, 6: 775}
     assert shares_of(1234, [166, 94], range(1, 7)) == published
     for three in combinations(published, 3):
-        found = masks.combine({x: published[x].to_bytes(33, "big") for x in three})
+        found = crypto.combine({x: published[x].to_bytes(33, "big") for x in three})
         assert int.from_bytes(found, "big") == 1234
 
 
@@ -124,11 +124,11 @@ def test_the_prime_is_the_least_above_2_to_the_256() -> None:
         bases = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
         return all(pow(base, number - 1, number) == 1 for base in bases)
 
-    assert probably_prime(masks.PRIME)
+    assert probably_prime(crypto.PRIME)
     assert not any(probably_prime(2**256 + add) for add in range(1, 297, 2))
 
 
-@mock.patch.object(masks, "PRIME", 7)
+@mock.patch.object(crypto, "PRIME", 7)
 def test_fewer_shares_than_the_threshold_fit_every_secret_alike() -> None:
     """Brute force over all polynomials modulo 7: for t - 1 given shares, each secret is left
     with equally many polynomials."""
@@ -147,18 +147,18 @@ def test_any_threshold_of_shares_gives_the_secret(n: int) -> None:
     draw = random.Random(n)
     for secret in (bytes(32), b"\xff" * 32, draw.randbytes(32)):
         threshold = n // 2 + 1
-        shares = masks.split(secret, threshold, range(1, n + 1))
-        assert {len(share) for share in shares.values()} == {masks.SHARE_BYTES}
+        shares = crypto.split(secret, threshold, range(1, n + 1))
+        assert {len(share) for share in shares.values()} == {crypto.SHARE_BYTES}
         for size in (threshold, n):
             chosen = draw.sample(range(1, n + 1), size)
-            assert masks.combine({x: shares[x] for x in chosen}) == secret
+            assert crypto.combine({x: shares[x] for x in chosen}) == secret
         few = draw.sample(range(1, n + 1), threshold - 1)
-        assert masks.combine({x: shares[x] for x in few}) != secret
+        assert crypto.combine({x: shares[x] for x in few}) != secret
 
 
 def test_impossible_input_is_refused() -> None:
     with pytest.raises(TrainingError, match="not in the field"):
-        masks.combine({1: b"\xff" * 33, 2: bytes(33)})
+        crypto.combine({1: b"\xff" * 33, 2: bytes(33)})
     above = (2**256 + 5).to_bytes(33, "big")  # in the field, but no 32 bytes
     with pytest.raises(TrainingError, match="do not fit together"):
-        masks.combine({1: above, 2: above})
+        crypto.combine({1: above, 2: above})

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from fednotes.engines.nvflare import kit
-from fednotes.engines.nvflare.processes import KIT_VARIABLE, Seldom
+from fednotes.engines.nvflare.processes import KIT_VARIABLE, RateLimit
 
 AGAIN = "Failed to get_task from server. Will try it again."
 CELLS = "nvflare.fuel.f3.cellnet.core_cell.CoreCell"
 
 
-def passes(seldom: Seldom, name: str, text: str, level: int = logging.WARNING) -> bool:
+def passes(seldom: RateLimit, name: str, text: str, level: int = logging.WARNING) -> bool:
     return seldom.filter(logging.LogRecord(name, level, "", 0, text, None, None))
 
 
@@ -32,7 +32,7 @@ def late(number: int) -> str:
 
 def test_a_line_that_comes_again_passes_once_a_minute_and_counts_the_rest() -> None:
     clock = [0.0]
-    seldom = Seldom(now=lambda: clock[0])
+    seldom = RateLimit(now=lambda: clock[0])
     passed = []
     for tick in range(2500):  # 125 s of a retry each 50 ms
         clock[0] = tick * 0.05
@@ -73,12 +73,12 @@ def test_a_line_that_comes_again_passes_once_a_minute_and_counts_the_rest() -> N
     ],
 )
 def test_which_lines_pass_within_a_minute(lines: list[tuple[str, str]], passed: list[bool]) -> None:
-    seldom = Seldom(now=lambda: 0.0)
+    seldom = RateLimit(now=lambda: 0.0)
     assert [passes(seldom, *line) for line in lines] == passed
 
 
 def test_memory_is_bounded() -> None:
-    seldom = Seldom(now=lambda: 0.0)
+    seldom = RateLimit(now=lambda: 0.0)
     letters = [chr(97 + a) + chr(97 + b) for a in range(26) for b in range(26)]
     assert all(passes(seldom, "nvflare.a", x) for x in letters)
     assert len(seldom._kinds) == 256
