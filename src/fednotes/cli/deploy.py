@@ -319,8 +319,5 @@ def _told(out: Path, name: str, result: RunResult) -> None:
     made = out / "model"
     place = made if made.exists() else Path("KIT") / "results" / name / "model"
     where = "" if made.exists() else "at a site: "
-    if result.holds == "notes":  # of words, not of entities
-        say(f'next: {where}train entities on it: a job with method = "finetune" and in [model]')
-        say(f'      encoder = "{place}"')
-    else:
-        say(f"next: {where}fednotes predict {place} --text TEXT")
+    first, *more = (line.format(place=place) for line in result.words["next"])
+    say(f"next: {where}{first}", *(f"      {line}" for line in more))

@@ -196,14 +196,7 @@ def result_table(result: RunResult) -> Table:
 
 def nothing_judged(result: RunResult) -> str:
     """What a run lacks whose models were never judged, so that there is no table; else ""."""
-    if any(result.mean.values()):
-        return ""
-    if result.holds == "patients":
-        return (
-            "no test patient has a label or a code that is predicted, so there are no scores: "
-            "give sites `test` or a test_fraction, and `labels` or `codes`"
-        )
-    return "nothing is held out at any site, so there are no scores"
+    return "" if any(result.mean.values()) else str(result.words["unjudged"])
 
 
 def number_of(value: float | None, factor: float = 100, digits: int = 1) -> str:

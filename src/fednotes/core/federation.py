@@ -130,6 +130,16 @@ class MethodSite(SiteTasks, Protocol):
         return None
 
 
+class MethodConfig(Protocol):
+    """What the settings of every method have; a job gives both."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def model(self) -> Any: ...
+
+
 # Tasks that methods have in common, for whoever must know them: one that trains, one that
 # counts on validation data.
 TRAIN, EVALUATE = "train", "evaluate"

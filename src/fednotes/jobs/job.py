@@ -33,7 +33,7 @@ from annotated_types import Ge, Gt, Interval
 
 from fednotes import methods
 from fednotes.core.errors import ConfigError, FednotesError
-from fednotes.core.federation import Method
+from fednotes.core.federation import Method, MethodConfig
 from fednotes.core.settings import build, checked, expand
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
@@ -505,7 +505,7 @@ class Job:
     seed: int
     conditions: tuple[str, ...]
     threads: int
-    config: Any
+    config: MethodConfig
     kind: SiteKind
     sites: Mapping[str, Any]
     synthetic: Any

@@ -97,6 +97,11 @@ class RunResult(BaseModel):
         spent = {k: table.get(k) for k in ("rounds", "seconds", "bytes_up", "bytes_down")}
         return {**table, "sites": sites, "conditions": {"federated": spent}}
 
+    @property
+    def words(self) -> Mapping[str, Any]:
+        """What is said of a run by what its sites hold (`scores.toml`)."""
+        return mapping(_SHOWN["holds"].get(self.holds) or _SHOWN["holds"]["documents"])
+
     def write(self, folder: Path) -> None:
         """Write summary.json."""
         write_json(folder / SUMMARY, self.model_dump(exclude_defaults=True))

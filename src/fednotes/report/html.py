@@ -72,7 +72,6 @@ class _Page:
         self.result = result
         self.lines = [line for line in lines if number(line, "round") is not None]
         self.sites = list(dict.fromkeys(n for line in lines for n in mapping(line.get("sites"))))
-        self.of_patients = result.holds == "patients"
         # A name, its scores by condition, and whether it is the mean of the others.
         self.groups = [(name, site, False) for name, site in result.sites.items()]
         self.groups += [("Mean of sites", result.mean, True)] if result.mean else []
@@ -229,7 +228,8 @@ class _Page:
     def _training(self) -> list[Chart]:
         """Validation scores and loss, together and by site."""
         names = [j for j in CURVES if any(j in line for line in self.lines)] or ["valid_f1"]
-        words = [CURVES[j]["patients" if self.of_patients else "notes"] for j in names]
+        called = [CURVES[j]["called"] for j in names]
+        words = [of.get(self.result.holds, of["documents"]) for of in called]
         wide = (460, 230) if len(names) < 2 else (340, 200)
         together = {}
         for name in names:
@@ -243,9 +243,7 @@ class _Page:
             values = [y for _, curves in charts.values() for s in curves for _, y in s[2]]
             scale = (min(values), max(values)) if values else None
             figures.append(self._curves(charts, f"{word}, on one scale.", scale=scale))
-        then = ", of stage 1 and then of the diseases' classifiers" if self.of_patients else ""
-        caption = f"Training loss at each site{then}; the scales differ."
-        figures.append(self._curves(self._by_site("loss"), caption))
+        figures.append(self._curves(self._by_site("loss"), self.result.words["losses"]))
         return [made for made in figures if made]
 
     def _curves(
