@@ -120,15 +120,20 @@ RATES = {"tagger": 0.02, "lora": 0.01, "prompts": 0.01, "token-classifier": 0.00
 
 @pytest.mark.parametrize("kind", RATES)
 def test_learns_by_heart(kind: str, folder: Path) -> None:
-    """Predicted spans = gold spans, offsets and all; dropout is as it was afterwards."""
+    """Predicted spans = gold spans, offsets and all; dropout is as it was afterwards.
+
+    How many steps it takes depends on the processor."""
     model = make(kind, folder, stirred=False, dropout=0.0)
     corpus = model.prepare(DOCUMENTS)
     assert model.predict(DOCUMENTS) != DOCUMENTS
     adam = torch.optim.Adam(model.trainable().values(), lr=RATES[kind])
-    for _ in range(200):
+    loss, steps = float("inf"), 0
+    while loss > 0.01 and steps < 2000:
         adam.zero_grad()
-        model.losses(corpus, ORDER).source.mean().backward()
+        found = model.losses(corpus, ORDER).source.mean()
+        found.backward()
         adam.step()
+        loss, steps = float(found.detach()), steps + 1
     model.train()
     assert model.predict(corpus) == DOCUMENTS
     assert model.predict(DOCUMENTS) == DOCUMENTS
