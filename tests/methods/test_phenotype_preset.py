@@ -174,6 +174,8 @@ def test_vectors_that_a_file_has_not_are_the_mean_of_those_it_has() -> None:
     assert table.tolist() == [[2, 4], [2, 4], [1, 2], [3, 6]]
     assert not vectors.start(np.array([1, 3])).any()
     assert table.dtype == np.float32
+    large = ConceptVectors.of(np.arange(3), np.array([[2**24], [1], [1]], np.float32))
+    assert large.start(np.arange(3))[0].item() == (2**24 + 2) / 3  # float32 would lose both ones
 
 
 # ---- the whole
