@@ -30,7 +30,13 @@ from hospitals import (
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.messages import decode_reply
-from fednotes.jobs.deployed.agreement import Description, agreement_of, as_text, describe
+from fednotes.jobs.deployed.agreement import (
+    Description,
+    agreement_of,
+    as_text,
+    describe,
+    mismatch,
+)
 from fednotes.jobs.deployed.site_file import load_deployed
 from fednotes.rules.guard import pending
 
@@ -340,3 +346,36 @@ def test_no_place_of_notes_travels(tmp_path: Path) -> None:
         "job": {"method": "distill", "sites": {"a": {"types": ["Drug"]}}},
     }
     assert tuple(job.sites) == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        ({}, ""),
+        (
+            {"types": ("Drug", "Pain")},
+            'site "a": the job has {Drug, ADR}, the site has {Drug, Pain} (only the job: ADR; '
+            "only the site: Pain): map the labels in label_map, or correct types, on one side",
+        ),
+        (
+            {"types": ("ADR", "Drug")},
+            'site "a": the job has {Drug, ADR}, the site has {ADR, Drug}: the order differs, and '
+            "a tag's id is its place: give types in one order",
+        ),
+        (
+            {"scheme": "BIOES"},
+            'site "a": the job has {Drug, ADR}, the site has {Drug, ADR}, written as BIO and as '
+            "BIOES: set scheme alike",
+        ),
+        (
+            {"label_map": {"AE": "", "DI": "Drug"}},
+            'site "a": the job has {Drug, ADR}, the site has {Drug, ADR}, but label_map differs '
+            '("AE" → "ADR" at the job, dropped at the site; "DI" → not mapped at the job, "Drug" '
+            "at the site): make it the same on both sides",
+        ),
+    ],
+    ids=["equal", "types", "order", "scheme", "label_map"],
+)
+def test_how_two_sides_labels_differ(there: dict[str, Any], told: str) -> None:
+    here = Description(types=("Drug", "ADR"), label_map={"AE": "ADR"})
+    assert mismatch("a", here, replace(here, **there), ("the job", "the site")) == told
