@@ -221,9 +221,9 @@ class _Loss(torch.autograd.Function):
                 kept += [unary - of_unary, pairs - of_pairs]
                 unary, pairs = of_unary, of_pairs
             elif isinstance(target, Tensor):
-                inner = _path_score(x, lengths, scores, target)
+                inner = _path_score(ops, x, lengths, scores, target)
                 if gradient:
-                    _subtract_path(unary, pairs, target, lengths)
+                    ops.subtract_path(unary, pairs, target, lengths)
                 kept += [unary, pairs]
             else:
                 inner = _expected_score(x, lengths, scores, *target)  # [tagsets crf soft]
@@ -291,40 +291,20 @@ def _require_shape(target: Tensor, expected: tuple[int, ...]) -> None:
         )
 
 
-def _path_score(x: Tensor, lengths: Tensor, scores: Scores, tags: Tensor) -> Tensor:
-    """Score of the given tags (batch,), added from left to right, so that padding changes no bit.
+def _path_score(ops: Any, x: Tensor, lengths: Tensor, scores: Scores, tags: Tensor) -> Tensor:
+    """Score of the given tags (batch,).
 
     Raises ModelError for the first tag that is no tag or that the constraints forbid.
     """
-    start, transitions, end = scores
-    inside = _inside(lengths, tags.shape[1])
-    unknown = inside & ((tags < 0) | (tags >= x.shape[2]))
-    known = tags.masked_fill(~inside | unknown, 0)
-    step = torch.empty(tags.shape, dtype=start.dtype, device=tags.device)  # (batch, tokens)
-    step[:, 0] = start[known[:, 0]]
-    step[:, 1:] = transitions[known[:, :-1], known[:, 1:]]
-    is_last = torch.arange(tags.shape[1], device=tags.device) == lengths[:, None] - 1
-    step = step + torch.where(is_last, end[known], 0.0)
-    wrong = unknown | (inside & (step == -torch.inf))
-    if bool(wrong.any()):
-        n, t = wrong.nonzero()[0].tolist()
+    score, (n, t) = ops.path_score(x, lengths, scores, tags)
+    if n >= 0:
         before = f"after tag {int(tags[n, t - 1])}" if t else "at the start"
         raise ModelError(
             f"sentence {n} of the batch has tag {int(tags[n, t])} at position {t} ({before}), "
             "which this CRF does not know or its constraints forbid: encode the tags with the "
             "tag set and scheme that the constraints were made for"
         )
-    own = x.gather(2, known[..., None])[..., 0]
-    return _last((step + own).cumsum(1), lengths)
-
-
-def _subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
-    """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
-    inside = _inside(lengths, tags.shape[1])
-    tags = tags.masked_fill(~inside, 0)
-    unary.scatter_add_(2, tags[..., None], -inside[..., None].to(unary.dtype))
-    steps = tags[:, :-1] * unary.shape[2] + tags[:, 1:]  # (batch, tokens - 1)
-    pairs.flatten(1).scatter_add_(1, steps, -inside[:, 1:].to(pairs.dtype))
+    return cast(Tensor, score)
 
 
 # ---- the recursions as torch operations ----------------------------------------------------------
@@ -371,6 +351,35 @@ class TorchOps:
         unary = unary.masked_fill(broken[:, None, None] & inside[..., None], torch.nan)
         pairs = pairs.masked_fill(broken[:, None, None], torch.nan)
         return log_z.masked_fill(broken, torch.nan), unary, pairs
+
+    @staticmethod
+    def path_score(
+        emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
+    ) -> tuple[Tensor, tuple[int, int]]:
+        """Score of the given tags (batch,), added from left to right, so that padding changes no
+        bit; sentence and position of the first tag that is none or forbidden, or (-1, -1)."""
+        start, transitions, end = scores
+        inside = _inside(lengths, tags.shape[1])
+        unknown = inside & ((tags < 0) | (tags >= emissions.shape[2]))
+        known = tags.masked_fill(~inside | unknown, 0)
+        step = torch.empty(tags.shape, dtype=start.dtype, device=tags.device)  # (batch, tokens)
+        step[:, 0] = start[known[:, 0]]
+        step[:, 1:] = transitions[known[:, :-1], known[:, 1:]]
+        is_last = torch.arange(tags.shape[1], device=tags.device) == lengths[:, None] - 1
+        step = step + torch.where(is_last, end[known], 0.0)
+        wrong = (unknown | (inside & (step == -torch.inf))).nonzero()
+        own = emissions.gather(2, known[..., None])[..., 0]
+        score = _last((step + own).cumsum(1), lengths)
+        return score, (int(wrong[0, 0]), int(wrong[0, 1])) if len(wrong) else (-1, -1)
+
+    @staticmethod
+    def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
+        """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
+        inside = _inside(lengths, tags.shape[1])
+        tags = tags.masked_fill(~inside, 0)
+        unary.scatter_add_(2, tags[..., None], -inside[..., None].to(unary.dtype))
+        steps = tags[:, :-1] * unary.shape[2] + tags[:, 1:]  # (batch, tokens - 1)
+        pairs.flatten(1).scatter_add_(1, steps, -inside[:, 1:].to(pairs.dtype))
 
     @staticmethod
     def weigh(

@@ -49,6 +49,21 @@ def partition(
     return log_z, unary, pairs
 
 
+def path_score(
+    emissions: Tensor, lengths: Tensor, scores: Scores, tags: Tensor
+) -> tuple[Tensor, tuple[int, int]]:
+    """Score of the given tags (batch,); sentence and position of the first bad tag or (-1, -1)."""
+    score = _empty(len(emissions))
+    arrays = _arrays(emissions, lengths, scores)
+    return score, _path_score(*arrays, tags.contiguous().numpy(), score.numpy())
+
+
+def subtract_path(unary: Tensor, pairs: Tensor, tags: Tensor, lengths: Tensor) -> None:
+    """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
+    arrays = (t.contiguous().numpy() for t in (tags, lengths))
+    _subtract_path(unary.numpy(), pairs.numpy(), *arrays)
+
+
 def weigh(
     unary: Tensor, pairs: Tensor, lengths: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -371,6 +386,35 @@ def _partition(emissions, lengths, start, transitions, end, gradient, log_z, una
             )  # fmt: skip
         if gradient:
             unary[n, length:] = 0.0
+
+
+@kernel(f"UniTuple(int64, 2)({INPUTS}, int64[:, ::1], float64[::1])")
+def _path_score(emissions, lengths, start, transitions, end, tags, score):
+    """score (batch,) <- score of the given tags; (sentence, position) of the first tag that is
+    no tag or that the constraints forbid, (-1, -1) when there is none."""
+    for n in range(emissions.shape[0]):
+        score[n] = 0.0
+        for t in range(lengths[n]):
+            tag = tags[n, t]
+            if tag < 0 or tag >= emissions.shape[2]:
+                return n, t
+            step = start[0, tag] if t == 0 else transitions[tags[n, t - 1], tag]
+            if t == lengths[n] - 1:
+                step += end[0, tag]
+            if step == -np.inf:
+                return n, t
+            score[n] += step + emissions[n, t, tag]
+    return -1, -1
+
+
+@kernel("void(float64[:, :, ::1], float64[:, :, ::1], int64[:, ::1], int64[::1])")
+def _subtract_path(unary, pairs, tags, lengths):
+    """Turn posteriors into gradients of the loss: take away the counts of the given tags."""
+    for n in range(unary.shape[0]):
+        for t in range(lengths[n]):
+            unary[n, t, tags[n, t]] -= 1.0
+            if t > 0:
+                pairs[n, tags[n, t - 1], tags[n, t]] -= 1.0
 
 
 @kernel(
