@@ -66,10 +66,10 @@ LEVELS: dict[str, str] = {
         "deployed.status"
     ),
     "methods": (
-        "sites | averaging distill word_rows | adversarial fedner finetune phenotype_stages "
-        "pretrain | phenotype"
+        "sites server_steps | compression distill word_rows | adversarial averaging fedner | "
+        "finetune phenotype_stages pretrain | phenotype"
     ),
-    "metrics": "classification spans | compare",
+    "metrics": "classification spans | compare | gap",
     "patients": (
         "cohort | classifiers codes dan | phenotyper tables | dictionary | concepts | labels | "
         "synthetic | features"

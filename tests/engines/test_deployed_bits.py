@@ -75,8 +75,9 @@ class Fit(AveragingSite):
             private=["own"],
         )
 
-    def steps(self, epoch: int) -> Iterator[list[Step]]:
-        for rows in np.random.default_rng(epoch).permutation(len(self.x)).reshape(-1, 3):
+    def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
+        order = np.random.default_rng(epoch).permutation(len(self.x))
+        for rows in np.split(order, range(self.share, len(order), self.share))[first:]:
             yield [Squares(self.parameters, self.x[rows])]
 
     def _loss(self) -> float:
@@ -118,12 +119,14 @@ def train_ner(engine: Any, settings: fedner.Config = NER) -> dict[str, torch.Ten
     return dict(fedner.train(engine, settings).tensors)
 
 
+SHARED = replace(CONFIG, batch="shared", batch_size=9, local_steps=3, server="nesterov")
 METHODS = {
     "averaging": (lambda n: Fit(3 * n, CONFIG), average(CONFIG)),
     "compressed": (
         lambda n: Fit(3 * n, replace(CONFIG, compression="int8", server="yogi")),
         average(replace(CONFIG, compression="int8", server="yogi")),
     ),
+    "shared batches": (lambda n: Fit(3 * n, SHARED), average(SHARED)),
     "fedner": (platform, train_ner),
     "word rows": (lambda n: platform(n, BY_ROWS), lambda engine: train_ner(engine, BY_ROWS)),
 }

@@ -15,21 +15,11 @@ import torch
 from tiny_taggers import assert_same, plain_adamw, resumed, values
 
 from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.tensors import below
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods.averaging import (
-    BLOCK,
-    Averaging,
-    AveragingSite,
-    Server,
-    Step,
-    agreed,
-    decode,
-    encode,
-    require_code,
-    run_cycles,
-    told,
-)
+from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
+from fednotes.methods.compression import BLOCK, agreed, decode, encode, require_code, told
 from fednotes.methods.sites import Adam
 
 CONFIG = Averaging(cycles=3, batch_size=4, learning_rate=0.05, weight_decay=0.1, seed=7)
@@ -73,11 +63,10 @@ class Fit(AveragingSite):
 
     def batches(self, epoch: int) -> list[np.ndarray]:
         order = np.random.default_rng(epoch).permutation(len(self.x))
-        size = self._averaging.batch_size
-        return [order[i : i + size] for i in range(0, len(order), size)]
+        return [order[i : i + self.share] for i in range(0, len(order), self.share)]
 
-    def steps(self, epoch: int) -> Iterator[list[Step]]:
-        for rows in self.batches(epoch):
+    def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
+        for rows in self.batches(epoch)[first:]:
             parts = np.array_split(rows, self._averaging.accumulate)
             yield [Squares(self.model, self.x[p], self.y[p]) for p in parts]
 
@@ -193,6 +182,70 @@ def test_adaptive_servers_follow_reddi(server: str, rate: float) -> None:
     np.testing.assert_allclose(acting.shared["w"].numpy(), w, rtol=2e-5)
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.7])
+def test_nesterov_at_the_server_is_torchs(rate: float) -> None:
+    """DiLoCo's outer step: torch's SGD with Nesterov's momentum on the negative change."""
+    config = replace(CONFIG, cycles=4, server="nesterov", server_learning_rate=rate, momentum=0.4)
+    sites = [Fit(number, config) for number in (1, 2)]
+    server, _, seen = trained(sites, config)
+    weights = {n: p.detach().clone() for n, p in net().named_parameters()}
+    outer = torch.optim.SGD(weights.values(), lr=rate or 1.0, momentum=0.4, nesterov=True)
+    plain = [Fit(number, replace(config, server="average")) for number in (1, 2)]
+    for cycle, (_, shared) in enumerate(seen):
+        ends = [site.train(weights, cycle=cycle).tensors for site in plain]
+        for name, weight in weights.items():
+            weight.grad = weight - (ends[0][name] + ends[1][name]) / 2
+        outer.step()
+        for name, weight in weights.items():
+            torch.testing.assert_close(shared[name], weight, rtol=1e-5, atol=1e-6)
+    assert set(below(server.state().tensors, "moment.velocity.")) == weights.keys()
+
+
+def test_shared_batches_take_as_many_steps_as_one_place() -> None:
+    """Parts of 12 for 12, 24 and 60 points: 1, 3 and 8, so that each takes about 8 steps."""
+    config = replace(CONFIG, cycles=2, batch="shared", batch_size=12)
+    sites = [Fit(number, config, size) for number, size in enumerate((12, 24, 60))]
+    trained(sites, config)
+    assert [site.share for site in sites] == [2, 3, 8]  # 1.5 is rounded up
+    assert [site.taken for site in sites] == [12, 16, 16]
+    assert [site.covered("train")["batch"] for site in sites] == [2, 3, 8]
+    with pytest.raises(RefusedError, match="more examples than the sum"):
+        sites[2].take_share({}, examples=59)
+
+
+@pytest.mark.parametrize("local", [1, 3, 4, 7])
+def test_local_steps_go_through_the_epochs_in_turn(local: int) -> None:
+    """Two cycles of 7 steps are the first 14 mini-batches of epochs of 3, whatever the cut."""
+    cycles = 14 // local
+    config = replace(CONFIG, cycles=cycles, local_steps=local)
+    site = Fit(1, config)
+    result = run([site], config)
+    model = net()
+
+    def loss(rows: np.ndarray) -> torch.Tensor:
+        return (model(site.x[rows]) - site.y[rows]).square().mean()
+
+    batches = [partial(loss, rows) for epoch in range(5) for rows in site.batches(epoch)]
+    plain_adamw(dict(model.named_parameters()), config, batches[: cycles * local])
+    assert_same(result, values(dict(model.named_parameters())))
+    assert site.taken == cycles * local
+    assert site.covered("train")["steps"] == local
+
+
+def test_a_site_without_an_example_takes_no_local_step() -> None:
+    config = replace(CONFIG, local_steps=3)
+    site = Fit(1, config, size=0)
+    assert site.train({n: p.detach() for n, p in site.shared.items()}, cycle=0).weight == 0
+    assert site.taken == 0
+
+
+def test_an_update_of_few_steps_covers_their_tokens() -> None:
+    """3 steps an epoch: one covers a third of the tokens, five all of them."""
+    for local, tokens in ((1, 300), (5, 900), (0, 900)):
+        site = Fit(1, replace(CONFIG, local_steps=local), tokens=900)
+        assert site.covered("train")["tokens"] == tokens
+
+
 def test_parts_of_a_batch_add_to_the_whole() -> None:
     """Gradients of unequal parts, weighted by their sizes, are the whole batch's."""
     whole = run([Fit(1, CONFIG, 14)], CONFIG)
@@ -220,11 +273,20 @@ def test_the_proximal_term_is_the_gradient_of_its_penalty() -> None:
         torch.testing.assert_close(found[name], parameter.detach(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("compression", ["none", "int8", "top-k"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"server": "yogi"},
+        {"server": "adam", "compression": "int8"},
+        {"server": "yogi", "compression": "top-k"},
+        {"server": "nesterov", "batch": "shared", "batch_size": 6, "local_steps": 4},
+    ],
+    ids=["yogi", "int8", "top-k", "nesterov"],
+)
 def test_a_run_that_is_cut_and_resumed_ends_in_the_same_bits(
-    tmp_path: Path, compression: str
+    tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    config = replace(CONFIG, cycles=4, compression=compression, server="yogi", keep_cycle=-1)
+    config = replace(CONFIG, cycles=4, keep_cycle=-1, **settings)
 
     def trained(**options: Any) -> tuple[list[Fit], dict[str, torch.Tensor]]:
         sites = [Fit(k, config, 8 + 4 * k, private=HEAD) for k in range(3)]

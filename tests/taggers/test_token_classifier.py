@@ -17,7 +17,8 @@ from tiny_models import MARKS, SUB_WORDS, save_encoder
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, TagSet
 from fednotes.taggers.partial import word_gradients, word_losses
-from fednotes.taggers.token_classifier import TokenClassifier
+from fednotes.taggers.saving import save_model
+from fednotes.taggers.token_classifier import TokenClassifier, open_token_classifier
 
 transformers = pytest.importorskip("transformers")
 
@@ -271,3 +272,34 @@ def test_bfloat16_losses_are_summed_in_float32(bert: Path) -> None:
 def test_impossible_settings(bert: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(bert, **settings)
+
+
+def test_low_rank_changes_are_saved_as_weights(bert: Path, tmp_path: Path) -> None:
+    """Before a step the frozen model's bits; the library's model of what is saved, which has no
+    sign of them, gives the same logits and gradient of the classifier."""
+    model, plain, documents = build(bert, train="lora", rank=2), build(bert), lines()
+    assert set(model.trainable()) == {
+        "classifier.bias", "classifier.weight", "lora.down", "lora.up"
+    }  # fmt: skip
+    corpus = model.prepare(documents)
+    every = np.arange(corpus.sentences)
+    model.train(False), plain.train(False)
+    first = model.losses(corpus, every).source
+    assert torch.equal(first, plain.losses(plain.prepare(documents), every).source)
+    assert model.lora is not None
+    with torch.no_grad():
+        model.lora.up.normal_(generator=torch.Generator().manual_seed(1))
+    before = {name: value.clone() for name, value in model.encoder.state_dict().items()}
+    changed = model.losses(corpus, every).source
+    assert not torch.allclose(changed, first)
+    save_model(model, tmp_path / "saved")
+    assert all(torch.equal(v, before[n]) for n, v in model.encoder.state_dict().items())
+    found = open_token_classifier(tmp_path / "saved")
+    assert isinstance(found, TokenClassifier)
+    assert found.lora is None
+    assert not [name for name in found.state_dict() if "lora" in name]
+    again = found.losses(found.prepare(documents), every).source
+    torch.testing.assert_close(again, changed, rtol=1e-4, atol=1e-5)
+    changed.sum().backward()
+    assert not [n for n, p in model.encoder.named_parameters() if p.grad is not None]
+    assert bool(model.lora.down.grad.any())

@@ -18,6 +18,7 @@ from rich.text import Text
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs.results import CONDITIONS, SCORES, RunResult, duration, number, size
 from fednotes.jobs.simulate import LARGE, LONG, Display, Part, Traffic, site_metrics
+from fednotes.metrics.gap import Gap
 
 if TYPE_CHECKING:
     from fednotes.data.checks import Finding
@@ -174,24 +175,35 @@ def result_table(result: RunResult) -> Table:
         for place, column in enumerate(columns):
             table.add_column(f"{'' if place else condition}\n{column[2]}", justify="right")
 
-    def cells(scores: Mapping[str, Any]) -> list[str]:
-        return [
+    whole = result.gap() if columns else None
+    if whole is not None:
+        table.add_column("gap\nclosed", justify="right")
+
+    def cells(scores: Mapping[str, Any], gap: Gap | None) -> list[str]:
+        found = [
             number_of(number(scores, condition, kind, key), factor, digits)
             for condition in conditions
             for kind, key, _, factor, digits in columns
         ]
+        return found if whole is None else [*found, gap_of(gap)]
 
     hidden = 0
     for site, scores in result.sites.items():
         if first == "phenotypes" and not any(first in scores.get(c, {}) for c in conditions):
             hidden += 1
         else:
-            table.add_row(Text(site), *cells(scores))
-    if hidden:
-        table.caption = f"{hidden} more sites have no labelled test patient"
+            table.add_row(Text(site), *cells(scores, result.gap(site)))
+    notes = [f"{hidden} more sites have no labelled test patient"] if hidden else []
+    notes += [f"gap closed: {whole.why}"] if whole is not None and whole.why else []
+    table.caption = "; ".join(notes) or None
     table.add_section()
-    table.add_row("mean", *cells(mean), style="bold")
+    table.add_row("mean", *cells(mean, whole), style="bold")
     return table
+
+
+def gap_of(gap: Gap | None) -> str:
+    """The share of pooled - alone that is closed, a dash where there is none."""
+    return "–" if gap is None or gap.closed is None else f"{gap.closed:.2f}"
 
 
 def nothing_judged(result: RunResult) -> str:
@@ -289,7 +301,7 @@ def comparison_table(found: Comparison) -> Table:
     """What `fednotes compare` prints, in percent."""
     title = f"{found.kind}: {found.condition} minus {found.against}, {found.samples:,} resamples"
     heads = ("site", found.condition, found.against, "difference", "95 % interval", "p")
-    table = sheet(*heads, title=title)
+    table = sheet(*heads, *(["gap closed"] if any(found.gaps.values()) else []), title=title)
     if found.kind == "macro F1":
         table.caption = "a class counts where either model knows it, in reports where its own does"
     for site, test in found.tests.items():
@@ -300,6 +312,7 @@ def comparison_table(found: Comparison) -> Table:
             f"{100 * test.difference:+.1f}",
             f"{100 * test.low:+.1f} to {100 * test.high:+.1f}",
             f"{test.p_value:.4f}",
+            *([gap_of(found.gaps.get(site))] if any(found.gaps.values()) else []),
         )
     return table
 

@@ -230,6 +230,12 @@ class LoRA(nn.Module):
                 stack.callback(hook.remove)
             yield
 
+    @torch.no_grad()
+    def merge(self, maps: Sequence[nn.Linear]) -> None:
+        """Add the changes to these maps' own weights, for good."""
+        for linear, down, up in zip(maps, self.down, self.up, strict=True):
+            linear.weight += self.scale * up @ down
+
 
 def targets(model: nn.Module) -> list[nn.Linear]:
     """The query and value projections, bottom to top. Raises ConfigError as `LoRA` does."""
@@ -241,7 +247,7 @@ def targets(model: nn.Module) -> list[nn.Linear]:
     if not maps or len({tuple(linear.weight.shape) for linear in maps}) > 1:
         kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise ConfigError(
-            f'tuning = "lora": cannot change an encoder of the kind {kind!r} (no query and '
+            f'"lora": cannot change an encoder of the kind {kind!r} (no query and '
             "value projections of one size); BERT's and RoBERTa's can be"
         )
     return maps

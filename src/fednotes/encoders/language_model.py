@@ -306,11 +306,7 @@ class LanguageModel(nn.Module):
         self.lora: LoRA | None = None
         self._maps: list[nn.Linear] = []
         if config.train == "lora":
-            try:
-                self._maps = targets(model)
-            except ConfigError as error:  # which speaks of a tagger's setting
-                reason = str(error).partition(": ")[2]
-                raise ConfigError(f'train = "lora": {reason}') from None
+            self._maps = targets(model)
             self.lora = LoRA(model, config.rank, config.alpha, seed)
         secret = revealing(model)
         self._head_names = head_names(model, self._pairs)
@@ -422,10 +418,8 @@ class LanguageModel(nn.Module):
                 raise ModelError(f"{directory}: {name!r} is not finite: training diverged")
         model = self.model
         if self.lora is not None:
-            model, lora = copy.deepcopy(model), self.lora
-            with torch.no_grad():
-                for linear, down, up in zip(targets(model), lora.down, lora.up, strict=True):
-                    linear.weight += lora.scale * up @ down
+            model = copy.deepcopy(model)
+            self.lora.merge(targets(model))
         write_folder(directory, lambda f: write_pretrained(f, model, self._hf_tokenizer))
 
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Len
 
 from fednotes.core.errors import ConfigError, nearest
 from fednotes.core.settings import checked
@@ -26,8 +28,8 @@ class Row:
     the budget's size. seeds: in place of the budget's. full: only at the full size. x places
     it in a plot; where the grid's x begins with η, the run's own η in percent does.
     search: key → values to try, all combinations; each condition keeps the one with the best
-    mean validation score of its sites, never a test score, on the
-    first seed.
+    mean validation score of its sites, never a test score, on the first seed. gap: "LABEL/alone"
+    and "LABEL/pooled", between which a further column places this row (`metrics/gap.py`).
     """
 
     label: str
@@ -39,6 +41,7 @@ class Row:
     full: bool = False
     x: float = 0.0
     search: Mapping[str, Any] = field(default_factory=dict)
+    gap: Annotated[tuple[str, ...], Len(0, 2)] = ()
 
     def choices(self) -> Iterator[Settings]:
         """The settings that are tried; the empty one alone where nothing is searched."""

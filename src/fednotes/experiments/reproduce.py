@@ -51,6 +51,7 @@ from fednotes.jobs.job_file import load_job
 from fednotes.jobs.results import duration, read_result
 from fednotes.jobs.simulate import LONG
 from fednotes.metrics.compare import FEWEST_SEEDS, paired_t, summarise
+from fednotes.metrics.gap import over_seeds
 
 Told = Callable[[str, int, int], None]  # the run that has ended, how many have, of how many
 Cell = tuple[list[GridRun], list[dict[str, Any]]]  # of a row and condition; what else was tried
@@ -292,7 +293,9 @@ def gather(grid: Grid, size: Size, cells: Sequence[Cell], names: Sequence[str]) 
         seeds = (run.seed for run in runs)
         read[one.row.label, one.condition] = dict(zip(seeds, summaries, strict=True))
         row = _row(grid, one.row, runs, summaries)
-        found.append(row | {"chosen": list(one.choice), "tried": tried})
+        found.append(row | {"chosen": list(one.choice), "tried": tried, "of": one.row})
+    for row in found:
+        row["gap"] = _gap(grid, row.pop("of"), row["condition"], read)
     told = ("title", "x", "score", "columns", "by_output", "against", "megabytes", "seconds")
     return {
         **{name: getattr(grid, name) for name in (*told, "paper", "paper_note")},
@@ -302,6 +305,36 @@ def gather(grid: Grid, size: Size, cells: Sequence[Cell], names: Sequence[str]) 
         "rows": found,
         **_tested(grid, read, names),
     }
+
+
+def _gap(
+    grid: Grid, row: Row, condition: str, read: Mapping[tuple[str, str], Summaries]
+) -> dict[str, Any]:
+    """Mean and deviation of the share of pooled - alone that a row closes, or why it has none."""
+    ends = [_end(text) for text in row.gap]
+    if condition != "federated" or not ends or not all(end in read for end in ends):
+        return {}
+    rows = [read[ends[0]], read[row.label, condition], read[ends[1]]]
+    seeds = sorted(set.intersection(*map(set, rows)))
+    names = (ends[0][1], condition, ends[1][1])
+    scores = [
+        [_lead(grid, of[seed], c) for seed in seeds] for of, c in zip(rows, names, strict=True)
+    ]
+    try:
+        shares, why = over_seeds(*scores)
+    except MissingExtra as missing:
+        return {"why": str(missing)}
+    return {"why": why} if why else summarise([{"closed": share} for share in shares])["closed"]
+
+
+def _lead(grid: Grid, run: Mapping[str, Any], condition: str) -> float:
+    """The score that a gap is measured in, more being better: the grid's last column of scores, or
+    the mean strict F1."""
+    names = [name for name in grid.columns if name not in ("s", "MB up", "MB down")]
+    if not names:
+        return float(_picked(run, condition, grid.score)["mean"]["strict"]["f1"])
+    score = column(run, condition, names[-1]) or 0.0
+    return -score if is_plain(names[-1]) else score
 
 
 def _row(

@@ -133,7 +133,15 @@ def _own_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, st
         ends = [each["columns"][table["columns"][-1]]["mean"] for each in (best, row)]
         known = row is not best and None not in ends
         cells[f"behind {table['against']}"] = f"{100 * (ends[0] - ends[1]):.1f}" if known else ""
-    return cells
+    return cells | _gap_cells(table, row)
+
+
+def _gap_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
+    """The share of pooled - alone that a row closes, where any row says so."""
+    if not any(each.get("gap") for each in table["rows"]):
+        return {}
+    gap = row.get("gap") or {"why": ""}
+    return {"gap closed": gap["why"] if "why" in gap else _cell(gap, 2, 1)}
 
 
 def _site_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
@@ -153,7 +161,7 @@ def _site_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, s
     if table["megabytes"] or table["seconds"]:
         cells["MB"] = f"{row['megabytes']:.1f}" if spent else ""
         cells["s"] = f"{row['seconds']:.0f}"
-    return cells
+    return cells | _gap_cells(table, row)
 
 
 def _number(name: str, score: Mapping[str, float | None]) -> str:

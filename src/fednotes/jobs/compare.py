@@ -13,9 +13,10 @@ from fednotes.core.types import Document, SiteData
 from fednotes.encoders.features import default_cache
 from fednotes.jobs.job import POOLED, Job, load_sites
 from fednotes.jobs.job_file import parse_job
-from fednotes.jobs.results import CONDITIONS
+from fednotes.jobs.results import CONDITIONS, read_result
 from fednotes.jobs.simulate import recorded
 from fednotes.metrics.compare import Bootstrap, paired_bootstrap, paired_patients
+from fednotes.metrics.gap import Gap
 from fednotes.patients.cohort import SitePatients
 from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
 from fednotes.taggers.saving import load_model
@@ -24,13 +25,18 @@ ALL_SITES = "all sites"  # the row of runs whose sites share their test patients
 
 
 class Comparison(NamedTuple):
-    """`condition` minus `against`: a test for each site. kind: of score."""
+    """`condition` minus `against`: a test for each site. kind: of score.
+
+    gaps: where a run's federated models are compared with its own of sites alone, how much of
+    pooled - alone they close at each site.
+    """
 
     kind: str
     condition: str
     against: str
     samples: int
     tests: dict[str, Bootstrap]
+    gaps: dict[str, Gap | None]
 
 
 def compare_runs(
@@ -56,12 +62,16 @@ def compare_runs(
         raise ConfigError(
             f"--metric {metric}: runs on patients are compared by macro F1, or by auroc"
         )
+    gaps: dict[str, Gap | None]
+    if a.resolve() == b.resolve() and (condition, against) == ("federated", "alone"):
+        result = read_result(a)
+        gaps = {site: result.gap(site) for site in result.sites}
     own = load_sites(job).data
     others = own if a.resolve() == b.resolve() else load_sites(other_job).data
     if patients:
         found = compare_patients((a, own, condition), (b, others, against), samples, metric)
         kind = "macro AUROC" if metric == "auroc" else "macro F1"
-        return Comparison(kind, condition, against, samples, found)
+        return Comparison(kind, condition, against, samples, found, gaps)
     _require_same(a, job, own)
     _require_same(b, other_job, others)
     other = {site.id: [d.text for d in site.test] for site in others}
@@ -73,7 +83,7 @@ def compare_runs(
         found[site.id] = paired_bootstrap(
             site.test, one, two, metric, samples, types=site.tags.types
         )
-    return Comparison(f"{metric} F1", condition, against, samples, found)
+    return Comparison(f"{metric} F1", condition, against, samples, found, gaps)
 
 
 def _require_same(run: Path, job: Job, sites: Sequence[SiteData]) -> None:

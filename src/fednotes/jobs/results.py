@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import MOST_BYTES, JsonError, parse_json, regular, shipped
 from fednotes.core.store import write_json
+from fednotes.metrics.gap import Gap, of_sites
 
 VERSION = 1  # of summary.json; before it, files had none
 CONDITIONS = ("alone", "federated", "pooled")
@@ -101,6 +102,10 @@ class RunResult(BaseModel):
     def words(self) -> Mapping[str, Any]:
         """What is said of a run by what its sites hold (`scores.toml`)."""
         return mapping(_SHOWN["holds"].get(self.holds) or _SHOWN["holds"]["documents"])
+
+    def gap(self, site: str | None = None) -> Gap | None:
+        """How much of pooled - alone the federation closes: at one site, or of the means."""
+        return of_sites(self.sites.values() if site is None else [self.sites.get(site, {})])
 
     def write(self, folder: Path) -> None:
         """Write summary.json."""

@@ -12,27 +12,18 @@ notes from multiple silos", section 3.2; McMahan et al. 2017 (FedAvg).
     Q_k^t       what a site returns from "train"
     Q_ag^t      `Server.shared` after `Server.step`
 
-A server optimizer other than "average" takes Q_ag^t - Q_ag^(t-1) as the negative gradient
-(Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2).
-
-Compression makes updates smaller that still add. A sum over sites is all that a server ever sees,
-so sites must agree on a code before they send; each keeps its change until the code is agreed on:
-
-    "int8"    told: mean squares of each tensor.   agreed: one step size for each tensor
-    "top-k"   told: mean square of each block.     agreed: the blocks with the largest sums
-
-What a site could not send is added to its next change: error feedback (Seide et al. 2014;
-Karimireddy et al. 2019). Blocks of `BLOCK` neighbours in place of single numbers, chosen by
-the sum and not by each site: no indices travel upwards, and the values add under a secure sum.
+What the server makes of the mean is a value (`server_steps.py`), and so is what sites send
+(`compression.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from itertools import islice
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 import torch
 from annotated_types import Len
@@ -44,6 +35,8 @@ from fednotes.core.seeds import seed_of
 from fednotes.core.settings import checked
 from fednotes.core.tensors import below, load_into, prefixed, require_like, snapshot
 from fednotes.core.update import Tensors, Total, Update
+from fednotes.methods import server_steps
+from fednotes.methods.compression import Compression, agreed, decode, encode, require_code, told
 from fednotes.methods.sites import (
     Adam,
     Best,
@@ -54,15 +47,12 @@ from fednotes.methods.sites import (
     RoundServer,
     Share,
     Size,
+    agree_on_shares,
     finite,
-    rising,
+    part_of,
 )
 from fednotes.patients.dan import RowAdam
 
-Compression = Literal["none", "int8", "top-k"]
-BLOCK = 64
-LEVELS = 127
-RANGE = 4.0  # standard deviations that eight bits span; what lies beyond waits for its next turn
 BEST = -1  # of `keep_cycle`
 Judged = Callable[[Mapping[str, float]], dict[str, float]]
 Optimizer = Adam | RowAdam
@@ -72,20 +62,23 @@ Optimizer = Adam | RowAdam
 class Averaging:
     """Settings that pre-training and fine-tuning have in common.
 
-    cycles: T; in each, `local_epochs` epochs at every site, then the mean.
+    cycles: T; in each, `local_epochs` epochs at every site, or, if not 0, `local_steps` steps;
+        then the mean.
     keep_cycle: the cycle whose model is the result; 0 is the last, -1 the best on held-out data.
         A named one is the last that is run, though rates are laid over all `cycles`.
-    batch_size: of one site's step; made of `accumulate` smaller ones where memory is short.
+    batch_size: of one site's step (batch = "each"), or of all sites' steps together ("shared"):
+        each site has its part, by its number of examples, and takes as many steps as one place
+        with all notes would. Made of `accumulate` smaller ones where memory is short.
     learning_rate: of AdamW at the sites; rises over the first `warmup` of a site's steps, then
         falls to zero with the last one (decay = "linear") or stays. Moments and schedule go on
-        from cycle to cycle.
+        from cycle to cycle. lora_learning_rate: of low-rank changes, if not 0.
     clip: the most that the gradient's norm may be; 0 does not clip.
     precision: of the matrix products in training; "auto" is "bfloat16" where the processor has
         instructions for it (nearly twice as fast there), else "float32".
     proximal: μ of FedProx (Li et al. 2020), the pull back to the cycle's first parameters.
-    server: "average" (Eq. 1); or FedAdam, FedYogi with betas and adaptivity.
-        server_learning_rate: 0 is 1 for the average and 1e-3 for the others, whose steps are of
-        about that size for each number.
+    server: "average" (Eq. 1); "nesterov" with momentum; or FedAdam, FedYogi with betas and
+        adaptivity (`server_steps.py`). server_learning_rate: 0 is 1, and 1e-3 for the last two,
+        whose steps are of about that size for each number.
     compression: of what sites send: "int8", or "top-k", the top_share of all blocks.
     evaluate_every: cycles between two evaluations and checkpoints.
     min_tokens, min_steps: the least that an update of word embeddings or of an output bias may
@@ -95,17 +88,21 @@ class Averaging:
     cycles: Count = 15
     keep_cycle: int = 0
     local_epochs: Count = 1
+    local_steps: Number = 0
+    batch: Literal["each", "shared"] = "each"
     batch_size: Count = 32
     accumulate: Count = 1
     learning_rate: Rate = 1e-4
+    lora_learning_rate: Size = 0.0
     warmup: Part = 0.1
     decay: Literal["linear", "constant"] = "linear"
     weight_decay: Size = 0.01
     clip: Size = 1.0
     precision: Literal["float32", "bfloat16", "auto"] = "float32"
     proximal: Size = 0.0
-    server: Literal["average", "adam", "yogi"] = "average"
+    server: server_steps.Kind = "average"
     server_learning_rate: Size = 0.0
+    momentum: Part = 0.5
     betas: Annotated[tuple[Part, ...], Len(2, 2)] = (0.9, 0.99)
     adaptivity: Rate = 1e-3
     compression: Compression = "none"
@@ -133,9 +130,35 @@ class Averaging:
         return self.keep_cycle if self.keep_cycle > 0 else self.cycles
 
 
+C = TypeVar("C", bound=Averaging)
+
+
+def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
+    """Configurations of sites that train by themselves, each with the batch that it has in the
+    federation. sizes: of their training data."""
+    if config.batch == "each":
+        return (config,) * len(sizes)
+    own = [part_of(config.batch_size, size, max(1, sum(sizes))) for size in sizes]
+    pieces = [math.gcd(batch, config.accumulate) for batch in own]
+    return tuple(
+        replace(config, batch="each", batch_size=batch, accumulate=number)
+        for batch, number in zip(own, pieces, strict=True)
+    )
+
+
+def examples_of(config: Averaging, sizes: Sequence[int]) -> int:
+    """Examples of a cycle at all sites together, of their numbers of examples."""
+    if not config.local_steps:
+        return sum(sizes) * config.local_epochs
+    sites = 1 if config.batch == "shared" else len(sizes)
+    return config.local_steps * config.batch_size * sites
+
+
 def run_cycles(federation: Federation, server: Server) -> State:
     """T global cycles, after those of the warm-up."""
     config = server.config
+    if config.batch == "shared" and not server.examples:  # a resumed run has agreed before
+        server.examples, _ = agree_on_shares(federation)
     for cycle in federation.rounds(server.round, server.cycles):
         sent = server.sent
         given = {} if server.told is sent else sent  # nothing is sent twice
@@ -181,7 +204,14 @@ class Server(RoundServer):
     ) -> None:
         self.before, self._judged, self._warm_up = before, judged, warm_up
         self.told: Tensors | None = None  # what "evaluate" sent last, which sites remember
-        self._moments: dict[str, Tensor] = {}
+        self.examples = 0  # of all sites, once agreed
+        self._optimizer = server_steps.server_step(
+            config.server,
+            config.server_learning_rate,
+            momentum=config.momentum,
+            betas=config.betas,
+            adaptivity=config.adaptivity,
+        )
         best = Best(config.keep_cycle == BEST, "never", -math.inf)
         super().__init__(config, snapshot(initial), best, resumed)  # rounds: the warm-up's too
 
@@ -210,7 +240,8 @@ class Server(RoundServer):
 
     def step(self, mean: Tensors, total: Total) -> None:
         """Q_ag^t from the mean of the sites' Q_k^t."""
-        self.shared = self.shared | self._moved(mean)
+        warming = self.round < self.before
+        self.shared = self.shared | dict(mean if warming else self._optimizer(self.shared, mean))
         self.round += 1
         self.metrics = {"loss": total.metrics["loss"] / max(1.0, total.metrics["examples"])}
         for name, value in mean.items():
@@ -219,33 +250,6 @@ class Server(RoundServer):
                     f"cycle {self.round}: parameter {name!r} is no longer finite at some site: "
                     "lower learning_rate"
                 )
-
-    def _moved(self, mean: Tensors) -> dict[str, Tensor]:
-        config = self.config
-        if self.round < self.before:
-            return dict(mean)
-        rate = config.server_learning_rate or (1.0 if config.server == "average" else 1e-3)
-        if config.server == "average":
-            return {
-                n: mean[n] if rate == 1 else w + rate * (mean[n] - w)
-                for n, w in self.shared.items()
-            }
-        (fast, slow), moved = config.betas, {}
-        for name, weight in self.shared.items():
-            change = mean[name] - weight  # Δ_t
-            zero = torch.zeros_like(weight)
-            first = self._moments.get(f"first.{name}", zero)
-            second = self._moments.get(f"second.{name}", zero + config.adaptivity**2)
-            square = change.square()
-            first = fast * first + (1 - fast) * change
-            if config.server == "adam":
-                second = slow * second + (1 - slow) * square
-            else:
-                second = second - (1 - slow) * square * (second - square).sign()
-            self._moments |= {f"first.{name}": first, f"second.{name}": second}
-            step = first / (second.sqrt() + config.adaptivity)
-            moved[name] = weight + rate * step
-        return moved
 
     def judge(self, total: Total) -> bool:
         """Note what held-out data say; whether this cycle's model is kept.
@@ -265,12 +269,14 @@ class Server(RoundServer):
     def state(self) -> State:
         """Everything that the next cycle depends on."""
         state = super().state()
-        return replace(state, tensors={**state.tensors, **prefixed("moment.", self._moments)})
+        tensors = {**state.tensors, **prefixed("moment.", self._optimizer.moments)}
+        return replace(state, tensors=tensors, facts={**state.facts, "examples": self.examples})
 
     def _restore(self, state: State) -> None:
         super()._restore(state)
-        self._moments = below(state.tensors, "moment.")  # first.NAME, second.NAME
-        for name, value in self._moments.items():
+        self.examples = int(state.facts.get("examples", 0))
+        self._optimizer.moments = below(state.tensors, "moment.")  # first.NAME, second.NAME
+        for name, value in self._optimizer.moments.items():
             require_like({name: self.shared[name.partition(".")[2]]}, {name: value})
 
 
@@ -292,9 +298,12 @@ class AveragingSite(SiteTasks):
     id: the site's name in the job. weight: n_k. parameters: all that is trained; of these,
     `private` stay here. before: cycles of a warm-up, which trains `warm_up` alone. examples: of an
     epoch; tokens: where they are known. optimizer: of all parameters, in place of AdamW.
+    share: examples of a step, once it is agreed on.
     """
 
-    tasks: ClassVar[frozenset[str]] = frozenset({TRAIN, "send", EVALUATE, "keep", "finish"})
+    tasks: ClassVar[frozenset[str]] = frozenset(
+        {"count", "take_share", TRAIN, "send", EVALUATE, "keep", "finish"}
+    )
 
     def __init__(
         self,
@@ -318,12 +327,14 @@ class AveragingSite(SiteTasks):
         self.private = {n: p for n, p in self.parameters.items() if n in private}
         self.device = torch.device(device)
         self._before, self._warm_up = before, tuple(warm_up)
-        self._covered_tokens = {} if tokens is None else {"tokens": tokens}
-        self._per_update = config.local_epochs * math.ceil(examples / config.batch_size)  # steps
-        self._planned = config.cycles * self._per_update
-        adam = Adam(self.parameters, config.learning_rate, config.weight_decay)
+        self.share, self._examples, self._covered_tokens = config.batch_size, examples, tokens
+        factor = (config.lora_learning_rate or config.learning_rate) / config.learning_rate
+        adam = Adam(
+            self.parameters, config.learning_rate, config.weight_decay, factors={"lora": factor}
+        )
         self._adam: Optimizer = adam if optimizer is None else optimizer
         self._first = Adam({n: self.parameters[n] for n in warm_up}, first_rate)
+        self._epoch = self._begun = 0  # with local steps: an epoch, and the steps of it so far
         self.taken = 0  # steps, those of a warm-up included
         self._taken_before = 0  # of them in the warm-up
         self._change: dict[str, Tensor] = {}  # waits for "send"
@@ -336,21 +347,69 @@ class AveragingSite(SiteTasks):
         """The site's name in the job."""
         return self._id
 
-    def steps(self, epoch: int) -> Iterable[list[Step]]:
-        """An epoch's mini-batches, each in parts; their order depends on seed and site."""
+    def steps(self, epoch: int, first: int = 0) -> Iterable[list[Step]]:
+        """An epoch's mini-batches of `share` examples from the first-th on, each in parts; their
+        order depends on seed and site."""
         raise NotImplementedError
+
+    @property
+    def _part(self) -> int:
+        """Examples of a part of a mini-batch."""
+        return -(-self.share // self._averaging.accumulate)
+
+    @property
+    def _per_epoch(self) -> int:
+        """Steps of an epoch."""
+        return math.ceil(self._examples / self.share)
+
+    @property
+    def _per_update(self) -> int:
+        """Steps of a cycle."""
+        config = self._averaging
+        return config.local_steps or config.local_epochs * self._per_epoch
+
+    def count(self, tensors: Tensors) -> Update:
+        """How many examples the site has."""
+        return Update(metrics={"examples": self._examples})
+
+    def take_share(self, tensors: Tensors, *, examples: int) -> Update:
+        """Take this site's part of `batch_size`, of all sites' examples.
+
+        Raises RefusedError for fewer than this site has alone.
+        """
+        if examples < self._examples:
+            raise RefusedError(f"site {self.id!r} has more examples than the sum of all it is told")
+        if self._averaging.batch == "shared":
+            self.share = part_of(self._averaging.batch_size, self._examples, examples)
+        return Update(metrics={"share": self.share})
 
     def covered(self, task: str) -> dict[str, int]:
         """The local steps, mini-batch and tokens behind an update of this task."""
-        behind = {
-            "steps": self._per_update,
-            "batch": self._averaging.batch_size,
-            **self._covered_tokens,
-        }
-        return behind if task in (TRAIN, "send") else {}
+        if task not in (TRAIN, "send"):
+            return {}
+        behind = {"steps": self._per_update, "batch": self.share}
+        if self._covered_tokens is not None:  # an epoch more reads the same ones
+            part = min(1.0, self._per_update / max(1, self._per_epoch))
+            behind["tokens"] = int(part * self._covered_tokens)
+        return behind
+
+    def _batches(self, cycle: int) -> Iterator[list[Step]]:
+        """The mini-batches of a cycle."""
+        config = self._averaging
+        if not config.local_steps:
+            for local in range(config.local_epochs):  # [bert cycle]
+                # [bert cycle]
+                yield from self.steps(cycle * config.local_epochs + local)
+        left = config.local_steps if self._examples else 0
+        while left:
+            for parts in islice(self.steps(self._epoch, self._begun), left):
+                left, self._begun = left - 1, self._begun + 1
+                yield parts
+            if left:
+                self._epoch, self._begun = self._epoch + 1, 0
 
     def train(self, tensors: Tensors, *, cycle: int) -> Update:
-        """`local_epochs` epochs from the given parameters; returns Q_k^t with weight n_k.
+        """A cycle's steps from the given parameters; returns Q_k^t with weight n_k.
 
         Fewer tensors than are shared: these alone are trained, a warm-up. None: those that
         were just evaluated.
@@ -371,11 +430,9 @@ class AveragingSite(SiteTasks):
             parameter.requires_grad_(name in active or (not warming and name in self.private))
         adam = self._first if warming else self._adam
         loss = examples = 0.0
-        for local in range(self._averaging.local_epochs):  # [bert cycle]
-            # [bert cycle]
-            for parts in self.steps(cycle * self._averaging.local_epochs + local):
-                loss += self._step(parts, adam, start, warming)  # [bert cycle]
-                examples += sum(part.examples for part in parts)
+        for parts in self._batches(cycle):
+            loss += self._step(parts, adam, start, warming)  # [bert cycle]
+            examples += sum(part.examples for part in parts)
         metrics = {"loss": loss, "examples": examples}
         if self._averaging.compression == "none":
             found = {name: value.cpu() for name, value in snapshot(active).items()}
@@ -421,7 +478,8 @@ class AveragingSite(SiteTasks):
         """Few tokens in an update of the embeddings or the output bias can be read off it: those
         of an epoch, as later ones read the same tokens. Raises ConfigError.
         """
-        config, tokens, steps = self._averaging, self._covered_tokens["tokens"], self._per_update
+        config, behind = self._averaging, self.covered(TRAIN)
+        tokens, steps = behind["tokens"], behind["steps"]
         if tokens < config.min_tokens or steps < config.min_steps:
             raise ConfigError(
                 f"site {self.id!r}: with train = 'all' an update tells which words were in "
@@ -475,12 +533,13 @@ class AveragingSite(SiteTasks):
     def rate(self) -> float:
         """The learning rate of the next step: a linear rise, then a linear fall to zero."""
         config, done = self._averaging, self.taken - self._taken_before
-        rising = config.warmup * self._planned
+        planned = config.cycles * self._per_update
+        rising = config.warmup * planned
         if done < rising:
             return config.learning_rate * (done + 1) / (rising + 1)
         if config.decay == "constant":
             return config.learning_rate
-        left = (self._planned - done) / max(1.0, self._planned - rising)
+        left = (planned - done) / max(1.0, planned - rising)
         return config.learning_rate * min(1.0, max(0.0, left))
 
     # what a restart must not lose
@@ -490,11 +549,14 @@ class AveragingSite(SiteTasks):
         tensors = self._adam.state() | self._first.state("first")
         tensors |= prefixed("private.", {n: p.detach() for n, p in self.private.items()})
         tensors |= prefixed("left.", self._left) | prefixed("kept.", self._kept)
-        return State(self.taken, tensors, {"before": self._taken_before})
+        facts = {"before": self._taken_before, "share": self.share}
+        return State(self.taken, tensors, {**facts, "epoch": self._epoch, "begun": self._begun})
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
         self.taken, self._taken_before = state.round, int(state.facts["before"])
+        self.share = int(state.facts.get("share", self.share))
+        self._epoch, self._begun = (int(state.facts.get(n, 0)) for n in ("epoch", "begun"))
         self._adam.restore(state.tensors)
         self._first.restore(state.tensors, "first")
         load_into(self.private, below(state.tensors, "private."))
@@ -508,98 +570,3 @@ def has_bfloat16(device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     capabilities = getattr(torch.cpu, "get_capabilities", None)  # not in torch 2.6
     return capabilities is not None and bool(capabilities().get("amx_bf16"))
-
-
-# ---- compression
-
-
-def told(change: Tensors, compression: Compression) -> dict[str, Tensor]:
-    """What a site says of its change: mean squares, (1,) or (blocks,) a tensor."""
-    return {name: _rows(value, compression).square().mean(1) for name, value in change.items()}
-
-
-def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, Tensor]:
-    """The code, from the weighted means of what sites told.
-
-    int8: the step size of each tensor, (1,). top-k: the chosen blocks of each tensor, int32 in
-    ascending order, together the `share` of all blocks with the largest means (one at least).
-    """
-    if compression == "int8":
-        return {name: RANGE / LEVELS * mean.sqrt() for name, mean in means.items()}
-    names = list(means)
-    everything = torch.cat([means[name] for name in names])
-    count = max(1, round(share * len(everything)))
-    chosen = torch.zeros(len(everything), dtype=torch.bool)
-    chosen[everything.argsort(descending=True, stable=True)[:count]] = True
-    parts = chosen.split([len(means[name]) for name in names])
-    return {
-        name: part.nonzero().flatten().to(torch.int32)
-        for name, part in zip(names, parts, strict=True)
-    }
-
-
-def require_code(code: Tensors, change: Tensors, compression: Compression, share: float) -> None:
-    """Pass a code that `agreed` can have given for this change. Raises RefusedError."""
-    parts = {name: len(_rows(value, compression)) for name, value in change.items()}
-    dtype = torch.float32 if compression == "int8" else torch.int32
-    right = code.keys() == parts.keys() and all(
-        value.dtype is dtype and value.dim() == 1 for value in code.values()
-    )
-    if right and compression == "int8":
-        right = all(len(step) == 1 and 0 <= float(step) < math.inf for step in code.values())
-    elif right:
-        wanted = max(1, round(share * sum(parts.values())))
-        right = sum(map(len, code.values())) == wanted and all(
-            rising(chosen, parts[name]) for name, chosen in code.items()
-        )
-    if not right:
-        raise RefusedError(
-            "the code for the changes is none of this job: a step size for each tensor, or the "
-            "job's share of all blocks, each once and in order"
-        )
-
-
-def encode(
-    change: Tensors, code: Tensors, compression: Compression
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """A change in the agreed code, and what of it is left for the next time.
-
-    Returns int8 of the tensor's shape, or float32 (chosen blocks, `BLOCK`); and float32 of the
-    tensors' shapes. change = decode(sent) + left, up to rounding.
-    """
-    sent, left = {}, {}
-    for name, value in change.items():
-        if compression == "int8":
-            step = code[name].to(value.device)
-            levels = torch.where(step > 0, value / step, torch.zeros_like(value))
-            sent[name] = levels.round().clamp(-LEVELS, LEVELS).to(torch.int8).cpu()
-            left[name] = value - sent[name].to(value.device) * step
-        else:
-            blocks, chosen = _rows(value, compression), code[name].long().to(value.device)
-            sent[name] = blocks[chosen].cpu()
-            blocks = blocks.index_fill(0, chosen, 0.0)
-            left[name] = blocks.flatten()[: value.numel()].reshape(value.shape)
-    return sent, left
-
-
-def decode(
-    means: Tensors, code: Tensors, like: Mapping[str, Tensor], compression: Compression
-) -> dict[str, Tensor]:
-    """The mean change, from the weighted means of what sites sent; float32 as `like`."""
-    found = {}
-    for name, value in like.items():
-        if compression == "int8":
-            found[name] = means[name] * code[name]
-        else:
-            blocks = torch.zeros_like(_rows(value, compression))
-            blocks[code[name].long()] = means[name]
-            found[name] = blocks.flatten()[: value.numel()].reshape(value.shape)
-    return found
-
-
-def _rows(value: Tensor, compression: Compression) -> Tensor:
-    """(1, numbers); or (blocks, BLOCK), the last one filled with zeros."""
-    flat = value.flatten()
-    if compression == "int8":
-        return flat[None]
-    return torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)

@@ -50,9 +50,11 @@ from fednotes.methods.sites import (
     Number,
     Rate,
     RoundServer,
+    agree_on_shares,
     all_tags,
     finite,
     judged_mentions,
+    part_of,
     parted,
 )
 from fednotes.metrics.spans import SpanCounts
@@ -246,7 +248,7 @@ class Site(MentionSite):
 
     def count(self, tensors: Tensors) -> Update:
         """|S_i|."""
-        return Update(metrics={"sentences": self.num_examples})
+        return Update(metrics={"examples": self.num_examples})
 
     def take_share(self, tensors: Tensors, *, examples: int) -> Update:
         """Set |N_i|, of the job's N and Σ|S_j|, `examples`; the sum is of the shares.
@@ -397,15 +399,6 @@ class Site(MentionSite):
 # how many sentences and rounds
 
 
-def agree_on_shares(federation: Federation) -> tuple[int, int]:
-    """Let every site learn Σ_j |S_j|, and so its |N_i|; return Σ_j |S_j| and Σ_j |N_j|."""
-    examples = int(federation.sum("count").metrics["sentences"])
-    if examples == 0:
-        raise ConfigError("no site has a training sentence: check the paths and `fraction`")
-    batch = federation.sum("take_share", examples=examples).metrics["share"]
-    return examples, int(batch)
-
-
 def schedule(config: Config, examples: int, batch: int) -> tuple[int, int]:
     """The most rounds that a run can take; and the rounds of an epoch.
 
@@ -424,9 +417,7 @@ def batch_share(size: int, examples: int, config: Config) -> int:
     has so many: a server that tells too large a sum gets no gradient of a single sentence. The
     shares of all sites may sum to a little more or less than N.
     """
-    # [fedner batch]
-    nearest = (2 * size * config.batch_size + examples) // (2 * examples)
-    return max(nearest, least_share(size, config))
+    return max(part_of(config.batch_size, size, examples), least_share(size, config))
 
 
 def least_share(size: int, config: Config) -> int:

@@ -30,8 +30,17 @@ from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.data.batches import buckets
 from fednotes.data.split import pool
+from fednotes.data.text import split_sentences
 from fednotes.methods import presets
-from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
+from fednotes.methods.averaging import (
+    Averaging,
+    AveragingSite,
+    Server,
+    Step,
+    examples_of,
+    parts,
+    run_cycles,
+)
 from fednotes.methods.sites import (
     Count,
     MentionSite,
@@ -135,16 +144,14 @@ class Site(AveragingSite, MentionSite):
         if getattr(config.model, "train", "") == "all":
             self.require_covered()
 
-    def steps(self, epoch: int) -> Iterator[list[Step]]:
+    def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         """The epoch's mini-batches of like length; their order depends on seed and site."""
-        config = self.config
-        rng = rng_of(config.seed, "order", self.id, epoch)
+        rng = rng_of(self.config.seed, "order", self.id, epoch)
         self.model.train(True)
-        for batch in buckets(self.train_set.lengths, config.batch_size, rng):
-            size = config.batch_size // config.accumulate
+        for batch in buckets(self.train_set.lengths, self.share, rng)[first:]:
             yield [
-                _Sentences(self.model, self._read, batch[at : at + size])
-                for at in range(0, len(batch), size)
+                _Sentences(self.model, self._read, batch[at : at + self._part])
+                for at in range(0, len(batch), self._part)
             ]
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
@@ -190,7 +197,8 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
     """Each site's configuration where it trains by itself, on its own types."""
-    return tuple(replace(config, tags=site.tags) for site in sites)
+    own = parts(config, [sum(len(split_sentences(d)) for d in site.train) for site in sites])
+    return tuple(replace(each, tags=site.tags) for each, site in zip(own, sites, strict=True))
 
 
 def pooled(
@@ -209,7 +217,7 @@ def pooled(
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """Cycles, and the sentences of each at all sites together."""
-    return config.last_cycle, sum(sizes) * config.local_epochs
+    return config.last_cycle, examples_of(config, sizes)
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:

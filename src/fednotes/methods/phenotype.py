@@ -206,6 +206,14 @@ class Site(MethodSite):
         """Held-out counts of the stage that runs."""
         return (self._classifiers or self._learner).evaluate(tensors, cycle=cycle)
 
+    def count(self, tensors: Tensors) -> Update:
+        """How many patients stage 1 learns from."""
+        return self._learner.count(tensors)
+
+    def take_share(self, tensors: Tensors, *, examples: int) -> Update:
+        """Take this site's part of stage 1's mini-batch."""
+        return self._learner.take_share(tensors, examples=examples)
+
     def send(self, tensors: Tensors) -> Update:
         """Stage 1's change in an agreed code."""
         return self._learner.send(tensors)

@@ -215,17 +215,16 @@ class CodeLearner(AveragingSite):
         """The validation patients: judged in every cycle, read once."""
         return self._taken(self.data.valid, self.data)
 
-    def steps(self, epoch: int) -> Iterator[list[Step]]:
+    def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         """The epoch's mini-batches, in an order of its own."""
-        size = self.config.batch_size
-        part = size // self.config.accumulate
+        size, part = self.share, self._part
         self.network.train(True)
         order = rng_of(self.config.seed, "order", self.id, epoch).permutation(len(self._labels))
-        for start in range(0, len(order), size):
+        for start in range(first * size, len(order), size):
             rows = order[start : start + size]
-            yield [self._part(rows[at : at + part]) for at in range(0, len(rows), part)]
+            yield [self._some(rows[at : at + part]) for at in range(0, len(rows), part)]
 
-    def _part(self, rows: np.ndarray) -> Step:
+    def _some(self, rows: np.ndarray) -> Step:
         read = self._read
         chosen = read.take(rows) if isinstance(read, Mixtures) else read[rows]
         return _Patients(self.network, chosen, self._labels[rows])

@@ -49,7 +49,15 @@ from fednotes.encoders.packing import (
 )
 from fednotes.encoders.token_cache import Tokens, cached_tokens
 from fednotes.methods import presets
-from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
+from fednotes.methods.averaging import (
+    Averaging,
+    AveragingSite,
+    Server,
+    Step,
+    examples_of,
+    parts,
+    run_cycles,
+)
 from fednotes.methods.sites import Number, Rate, Share, ended
 
 EVALUATED = 64  # sequences judged at once
@@ -83,6 +91,8 @@ class Config(Averaging):
         super().__post_init__()
         if self.long_cycles > self.cycles:
             raise ConfigError(f"long_cycles = {self.long_cycles}: 0 to cycles = {self.cycles}")
+        if self.long_cycles and self.local_steps:
+            raise ConfigError("long_cycles are of whole epochs: leave long_cycles or local_steps")
 
     def warm_up_cycles(self, new_head: bool) -> int:
         """Cycles before the first one."""
@@ -253,16 +263,15 @@ class Site(AveragingSite, MethodSite):
         make = plan_pairs if self.config.model.objective == "mlm+nsp" else plan_full
         return make(tokens, length, self.config.seed, epoch)
 
-    def steps(self, epoch: int) -> Iterator[list[Step]]:
+    def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         """The epoch's mini-batches, in an order of its own."""
-        config, plan = self.config, self._plan(epoch)
+        seed, plan, size = self.config.seed, self._plan(epoch), self._part
         self.model.train(True)
-        order = rng_of(config.seed, "order", self.id, epoch).permutation(len(plan))
-        for number, start in enumerate(range(0, len(order), config.batch_size)):
-            rows = order[start : start + config.batch_size]
-            rng = rng_of(config.seed, "mask", self.id, epoch, number)
+        order = rng_of(seed, "order", self.id, epoch).permutation(len(plan))
+        for number in range(first, -(-len(order) // self.share)):
+            rows = order[number * self.share : (number + 1) * self.share]
+            rng = rng_of(seed, "mask", self.id, epoch, number)
             batch = self._masked(self.train_set, plan, rows, rng)
-            size = config.batch_size // config.accumulate
             yield [batch.rows(slice(at, at + size)) for at in range(0, len(rows), size)]
 
     def _masked(
@@ -347,6 +356,7 @@ def scores(counts: Mapping[str, float]) -> dict[str, Any]:
             "loss": loss,
             "perplexity": math.exp(min(loss, 50.0)),
             "accuracy": counts["right"] / examples,
+            "tokens": examples,
         }
     }
     if counts["pairs"]:
@@ -355,6 +365,11 @@ def scores(counts: Mapping[str, float]) -> dict[str, Any]:
 
 
 # what a job asks of a method
+
+
+def alone(config: Config, sites: Sequence[SiteNotes]) -> tuple[Config, ...]:
+    """Each site's configuration where it trains by itself."""
+    return parts(config, [site.train_characters for site in sites])
 
 
 def pooled(
@@ -367,7 +382,7 @@ def pooled(
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     """Cycles, and the sequences of each at all sites together."""
     new_head = shared_model(config.model, config.seed, "cpu").model.new_head
-    return config.warm_up_cycles(new_head) + config.last_cycle, sum(sizes) * config.local_epochs
+    return config.warm_up_cycles(new_head) + config.last_cycle, examples_of(config, sizes)
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
@@ -409,6 +424,7 @@ METHOD = Method(
     judged,
     holds="notes",
     models=lambda: {"": LanguageModelConfig},
+    alone=alone,
     traffic=traffic,
     warnings=warnings,
     one_model=lambda config: True,

@@ -15,7 +15,7 @@ from pydantic import AllowInfNan
 from torch import Tensor
 
 from fednotes.core.errors import ConfigError, LossError
-from fednotes.core.federation import MethodSite, State
+from fednotes.core.federation import Federation, MethodSite, State
 from fednotes.core.store import write_json
 from fednotes.core.tensors import (
     below,
@@ -91,20 +91,33 @@ class Adam:
     moments: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], learning_rate: float, weight_decay: float = 0.0
+        self,
+        parameters: Mapping[str, Tensor],
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        factors: Mapping[str, float] | None = None,
     ) -> None:
+        """factors: of the learning rate, by the first word of a parameter's name; else 1."""
         self.parameters, self._rate = dict(parameters), learning_rate
-        values = list(self.parameters.values()) or [torch.zeros(0)]  # torch wants one
-        self._optimizer = self._made(values, weight_decay)
+        groups: dict[float, list[Tensor]] = {}
+        for name, value in self.parameters.items():
+            groups.setdefault((factors or {}).get(name.split(".")[0], 1.0), []).append(value)
+        self._optimizer = self._made(groups or {1.0: [torch.zeros(0)]}, weight_decay)
 
-    def _made(self, values: list[Tensor], weight_decay: float) -> torch.optim.Optimizer:
+    def _made(
+        self, groups: Mapping[float, list[Tensor]], weight_decay: float
+    ) -> torch.optim.Optimizer:
+        """groups: factor of the learning rate → parameters; torch wants one at least."""
         if not weight_decay:
-            return torch.optim.Adam(values, lr=self._rate, fused=True)
-        groups = [
-            {"params": [v for v in values if v.dim() > 1], "weight_decay": weight_decay},
-            {"params": [v for v in values if v.dim() <= 1], "weight_decay": 0.0},
+            made = [{"params": values, "factor": factor} for factor, values in groups.items()]
+            return torch.optim.Adam(made, lr=self._rate, fused=True)
+        made = [
+            {"params": [v for v in values if (v.dim() > 1) == decays], "factor": factor}
+            | {"weight_decay": weight_decay if decays else 0.0}
+            for factor, values in groups.items()
+            for decays in (True, False)
         ]
-        return torch.optim.AdamW(groups, lr=self._rate, fused=True)
+        return torch.optim.AdamW(made, lr=self._rate, fused=True)
 
     def step(self, gradients: Tensors | None = None, *, rate: float | None = None) -> None:
         """One step along `gradients`, or along each parameter's own `.grad`.
@@ -112,7 +125,7 @@ class Adam:
         rate: this step's learning rate, if it is not the one given first.
         """
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rate if rate is None else rate
+            group["lr"] = group["factor"] * (self._rate if rate is None else rate)
         if gradients is not None:
             for name, parameter in self.parameters.items():
                 parameter.grad = gradients[name]
@@ -154,9 +167,12 @@ class RMSprop(Adam):
 
     moments = ("step", "square_avg")
 
-    def _made(self, values: list[Tensor], weight_decay: float) -> torch.optim.Optimizer:
+    def _made(
+        self, groups: Mapping[float, list[Tensor]], weight_decay: float
+    ) -> torch.optim.Optimizer:
+        made = [{"params": values, "factor": factor} for factor, values in groups.items()]
         # [phenotype rmsprop]
-        return torch.optim.RMSprop(values, lr=self._rate, alpha=0.9, eps=1e-7)
+        return torch.optim.RMSprop(made, lr=self._rate, alpha=0.9, eps=1e-7)
 
 
 class RoundServer:
@@ -190,6 +206,25 @@ class RoundServer:
         load_into(self.shared, below(state.tensors, "shared."))
         self.best.restore(state, self.shared)
         self.round = state.round
+
+
+def agree_on_shares(federation: Federation) -> tuple[int, int]:
+    """Let every site learn Σ_j |S_j|, all sites' examples, and so its part of a mini-batch.
+
+    Returns Σ_j |S_j| and the sum of the parts, about the job's batch_size.
+    Raises ConfigError where there is no example.
+    """
+    examples = int(federation.sum("count").metrics["examples"])
+    if examples == 0:
+        raise ConfigError("no site has a training sentence: check the paths and `fraction`")
+    batch = federation.sum("take_share", examples=examples).metrics["share"]
+    return examples, int(batch)
+
+
+def part_of(batch: int, size: int, examples: int) -> int:
+    """A site's part of a mini-batch of all sites together: size / examples · batch to the nearest
+    whole number (a half up), at least one."""
+    return max(1, (2 * size * batch + examples) // (2 * examples))  # [fedner batch]
 
 
 def finite(loss: Tensor, site: str, where: str, remedy: str = "lower learning_rate") -> float:

@@ -101,6 +101,7 @@ class _Page:
             conditions=self.conditions,
             tiles=list(self._tiles()),
             groups=groups,
+            gaps=self._gaps(),
             dots=self._dots(),
             measures=measures,
             lead=next((kind for kind, of in measures.items() if "lead" in of), ""),
@@ -115,6 +116,11 @@ class _Page:
                 ("Versions", list(_flat(result.versions))),
             ],
         )
+
+    def _gaps(self) -> dict[str, Any]:
+        """By name of a group: what the federation closes, where there are all conditions."""
+        found = {name: self.result.gap(None if mean else name) for name, _, mean in self.groups}
+        return {name: gap for name, gap in found.items() if gap is not None}
 
     def _has(self, kind: str, measures: Iterable[str] = ("f1",)) -> bool:
         return any(
@@ -133,6 +139,10 @@ class _Page:
                 against = f", {score - (alone or 0):+.3f}" if compared else ""
                 if what:
                     yield name.capitalize(), f"{score:.3f}", f"mean {what}{against}"
+        gap = result.gap()
+        if gap is not None:
+            closed = "–" if gap.closed is None else f"{100 * gap.closed:.0f} %"
+            yield "Gap closed", closed, gap.why or "of pooled − alone"
         if result.sites:
             yield "Sites", str(len(result.sites)), ""
         if result.seconds is not None:

@@ -11,6 +11,8 @@ encoder>", so the first word of a name is what a job may keep private. What is t
     train = "encoder"   all but the table of word embeddings, whose change tells a site's words
     train = "all"       everything, as Liu and Miller 2020 did
     train = "top"       the uppermost layers and the classifier
+    train = "lora"      low-rank changes of the query and value maps, and the classifier; what is
+                        saved has the changes in its weights
 
 With context = "document" a whole document is one unit of training and prediction: what does
 not fit the model's positions is read in overlapping windows, each word where it lies deepest.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +30,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from fednotes import __version__
@@ -37,6 +40,7 @@ from fednotes.core.settings import build, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, Scheme, TagSet
 from fednotes.data.batches import encode_corpus
+from fednotes.encoders.adapters import LoRA, targets
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
     Frame,
@@ -77,9 +81,10 @@ class TokenClassifierConfig(ModelConfig):
 
     encoder: "minilm" or a Hugging Face directory (an encoder, what pre-training saved, or an
     earlier token classifier, whose encoder is taken). context: what is read together. train,
-    top: see above. window: sub-words that are read at once, marks included; 0 = as many as
-    the model has positions. dropout: every rate of the encoder; not given: its own.
-    max_tokens: words; longer units are cut between entities where they are trained on.
+    top: see above; rank, alpha: of "lora", W + alpha / rank · B A. window: sub-words that are
+    read at once, marks included; 0 = as many as the model has positions. dropout: every rate of
+    the encoder; not given: its own. max_tokens: words; longer units are cut between entities
+    where they are trained on.
     """
 
     encodes: ClassVar[bool] = True
@@ -87,8 +92,10 @@ class TokenClassifierConfig(ModelConfig):
     kind: Literal["token-classifier"] = "token-classifier"
     encoder: str = "minilm"
     context: Literal["sentence", "document"] = "sentence"
-    train: Literal["encoder", "all", "top"] = "encoder"
+    train: Literal["encoder", "all", "top", "lora"] = "encoder"
     top: Annotated[int, Ge(1)] = 2
+    rank: Annotated[int, Ge(1)] = 8
+    alpha: Annotated[float, Gt(0)] = 16.0
     window: Annotated[int, Ge(0)] = 0
     dropout: Annotated[float, Ge(0), Lt(1)] | None = None
     max_tokens: Annotated[int, Ge(1)] = 256
@@ -188,6 +195,7 @@ class TokenClassifier(Model):
     ) -> None:
         super().__init__(config, tagset)
         self.tokenizer, where = tokenizer, config.encoder
+        self.lora: LoRA | None = None
         require_classifier(where, model)
         for name, child in model.named_children():
             self.add_module("encoder" if name == model.base_model_prefix else name, child)
@@ -212,6 +220,11 @@ class TokenClassifier(Model):
         except NO_ENCODER as error:
             raise ModelError(f"{where}: does not work as a token classifier") from error
         self._widths = tuple(int(layer.shape[-1]) for layer in layers)
+
+    def adapt(self, seed: int) -> None:
+        """Let low-rank changes be trained. Raises ConfigError where there is nothing to change."""
+        (model,) = self._whole
+        self.lora = LoRA(model, self.config.rank, self.config.alpha, seed)
 
     @property
     def frozen(self) -> int:
@@ -288,12 +301,13 @@ class TokenClassifier(Model):
         (model,) = self._whole
         handle = model.classifier.register_forward_pre_hook(pick)
         try:
-            out = model(
-                input_ids=ids,
-                attention_mask=mask.long(),
-                output_hidden_states=every,
-                return_dict=True,
-            )
+            with nullcontext() if self.lora is None else self.lora.applied(targets(model)):
+                out = model(
+                    input_ids=ids,
+                    attention_mask=mask.long(),
+                    output_hidden_states=every,
+                    return_dict=True,
+                )
         finally:
             handle.remove()
         layers = out.hidden_states[1:] if every else ()
@@ -302,6 +316,9 @@ class TokenClassifier(Model):
     def save(self, folder: Path) -> None:
         """Write a plain Hugging Face directory; `config.json` has our settings as "fednotes"."""
         (model,) = self._whole
+        if self.lora is not None:
+            model = copy.deepcopy(model)
+            self.lora.merge(targets(model))
         own = {k: v for k, v in asdict(self.config).items() if k not in ("kind", "encoder")}
         model.config.fednotes = {"version": __version__, **own}
         with quiet():
@@ -327,6 +344,8 @@ def build_token_classifier(
         if name not in trained
     }
     model = TokenClassifier(config, tagset, tokenizer, copy.deepcopy(whole, shared))
+    if config.train == "lora":
+        model.adapt(seed)
     with torch.no_grad(), seeded(seed, "classifier"):
         spread = float(getattr(whole.config, "initializer_range", 0.02))
         model.classifier.weight.normal_(0.0, spread)
@@ -404,7 +423,8 @@ def trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
     if train == "encoder":
         words = model.get_input_embeddings().weight
         return {name for name, parameter in named.items() if parameter is not words}
-    upper, below = upper_layers(where, model, top), f"{model.base_model_prefix}."
+    upper = upper_layers(where, model, top) if train == "top" else set()
+    below = f"{model.base_model_prefix}."
     return {name for name in named if name in upper or not name.startswith(below)}
 
 

@@ -1,0 +1,106 @@
+"""How much of what a site would gain from everybody's notes a federation gives it.
+
+    gap closed = (federated - alone) / (pooled - alone)
+
+1 is as good as one model trained in one place on all notes, 0 no better than each site alone.
+It is a number only where pooled - alone is more than chance: of one run, more than two standard
+errors of test data of that size; over seeds, an interval of a paired t test that is above zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import hypot, sqrt
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from fednotes.metrics.compare import paired_t
+
+WITHIN = "pooled - alone is within noise"
+BELOW = "pooled is below alone"
+
+
+class Gap(NamedTuple):
+    """closed: the share, None where there is none; why: what is said then, for people."""
+
+    closed: float | None
+    why: str = ""
+
+
+def of_difference(alone: float, federated: float, pooled: float, noise: float) -> Gap:
+    """noise: how much pooled - alone may be by chance; more is better in all three scores."""
+    whole = pooled - alone
+    if abs(whole) <= noise:
+        return Gap(None, WITHIN)
+    return Gap((federated - alone) / whole) if whole > 0 else Gap(None, BELOW)
+
+
+def of_sites(sites: Iterable[Mapping[str, Mapping[str, Any]]]) -> Gap | None:
+    """Of sites' scores, each by condition; the means over the sites that have all three.
+
+    None where none has. Errors of the sites' test data add up as if they were the same data.
+    """
+    each = []
+    for of in sites:
+        found = [judged(of.get(c, {})) for c in ("alone", "federated", "pooled")]
+        if None not in found:
+            each.append([score for score in found if score is not None])
+    if not each:
+        return None
+    alone, federated, pooled = (fmean(score for score, _ in of) for of in zip(*each, strict=True))
+    errors = [fmean(error for _, error in of) for of in zip(*each, strict=True)]
+    return of_difference(alone, federated, pooled, 2 * hypot(errors[0], errors[2]))
+
+
+def over_seeds(
+    alone: Sequence[float], federated: Sequence[float], pooled: Sequence[float]
+) -> tuple[list[float], str]:
+    """The share of each seed, of the same seeds' scores (more is better); or none, and why.
+
+    Every seed's own difference is divided by the mean of pooled - alone, so that one seed with a
+    small one does not make the mean.
+    """
+    differences = [p - a for a, p in zip(alone, pooled, strict=True)]
+    if len(differences) < 2:
+        return [], "one seed"
+    test = paired_t(differences)
+    if test.low <= 0:
+        return [], BELOW if test.high < 0 else WITHIN
+    return [(f - a) / test.mean for a, f in zip(alone, federated, strict=True)], ""
+
+
+def judged(scores: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The score that a site's models are compared by, more being better, and its standard error.
+
+    Strict F1 of mentions; macro F1 of diseases; minus the loss of masked words. None without any.
+    """
+    if "strict" in scores and "counts" in scores:
+        counts = scores["counts"]
+        error = f1_error(counts["strict"], counts["predicted"], counts["gold"])
+        return float(scores["strict"]["f1"]), error
+    if "phenotypes" in scores and scores["phenotypes"].get("f1") is not None:
+        diseases = [_disease_error(of) for of in scores.get("by_output", {}).values()]
+        error = sqrt(sum(e * e for e in diseases)) / max(1, len(diseases))
+        return float(scores["phenotypes"]["f1"]), error
+    if "masked" in scores and "tokens" in scores["masked"]:
+        loss = float(scores["masked"]["loss"])  # a token's loss deviates about as much as its mean
+        return -loss, loss / sqrt(max(1, scores["masked"]["tokens"]))
+    return None
+
+
+def f1_error(right: float, predicted: float, gold: float) -> float:
+    """The standard error of F1, by the delta method: F1 = 2 J / (1 + J) of J = right / union, the
+    share of all that either side names, which is binomial."""
+    union = gold + predicted - right
+    if union <= 0:
+        return 0.0
+    share = right / union
+    return 2 / (1 + share) ** 2 * sqrt(share * (1 - share) / union)
+
+
+def _disease_error(of: Mapping[str, Any]) -> float:
+    """Of a disease's F1, the mean over its classes."""
+    classes = [each for name, each in of.items() if isinstance(each, Mapping) and "support" in each]
+    classes = [each for each in classes if "predicted" in each]
+    errors = [f1_error(c["recall"] * c["support"], c["predicted"], c["support"]) for c in classes]
+    return sqrt(sum(e * e for e in errors)) / max(1, len(errors))
