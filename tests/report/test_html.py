@@ -353,7 +353,22 @@ def test_every_score_of_a_site_is_in_its_row(tmp_path: Path) -> None:
             expected.append(f"{scores['ranking'][key]:.3f} ({low:.2f}\u2013{high:.2f})")
         expected += [f"{scores['calibration']['brier']:.3f}"]
         expected += [f"{scores['codes'][k]:.3f}" for k in ("loss", "auroc")]
+        expected.append("pooled - alone is within noise" if condition == "federated" else "")
         assert rows[start + n][-len(expected) - 1 :] == [condition, *expected]
+
+
+def test_the_gap_that_is_closed_has_a_column_and_a_tile(tmp_path: Path) -> None:
+    """Of masked words: of a loss of 3 nats alone and 2 pooled, 2.25 closes three quarters."""
+    losses = {"alone": 3.0, "federated": 2.25, "pooled": 2.0}
+    scores = {
+        c: {"masked": {"loss": x, "perplexity": 9.0, "accuracy": 0.5, "tokens": 90_000}}
+        for c, x in losses.items()
+    }
+    values = {"method": "pretrain", "sites": {"north": scores}, "mean": scores}
+    tree = Tree(report(tmp_path, values))
+    north = next(row for row in tree.rows if row[0] == "federated")
+    assert north[-1] == "0.75"
+    assert "75 %" in (tmp_path / "report.html").read_text("utf-8")
 
 
 def test_diseases_have_a_table_and_an_average(tmp_path: Path) -> None:

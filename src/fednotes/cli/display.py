@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from fednotes.core.parsing import number
 from fednotes.engines.rounds import RoundResult
-from fednotes.jobs.results import CONDITIONS, SCORES, RunResult, duration, number, size
+from fednotes.jobs.results import CONDITIONS, SCORES, RunResult, duration, size
 from fednotes.jobs.simulate import LARGE, LONG, Display, Part, Traffic, site_metrics
 from fednotes.metrics.gap import Gap
 

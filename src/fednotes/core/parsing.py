@@ -14,6 +14,7 @@ import math
 import os
 import stat
 import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -152,3 +153,19 @@ _STRICT: dict[str, Any] = {
     "parse_float": _finite,
     "parse_constant": _finite,
 }
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """The value if it is an object, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def number(scores: object, *path: str) -> float | None:
+    """The finite number at a path of keys, or None."""
+    for key in path:
+        scores = mapping(scores).get(key)
+    if isinstance(scores, bool) or not isinstance(scores, int | float):
+        return None
+    with suppress(OverflowError):  # a whole number of hundreds of digits
+        return float(scores) if math.isfinite(scores) else None
+    return None

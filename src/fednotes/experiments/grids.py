@@ -100,8 +100,9 @@ class Grid:
 
     columns: in place of one for each site: "micro strict f1" (all sites' mentions together),
     "mean masked loss", "mean phenotypes f1", "mean ranking auroc" (over sites), "MB up", "MB
-    down" (all sites, a cycle), "s" (a run). by_output: a row a disease in place of one a run,
-    with precision, recall and F1 of each run, and the paper's figures (disease → column) beside.
+    down" (all sites, a cycle), "MB a site" (up, a federated run), "s" (a run). by_output: a row
+    a disease in place of one a run, with precision, recall and F1 of each run, and the paper's
+    figures (disease → column) beside.
     score: of which data the sites' columns are; "validation" shows nothing of test data, for
     grids by which settings are chosen.
     against: the label of a row; a further column has by how much others fall behind its last
@@ -145,7 +146,8 @@ Models = Mapping[int, Mapping[str, str]]  # seed → name → folder
 class Jobs:
     """Which job stands for each that a grid names.
 
-    folder: of the grid's own jobs, such as fedner. own: the grid's name → the user's job.
+    folder: of the grid's own jobs, such as fedner; a name with a slash is of another folder.
+    own: the grid's name → the user's job.
     """
 
     folder: str
@@ -153,7 +155,7 @@ class Jobs:
 
     def __getitem__(self, name: str) -> str:
         """A job file, or the name of a built-in job."""
-        return self.own.get(name, f"{self.folder}/{name}")
+        return self.own.get(name, name if "/" in name else f"{self.folder}/{name}")
 
     def named(self, name: str) -> str:
         """How tables call it."""
@@ -204,7 +206,7 @@ def own_jobs(grid: Grid, folder: str, given: Sequence[str]) -> Jobs:
             )
         if name in own:
             raise ConfigError(f"--base {text}: {name!r} has {own[name]} already")
-        asked, found = (load_table(each)[0].get("method") for each in (f"{folder}/{name}", job))
+        asked, found = (load_table(each)[0].get("method") for each in (Jobs(folder)[name], job))
         if asked != found:
             raise ConfigError(f"--base {job}: is of method {found!r}, the experiment of {asked!r}")
         own[name] = job

@@ -330,7 +330,7 @@ def _gap(
 def _lead(grid: Grid, run: Mapping[str, Any], condition: str) -> float:
     """The score that a gap is measured in, more being better: the grid's last column of scores, or
     the mean strict F1."""
-    names = [name for name in grid.columns if name not in ("s", "MB up", "MB down")]
+    names = [name for name in grid.columns if name != "s" and not name.startswith("MB ")]
     if not names:
         return float(_picked(run, condition, grid.score)["mean"]["strict"]["f1"])
     score = column(run, condition, names[-1]) or 0.0
@@ -466,6 +466,9 @@ def column(run: Mapping[str, Any], condition: str, name: str) -> float | None:
     spent = run["conditions"][condition]
     if name == "s":
         return float(spent["seconds"])
+    if name == "MB a site":
+        sites = len(run["sites"])
+        return spent["bytes_up"] / sites / 1e6 if condition == "federated" else None
     if name in ("MB up", "MB down"):
         sent = spent["bytes_" + name.removeprefix("MB ")]
         return float(sent / spent["rounds"] / 1e6)

@@ -174,7 +174,7 @@ def _number(name: str, score: Mapping[str, float | None]) -> str:
 def is_plain(column: str) -> bool:
     """Whether a column's numbers are shown as they are: bytes, seconds, errors; not shares."""
     kind = column.rsplit(" ", 1)[-1]
-    return kind in ("up", "down", "s", "loss", "perplexity", "brier")
+    return kind in ("up", "down", "site", "s", "loss", "perplexity", "brier")
 
 
 def _of_diseases(table: Mapping[str, Any]) -> Iterator[str]:

@@ -62,7 +62,7 @@ def compare_runs(
         raise ConfigError(
             f"--metric {metric}: runs on patients are compared by macro F1, or by auroc"
         )
-    gaps: dict[str, Gap | None]
+    gaps: dict[str, Gap | None] = {}
     if a.resolve() == b.resolve() and (condition, against) == ("federated", "alone"):
         result = read_result(a)
         gaps = {site: result.gap(site) for site in result.sites}

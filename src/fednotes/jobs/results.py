@@ -6,16 +6,14 @@ and so is a score that is no number: a site may have nothing held out, and real 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import MOST_BYTES, JsonError, parse_json, regular, shipped
+from fednotes.core.parsing import MOST_BYTES, JsonError, mapping, parse_json, regular, shipped
 from fednotes.core.store import write_json
 from fednotes.metrics.gap import Gap, of_sites
 
@@ -27,22 +25,6 @@ SCORES: Mapping[str, Mapping[str, Any]] = _SHOWN["scores"]  # how each kind of s
 CURVES: Mapping[str, Mapping[str, Any]] = _SHOWN["curves"]  # likewise, what evaluations measure
 HINTS: Mapping[str, str] = shipped("jobs/hints.toml")  # what a run says beside its scores
 Scores = Mapping[str, Any]  # kind of score → measure → number, as `metrics/` makes them
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """The value if it is an object, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def number(scores: object, *path: str) -> float | None:
-    """The finite number at a path of keys, or None."""
-    for key in path:
-        scores = mapping(scores).get(key)
-    if isinstance(scores, bool) or not isinstance(scores, int | float):
-        return None
-    with suppress(OverflowError):  # a whole number of hundreds of digits
-        return float(scores) if math.isfinite(scores) else None
-    return None
 
 
 Number = int | FiniteFloat | None

@@ -26,7 +26,7 @@ import torch
 import fednotes
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.federation import EVALUATE, Method, MethodSite
-from fednotes.core.parsing import parse_json, read_json
+from fednotes.core.parsing import number, parse_json, read_json
 from fednotes.core.stopping import goes_on
 from fednotes.core.store import LOCK, held, make_private, private_folder, write_json, write_text
 from fednotes.encoders.features import default_cache
@@ -41,7 +41,6 @@ from fednotes.jobs.results import (
     Outcome,
     RunResult,
     Scores,
-    number,
     size,
 )
 from fednotes.metrics.compare import mean_scores, summed_scores

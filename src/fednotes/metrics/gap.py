@@ -14,6 +14,7 @@ from math import hypot, sqrt
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from fednotes.core.parsing import mapping, number
 from fednotes.metrics.compare import paired_t
 
 WITHIN = "pooled - alone is within noise"
@@ -72,19 +73,17 @@ def over_seeds(
 def judged(scores: Mapping[str, Any]) -> tuple[float, float] | None:
     """The score that a site's models are compared by, more being better, and its standard error.
 
-    Strict F1 of mentions; macro F1 of diseases; minus the loss of masked words. None without any.
+    Strict F1 of mentions; macro F1 of diseases; minus the loss of masked words. None without any,
+    or where what the error follows from is missing: another site may have written the scores.
     """
-    if "strict" in scores and "counts" in scores:
-        counts = scores["counts"]
-        error = f1_error(counts["strict"], counts["predicted"], counts["gold"])
-        return float(scores["strict"]["f1"]), error
-    if "phenotypes" in scores and scores["phenotypes"].get("f1") is not None:
-        diseases = [_disease_error(of) for of in scores.get("by_output", {}).values()]
-        error = sqrt(sum(e * e for e in diseases)) / max(1, len(diseases))
-        return float(scores["phenotypes"]["f1"]), error
-    if "masked" in scores and "tokens" in scores["masked"]:
-        loss = float(scores["masked"]["loss"])  # a token's loss deviates about as much as its mean
-        return -loss, loss / sqrt(max(1, scores["masked"]["tokens"]))
+    f1, tokens = number(scores, "strict", "f1"), number(scores, "masked", "tokens")
+    if f1 is not None and (error := _error(mapping(scores.get("counts")), "strict")) is not None:
+        return f1, error
+    if (f1 := number(scores, "phenotypes", "f1")) is not None:
+        found = [_disease_error(mapping(of)) for of in mapping(scores.get("by_output")).values()]
+        return f1, sqrt(sum(e * e for e in found)) / max(1, len(found))
+    if (loss := number(scores, "masked", "loss")) is not None and tokens:
+        return -loss, loss / sqrt(tokens)  # a token's loss deviates about as much as its mean
     return None
 
 
@@ -100,7 +99,19 @@ def f1_error(right: float, predicted: float, gold: float) -> float:
 
 def _disease_error(of: Mapping[str, Any]) -> float:
     """Of a disease's F1, the mean over its classes."""
-    classes = [each for name, each in of.items() if isinstance(each, Mapping) and "support" in each]
-    classes = [each for each in classes if "predicted" in each]
-    errors = [f1_error(c["recall"] * c["support"], c["predicted"], c["support"]) for c in classes]
+    tables = [mapping(each) for each in of.values()]
+    rights = [(number(t, "recall") or 0.0) * (number(t, "support") or 0.0) for t in tables]
+    counted = [
+        {**table, "right": right, "gold": table.get("support")}
+        for table, right in zip(tables, rights, strict=True)
+    ]
+    errors = [error for table in counted if (error := _error(table, "right")) is not None]
     return sqrt(sum(e * e for e in errors)) / max(1, len(errors))
+
+
+def _error(counts: Mapping[str, Any], right: str) -> float | None:
+    """Of counts that may lack some, or be none."""
+    found = [number(counts, name) for name in (right, "predicted", "gold")]
+    numbers = [value for value in found if value is not None and value >= 0]
+    known = len(numbers) == 3 and numbers[0] <= min(numbers[1:])
+    return f1_error(*numbers) if known else None

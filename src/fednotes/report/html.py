@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fednotes.core.cleaning import one_line
+from fednotes.core.parsing import mapping, number
 from fednotes.core.store import write_out, write_text
 from fednotes.jobs.results import (
     CONDITIONS,
@@ -24,8 +25,6 @@ from fednotes.jobs.results import (
     RunResult,
     Scores,
     duration,
-    mapping,
-    number,
     read_lines,
     read_result,
     size,
