@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import IO, Any
 
 import pytest
@@ -414,3 +415,54 @@ def test_who_says_no_is_heeded(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert questions[0].startswith(
         "about 20 h 00 min at most for 20 more runs, if each takes as long"
     )
+
+
+GAP = """\
+title = "Tiny"
+base = "real"
+[budget]
+seeds = [1, 2, 3]
+[full]
+seeds = [1]
+[[runs]]
+label = "silos"
+conditions = ["alone", "federated"]
+gap = ["silos/alone", "place/pooled"]
+[[runs]]
+label = "near"
+conditions = ["federated"]
+set = ["training.private=[]"]
+gap = ["silos/alone", "silos/alone"]
+[[runs]]
+label = "place"
+conditions = ["pooled"]
+"""
+ENDS = {"alone": 0.4, "federated": 0.55, "pooled": 0.6}
+
+
+@pytest.mark.parametrize("columns", [(), ("micro strict f1", "MB a site", "mean masked loss")])
+def test_a_row_says_how_much_of_the_gap_it_closes(tiny: Any, columns: tuple[str, ...]) -> None:
+    """By the seeds' own numbers; of a loss less is more. Between equal ends there is no gap."""
+
+    def made(run: GridRun) -> dict[str, Any]:
+        f1 = ENDS[run.condition] + NOISE[run.seed] * (run.condition != "alone")
+        scores = {k: {"f1": 0.5 if columns else f1} for k in ("strict", "relaxed")}
+        both = {run.condition: {**scores, "masked": {"loss": 1 - f1}}}
+        told = {"conditions": {run.condition: {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}}}
+        return {"sites": {"a": both}, "mean": both, "micro": both, **told}
+
+    tiny.summary = made
+    head = f"columns = {list(columns)}\n" if columns else ""
+    table = tiny.table(head + GAP)
+    rows = {(row["label"], row["condition"]): row["gap"] for row in table["rows"]}
+    whole = 0.2 + fmean(NOISE[seed] for seed in (1, 2, 3))
+    shares = [(0.15 + NOISE[seed]) / whole for seed in (1, 2, 3)]
+    found = rows["silos", "federated"]
+    assert found["mean"] == pytest.approx(fmean(shares))
+    assert found["std"] == pytest.approx(stdev(shares))
+    assert rows["near", "federated"] == {"why": "pooled - alone is within noise"}
+    assert rows["silos", "alone"] == rows["place", "pooled"] == {}
+    cells = {(row[0], row[1].split(" ")[0]): row[-1] for row in tiny.cells()[1:]}
+    assert cells["silos", "federated"] == f"{fmean(shares):.2f} ± {stdev(shares):.2f}"
+    assert cells["near", "federated"] == "pooled - alone is within noise"
+    assert cells["place", "pooled"] == ""
