@@ -274,10 +274,11 @@ def test_impossible_settings(bert: Path, settings: dict[str, Any], message: str)
         build(bert, **settings)
 
 
-def test_low_rank_changes_are_saved_as_weights(bert: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("maps", ["attention", "all"])
+def test_low_rank_changes_are_saved_as_weights(bert: Path, maps: str, tmp_path: Path) -> None:
     """Before a step the frozen model's bits; the library's model of what is saved, which has no
     sign of them, gives the same logits and gradient of the classifier."""
-    model, plain, documents = build(bert, train="lora", rank=2), build(bert), lines()
+    model, plain, documents = build(bert, train="lora", rank=2, maps=maps), build(bert), lines()
     assert set(model.trainable()) == {
         "classifier.bias", "classifier.weight", "lora.down", "lora.up"
     }  # fmt: skip

@@ -24,9 +24,10 @@ output while `applied` is open, so models that share one frozen encoder do not m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,7 @@ from fednotes.core.tensors import seeded
 CHANGED = "query value q v q_lin v_lin q_proj v_proj query_proj value_proj".split()  # maps, by name
 NAME = "fednotes_prompts"  # of the attention, in the Hugging Face registry
 
+Changed = Literal["attention", "all"]
 KeyValues = tuple[Tensor, Tensor]  # each (heads, prompts, d_head) or (batch, heads, ...)
 
 
@@ -201,22 +203,42 @@ def _uniform(layers: int, inputs: int, outputs: int) -> Tensor:
 
 
 class LoRA(nn.Module):
-    """Changes of the query and value projections of every self-attention of an encoder.
+    """Low-rank changes of some linear maps of an encoder.
 
-    down: (maps, rank, inputs), A. up: (maps, outputs, rank), B. Initial values come from the
-    seed alone. Raises ConfigError for an encoder whose projections are not to be found or
-    differ in size.
+    down: (maps, rank, inputs), A, and up: (maps, outputs, rank), B, where all are of one size; else
+    side by side, (rank, Σ inputs) and (Σ outputs, rank). Initial values come from the seed alone.
+    which: maps, as `targets` has them. Raises ConfigError as it does.
     """
 
-    def __init__(self, model: nn.Module, rank: int = 8, alpha: float = 16.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        rank: int = 8,
+        alpha: float = 16.0,
+        seed: int = 0,
+        which: Changed = "attention",
+    ) -> None:
         super().__init__()
-        maps = targets(model)
-        outputs, inputs = maps[0].weight.shape
+        maps = targets(model, which)
         self.scale = alpha / rank
+        self._sizes = [(linear.out_features, linear.in_features) for linear in maps]
+        outputs, inputs = zip(*self._sizes, strict=True)
+        alike = len(set(self._sizes)) == 1
+        first = (len(maps), rank, inputs[0]) if alike else (rank, sum(inputs))
+        root = (
+            inputs[0] ** 0.5 if alike else torch.tensor([n**0.5 for n in inputs for _ in range(n)])
+        )
         with seeded(seed, "lora"):
-            down = (torch.rand(len(maps), rank, inputs) * 2 - 1) / inputs**0.5
-        self.down = nn.Parameter(down)
-        self.up = nn.Parameter(torch.zeros(len(maps), outputs, rank))
+            self.down = nn.Parameter((torch.rand(first) * 2 - 1) / root)
+        shape = (len(maps), outputs[0], rank) if alike else (sum(outputs), rank)
+        self.up = nn.Parameter(torch.zeros(shape))
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """A (rank, inputs) and B (outputs, rank) of each map."""
+        if self.down.dim() == 3:
+            return zip(self.down, self.up, strict=True)
+        outputs, inputs = (list(sizes) for sizes in zip(*self._sizes, strict=True))
+        return zip(self.down.split(inputs, dim=1), self.up.split(outputs), strict=True)
 
     @contextmanager
     def applied(self, maps: Sequence[nn.Linear]) -> Iterator[None]:
@@ -225,7 +247,7 @@ class LoRA(nn.Module):
         For one forward pass at a time: it changes what the shared modules do.
         """
         with ExitStack() as stack:
-            for linear, down, up in zip(maps, self.down, self.up, strict=True):
+            for linear, (down, up) in zip(maps, self._pairs(), strict=True):
                 hook = linear.register_forward_hook(_change(down, up, self.scale))
                 stack.callback(hook.remove)
             yield
@@ -233,18 +255,23 @@ class LoRA(nn.Module):
     @torch.no_grad()
     def merge(self, maps: Sequence[nn.Linear]) -> None:
         """Add the changes to these maps' own weights, for good."""
-        for linear, down, up in zip(maps, self.down, self.up, strict=True):
+        for linear, (down, up) in zip(maps, self._pairs(), strict=True):
             linear.weight += self.scale * up @ down
 
 
-def targets(model: nn.Module) -> list[nn.Linear]:
-    """The query and value projections, bottom to top. Raises ConfigError as `LoRA` does."""
-    maps = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.rsplit(".", 1)[-1] in CHANGED
-    ]
-    if not maps or len({tuple(linear.weight.shape) for linear in maps}) > 1:
+def targets(model: nn.Module, which: Changed = "attention") -> list[nn.Linear]:
+    """The linear maps that are changed, bottom to top.
+
+    which: "attention", the queries and values; "all", every map of the stacked layers.
+    Raises ConfigError for an encoder where they are not to be found, or, of attention, differ in
+    size.
+    """
+    named = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+    if which == "all":
+        maps = [linear for name, linear in named if re.search(r"\.\d+\.", name)]
+    else:
+        maps = [linear for name, linear in named if name.rsplit(".", 1)[-1] in CHANGED]
+    if not maps or (which == "attention" and len({tuple(m.weight.shape) for m in maps}) > 1):
         kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         raise ConfigError(
             f'"lora": cannot change an encoder of the kind {kind!r} (no query and '

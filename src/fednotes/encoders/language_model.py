@@ -29,7 +29,7 @@ from fednotes.core.seeds import seed_of
 from fednotes.core.settings import build, checked
 from fednotes.core.store import write_folder
 from fednotes.core.tensors import device_of
-from fednotes.encoders.adapters import LoRA, targets
+from fednotes.encoders.adapters import Changed, LoRA, targets
 from fednotes.encoders.bart import set_layer_norm_eps
 from fednotes.encoders.packing import IGNORED, Masked, Sequences, Specials
 from fednotes.encoders.pretrained import (
@@ -205,7 +205,8 @@ class LanguageModelConfig:
     width, heads and feed_forward change its sizes (0: as they are).
     train: "encoder", all but the word embeddings (which are also the output matrix) and the
     output bias; "all", the paper's setting; "top", the last `top` layers; "lora", low-rank
-    changes of the query and value maps. The head's transform is trained in every case.
+    changes of the query and value maps, or of all `maps` of the layers. The head's transform is
+    trained in every case.
     """
 
     encoder: str = "minilm"
@@ -219,6 +220,7 @@ class LanguageModelConfig:
     top: Annotated[int, Ge(1)] = 2
     rank: Annotated[int, Ge(1)] = 8
     alpha: Annotated[float, Gt(0)] = 16.0
+    maps: Changed = "attention"
 
     def __post_init__(self) -> None:
         if (given := [name for name, value in self.sizes.items() if value]) and not self.fresh:
@@ -306,8 +308,8 @@ class LanguageModel(nn.Module):
         self.lora: LoRA | None = None
         self._maps: list[nn.Linear] = []
         if config.train == "lora":
-            self._maps = targets(model)
-            self.lora = LoRA(model, config.rank, config.alpha, seed)
+            self._maps = targets(model, config.maps)
+            self.lora = LoRA(model, config.rank, config.alpha, seed, config.maps)
         secret = revealing(model)
         self._head_names = head_names(model, self._pairs)
         chosen = {name for name, _ in model.named_parameters()}
@@ -419,7 +421,7 @@ class LanguageModel(nn.Module):
         model = self.model
         if self.lora is not None:
             model = copy.deepcopy(model)
-            self.lora.merge(targets(model))
+            self.lora.merge(targets(model, self.config.maps))
         write_folder(directory, lambda f: write_pretrained(f, model, self._hf_tokenizer))
 
 

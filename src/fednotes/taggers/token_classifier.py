@@ -11,8 +11,8 @@ encoder>", so the first word of a name is what a job may keep private. What is t
     train = "encoder"   all but the table of word embeddings, whose change tells a site's words
     train = "all"       everything, as Liu and Miller 2020 did
     train = "top"       the uppermost layers and the classifier
-    train = "lora"      low-rank changes of the query and value maps, and the classifier; what is
-                        saved has the changes in its weights
+    train = "lora"      low-rank changes of the layers' maps, and the classifier; what is saved
+                        has the changes in its weights
 
 With context = "document" a whole document is one unit of training and prediction: what does
 not fit the model's positions is read in overlapping windows, each word where it lies deepest.
@@ -40,7 +40,7 @@ from fednotes.core.settings import build, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, Scheme, TagSet
 from fednotes.data.batches import encode_corpus
-from fednotes.encoders.adapters import LoRA, targets
+from fednotes.encoders.adapters import Changed, LoRA, targets
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
     Frame,
@@ -81,10 +81,11 @@ class TokenClassifierConfig(ModelConfig):
 
     encoder: "minilm" or a Hugging Face directory (an encoder, what pre-training saved, or an
     earlier token classifier, whose encoder is taken). context: what is read together. train,
-    top: see above; rank, alpha: of "lora", W + alpha / rank · B A. window: sub-words that are
-    read at once, marks included; 0 = as many as the model has positions. dropout: every rate of
-    the encoder; not given: its own. max_tokens: words; longer units are cut between entities
-    where they are trained on.
+    top: see above; rank, alpha: of "lora", W + alpha / rank · B A, of all maps of its layers or
+    of the queries' and values' ("attention"). window: sub-words that are read at once, marks
+    included; 0 = as many as the model has positions. dropout: every rate of the encoder; not
+    given: its own. max_tokens: words; longer units are cut between entities where they are
+    trained on.
     """
 
     encodes: ClassVar[bool] = True
@@ -96,6 +97,7 @@ class TokenClassifierConfig(ModelConfig):
     top: Annotated[int, Ge(1)] = 2
     rank: Annotated[int, Ge(1)] = 8
     alpha: Annotated[float, Gt(0)] = 16.0
+    maps: Changed = "all"
     window: Annotated[int, Ge(0)] = 0
     dropout: Annotated[float, Ge(0), Lt(1)] | None = None
     max_tokens: Annotated[int, Ge(1)] = 256
@@ -224,7 +226,9 @@ class TokenClassifier(Model):
     def adapt(self, seed: int) -> None:
         """Let low-rank changes be trained. Raises ConfigError where there is nothing to change."""
         (model,) = self._whole
-        self.lora = LoRA(model, self.config.rank, self.config.alpha, seed)
+        config = self.config
+        self._maps = targets(model, config.maps)
+        self.lora = LoRA(model, config.rank, config.alpha, seed, config.maps)
 
     @property
     def frozen(self) -> int:
@@ -301,7 +305,7 @@ class TokenClassifier(Model):
         (model,) = self._whole
         handle = model.classifier.register_forward_pre_hook(pick)
         try:
-            with nullcontext() if self.lora is None else self.lora.applied(targets(model)):
+            with nullcontext() if self.lora is None else self.lora.applied(self._maps):
                 out = model(
                     input_ids=ids,
                     attention_mask=mask.long(),
@@ -318,7 +322,7 @@ class TokenClassifier(Model):
         (model,) = self._whole
         if self.lora is not None:
             model = copy.deepcopy(model)
-            self.lora.merge(targets(model))
+            self.lora.merge(targets(model, self.config.maps))
         own = {k: v for k, v in asdict(self.config).items() if k not in ("kind", "encoder")}
         model.config.fednotes = {"version": __version__, **own}
         with quiet():
