@@ -225,11 +225,10 @@ class LoRA(nn.Module):
         outputs, inputs = zip(*self._sizes, strict=True)
         alike = len(set(self._sizes)) == 1
         first = (len(maps), rank, inputs[0]) if alike else (rank, sum(inputs))
-        root = (
-            inputs[0] ** 0.5 if alike else torch.tensor([n**0.5 for n in inputs for _ in range(n)])
-        )
+        roots = torch.tensor([n**0.5 for n in inputs for _ in range(n)])  # of each column
         with seeded(seed, "lora"):
-            self.down = nn.Parameter((torch.rand(first) * 2 - 1) / root)
+            drawn = torch.rand(first) * 2 - 1
+        self.down = nn.Parameter(drawn / inputs[0] ** 0.5 if alike else drawn / roots)
         shape = (len(maps), outputs[0], rank) if alike else (sum(outputs), rank)
         self.up = nn.Parameter(torch.zeros(shape))
 
