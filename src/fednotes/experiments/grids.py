@@ -223,7 +223,11 @@ def rows_of(grid: Grid, jobs: Jobs, full: bool) -> tuple[list[Row], list[str]]:
     rows = [replace(row, base=row.base or grid.base) for row in grid.runs if full or not row.full]
     kept = [row for row in rows if not jobs.own or row.base in jobs.own]
     left = dict.fromkeys(row.base for row in rows if row not in kept)
-    named = [replace(r, label=r.label.replace("{job}", jobs.named(r.base))) for r in kept]
+    named = []
+    for row in kept:
+        job = jobs.named(row.base)
+        label, *gap = (text.replace("{job}", job) for text in (row.label, *row.gap))
+        named.append(replace(row, label=label, gap=tuple(gap)))
     return named, list(left)
 
 

@@ -62,8 +62,8 @@ Optimizer = Adam | RowAdam
 class Averaging:
     """Settings that pre-training and fine-tuning have in common.
 
-    cycles: T; in each, `local_epochs` epochs at every site, or, if not 0, `local_steps` steps;
-        then the mean.
+    cycles: T; in each, `local_epochs` epochs at every site (of a part of one so many of its
+        steps), or, if not 0, `local_steps` steps; then the mean.
     keep_cycle: the cycle whose model is the result; 0 is the last, -1 the best on held-out data.
         A named one is the last that is run, though rates are laid over all `cycles`.
     batch_size: of one site's step (batch = "each"), or of all sites' steps together ("shared"):
@@ -87,7 +87,7 @@ class Averaging:
 
     cycles: Count = 15
     keep_cycle: int = 0
-    local_epochs: Count = 1
+    local_epochs: Rate = 1
     local_steps: Number = 0
     batch: Literal["each", "shared"] = "each"
     batch_size: Count = 32
@@ -149,7 +149,7 @@ def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
 def examples_of(config: Averaging, sizes: Sequence[int]) -> int:
     """Examples of a cycle at all sites together, of their numbers of examples."""
     if not config.local_steps:
-        return sum(sizes) * config.local_epochs
+        return math.ceil(sum(sizes) * config.local_epochs)
     sites = 1 if config.batch == "shared" else len(sizes)
     return config.local_steps * config.batch_size * sites
 
@@ -366,7 +366,7 @@ class AveragingSite(SiteTasks):
     def _per_update(self) -> int:
         """Steps of a cycle."""
         config = self._averaging
-        return config.local_steps or config.local_epochs * self._per_epoch
+        return config.local_steps or max(1, round(config.local_epochs * self._per_epoch))
 
     def count(self, tensors: Tensors) -> Update:
         """How many examples the site has."""
@@ -395,12 +395,11 @@ class AveragingSite(SiteTasks):
 
     def _batches(self, cycle: int) -> Iterator[list[Step]]:
         """The mini-batches of a cycle."""
-        config = self._averaging
-        if not config.local_steps:
-            for local in range(config.local_epochs):  # [bert cycle]
-                # [bert cycle]
-                yield from self.steps(cycle * config.local_epochs + local)
-        left = config.local_steps if self._examples else 0
+        epochs, left = self._averaging.local_epochs, self._per_update if self._examples else 0
+        if not self._averaging.local_steps and epochs == int(epochs):
+            for local in range(int(epochs)):  # [bert cycle]
+                yield from self.steps(cycle * int(epochs) + local)  # [bert cycle]
+            return
         while left:
             for parts in islice(self.steps(self._epoch, self._begun), left):
                 left, self._begun = left - 1, self._begun + 1

@@ -91,8 +91,8 @@ class Config(Averaging):
         super().__post_init__()
         if self.long_cycles > self.cycles:
             raise ConfigError(f"long_cycles = {self.long_cycles}: 0 to cycles = {self.cycles}")
-        if self.long_cycles and self.local_steps:
-            raise ConfigError("long_cycles are of whole epochs: leave long_cycles or local_steps")
+        if self.long_cycles and (self.local_steps or self.local_epochs != int(self.local_epochs)):
+            raise ConfigError("long_cycles are of whole epochs: set long_cycles or parts of epochs")
 
     def warm_up_cycles(self, new_head: bool) -> int:
         """Cycles before the first one."""
@@ -247,7 +247,7 @@ class Site(AveragingSite, MethodSite):
     def _length(self, epoch: int) -> int:
         """Tokens of a sequence: `length`, from the last cycles up to the kept one `long_length`."""
         config = self.config
-        cycle = epoch // config.local_epochs
+        cycle = epoch // max(1, int(config.local_epochs))
         last = config.warm_up_cycles(self.model.new_head) + config.last_cycle
         if cycle < last - config.long_cycles:
             return config.length
