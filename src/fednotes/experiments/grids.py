@@ -146,8 +146,7 @@ Models = Mapping[int, Mapping[str, str]]  # seed → name → folder
 class Jobs:
     """Which job stands for each that a grid names.
 
-    folder: of the grid's own jobs, such as fedner; a name with a slash is of another folder.
-    own: the grid's name → the user's job.
+    folder: of the grid's own jobs, such as fedner. own: the grid's name → the user's job.
     """
 
     folder: str
@@ -155,7 +154,7 @@ class Jobs:
 
     def __getitem__(self, name: str) -> str:
         """A job file, or the name of a built-in job."""
-        return self.own.get(name, name if "/" in name else f"{self.folder}/{name}")
+        return self.own.get(name, f"{self.folder}/{name}")
 
     def named(self, name: str) -> str:
         """How tables call it."""
@@ -206,7 +205,7 @@ def own_jobs(grid: Grid, folder: str, given: Sequence[str]) -> Jobs:
             )
         if name in own:
             raise ConfigError(f"--base {text}: {name!r} has {own[name]} already")
-        asked, found = (load_table(each)[0].get("method") for each in (Jobs(folder)[name], job))
+        asked, found = (load_table(each)[0].get("method") for each in (f"{folder}/{name}", job))
         if asked != found:
             raise ConfigError(f"--base {job}: is of method {found!r}, the experiment of {asked!r}")
         own[name] = job
