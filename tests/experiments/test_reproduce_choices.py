@@ -367,6 +367,7 @@ PAPERS = {
         "codiesp": "phenotype/obesity", "codiesp-codes": "phenotype/mimic",
         "demo": "phenotype/demo",
     },
+    "pays": {"maccrobat": "bert/i2b2-2010", "bc5cdr": "bert/i2b2-2012"},
 }  # fmt: skip
 
 
