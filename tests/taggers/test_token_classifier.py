@@ -274,22 +274,28 @@ def test_impossible_settings(bert: Path, settings: dict[str, Any], message: str)
         build(bert, **settings)
 
 
-@pytest.mark.parametrize("maps", ["attention", "all"])
-def test_low_rank_changes_are_saved_as_weights(bert: Path, maps: str, tmp_path: Path) -> None:
-    """Before a step the frozen model's bits; the library's model of what is saved, which has no
-    sign of them, gives the same logits and gradient of the classifier."""
+@pytest.mark.parametrize(("maps", "number"), [("attention", 1), ("all", 1), ("all", 2)])
+def test_low_rank_changes_are_saved_as_weights(
+    bert: Path, maps: str, number: int, tmp_path: Path
+) -> None:
+    """One change, and two that add up. Before a step the frozen model's bits; the library's model
+    of what is saved, which has no sign of them, gives the same logits and gradient of the
+    classifier."""
     model, plain, documents = build(bert, train="lora", rank=2, maps=maps), build(bert), lines()
     assert set(model.trainable()) == {
         "classifier.bias", "classifier.weight", "lora.down", "lora.up"
     }  # fmt: skip
+    if number == 2:
+        model.adapt(1, "private")
     corpus = model.prepare(documents)
     every = np.arange(corpus.sentences)
     model.train(False), plain.train(False)
     first = model.losses(corpus, every).source
     assert torch.equal(first, plain.losses(plain.prepare(documents), every).source)
-    assert model.lora is not None
-    with torch.no_grad():
-        model.lora.up.normal_(generator=torch.Generator().manual_seed(1))
+    assert len(model.changes) == number
+    for each in model.changes:
+        with torch.no_grad():
+            each.up.normal_(generator=torch.Generator().manual_seed(1))
     before = {name: value.clone() for name, value in model.encoder.state_dict().items()}
     changed = model.losses(corpus, every).source
     assert not torch.allclose(changed, first)
@@ -297,10 +303,10 @@ def test_low_rank_changes_are_saved_as_weights(bert: Path, maps: str, tmp_path: 
     assert all(torch.equal(v, before[n]) for n, v in model.encoder.state_dict().items())
     found = open_token_classifier(tmp_path / "saved")
     assert isinstance(found, TokenClassifier)
-    assert found.lora is None
-    assert not [name for name in found.state_dict() if "lora" in name]
+    assert not found.changes
+    assert not [name for name in found.state_dict() if "up" in name.split(".")]
     again = found.losses(found.prepare(documents), every).source
     torch.testing.assert_close(again, changed, rtol=1e-4, atol=1e-5)
     changed.sum().backward()
     assert not [n for n, p in model.encoder.named_parameters() if p.grad is not None]
-    assert bool(model.lora.down.grad.any())
+    assert all(bool(each.down.grad.any()) for each in model.changes)

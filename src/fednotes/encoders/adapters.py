@@ -206,8 +206,8 @@ class LoRA(nn.Module):
     """Low-rank changes of some linear maps of an encoder.
 
     down: (maps, rank, inputs), A, and up: (maps, outputs, rank), B, where all are of one size; else
-    side by side, (rank, Σ inputs) and (Σ outputs, rank). Initial values come from the seed alone.
-    which: maps, as `targets` has them. Raises ConfigError as it does.
+    side by side, (rank, Σ inputs) and (Σ outputs, rank). Initial values come from the seed and the
+    layer's name alone. which: maps, as `targets` has them. Raises ConfigError as it does.
     """
 
     def __init__(
@@ -217,6 +217,7 @@ class LoRA(nn.Module):
         alpha: float = 16.0,
         seed: int = 0,
         which: Changed = "attention",
+        layer: str = "lora",
     ) -> None:
         super().__init__()
         maps = targets(model, which)
@@ -226,7 +227,7 @@ class LoRA(nn.Module):
         alike = len(set(self._sizes)) == 1
         first = (len(maps), rank, inputs[0]) if alike else (rank, sum(inputs))
         roots = torch.tensor([n**0.5 for n in inputs for _ in range(n)])  # of each column
-        with seeded(seed, "lora"):
+        with seeded(seed, layer):
             drawn = torch.rand(first) * 2 - 1
         self.down = nn.Parameter(drawn / inputs[0] ** 0.5 if alike else drawn / roots)
         shape = (len(maps), outputs[0], rank) if alike else (sum(outputs), rank)

@@ -147,7 +147,7 @@ class Model(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        return self.get_parameter(self.transfer).device
+        return next(self.parameters()).device
 
     @property
     def frozen(self) -> int:

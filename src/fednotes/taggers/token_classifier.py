@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -197,7 +197,6 @@ class TokenClassifier(Model):
     ) -> None:
         super().__init__(config, tagset)
         self.tokenizer, where = tokenizer, config.encoder
-        self.lora: LoRA | None = None
         require_classifier(where, model)
         for name, child in model.named_children():
             self.add_module("encoder" if name == model.base_model_prefix else name, child)
@@ -223,12 +222,21 @@ class TokenClassifier(Model):
             raise ModelError(f"{where}: does not work as a token classifier") from error
         self._widths = tuple(int(layer.shape[-1]) for layer in layers)
 
-    def adapt(self, seed: int) -> None:
-        """Let low-rank changes be trained. Raises ConfigError where there is nothing to change."""
+    def adapt(self, seed: int, name: str = "lora") -> None:
+        """Let low-rank changes be trained, which add to those that are there by another name.
+
+        Raises ConfigError where there is nothing to change.
+        """
         (model,) = self._whole
         config = self.config
         self._maps = targets(model, config.maps)
-        self.lora = LoRA(model, config.rank, config.alpha, seed, config.maps)
+        changes = LoRA(model, config.rank, config.alpha, seed, config.maps, name)
+        self.add_module(name, changes.to(self.device))
+
+    @property
+    def changes(self) -> list[LoRA]:
+        """The low-rank changes, in the order in which they were added."""
+        return [part for part in self.children() if isinstance(part, LoRA)]
 
     @property
     def frozen(self) -> int:
@@ -305,7 +313,9 @@ class TokenClassifier(Model):
         (model,) = self._whole
         handle = model.classifier.register_forward_pre_hook(pick)
         try:
-            with nullcontext() if self.lora is None else self.lora.applied(self._maps):
+            with ExitStack() as stack:
+                for changes in self.changes:
+                    stack.enter_context(changes.applied(self._maps))
                 out = model(
                     input_ids=ids,
                     attention_mask=mask.long(),
@@ -317,12 +327,24 @@ class TokenClassifier(Model):
         layers = out.hidden_states[1:] if every else ()
         return out.logits, read[0], [s.flatten(0, 1).index_select(0, at) for s in layers]
 
+    @torch.no_grad()
+    def emissions(self, corpus: PreparedCorpus) -> np.ndarray:
+        """(tokens, tags) logits of all words, without dropout; zeros, so O, where none is read."""
+        own = self.own(corpus)
+        found = np.zeros((len(own.encoded.form), len(self.tagset.tags)), np.float32)
+        with evaluating(self):
+            for indices in self._parts(own.lengths):
+                read = self._read(own, indices)
+                found[read.tokens] = read.logits.float().cpu().numpy()
+        return found
+
     def save(self, folder: Path) -> None:
         """Write a plain Hugging Face directory; `config.json` has our settings as "fednotes"."""
         (model,) = self._whole
-        if self.lora is not None:
+        if self.changes:
             model = copy.deepcopy(model)
-            self.lora.merge(targets(model, self.config.maps))
+        for changes in self.changes:
+            changes.merge(targets(model, self.config.maps))
         own = {k: v for k, v in asdict(self.config).items() if k not in ("kind", "encoder")}
         model.config.fednotes = {"version": __version__, **own}
         with quiet():
