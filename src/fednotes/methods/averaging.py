@@ -54,6 +54,7 @@ from fednotes.methods.sites import (
 from fednotes.patients.dan import RowAdam
 
 BEST = -1  # of `keep_cycle`
+CHANGES = ("lora", "private")  # low-rank changes, by the first word of a parameter's name
 Judged = Callable[[Mapping[str, float]], dict[str, float]]
 Optimizer = Adam | RowAdam
 
@@ -164,10 +165,10 @@ def run_cycles(federation: Federation, server: Server) -> State:
         given = {} if server.told is sent else sent  # nothing is sent twice
         total = federation.sum(TRAIN, given, cycle=cycle.number)  # an epoch at each site: Q_k^t
         if config.compression == "none":
-            mean = total.mean()  # [bert eq 1] Σ n_k/N Q_k^t
+            mean = server.mean(total)  # [bert eq 1] Σ n_k/N Q_k^t
         else:
-            code = agreed(total.mean(), config.compression, config.top_share)
-            changes = federation.sum("send", code).mean()
+            code = agreed(server.mean(total), config.compression, config.top_share)
+            changes = server.mean(federation.sum("send", code))
             change = decode(changes, code, sent, config.compression)
             mean = {name: sent[name] + change[name] for name in sent}
         server.step(mean, total)
@@ -237,6 +238,10 @@ class Server(RoundServer):
         if self.round >= self.before:
             return self.shared
         return {name: self.shared[name] for name in self._warm_up}
+
+    def mean(self, total: Total) -> dict[str, Tensor]:
+        """The mean of what sites sent in a cycle, whatever they weigh it by."""
+        return total.mean()
 
     def step(self, mean: Tensors, total: Total) -> None:
         """Q_ag^t from the mean of the sites' Q_k^t."""
@@ -329,9 +334,8 @@ class AveragingSite(SiteTasks):
         self._before, self._warm_up = before, tuple(warm_up)
         self.share, self._examples, self._covered_tokens = config.batch_size, examples, tokens
         factor = (config.lora_learning_rate or config.learning_rate) / config.learning_rate
-        adam = Adam(
-            self.parameters, config.learning_rate, config.weight_decay, factors={"lora": factor}
-        )
+        factors = dict.fromkeys(CHANGES, factor)
+        adam = Adam(self.parameters, config.learning_rate, config.weight_decay, factors)
         self._adam: Optimizer = adam if optimizer is None else optimizer
         self._first = Adam({n: self.parameters[n] for n in warm_up}, first_rate)
         self._epoch = self._begun = 0  # with local steps: an epoch, and the steps of it so far
@@ -434,14 +438,12 @@ class AveragingSite(SiteTasks):
             examples += sum(part.examples for part in parts)
         metrics = {"loss": loss, "examples": examples}
         if self._averaging.compression == "none":
-            found = {name: value.cpu() for name, value in snapshot(active).items()}
-            return Update(found, self.weight, metrics)  # [bert eq 1]
+            return self._sends(snapshot(active), metrics)  # [bert eq 1]
         self._change = {
             n: p.detach() - start[n] + self._left.get(n, torch.zeros_like(p))
             for n, p in active.items()
         }
-        means = told(self._change, self._averaging.compression)
-        return Update({n: value.cpu() for n, value in means.items()}, self.weight, metrics)
+        return self._sends(told(self._change, self._averaging.compression), metrics)
 
     def send(self, tensors: Tensors) -> Update:
         """The change of the last "train" in the agreed code."""
@@ -452,7 +454,11 @@ class AveragingSite(SiteTasks):
         sent, left = encode(self._change, tensors, self._averaging.compression)
         self._left |= left
         self._change = {}
-        return Update(sent, self.weight)
+        return self._sends(sent, {})
+
+    def _sends(self, tensors: Tensors, metrics: Mapping[str, float]) -> Update:
+        """What leaves the site in a cycle, with its weight."""
+        return Update({n: value.cpu() for n, value in tensors.items()}, self.weight, metrics)
 
     def begin_warm_up(self) -> None:
         """Put what a warm-up does not send to its first values, where another may have used it."""

@@ -13,13 +13,13 @@ this same model (`kind = "token-classifier"`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, Method, State
@@ -111,9 +111,12 @@ class _Sentences(Step):
 
     def loss(self, batch: Sequence[_Sentences]) -> Tensor:
         """Of what the site annotated itself: where it has fewer types than the others, a word
-        without annotation may be O or of any type that the site does not know."""
+        without annotation may be O or of any type that the site does not know. And of a
+        teacher's soft targets, where there are any."""
         words = sum(part.examples for part in batch)
-        return self.model.losses(self.corpus, self.indices).source.sum() / max(1, words)
+        found = self.model.losses(self.corpus, self.indices)
+        each = found.source if self.corpus.soft is None else found.source + found.target
+        return each.sum() / max(1, words)
 
 
 class Site(AveragingSite, MentionSite):
@@ -129,7 +132,7 @@ class Site(AveragingSite, MentionSite):
         if set(tags.types) > set(data.tags.types):  # silence about other types says nothing
             self.train_set = self.model.annotate(self.train_set, data.train, data.tags.types)
         self._read = self.model.own(self.train_set)
-        parameters = self.model.trainable()
+        parameters, private = self._trained()
         AveragingSite.__init__(
             self,
             data.id,
@@ -138,11 +141,16 @@ class Site(AveragingSite, MentionSite):
             weight=num_notes(data.train),  # n_k, the number of notes
             examples=self.num_examples,
             tokens=len(self._read.pieces.ids),
-            private=parted(parameters, config.private)[1],
+            private=private,
             device=options.get("device", "cpu"),
         )
         if getattr(config.model, "train", "") == "all":
             self.require_covered()
+
+    def _trained(self) -> tuple[Mapping[str, nn.Parameter], Collection[str]]:
+        """All that is trained, and the names of what stays here."""
+        parameters = self.model.trainable()
+        return parameters, parted(parameters, self.config.private)[1]
 
     def steps(self, epoch: int, first: int = 0) -> Iterator[list[Step]]:
         """The epoch's mini-batches of like length; their order depends on seed and site."""
