@@ -67,7 +67,7 @@ LEVELS: dict[str, str] = {
     ),
     "methods": (
         "sites server_steps | compression distill word_rows | adversarial averaging fedner | "
-        "finetune phenotype_stages pretrain | phenotype"
+        "finetune phenotype_stages pretrain | personal phenotype"
     ),
     "metrics": "classification spans | compare | gap",
     "patients": (

@@ -18,11 +18,13 @@ from tiny_notes import DRUGS, tiny_site
 
 from fednotes.core.errors import TrainingError
 from fednotes.core.federation import SiteTasks
+from fednotes.core.types import TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods import fedner
+from fednotes.methods import fedner, personal
 from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
 from fednotes.taggers.tagger import TaggerConfig
+from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 pytestmark = pytest.mark.usefixtures("instant_disk")
 
@@ -129,7 +131,23 @@ METHODS = {
     "shared batches": (lambda n: Fit(3 * n, SHARED), average(SHARED)),
     "fedner": (platform, train_ner),
     "word rows": (lambda n: platform(n, BY_ROWS), lambda engine: train_ner(engine, BY_ROWS)),
+    "personal": None,  # needs an encoder
 }
+
+
+def two_models(encoder: Path) -> tuple[Any, Any]:
+    """Sites with a private and a shared change, and a model of their own, distilled at the end."""
+    sites = [tiny_site(number, 4 + number) for number in range(3)]
+    sites[1:] = [replace(site, tags=TagSet(("Drug", "Dose"))) for site in sites[1:]]
+    model = TokenClassifierConfig(encoder=str(encoder), train="lora", rank=2)
+    config = personal.Config(
+        model=model, cycles=2, batch="shared", server="nesterov", batch_size=6, keep_cycle=-1
+    )
+    settings = personal.for_sites(config, sites)
+    return (
+        lambda n: personal.Site(sites[n], settings),
+        lambda engine: dict(personal.train(engine, settings).tensors),
+    )
 
 
 def bits(values: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
@@ -139,12 +157,16 @@ def bits(values: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
 @pytest.mark.parametrize("seed", [None, 0, 1, 2, 3])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_bits_are_those_of_the_embedded_engine(
-    method: str, seed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    seed: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """With every site needed, whatever is lost, repeated or killed: the server's result and
     what is private to each site."""
     monkeypatch.setattr(secrets, "randbits", lambda bits: 5)  # of marks, part of a site's state
-    make, job = METHODS[method]
+    make, job = METHODS[method] or two_models(request.getfixturevalue("bert"))
     members: list[SiteTasks] = [make(n) for n in range(3)]  # type: ignore[operator]
     expected = job(InProcess(members))
     names = [member.id for member in members]

@@ -24,7 +24,7 @@ from fednotes.data.notes.sites import SiteNotes
 from fednotes.data.synthetic import generate
 from fednotes.encoders.language_model import LanguageModelConfig
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods import adversarial, distill, fedner, finetune, phenotype, pretrain
+from fednotes.methods import adversarial, distill, fedner, finetune, personal, phenotype, pretrain
 from fednotes.patients.phenotyper import PhenotypeConfig
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
@@ -183,6 +183,34 @@ def test_pretrain_and_finetune(tmp_path: Path) -> None:
         learning_rate=3e-3, seed=3, min_tokens=0, min_steps=0,
     )  # fmt: skip
     compare(finetune, own, finetune.for_sites(base, own), close=LOOSE)
+
+
+@pytest.mark.parametrize("compression", ["none", "int8"])
+def test_personal(tmp_path: Path, compression: Any) -> None:
+    """Sites with one type in common, of which each sum says how many notes are behind it."""
+    pytest.importorskip("transformers")
+    model = TokenClassifierConfig(encoder=str(save_bert(tmp_path / "bert")), train="lora")
+    own = [mentions(f"s{i}", i, 6 + 2 * i) for i in range(4)]
+    own[1:] = [
+        replace(site, tags=TagSet(("drug", f"other{i % 2}"))) for i, site in enumerate(own[1:])
+    ]
+    own[0] = replace(
+        own[0],
+        tags=TagSet(("other0",)),
+        train=tuple(replace(d, spans=()) for d in own[0].train),
+        test=(),
+        valid=(),
+    )
+    base = personal.Config(
+        model=model, cycles=2, batch_size=4, learning_rate=3e-3, compression=compression
+    )
+    settings = personal.for_sites(base, own)
+    assert settings.shared_tags == ("B-other0", "I-other0", "B-drug", "I-drug")
+    step = {"rtol": 0.0, "atol": 1e-3}  # a number may round to the next of 256 levels
+    engine, *_ = compare(personal, own, settings, close=LOOSE if compression == "none" else step)
+    asked = "train" if compression == "none" else "send"
+    (counted, *_) = [total.tensors["counted"] for task, total, _ in engine.pairs if task == asked]
+    assert counted.tolist() == [6 + 8 + 12, 6 + 8 + 12, 8 + 10 + 12, 8 + 10 + 12]
 
 
 WORDS = "patient has pain in the chest was given aspirin daily denies fever and nausea".split()

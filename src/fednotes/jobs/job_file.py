@@ -43,6 +43,7 @@ KINDS = {kind.name: kind for kind in (documents.KIND, notes.KIND, patients.KIND)
 # Of a Config, by the job itself.
 FILLED_IN = {
     *("seed", "tags", "platforms", "model", "space", "phenotypes", "questionable", "vectors"),
+    "shared_tags",
 }
 _TABLES = {"training", "model", "sites", "synthetic", "silos", "federation"}.union(
     *(kind.tables for kind in KINDS.values())

@@ -1,0 +1,336 @@
+"""Personal models against plain torch loops and NumPy, on a tiny random encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small_classifiers import document
+from tiny_models import save_encoder
+from tiny_taggers import assert_same, plain_adamw, resumed, values
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.seeds import rng_of
+from fednotes.core.tensors import nbytes
+from fednotes.core.types import Document, SiteData, TagSet
+from fednotes.core.update import Total
+from fednotes.data.batches import buckets
+from fednotes.engines.inprocess import InProcess
+from fednotes.methods import finetune, personal
+from fednotes.methods.personal import Config, Server, Site, initial
+from fednotes.metrics.spans import SpanCounts
+from fednotes.taggers.saving import build_model, load_model
+from fednotes.taggers.token_classifier import TokenClassifierConfig
+
+WORDS = ["no", "pain", "took", "and", "nausea", "metoprolol", "."]
+ADR, DRUG, BOTH = ("ADR",), ("Drug",), ("ADR", "Drug")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers")
+    return save_encoder(tmp_path_factory.mktemp("encoder"), max_position_embeddings=64)
+
+
+def notes(seed: int, count: int, types: tuple[str, ...]) -> tuple[Document, ...]:
+    rng = np.random.default_rng(seed)
+    made = [rng.choice(WORDS, int(rng.integers(2, 7))).tolist() for _ in range(count)]
+    found = [document(i, words, types=types) for i, words in enumerate(made)]
+    return tuple(replace(each, id=f"{seed}-{each.id}") for each in found)
+
+
+def site_data(name: str, seed: int, count: int, *types: str) -> SiteData:
+    parts = (notes(seed + k, n, types) for k, n in ((0, count), (100, 5), (200, 6)))
+    return SiteData(name, TagSet(types), *parts)
+
+
+THREE = (("a", 1, 9, *ADR), ("b", 2, 7, *BOTH), ("c", 3, 6, *DRUG, "Dose"))
+
+
+def three(times: int = 1) -> list[SiteData]:
+    """Of three types over all, "ADR" and "Drug" are at two sites each, "Dose" at one."""
+    return [site_data(name, seed, times * count, *types) for name, seed, count, *types in THREE]
+
+
+def config(encoder: Path, sites: Sequence[SiteData], **changes: Any) -> Config:
+    table = {"train": "lora", "rank": 2, "dropout": 0.0} | changes.pop("model", {})
+    model = TokenClassifierConfig(encoder=str(encoder), **table)
+    settings = {"cycles": 2, "batch_size": 4, "learning_rate": 0.02, "seed": 3, "distil_epochs": 1}
+    return personal.for_sites(Config(model=model, **settings | changes), sites)
+
+
+def train(sites: Sequence[SiteData], config: Any, **options: Any) -> list[Any]:
+    out = options.pop("out", None)
+    members = [Site(data, config, directory=out and out / data.id) for data in sites]
+    personal.train(InProcess(members, **options), config)
+    return members
+
+
+def test_one_site_trains_both_changes_as_a_plain_loop(encoder: Path) -> None:
+    """The judge: the library's BERT with W + s B A + s B' A' for its weights, sentence by sentence,
+    and torch's AdamW over both changes and the classifier."""
+    data = site_data("a", 1, 10, *BOTH)
+    settings = config(encoder, [data], distil_epochs=0, model={"maps": "attention"})
+    (site,) = train([data], settings)
+    fresh: Any = build_model(settings.model, data.tags, 3)
+    fresh.adapt(3, "private")
+    (whole,) = fresh._whole
+    start = {n: p.detach().clone() for n, p in whole.named_parameters()}
+    maps = [
+        f"bert.encoder.layer.{i}.attention.self.{n}" for i in range(3) for n in ("query", "value")
+    ]
+    trained = {n: p for n, p in fresh.named_parameters() if n.split(".")[0] in ("lora", "private")}
+    trained |= {n: torch.nn.Parameter(start[n]) for n in ("classifier.weight", "classifier.bias")}
+    assert not torch.equal(trained["lora.down"], trained["private.down"])
+
+    def sentence(index: int) -> torch.Tensor:
+        words = data.train[index].text.split()
+        read = fresh.tokenizer(words, is_split_into_words=True, return_tensors="pt")
+        first = [read.word_ids().index(k) for k in range(len(words))]
+        weights = start | {n: p for n, p in trained.items() if n.startswith("classifier")}
+        for at, name in enumerate(maps):
+            for change in ("lora", "private"):
+                product = trained[f"{change}.up"][at] @ trained[f"{change}.down"][at]
+                weights[f"{name}.weight"] = weights[f"{name}.weight"] + 8.0 * product  # 16 / 2
+        whole.eval()
+        ids = read["input_ids"]
+        out = torch.func.functional_call(whole, weights, (ids,), {"attention_mask": ids * 0 + 1})
+        labels = {"pain": 1, "nausea": 1, "metoprolol": 3}
+        gold = torch.tensor([labels.get(word, 0) for word in words])
+        return F.cross_entropy(out.logits[0, first], gold, reduction="sum")
+
+    def loss(batch: np.ndarray) -> torch.Tensor:
+        number = sum(len(data.train[i].text.split()) for i in batch)
+        return torch.stack([sentence(i) for i in batch]).sum() / number
+
+    epochs = (buckets(site.train_set.lengths, 4, rng_of(3, "order", "a", e)) for e in range(2))
+    steps = [partial(loss, batch) for epoch in epochs for batch in epoch]
+    plain_adamw(trained, settings, steps)
+    for name in ("lora.down", "lora.up", "private.down", "private.up"):
+        torch.testing.assert_close(site.parameters[name], trained[name], rtol=2e-4, atol=2e-5)
+    for part in ("weight", "bias"):
+        rows = [site.parameters[f"classifier.{part}.{tag}"] for tag in data.tags.tags]
+        wanted = trained[f"classifier.{part}"]
+        torch.testing.assert_close(torch.cat(rows), wanted, rtol=2e-4, atol=2e-5)
+    assert trained["private.up"].abs().max() > 0.01
+
+
+def test_a_row_is_divided_by_the_notes_of_the_sites_that_have_it(encoder: Path) -> None:
+    """By NumPy in float64: of B-ADR sites a and b (9 and 7 notes), of B-Drug b and c (7 and 6), of
+    the change all three; and all send the same names and shapes, nothing private among them."""
+    sites = three()
+    settings = config(encoder, sites)
+    tags = ("B-ADR", "I-ADR", "B-Drug", "I-Drug")
+    assert settings.shared_tags == tags
+    members = [Site(data, settings) for data in sites]
+    server = Server(settings, initial(settings), personal.judged_mentions, None)
+    updates = [member.train(server.sent, cycle=0) for member in members]
+    rows = {f"classifier.{part}.{tag}" for part in ("weight", "bias") for tag in tags}
+    shapes = [{name: value.shape for name, value in each.tensors.items()} for each in updates]
+    assert shapes[0].keys() == rows | {"lora.down", "lora.up", "counted"}
+    assert shapes[0] == shapes[1] == shapes[2]
+    assert not updates[0].tensors["classifier.weight.B-Drug"].any()
+    assert not updates[2].tensors["classifier.bias.I-ADR"].any()
+    mean = server.mean(Total.of(updates))
+    assert mean.keys() == server.sent.keys()
+    has = {
+        "lora.up": (0, 1, 2),
+        "classifier.weight.B-ADR": (0, 1),
+        "classifier.bias.I-Drug": (1, 2),
+    }
+    for name, places in has.items():
+        each = {k: members[k].parameters[name].detach().double().numpy() for k in places}
+        notes = {k: (9, 7, 6)[k] for k in places}
+        wanted = sum(notes[k] * each[k] for k in places) / sum(notes.values())
+        np.testing.assert_array_equal(mean[name].numpy(), wanted.astype(np.float32))
+    apart = server.mean(Total.of(updates[:1]))  # b and c dropped out: a row of theirs stays
+    assert torch.equal(apart["classifier.weight.B-Drug"], server.sent["classifier.weight.B-Drug"])
+    assert torch.equal(apart["lora.down"], updates[0].tensors["lora.down"])
+
+
+@pytest.mark.parametrize(
+    ("how", "types", "wanted"),
+    [
+        ("common", (ADR, BOTH), "B-ADR I-ADR"),
+        ("common", (BOTH, BOTH), "O B-ADR I-ADR B-Drug I-Drug"),
+        ("common", (ADR, DRUG), ""),
+        ("all", (ADR, DRUG), "O B-ADR I-ADR B-Drug I-Drug"),
+        ("none", (BOTH, BOTH), ""),
+    ],
+)
+def test_which_rows_are_shared(
+    encoder: Path, how: str, types: Sequence[Sequence[str]], wanted: str
+) -> None:
+    """By hand; and the sites end with equal ones of these, and each with its own of the others."""
+    sites = [site_data(f"s{n}", n, 5, *own) for n, own in enumerate(types)]
+    settings = config(encoder, sites, share_outputs=how, cycles=1)
+    assert settings.shared_tags == tuple(wanted.split())
+    one, two = train(sites, settings)
+    assert_same(values(one.shared), values(two.shared))
+    assert not torch.equal(one.private["private.up"], two.private["private.up"])
+    own = {name.split(".", 2)[2] for name in one.private if name.startswith("classifier")}
+    assert own == set(TagSet(tuple(types[0])).tags) - set(settings.shared_tags)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"batch": "shared", "batch_size": 8, "server": "nesterov", "keep_cycle": -1, "cycles": 3},
+        {"local_steps": 2, "lora_learning_rate": 0.05, "compression": "int8"},
+    ],
+    ids=["each", "shared", "steps"],
+)
+def test_the_own_model_is_the_one_alone(encoder: Path, changes: dict[str, Any]) -> None:
+    """To the bit that of fine-tuning at each site by itself, which is what "alone" is."""
+    sites = three()
+    settings = config(encoder, sites, distil_epochs=0, **changes)
+    members = train(sites, settings)
+    for data, own, member in zip(sites, personal.alone(settings, sites), members, strict=True):
+        assert isinstance(own, finetune.Config)
+        (alone,) = train([data], own)
+        assert type(alone) is finetune.Site
+        assert_same(values(member.own.parameters), values(alone.parameters))
+        assert {k: v for k, v in member.scores.items() if k != "parts"} == alone.scores
+        assert member.valid_score == alone.valid_score
+
+
+def test_the_own_model_does_not_miss_what_its_site_missed(encoder: Path) -> None:
+    """A site that was away for a cycle, and for the last one, has the own model of the others."""
+    sites = three()
+    settings = config(encoder, sites, cycles=4, distil_epochs=0)
+    always = train(sites, settings)[1]
+    away, sent = Site(sites[1], settings), initial(settings)
+    for cycle in (0, 2):
+        away.train(sent, cycle=cycle)
+    away.finish(sent)
+    assert_same(values(away.own.parameters), values(always.own.parameters))
+
+
+def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
+    """NumPy: half the gold tags, half the normalised geometric mean of both models' probabilities;
+    and a step on the cross-entropy with these is torch's."""
+    sites = three()
+    settings = config(encoder, sites, mix=0.25)
+    site = train(sites, settings)[1]
+    targets = site.targets()
+    at = 0
+    for n, each in enumerate(sites[1].train):
+        own, federated = (
+            torch.log_softmax(model._read(site.train_set, np.array([n])).logits, 1).detach().numpy()
+            for model in (site.own.model.eval(), site.model.eval())
+        )
+        mixed = np.exp(0.75 * own + 0.25 * federated)
+        labels = {"pain": 1, "nausea": 1, "metoprolol": 3}
+        gold = np.eye(5)[[labels.get(word, 0) for word in each.text.split()]]
+        wanted = 0.5 * gold + 0.5 * mixed / mixed.sum(1, keepdims=True)
+        np.testing.assert_allclose(targets[at : at + len(wanted)], wanted, atol=2e-6)
+        at += len(wanted)
+    assert at == len(targets)
+    before: list[torch.Tensor] = []
+    student = personal._Student
+
+    class Noted(student):  # type: ignore[valid-type, misc]
+        def learn(self) -> None:
+            for step in self.steps(0):
+                (part,) = step
+                read = self.model._read(self._read, part.indices)
+                q = torch.from_numpy(targets[read.tokens])
+                wanted = F.cross_entropy(read.logits, q)
+                torch.testing.assert_close(part.loss(step), wanted)
+                before.append(wanted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(personal, "_Student", Noted)
+        site._distil()
+    assert len(before) == 2
+
+
+def test_what_is_saved_is_what_was_tested(encoder: Path, tmp_path: Path) -> None:
+    """The saved model's predictions have the scores told; of both ends of the mix the parts have
+    those of one model; and distilling changed the own model."""
+    sites = three(5)
+    for mix, name in ((0.0, "own"), (1.0, "federated")):
+        rates: Any = {"learning_rate": 0.02, "lora_learning_rate": 0.002, "cycles": 8}
+        settings = config(encoder, sites, mix=mix, distil_epochs=2, gold=0.0, **rates)
+        members = train(sites, settings, out=tmp_path / name)
+        for data, member in zip(sites, members, strict=True):
+            again = load_model(tmp_path / name / data.id / "model")
+            counts = SpanCounts.of(data.test, again.predict(data.test), types=data.tags.types)
+            assert counts.scores()["strict"] == member.scores["strict"]
+            judged = SpanCounts.of(data.valid, again.predict(data.valid), types=data.tags.types)
+            assert judged.strict_f1 == member.valid_score
+            assert member.scores_on(data) == {
+                k: v for k, v in member.scores.items() if k != "parts"
+            }
+            parts = member.scores["parts"]
+            assert parts["mix"] == parts[name]
+            federated = SpanCounts.of(data.test, member.model.predict(data.test))
+            assert parts["federated"]["strict"] == federated.scores()["strict"]
+            own = train([data], personal.alone(settings, sites)[sites.index(data)])[0]
+            assert parts["own"]["strict"] == own.scores["strict"]
+            changed = values(member.own.parameters)["lora.up"]
+            assert not torch.equal(changed, values(own.parameters)["lora.up"])
+        # else this would compare zeros
+        assert all(member.scores["strict"]["f1"] > 0.1 for member in members)
+
+
+def test_compressed_rows_have_their_own_weights(encoder: Path) -> None:
+    """Within steps of eight bits the rows are those that are sent whole: were they divided by the
+    notes of all sites, they would have moved about half as far."""
+    sites = three()
+    whole, eight = (
+        train(sites, config(encoder, sites, cycles=1, compression=how, distil_epochs=0))[1]
+        for how in ("none", "int8")
+    )
+    start = initial(config(encoder, sites))
+    for name, value in whole.shared.items():
+        moved, other = value - start[name], eight.shared[name] - start[name]
+        assert (moved - other).norm() < 0.1 * moved.norm()
+
+
+@pytest.mark.parametrize("kill", [0, 2])
+def test_a_killed_run_resumes_to_the_same_bits(encoder: Path, tmp_path: Path, kill: int) -> None:
+    """Both models, moments, steps and the best so far; in the last cycle all but distilling is
+    done."""
+    sites = three()
+    shared: Any = {"batch": "shared", "batch_size": 9, "server": "nesterov", "local_steps": 2}
+    settings = config(encoder, sites, cycles=3, keep_cycle=-1, **shared)
+    whole = train(sites, settings)
+    again = resumed(lambda **options: train(sites, settings, **options), tmp_path, kill)
+    for a, b in zip(whole, again, strict=True):
+        assert_same(values(a.parameters), values(b.parameters))
+        assert_same(values(a.own.parameters), values(b.own.parameters))
+        assert a.scores == b.scores
+
+
+def test_pooling_and_mistakes(encoder: Path) -> None:
+    sites = three()
+    settings = config(encoder, sites)
+    together, pooled = personal.pooled(settings, sites, None)
+    assert len(together) == 3
+    assert pooled.private == ("classifier",)
+    assert pooled.model.train == "lora"
+    assert not personal.one_model(settings)
+    assert personal.one_model(personal.alone(settings, sites)[0])
+    told = personal.warnings(config(encoder, sites, distil_epochs=0, share_outputs="all"))
+    assert [line.split(":")[0] for line in told] == ["distil_epochs = 0", 'share_outputs = "all"']
+    assert not personal.warnings(settings)
+    with pytest.raises(
+        ConfigError, match='trains low-rank changes of a frozen encoder: train = "l'
+    ):
+        Config(model=TokenClassifierConfig(train="all"))
+    with pytest.raises(ConfigError, match="'tagger' is no model for method = \"personal\""):
+        personal.model_config({"kind": "tagger", "hashed_words": 8})
+    assert personal.model_config({"rank": 4}).train == "lora"
+    sent, got = personal.traffic(settings, [9, 7, 6])
+    update = Site(sites[0], settings).train(initial(settings), cycle=0)
+    assert sent == 2 * nbytes(update.tensors)
+    assert got == 3 * nbytes(initial(settings))
