@@ -213,6 +213,15 @@ def test_shared_batches_take_as_many_steps_as_one_place() -> None:
         sites[2].take_share({}, examples=59)
 
 
+@pytest.mark.parametrize(("sites", "share"), [(0, 1), (2, 4), (5, 2), (100, 1)])
+def test_no_sum_that_a_server_tells_makes_a_part_too_small(sites: int, share: int) -> None:
+    """A quarter of an equal share of 32 is left, whatever the others are said to have."""
+    config = replace(CONFIG, batch="shared", batch_size=32, sites=sites)
+    site = Fit(1, config)
+    site.take_share({}, examples=10**9)
+    assert site.share == share
+
+
 @pytest.mark.parametrize("local", [1, 3, 4, 7])
 def test_local_steps_go_through_the_epochs_in_turn(local: int) -> None:
     """Two cycles of 7 steps are the first 14 mini-batches of epochs of 3, whatever the cut."""

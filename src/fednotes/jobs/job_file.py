@@ -43,7 +43,7 @@ KINDS = {kind.name: kind for kind in (documents.KIND, notes.KIND, patients.KIND)
 # Of a Config, by the job itself.
 FILLED_IN = {
     *("seed", "tags", "platforms", "model", "space", "phenotypes", "questionable", "vectors"),
-    "shared_tags",
+    *("shared_tags", "sites"),
 }
 _TABLES = {"training", "model", "sites", "synthetic", "silos", "federation"}.union(
     *(kind.tables for kind in KINDS.values())

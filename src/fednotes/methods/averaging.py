@@ -49,6 +49,7 @@ from fednotes.methods.sites import (
     Size,
     agree_on_shares,
     finite,
+    least_part,
     part_of,
 )
 from fednotes.patients.dan import RowAdam
@@ -84,6 +85,7 @@ class Averaging:
     evaluate_every: cycles between two evaluations and checkpoints.
     min_tokens, min_steps: the least that an update of word embeddings or of an output bias may
         cover, for it tells the words that it was made of.
+    sites: how many there are; 0: not known. A job fills it in.
     """
 
     cycles: Count = 15
@@ -112,6 +114,7 @@ class Averaging:
     min_tokens: Number = 10_000
     min_steps: Number = 10
     seed: int = 0
+    sites: int = 0
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value that no run can have."""
@@ -384,7 +387,9 @@ class AveragingSite(SiteTasks):
         if examples < self._examples:
             raise RefusedError(f"site {self.id!r} has more examples than the sum of all it is told")
         if self._averaging.batch == "shared":
-            self.share = part_of(self._averaging.batch_size, self._examples, examples)
+            batch, size = self._averaging.batch_size, self._examples
+            least = least_part(batch, self._averaging.sites, size)
+            self.share = part_of(batch, size, examples, least)
         return Update(metrics={"share": self.share})
 
     def covered(self, task: str) -> dict[str, int]:

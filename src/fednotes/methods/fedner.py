@@ -54,6 +54,7 @@ from fednotes.methods.sites import (
     all_tags,
     finite,
     judged_mentions,
+    least_part,
     part_of,
     parted,
 )
@@ -417,13 +418,12 @@ def batch_share(size: int, examples: int, config: Config) -> int:
     has so many: a server that tells too large a sum gets no gradient of a single sentence. The
     shares of all sites may sum to a little more or less than N.
     """
-    return max(part_of(config.batch_size, size, examples), least_share(size, config))
+    return part_of(config.batch_size, size, examples, least_share(size, config))
 
 
 def least_share(size: int, config: Config) -> int:
     """The fewest sentences of a site of this size in a mini-batch of the job."""
-    quarter = -(-config.batch_size // (4 * config.sites)) if config.sites else 1
-    return max(1, min(config.least_share or quarter, size))
+    return least_part(config.batch_size, config.sites, size, config.least_share)
 
 
 # what a job asks of a method

@@ -200,7 +200,7 @@ def models() -> dict[str, type[ModelConfig]]:
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """The configuration with the union of the sites' entity types."""
-    return replace(config, tags=all_tags(sites))
+    return replace(config, tags=all_tags(sites), sites=len(sites))
 
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:

@@ -369,7 +369,8 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
         "none": (),
         "common": tuple(t for t in tags.tags if alike or (t != "O" and had[t] > 1)),
     }
-    return replace(config, tags=tags, shared_tags=wanted[config.share_outputs])
+    shared = wanted[config.share_outputs]
+    return replace(config, tags=tags, shared_tags=shared, sites=len(sites))
 
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[finetune.Config, ...]:

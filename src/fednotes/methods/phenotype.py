@@ -557,6 +557,7 @@ def for_sites(config: Config, sites: Sequence[SitePatients]) -> Config:
         config,
         space=sites[0].space,
         vectors=config.learns and sites[0].vectors is not None,
+        sites=len(sites),
         phenotypes=phenotypes,
         questionable=tuple(
             name

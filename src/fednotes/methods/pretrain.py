@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -367,6 +367,11 @@ def scores(counts: Mapping[str, float]) -> dict[str, Any]:
 # what a job asks of a method
 
 
+def for_sites(config: Config, sites: Sequence[SiteNotes]) -> Config:
+    """The configuration with the number of sites."""
+    return replace(config, sites=len(sites))
+
+
 def alone(config: Config, sites: Sequence[SiteNotes]) -> tuple[Config, ...]:
     """Each site's configuration where it trains by itself."""
     return parts(config, [site.train_characters for site in sites])
@@ -424,6 +429,7 @@ METHOD = Method(
     judged,
     holds="notes",
     models=lambda: {"": LanguageModelConfig},
+    for_sites=for_sites,
     alone=alone,
     traffic=traffic,
     warnings=warnings,

@@ -221,10 +221,17 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
     return examples, int(batch)
 
 
-def part_of(batch: int, size: int, examples: int) -> int:
+def part_of(batch: int, size: int, examples: int, least: int = 1) -> int:
     """A site's part of a mini-batch of all sites together: size / examples · batch to the nearest
-    whole number (a half up), at least one."""
-    return max(1, (2 * size * batch + examples) // (2 * examples))  # [fedner batch]
+    whole number (a half up), not below `least`."""
+    return max(least, (2 * size * batch + examples) // (2 * examples))  # [fedner batch]
+
+
+def least_part(batch: int, sites: int, size: int, asked: int = 0) -> int:
+    """The fewest examples that a site of this size holds of a mini-batch, whatever it is told of
+    the others: as the job asks, else a quarter of an equal share. sites: 0 where not known."""
+    quarter = -(-batch // (4 * sites)) if sites else 1
+    return max(1, min(asked or quarter, size))
 
 
 def finite(loss: Tensor, site: str, where: str, remedy: str = "lower learning_rate") -> float:
