@@ -137,9 +137,16 @@ class Averaging:
 C = TypeVar("C", bound=Averaging)
 
 
+def central(config: C) -> C:
+    """Of training in one place: without what a server and few bytes add to it."""
+    plain: dict[str, Any] = {"server": "average", "compression": "none", "proximal": 0.0}
+    return replace(config, **plain, server_learning_rate=0.0)
+
+
 def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
     """Configurations of sites that train by themselves, each with the batch that it has in the
     federation. sizes: of their training data."""
+    config = central(config)
     if config.batch == "each":
         return (config,) * len(sizes)
     own = [part_of(config.batch_size, size, max(1, sum(sizes))) for size in sizes]

@@ -37,6 +37,7 @@ from fednotes.methods.averaging import (
     AveragingSite,
     Server,
     Step,
+    central,
     examples_of,
     parts,
     run_cycles,
@@ -220,7 +221,7 @@ def pooled(
     if complete is None and len({frozenset(site.tags.types) for site in sites}) > 1:
         return tuple(sites), replace(config, private=("classifier",))
     together = pool(complete or sites)
-    return (together,), replace(config, tags=together.tags, private=())
+    return (together,), replace(central(config), tags=together.tags, private=())
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:

@@ -216,7 +216,7 @@ class Site(finetune.Site):
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
         self._settings = config
-        alone = plain(config, data.tags, batch="each", compression="none")
+        alone = averaging.central(plain(config, data.tags, batch="each"))
         self.own = finetune.Site(data, alone, **options)
         self._start = snapshot(self.own.parameters)
         self._go_on(None)
@@ -375,7 +375,7 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[finetune.Config, ...]:
     """What each site fine-tunes by itself: the own model of a federated run."""
-    return finetune.alone(plain(config, config.tags, compression="none"), sites)
+    return finetune.alone(plain(config, config.tags), sites)
 
 
 def pooled(

@@ -54,6 +54,7 @@ from fednotes.methods.averaging import (
     AveragingSite,
     Server,
     Step,
+    central,
     examples_of,
     parts,
     run_cycles,
@@ -381,7 +382,7 @@ def pooled(
     config: Config, sites: Sequence[SiteNotes], complete: Sequence[SiteNotes] | None
 ) -> tuple[tuple[SiteNotes, ...], Config]:
     """One model trained on all sites' notes: the paper's centralised pre-training."""
-    return (pooled_notes(sites),), config
+    return (pooled_notes(sites),), central(config)
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
