@@ -47,15 +47,18 @@ from fednotes.methods.sites import (
     Adam,
     Best,
     Count,
+    EntityRatio,
     MentionSite,
     Number,
     Part,
     Rate,
     RoundServer,
-    all_tags,
+    agree_on_ratios,
     finite,
     judged_mentions,
+    ratio_warnings,
     save_global,
+    with_tags,
 )
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses, ModelConfig
@@ -68,8 +71,8 @@ Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
 
 
 @checked(frozen=True)
-class Config:
-    """The settings of one run.
+class Config(EntityRatio):
+    """The settings of one run; see also `EntityRatio`.
 
     model: what every site trains; only its trainable parameters travel.
     unannotated: what a token may be that the site's own annotation leaves open.
@@ -118,6 +121,11 @@ class Config:
                 f'unannotated = "{self.unannotated}" needs a model with a CRF; '
                 'the pointer model takes "pseudo" or "outside"'
             )
+        if self.entity_ratio and (self.unannotated == "outside" or not self.model.softens):
+            raise ConfigError(
+                f"entity_ratio = {self.entity_ratio:g} needs a model that tags words, and an "
+                'unannotated other than "outside", which says that there are no such entities'
+            )
         if self.warmup >= self.rounds and self.unannotated in ("pseudo", "soft"):
             raise ConfigError(
                 f"warmup = {self.warmup}: with rounds = {self.rounds} nothing would be distilled"
@@ -144,6 +152,8 @@ def train(federation: Federation, config: Config, shared: Tensors | None = None)
     Raises RefusedError for instance weights with fewer than three sites.
     """
     server = Server(config, federation.resume(), shared)
+    if server.round == 0:  # a resumed run has agreed before
+        agree_on_ratios(federation, config)
     for round in federation.rounds(server.round, config.rounds):
         # [tagsets alg 1] θ_t; Eq. 4 and 5
         begun = federation.sum("begin", server.shared, round=round.number)
@@ -224,7 +234,7 @@ class Site(MentionSite):
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
-        {"begin", "update_weights", TRAIN, EVALUATE, "trace", "finish"}
+        {"count_tags", "take_ratios", "begin", "update_weights", TRAIN, EVALUATE, "trace", "finish"}
     )
     config: Config
 
@@ -408,7 +418,10 @@ class Site(MentionSite):
         self, corpus: PreparedCorpus, indices: np.ndarray, weights: np.ndarray, how: str, round: int
     ) -> tuple[Tensor, float, float]:
         """The mini-batch's loss, and its two parts as numbers."""
-        return weighted_loss(self.model.losses(corpus, indices), weights[indices], how)
+        losses = self.model.losses(corpus, indices)
+        total, source, target = weighted_loss(losses, weights[indices], how)
+        pull = self.ratio_loss(losses, round / self.config.rounds)
+        return total if pull is None else total + pull, source, target
 
     def _batches(self, corpus: PreparedCorpus, round: int) -> Iterator[np.ndarray]:
         left = self._steps()
@@ -480,15 +493,16 @@ class Site(MentionSite):
     # what a restart must not lose
 
     def state(self) -> State:
-        """The instance weights and their history; all else comes from the server."""
+        """The instance weights, their history and the ratios; all else comes from the server."""
         weights = self.weights if self._next is None else self._next[1]
         tensors = {"weights": torch.from_numpy(weights.copy())}
-        return State(self.rounds, tensors, {"history": self.history})
+        return State(self.rounds, tensors, {"history": self.history, "ratios": self.ratios})
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
         self.weights, self._next = state.tensors["weights"].numpy().copy(), None
         self.history = list(state.facts["history"])
+        self.ratios = dict(state.facts.get("ratios", {}))
         self.rounds = state.round
 
 
@@ -534,12 +548,13 @@ def for_sites(config: C, sites: Sequence[SiteData]) -> C:
     """
     if config.weighting and len(sites) < FEWEST_CONTRIBUTORS:
         raise RefusedError(_too_few(len(sites)))
-    return replace(config, tags=all_tags(sites))
+    made: C = with_tags(config, sites)
+    return made
 
 
 def alone(config: C, sites: Sequence[SiteData]) -> tuple[C, ...]:
     """Each site's configuration where it trains by itself: its own types, nothing to distil."""
-    plain = replace(config, weighting=False, unannotated="outside")
+    plain = replace(config, weighting=False, unannotated="outside", entity_ratio=0.0)
     return tuple(
         replace(plain, tags=site.tags, model=config.model.for_types(site.tags.types))
         for site in sites
@@ -561,8 +576,8 @@ def pooled(
             'leave it out: conditions = ["alone", "federated"]'
         )
     together = pool(source)
-    plain = replace(config, tags=together.tags, weighting=False, unannotated="outside")
-    return (together,), plain
+    plain = replace(config, weighting=False, unannotated="outside", entity_ratio=0.0)
+    return (together,), replace(plain, tags=together.tags)
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
@@ -598,5 +613,7 @@ METHOD = Method(
     for_sites=for_sites,
     alone=alone,
     traffic=traffic,
+    warnings=ratio_warnings,
+    beyond=lambda config: "entity ratio" if config.entity_ratio else "",
     save=save,
 )

@@ -13,8 +13,9 @@ this same model (`kind = "token-classifier"`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +45,26 @@ from fednotes.methods.averaging import (
 )
 from fednotes.methods.sites import (
     Count,
+    EntityRatio,
     MentionSite,
     Rate,
-    all_tags,
+    agree_on_ratios,
     judged_mentions,
     parted,
+    ratio_warnings,
     save_global,
+    with_tags,
 )
 from fednotes.taggers.corpora import EncoderCorpus
-from fednotes.taggers.model import Model, ModelConfig
+from fednotes.taggers.model import Losses, Model, ModelConfig
 from fednotes.taggers.saving import build_model, kinds, model_class
 from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 
 @checked(frozen=True)
-class Config(Averaging):
-    """The settings of one fine-tuning run; see also `Averaging`.
+class Config(Averaging, EntityRatio):
+    """The settings of one fine-tuning run; see also `Averaging` and `EntityRatio`.
 
     private: layers that never leave a site: "classifier", "encoder" ("crf", "lora", "prompts"
         of an encoder-tagger).
@@ -73,12 +77,22 @@ class Config(Averaging):
     private: tuple[str, ...] = ()
     tags: TagSet = field(default_factory=lambda: TagSet(()))
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError for values that no run can have."""
+        super().__post_init__()
+        if self.entity_ratio and "classifier" in self.private:
+            raise ConfigError(
+                f"entity_ratio = {self.entity_ratio:g} is of types that a site does not annotate, "
+                "which a private classifier does not have: leave one of the two out"
+            )
+
 
 def train(federation: Federation, config: Config) -> State:
     """Global cycles of section 3.2; see `averaging.run_cycles`."""
-    return run_cycles(
-        federation, Server(config, initial(config), judged_mentions, federation.resume())
-    )
+    server = Server(config, initial(config), judged_mentions, federation.resume())
+    if server.round == 0:  # a resumed run has agreed before
+        agree_on_ratios(federation, config)
+    return run_cycles(federation, server)
 
 
 def initial(config: Config) -> dict[str, Tensor]:
@@ -105,6 +119,7 @@ class _Sentences(Step):
     model: Model
     corpus: EncoderCorpus
     indices: np.ndarray
+    pull: Callable[[Losses], Tensor | None] = lambda losses: None  # what else the loss has
 
     @property
     def examples(self) -> int:
@@ -117,13 +132,15 @@ class _Sentences(Step):
         words = sum(part.examples for part in batch)
         found = self.model.losses(self.corpus, self.indices)
         each = found.source if self.corpus.soft is None else found.source + found.target
-        return each.sum() / max(1, words)
+        total, pull = each.sum() / max(1, words), self.pull(found)
+        return total if pull is None else total + pull * self.examples / max(1, words)
 
 
 class Site(AveragingSite, MentionSite):
     """One silo: its annotated notes, and the tasks that the server may ask for."""
 
     config: Config
+    tasks = AveragingSite.tasks | {"count_tags", "take_ratios"}
     with_scores = False
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
@@ -158,10 +175,22 @@ class Site(AveragingSite, MentionSite):
         rng = rng_of(self.config.seed, "order", self.id, epoch)
         self.model.train(True)
         for batch in buckets(self.train_set.lengths, self.share, rng)[first:]:
+            progress = self.taken / max(1, self.config.cycles * self._per_update)
+            pull = partial(self.ratio_loss, progress=progress)
             yield [
-                _Sentences(self.model, self._read, batch[at : at + self._part])
+                _Sentences(self.model, self._read, batch[at : at + self._part], pull)
                 for at in range(0, len(batch), self._part)
             ]
+
+    def state(self) -> State:
+        """As there, and the ratios."""
+        state = super().state()
+        return replace(state, facts={**state.facts, "ratios": self.ratios})
+
+    def restore(self, state: State) -> None:
+        """Go back to a kept state."""
+        super().restore(state)
+        self.ratios = dict(state.facts.get("ratios", {}))
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """Counts on the site's validation data."""
@@ -201,11 +230,13 @@ def models() -> dict[str, type[ModelConfig]]:
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """The configuration with the union of the sites' entity types."""
-    return replace(config, tags=all_tags(sites), sites=len(sites))
+    made: Config = with_tags(config, sites)
+    return replace(made, sites=len(sites))
 
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
     """Each site's configuration where it trains by itself, on its own types."""
+    config = replace(config, entity_ratio=0.0)
     own = parts(config, [sum(len(split_sentences(d)) for d in site.train) for site in sites])
     return tuple(replace(each, tags=site.tags) for each, site in zip(own, sites, strict=True))
 
@@ -219,9 +250,10 @@ def pooled(
     classifier of its own over an encoder trained on all: a reference, not a bound.
     """
     if complete is None and len({frozenset(site.tags.types) for site in sites}) > 1:
-        return tuple(sites), replace(config, private=("classifier",))
+        return tuple(sites), replace(config, private=("classifier",), entity_ratio=0.0)
     together = pool(complete or sites)
-    return (together,), replace(central(config), tags=together.tags, private=())
+    plain = replace(central(config), private=(), entity_ratio=0.0)
+    return (together,), replace(plain, tags=together.tags)
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
@@ -238,8 +270,9 @@ def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 def warnings(config: Config) -> tuple[str, ...]:
     """What a person should know before training."""
     if getattr(config.model, "train", "") != "all":
-        return ()
+        return ratio_warnings(config)
     return (
+        *ratio_warnings(config),
         'train = "all" shares the word embeddings: the rows that change tell which words a '
         'site\'s notes have (train = "encoder" keeps them as they are)',
     )
