@@ -367,7 +367,10 @@ PAPERS = {
         "codiesp": "phenotype/obesity", "codiesp-codes": "phenotype/mimic",
         "demo": "phenotype/demo",
     },
-    "pays": {"maccrobat": "bert/i2b2-2010", "bc5cdr": "bert/i2b2-2012"},
+    "pays": {
+        "maccrobat": "bert/i2b2-2010", "bc5cdr": "bert/i2b2-2012",
+        "types-maccrobat": "tagsets/clinic", "types-gum": "tagsets/ontonotes",
+    },
 }  # fmt: skip
 
 
