@@ -107,7 +107,7 @@ def test_a_stopped_run_goes_on_to_the_same_model(bert: Path, tmp_path: Path, met
     summary = simulate(asked, tmp_path / "whole", display=display)
     # what was told of its cost, against the engine's count of both sites
     assert summary.conditions["federated"]["rounds"] == display.traffic.rounds
-    assert 2 * display.traffic.up == pytest.approx(summary.bytes_up, rel=0.02)
+    assert 2 * display.traffic.up == pytest.approx(summary.bytes_up, rel=0.05)  # counts travel too
     assert 2 * display.traffic.down == pytest.approx(summary.bytes_down, rel=0.02)
     with pytest.raises(KeyboardInterrupt):
         simulate(asked, tmp_path / "cut", display=Stop(2))

@@ -18,7 +18,14 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.tensors import below
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
+from fednotes.methods.averaging import (
+    Averaging,
+    AveragingSite,
+    Server,
+    Step,
+    run_cycles,
+    traffic_of,
+)
 from fednotes.methods.compression import BLOCK, agreed, decode, encode, require_code, told
 from fednotes.methods.sites import Adam
 
@@ -566,3 +573,15 @@ def test_a_code_that_narrows_an_update_down_is_refused() -> None:
             require_code(steps | {"b": step}, one, "int8", 1.0)
     with pytest.raises(RefusedError, match="none of this job"):
         require_code(steps | {"b": torch.tensor([0.1, 0.2])}, one, "int8", 1.0)
+
+
+@pytest.mark.parametrize("compression", ["none", "int8", "top-k"])
+def test_bytes_are_told_as_the_engine_counts_them(compression: Any) -> None:
+    """But for counts and losses, some bytes a message."""
+    config = replace(CONFIG, cycles=6, compression=compression, top_share=0.5)
+    sites = [Fit(k, config) for k in range(2)]
+    _, engine, _ = trained(sites, config)
+    up, down = traffic_of(config, {n: p.detach() for n, p in net().named_parameters()})
+    messages = 6 * (2 if compression == "none" else 3)
+    assert 0 <= engine.bytes_up - 2 * up <= 2 * 40 * messages
+    assert abs(engine.bytes_down - 2 * down) <= 2 * 40 * messages

@@ -33,10 +33,18 @@ from fednotes.core.errors import ConfigError, RefusedError, TrainingError
 from fednotes.core.federation import EVALUATE, TRAIN, Federation, SiteTasks, State
 from fednotes.core.seeds import seed_of
 from fednotes.core.settings import checked
-from fednotes.core.tensors import below, load_into, prefixed, require_like, snapshot
+from fednotes.core.tensors import below, load_into, nbytes, prefixed, require_like, snapshot
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.methods import server_steps
-from fednotes.methods.compression import Compression, agreed, decode, encode, require_code, told
+from fednotes.methods.compression import (
+    Compression,
+    agreed,
+    decode,
+    encode,
+    require_code,
+    sizes,
+    told,
+)
 from fednotes.methods.sites import (
     Adam,
     Best,
@@ -155,6 +163,16 @@ def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
         replace(config, batch="each", batch_size=batch, accumulate=number)
         for batch, number in zip(own, pieces, strict=True)
     )
+
+
+def traffic_of(
+    config: Averaging, shared: Tensors, before: int = 0, head: int = 0
+) -> tuple[int, int]:
+    """Bytes that a site sends and is sent at most in a run. head: bytes of a warm-up's cycle."""
+    up, code = sizes(shared, config.compression, config.top_share)
+    each, warming = nbytes(shared), before * head
+    sent = max(1, before) + config.cycles  # what was judged is not sent again
+    return warming + config.cycles * up, warming + sent * each + config.cycles * code
 
 
 def examples_of(config: Averaging, sizes: Sequence[int]) -> int:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fednotes.core.errors import RefusedError
+from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors
 from fednotes.methods.sites import rising
 
@@ -53,6 +54,17 @@ def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, 
         name: part.nonzero().flatten().to(torch.int32)
         for name, part in zip(names, parts, strict=True)
     }
+
+
+def sizes(tensors: Tensors, compression: Compression, share: float) -> tuple[int, int]:
+    """Bytes of a cycle: what a site sends, told and coded, and is sent beside the parameters."""
+    if compression == "none":
+        return nbytes(tensors), 0
+    if compression == "int8":
+        return sum(value.numel() for value in tensors.values()) + 4 * len(tensors), 4 * len(tensors)
+    blocks = sum(len(_rows(value, compression)) for value in tensors.values())
+    chosen = max(1, round(share * blocks))
+    return 4 * blocks + 4 * BLOCK * chosen, 4 * chosen
 
 
 def require_code(code: Tensors, change: Tensors, compression: Compression, share: float) -> None:

@@ -26,7 +26,6 @@ from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, Method, State
 from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
-from fednotes.core.tensors import nbytes
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.data.batches import buckets
@@ -42,6 +41,7 @@ from fednotes.methods.averaging import (
     examples_of,
     parts,
     run_cycles,
+    traffic_of,
 )
 from fednotes.methods.sites import (
     Count,
@@ -262,9 +262,8 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Bytes that a site sends and is sent at most in a run, before any compression."""
-    each = nbytes(initial(config))
-    return config.cycles * each, (config.cycles + 1) * each  # what was judged is not sent again
+    """Bytes that a site sends and is sent at most in a run."""
+    return traffic_of(config, initial(config))
 
 
 def warnings(config: Config) -> tuple[str, ...]:

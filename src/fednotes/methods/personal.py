@@ -42,7 +42,7 @@ from torch.nn.utils import parametrize
 from fednotes.core.errors import ConfigError
 from fednotes.core.federation import Federation, Method, State
 from fednotes.core.settings import checked
-from fednotes.core.tensors import below, load_into, nbytes, prefixed, snapshot
+from fednotes.core.tensors import below, load_into, prefixed, snapshot
 from fednotes.core.types import SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import with_spans
@@ -386,9 +386,9 @@ def pooled(
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Bytes that a site sends and is sent at most in a run, before any compression."""
-    each, counted = nbytes(initial(config)), 4 * len(config.shared_tags)
-    return config.cycles * (each + counted), (config.cycles + 1) * each
+    """Bytes that a site sends and is sent at most in a run."""
+    up, down = averaging.traffic_of(config, initial(config))
+    return up + config.cycles * 4 * len(config.shared_tags), down
 
 
 def warnings(config: Config) -> tuple[str, ...]:

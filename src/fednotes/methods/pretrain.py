@@ -58,6 +58,7 @@ from fednotes.methods.averaging import (
     examples_of,
     parts,
     run_cycles,
+    traffic_of,
 )
 from fednotes.methods.sites import Number, Rate, Share, ended
 
@@ -392,13 +393,11 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
-    """Bytes that a site sends and is sent at most in a run, before any compression."""
+    """Bytes that a site sends and is sent at most in a run."""
     shared = shared_model(config.model, config.seed, "cpu")
-    each = nbytes(shared.initial)
     head = nbytes({name: shared.initial[name] for name in shared.head})
     before = config.warm_up_cycles(shared.model.new_head)
-    up = before * head + config.cycles * each
-    return up, up + max(1, before) * each  # what was judged is not sent again
+    return traffic_of(config, shared.initial, before, head)
 
 
 def warnings(config: Config) -> tuple[str, ...]:

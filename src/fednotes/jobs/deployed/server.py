@@ -155,8 +155,8 @@ class _Engine(Deployed):
     def sum(self, task: str, tensors: Tensors | None = None, /, **options: Option) -> Total:
         """As the federation's own."""
         total = super().sum(task, tensors, **options)
-        if sentences := int(total.metrics.get("sentences", 0)):
-            self.progress.plan([sentences])
+        if task == "count":
+            self.progress.plan([int(total.metrics["examples"])])
         return total
 
 
