@@ -302,7 +302,8 @@ def comparison_table(found: Comparison) -> Table:
     """What `fednotes compare` prints, in percent."""
     title = f"{found.kind}: {found.condition} minus {found.against}, {found.samples:,} resamples"
     heads = ("site", found.condition, found.against, "difference", "95 % interval", "p")
-    table = sheet(*heads, *(["gap closed"] if any(found.gaps.values()) else []), title=title)
+    gaps = found.gaps if any(found.gaps.values()) else {}
+    table = sheet(*heads, *(["gap closed"] if gaps else []), title=title)
     if found.kind == "macro F1":
         table.caption = "a class counts where either model knows it, in reports where its own does"
     for site, test in found.tests.items():
@@ -313,7 +314,7 @@ def comparison_table(found: Comparison) -> Table:
             f"{100 * test.difference:+.1f}",
             f"{100 * test.low:+.1f} to {100 * test.high:+.1f}",
             f"{test.p_value:.4f}",
-            *([gap_of(found.gaps.get(site))] if any(found.gaps.values()) else []),
+            *([gap_of(gaps.get(site))] if gaps else []),
         )
     return table
 
