@@ -273,9 +273,13 @@ def targets(model: nn.Module, which: Changed = "attention") -> list[nn.Linear]:
         maps = [linear for name, linear in named if name.rsplit(".", 1)[-1] in CHANGED]
     if not maps or (which == "attention" and len({tuple(m.weight.shape) for m in maps}) > 1):
         kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+        lacks = {
+            "attention": "no query and value projections of one size",
+            "all": "no linear maps in stacked layers",
+        }
         raise ConfigError(
-            f'"lora": cannot change an encoder of the kind {kind!r} (no query and '
-            "value projections of one size); BERT's and RoBERTa's can be"
+            f'"lora": cannot change an encoder of the kind {kind!r} ({lacks[which]}); '
+            "BERT's and RoBERTa's can be"
         )
     return maps
 
