@@ -202,6 +202,30 @@ def test_the_own_model_is_the_one_alone(encoder: Path, changes: dict[str, Any]) 
         assert member.valid_score == alone.valid_score
 
 
+@pytest.mark.parametrize("batch", ["each", "shared"])
+def test_where_nothing_is_shared_a_site_has_two_models_of_its_own(
+    encoder: Path, batch: str
+) -> None:
+    """No number but counts leaves it, and both models have the bits that they have where the other
+    sites hold other notes."""
+    sites = three()
+    control = {"share_change": False, "share_outputs": "none", "batch": batch, "server": "nesterov"}
+    settings = config(encoder, sites, **control)
+    assert initial(settings) == {}
+    members = train(sites, settings)
+    sent = members[0].train({}, cycle=1)
+    assert not sent.tensors
+    others = [
+        site_data(s.id, 50, len(s.train), *s.tags.types) if n else s for n, s in enumerate(sites)
+    ]
+    again = train(others, settings)
+    members = train(sites, settings)
+    assert_same(values(members[0].parameters), values(again[0].parameters))
+    assert_same(values(members[0].own.parameters), values(again[0].own.parameters))
+    own, second = members[0].own.parameters, members[0].parameters
+    assert not torch.equal(own["lora.up"], second["lora.up"])
+
+
 def test_the_own_model_does_not_miss_what_its_site_missed(encoder: Path) -> None:
     """A site that was away for a cycle, and for the last one, has the own model of the others."""
     sites = three()

@@ -68,6 +68,8 @@ class Config(Averaging):
     share_outputs: of which tags sites share the classifier's row: "common", those that two sites
         or more have ("O" only where all sites annotate the same types, for else it does not mean
         the same); "all", also those of one site, whose row the server can then read; "none".
+    share_change: the low-rank change is shared; without it, and with share_outputs = "none", nothing
+        is: two models that learn alone and are mixed, what a federation has to be better than.
     mix: the federated model's part in the mix, the site's own model having the rest.
     distil_epochs: in which the own model learns from the mix, at the rates of training, begun
         anew; with 0 it is saved as it is, whatever the mix is.
@@ -82,6 +84,7 @@ class Config(Averaging):
     cycles: Count = 6
     learning_rate: Rate = 3e-4
     share_outputs: Literal["common", "all", "none"] = "common"
+    share_change: bool = True
     mix: Half = 0.5
     distil_epochs: Number = 3
     gold: Half = 0.5
@@ -134,7 +137,7 @@ def tag_of(name: str) -> str:
 
 def initial(config: Config) -> dict[str, Tensor]:
     """What sites share, before training."""
-    shared = ("", *config.shared_tags)
+    shared = (*([""] if config.share_change else []), *config.shared_tags)
     parameters = parameters_of(build_model(config.model, config.tags, config.seed))
     return {n: p.detach() for n, p in sorted(parameters.items()) if tag_of(n) in shared}
 
