@@ -23,6 +23,7 @@ from fednotes.methods.averaging import (
     AveragingSite,
     Server,
     Step,
+    examples_of,
     run_cycles,
     traffic_of,
 )
@@ -218,6 +219,23 @@ def test_shared_batches_take_as_many_steps_as_one_place() -> None:
     assert [site.covered("train")["batch"] for site in sites] == [2, 3, 8]
     with pytest.raises(RefusedError, match="more examples than the sum"):
         sites[2].take_share({}, examples=59)
+
+
+def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -> None:
+    """24 points in batches of 2 are 12 steps an epoch; a site of 2, of four, takes at most 4."""
+    config = replace(CONFIG, cycles=2, batch="shared", batch_size=2, sites=4)
+    sizes = (2, 6, 6, 10)
+    sites = [Fit(number, config, size) for number, size in enumerate(sizes)]
+    trained(sites, config)
+    assert [site.share for site in sites] == [1, 1, 1, 1]
+    assert [site.taken for site in sites] == [8, 24, 24, 24]
+    assert [site.covered("train")["steps"] for site in sites] == [4, 12, 12, 12]
+    assert examples_of(config, sizes) == 48
+    sites[1].take_share({}, examples=10**9)  # no sum that a server tells makes more of them
+    assert sites[1].covered("train")["steps"] == 12
+    again = Fit(1, config, 6)
+    again.restore(sites[1].state())
+    assert again.covered("train")["steps"] == 12
 
 
 @pytest.mark.parametrize(("sites", "share"), [(0, 1), (2, 4), (5, 2), (100, 1)])

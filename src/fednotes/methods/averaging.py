@@ -78,13 +78,15 @@ class Averaging:
         A named one is the last that is run, though rates are laid over all `cycles`.
     batch_size: of one site's step (batch = "each"), or of all sites' steps together ("shared"):
         each site has its part, by its number of examples, and takes as many steps as one place
-        with all notes would. Made of `accumulate` smaller ones where memory is short.
+        with all notes would: where there are more sites than examples in a batch each takes one,
+        and a site of middling size reads its notes more than once in an epoch. Made of
+        `accumulate` smaller ones where memory is short.
     learning_rate: of AdamW at the sites; rises over the first `warmup` of a site's steps, then
         falls to zero with the last one (decay = "linear") or stays. Moments and schedule go on
         from cycle to cycle. lora_learning_rate: of low-rank changes, if not 0.
     clip: the most that the gradient's norm may be; 0 does not clip.
     precision: of the matrix products in training; "auto" is "bfloat16" where the processor has
-        instructions for it (nearly twice as fast there), else "float32".
+        instructions for it (about twice as fast there), else "float32".
     proximal: μ of FedProx (Li et al. 2020), the pull back to the cycle's first parameters.
     server: "average" (Eq. 1); "nesterov" with momentum; or FedAdam, FedYogi with betas and
         adaptivity (`server_steps.py`). server_learning_rate: 0 is 1, and 1e-3 for the last two,
@@ -177,10 +179,12 @@ def traffic_of(
 
 def examples_of(config: Averaging, sizes: Sequence[int]) -> int:
     """Examples of a cycle at all sites together, of their numbers of examples."""
-    if not config.local_steps:
-        return math.ceil(sum(sizes) * config.local_epochs)
-    sites = 1 if config.batch == "shared" else len(sizes)
-    return config.local_steps * config.batch_size * sites
+    sites, batch = len(sizes), config.batch_size
+    shared = config.batch == "shared"
+    if config.local_steps:
+        return config.local_steps * (max(batch, sites) if shared else batch * sites)
+    again = sites / batch if shared and sites > batch else 1.0  # times that an epoch is read
+    return math.ceil(sum(sizes) * config.local_epochs * again)
 
 
 def run_cycles(federation: Federation, server: Server) -> State:
@@ -369,6 +373,7 @@ class AveragingSite(SiteTasks):
         self._epoch = self._begun = 0  # with local steps: an epoch, and the steps of it so far
         self.taken = 0  # steps, those of a warm-up included
         self._taken_before = 0  # of them in the warm-up
+        self._common = 0  # steps of an epoch of all sites' examples; 0: of one's own
         self._change: dict[str, Tensor] = {}  # waits for "send"
         self._left: dict[str, Tensor] = {}  # what could not be sent so far
         self._told: Tensors | None = None  # what "evaluate" was given last
@@ -398,7 +403,8 @@ class AveragingSite(SiteTasks):
     def _per_update(self) -> int:
         """Steps of a cycle."""
         config = self._averaging
-        return config.local_steps or max(1, round(config.local_epochs * self._per_epoch))
+        per_epoch = self._common or self._per_epoch
+        return config.local_steps or max(1, round(config.local_epochs * per_epoch))
 
     def count(self, tensors: Tensors) -> Update:
         """How many examples the site has."""
@@ -412,9 +418,10 @@ class AveragingSite(SiteTasks):
         if examples < self._examples:
             raise RefusedError(f"site {self.id!r} has more examples than the sum of all it is told")
         if self._averaging.batch == "shared":
-            batch, size = self._averaging.batch_size, self._examples
-            least = least_part(batch, self._averaging.sites, size)
-            self.share = part_of(batch, size, examples, least)
+            batch, size, sites = self._averaging.batch_size, self._examples, self._averaging.sites
+            self.share = part_of(batch, size, examples, least_part(batch, sites, size))
+            if sites > batch:  # at most as many as if all were of this size, whatever it is told
+                self._common = math.ceil(min(examples, sites * size) / batch)
         return Update(metrics={"share": self.share})
 
     def covered(self, task: str) -> dict[str, int]:
@@ -430,7 +437,7 @@ class AveragingSite(SiteTasks):
     def _batches(self, cycle: int) -> Iterator[list[Step]]:
         """The mini-batches of a cycle."""
         epochs, left = self._averaging.local_epochs, self._per_update if self._examples else 0
-        if not self._averaging.local_steps and epochs == int(epochs):
+        if not (self._averaging.local_steps or self._common) and epochs == int(epochs):
             for local in range(int(epochs)):  # [bert cycle]
                 yield from self.steps(cycle * int(epochs) + local)  # [bert cycle]
             return
@@ -584,13 +591,14 @@ class AveragingSite(SiteTasks):
         tensors = self._adam.state() | self._first.state("first")
         tensors |= prefixed("private.", {n: p.detach() for n, p in self.private.items()})
         tensors |= prefixed("left.", self._left) | prefixed("kept.", self._kept)
-        facts = {"before": self._taken_before, "share": self.share}
+        facts = {"before": self._taken_before, "share": self.share, "common": self._common}
         return State(self.taken, tensors, {**facts, "epoch": self._epoch, "begun": self._begun})
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
         self.taken, self._taken_before = state.round, int(state.facts["before"])
         self.share = int(state.facts.get("share", self.share))
+        self._common = int(state.facts.get("common", 0))
         self._epoch, self._begun = (int(state.facts.get(n, 0)) for n in ("epoch", "begun"))
         self._adam.restore(state.tensors)
         self._first.restore(state.tensors, "first")
@@ -604,4 +612,5 @@ def has_bfloat16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     capabilities = getattr(torch.cpu, "get_capabilities", None)  # not in torch 2.6
-    return capabilities is not None and bool(capabilities().get("amx_bf16"))
+    found = {} if capabilities is None else capabilities()
+    return bool(found.get("amx_bf16") or found.get("avx512_bf16"))

@@ -68,8 +68,8 @@ class Config(Averaging):
     share_outputs: of which tags sites share the classifier's row: "common", those that two sites
         or more have ("O" only where all sites annotate the same types, for else it does not mean
         the same); "all", also those of one site, whose row the server can then read; "none".
-    share_change: the low-rank change is shared; without it, and with share_outputs = "none", nothing
-        is: two models that learn alone and are mixed, what a federation has to be better than.
+    share_change: the low-rank change is shared. Without it, and with share_outputs = "none", a site
+        has two models of its own, mixed: what a federation has to be better than.
     mix: the federated model's part in the mix, the site's own model having the rest.
     distil_epochs: in which the own model learns from the mix, at the rates of training, begun
         anew; with 0 it is saved as it is, whatever the mix is.

@@ -93,8 +93,12 @@ class Config(Averaging):
         super().__post_init__()
         if self.long_cycles > self.cycles:
             raise ConfigError(f"long_cycles = {self.long_cycles}: 0 to cycles = {self.cycles}")
-        if self.long_cycles and (self.local_steps or self.local_epochs != int(self.local_epochs)):
-            raise ConfigError("long_cycles are of whole epochs: set long_cycles or parts of epochs")
+        crowded = self.batch == "shared" and self.sites > self.batch_size
+        if self.long_cycles and (self.local_steps or self.local_epochs % 1 or crowded):
+            raise ConfigError(
+                "long_cycles are of whole epochs: set long_cycles or parts of epochs, and with "
+                'batch = "shared" a batch_size of at least one sequence a site'
+            )
 
     def warm_up_cycles(self, new_head: bool) -> int:
         """Cycles before the first one."""
