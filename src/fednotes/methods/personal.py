@@ -257,8 +257,9 @@ class Site(finetune.Site):
         return super()._sends(sent | own, metrics)
 
     def _train_own(self, cycles: int) -> None:
-        """Train the own model until it has had so many cycles, those that were missed too."""
-        while self._alone.round < cycles:
+        """Train the own model until it has had so many cycles of the job's, those that were missed
+        too."""
+        while self._alone.round < min(cycles, self._alone.cycles):
             number = self._alone.round
             total = Total.of([self.own.train(self._alone.sent, cycle=number)])
             self._alone.step(total.mean(), total)
