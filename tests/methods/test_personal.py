@@ -215,6 +215,17 @@ def test_the_own_model_does_not_miss_what_its_site_missed(encoder: Path) -> None
     assert_same(values(away.own.parameters), values(always.own.parameters))
 
 
+def test_a_site_that_holds_nothing_out_keeps_its_last_own_model(encoder: Path) -> None:
+    """The best is asked for, which the others can say; of its own model this site cannot."""
+    sites = three()
+    sites[1] = replace(sites[1], valid=())
+    settings = config(encoder, sites, keep_cycle=-1, distil_epochs=0)
+    member = train(sites, settings)[1]
+    own = replace(personal.alone(settings, sites)[1], keep_cycle=0)
+    (alone,) = train([sites[1]], own)
+    assert_same(values(member.own.parameters), values(alone.parameters))
+
+
 def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:
     """NumPy: half the gold tags, half the normalised geometric mean of both models' probabilities;
     and a step on the cross-entropy with these is torch's."""
