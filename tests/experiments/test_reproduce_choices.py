@@ -470,3 +470,18 @@ def test_a_row_says_how_much_of_the_gap_it_closes(tiny: Any, columns: tuple[str,
     assert cells["silos", "federated"] == f"{fmean(shares):.2f} ± {stdev(shares):.2f}"
     assert cells["near", "federated"] == "pooled - alone is within noise"
     assert cells["place", "pooled"] == ""
+
+
+def test_a_run_without_the_score_closes_no_gap(tiny: Any) -> None:
+    """A loss that is missing is none of 0, the best there can be."""
+
+    def made(run: GridRun) -> dict[str, Any]:
+        loss = None if run.condition == "federated" else 1 - ENDS[run.condition] - NOISE[run.seed]
+        both = {run.condition: {"masked": {"loss": loss}}}
+        told = {"conditions": {run.condition: {"seconds": 1, "rounds": 1, "bytes_up": 2_000_000}}}
+        return {"sites": {"a": both}, "mean": both, "micro": both, **told}
+
+    tiny.summary = made
+    table = tiny.table('columns = ["mean masked loss"]\n' + GAP)
+    rows = {(row["label"], row["condition"]): row["gap"] for row in table["rows"]}
+    assert rows["silos", "federated"] == {"why": "a run has no score"}

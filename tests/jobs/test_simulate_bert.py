@@ -100,6 +100,17 @@ def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
     assert summary.valid["federated"]["sites"] == last  # the last cycle's model is kept
 
 
+@pytest.mark.parametrize("compression", ["none", "int8"])
+def test_bytes_under_the_secure_sum_are_told(bert: Path, tmp_path: Path, compression: str) -> None:
+    """A number takes eight there, whatever it was; some 40 KB of keys a site come on top."""
+    training = {"cycles": 2, "batch_size": 32, "compression": compression}
+    made: dict[str, Any] = {"training": training, "conditions": ["federated"]}
+    made |= {"synthetic": {"sites": 3, "sentences": 30}, "federation": {"secure_sum": True}}
+    display = Stop(0)
+    summary = simulate(job(bert, "finetune", **made), tmp_path / "run", display=display)
+    assert 0 < summary.bytes_up - 3 * display.traffic.up < 150_000
+
+
 @pytest.mark.parametrize("method", ["pretrain", "finetune"])
 def test_a_stopped_run_goes_on_to_the_same_model(bert: Path, tmp_path: Path, method: str) -> None:
     asked = job(bert, method, conditions=["federated"])

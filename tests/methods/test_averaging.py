@@ -3,6 +3,7 @@ updates that add."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,7 @@ from fednotes.methods.averaging import (
     Server,
     Step,
     examples_of,
+    parts,
     run_cycles,
     traffic_of,
 )
@@ -236,6 +238,29 @@ def test_more_sites_than_examples_in_a_batch_take_as_many_steps_as_one_place() -
     again = Fit(1, config, 6)
     again.restore(sites[1].state())
     assert again.covered("train")["steps"] == 12
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_site_alone_has_the_batch_that_it_has_in_the_federation(accumulate: int) -> None:
+    """Of 60, 6 and 5 examples, where the smallest has the least part; in parts as large."""
+    sizes = (60, 6, 5)
+    config = replace(CONFIG, batch="shared", batch_size=32, sites=3, accumulate=accumulate)
+    together = [Fit(number, config, size) for number, size in enumerate(sizes)]
+    for site in together:
+        site.take_share({}, examples=sum(sizes))
+    assert [site.share for site in together] == [27, 3, 3]
+    for site, own, size in zip(together, parts(config, sizes), sizes, strict=True):
+        apart = Fit(1, own, size)
+        assert (apart.share, apart._part) == (site.share, site._part)
+
+
+@pytest.mark.parametrize("compression", ["none", "int8", "top-k"])
+def test_training_that_went_astray_says_so(compression: Any) -> None:
+    config = replace(CONFIG, batch_size=12, compression=compression)
+    site = Fit(1, config)
+    site.rate = lambda: math.inf  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match=r"cycle 1: parameter .* no longer finite at some sit"):
+        run([site], config)
 
 
 @pytest.mark.parametrize(("sites", "share"), [(0, 1), (2, 4), (5, 2), (100, 1)])
@@ -480,7 +505,7 @@ def test_a_rate_is_of_its_own_step() -> None:
     "change",
     [
         *({"cycles": 0}, {"learning_rate": 0.0}, {"warmup": 1.0}, {"keep_cycle": 4}),
-        *({"accumulate": 3}, {"top_share": 0.0}, {"betas": (0.9,)}, {"proximal": -1.0}),
+        *({"accumulate": 5}, {"top_share": 0.0}, {"betas": (0.9,)}, {"proximal": -1.0}),
     ],
 )
 def test_a_value_that_cannot_be_is_named(change: dict[str, Any]) -> None:
@@ -593,13 +618,14 @@ def test_a_code_that_narrows_an_update_down_is_refused() -> None:
         require_code(steps | {"b": torch.tensor([0.1, 0.2])}, one, "int8", 1.0)
 
 
+@pytest.mark.parametrize("keep", [0, -1])
 @pytest.mark.parametrize("compression", ["none", "int8", "top-k"])
-def test_bytes_are_told_as_the_engine_counts_them(compression: Any) -> None:
+def test_bytes_are_told_as_the_engine_counts_them(compression: Any, keep: int) -> None:
     """But for counts and losses, some bytes a message."""
-    config = replace(CONFIG, cycles=6, compression=compression, top_share=0.5)
+    config = replace(CONFIG, cycles=6, compression=compression, top_share=0.5, keep_cycle=keep)
     sites = [Fit(k, config) for k in range(2)]
     _, engine, _ = trained(sites, config)
     up, down = traffic_of(config, {n: p.detach() for n, p in net().named_parameters()})
     messages = 6 * (2 if compression == "none" else 3)
     assert 0 <= engine.bytes_up - 2 * up <= 2 * 40 * messages
-    assert abs(engine.bytes_down - 2 * down) <= 2 * 40 * messages
+    assert abs(engine.bytes_down - 2 * down) <= 2 * 8 * messages

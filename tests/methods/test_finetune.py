@@ -274,6 +274,19 @@ def test_pooling(bert: Path) -> None:
     assert [each.tags.types for each in own] == [("drug",), ("finding",)]
 
 
+def test_alone_a_batch_is_of_what_is_trained(bert: Path) -> None:
+    """Six notes of three sentences and six of one: where notes are read whole, half of it each."""
+    long, short = site_data("a", 1, 6), site_data("b", 2, 6)
+    first = tuple(Document(d.id, d.text.split(".")[0]) for d in short.train)
+    sites = [long, replace(short, train=first)]
+    for context, wanted in (("document", [4, 4]), ("sentence", [6, 2])):
+        model = {"context": context}
+        settings = config(bert, sites, batch="shared", batch_size=8, model=model)
+        assert [own.batch_size for own in finetune.alone(settings, sites)] == wanted
+        members = train(sites, replace(settings, cycles=1))
+        assert [site.share for site in members] == wanted
+
+
 def test_mistakes_are_named(bert: Path) -> None:
     sites = [site_data("a", 1, 4)]
     small: Any = {"model": {"train": "all"}, "min_tokens": 10_000, "min_steps": 10}

@@ -229,13 +229,25 @@ def test_where_nothing_is_shared_a_site_has_two_models_of_its_own(
 def test_the_own_model_does_not_miss_what_its_site_missed(encoder: Path) -> None:
     """A site that was away for a cycle, and for the last one, has the own model of the others."""
     sites = three()
-    settings = config(encoder, sites, cycles=4, distil_epochs=0)
+    settings = config(encoder, sites, cycles=4, distil_epochs=0, decay="constant")
     always = train(sites, settings)[1]
     away, sent = Site(sites[1], settings), initial(settings)
     for cycle in (0, 2):
         away.train(sent, cycle=cycle)
+    away.train(sent, cycle=9)  # that the job has not
     away.finish(sent)
     assert_same(values(away.own.parameters), values(always.own.parameters))
+
+
+def test_a_site_that_holds_nothing_out_keeps_its_last_own_model(encoder: Path) -> None:
+    """The best is asked for, which the others can say; of its own model this site cannot."""
+    sites = three()
+    sites[1] = replace(sites[1], valid=())
+    settings = config(encoder, sites, keep_cycle=-1, distil_epochs=0)
+    member = train(sites, settings)[1]
+    own = replace(personal.alone(settings, sites)[1], keep_cycle=0)
+    (alone,) = train([sites[1]], own)
+    assert_same(values(member.own.parameters), values(alone.parameters))
 
 
 def test_the_mix_is_the_mean_and_is_learnt(encoder: Path) -> None:

@@ -114,3 +114,9 @@ def test_over_seeds_the_interval_decides() -> None:
     assert over_seeds(alone, federated, near) == ([], WITHIN)
     assert over_seeds(pooled, federated, alone) == ([], BELOW)
     assert over_seeds([0.1], [0.2], [0.3]) == ([], "one seed")
+
+
+def test_a_run_without_a_score_closes_nothing() -> None:
+    """Neither as if it were the best loss, which is 0, nor as NaN."""
+    ends: Any = [1.0, 1.1, 0.9], [3.0, 2.9, 3.1]
+    assert over_seeds(ends[0], [2.0, float("nan"), 2.0], ends[1]) == ([], "a run has no score")

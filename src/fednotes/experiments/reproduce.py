@@ -9,6 +9,7 @@ settings, by validation scores. Jobs of the user's own can stand for those that 
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import subprocess
@@ -329,11 +330,12 @@ def _gap(
 
 def _lead(grid: Grid, run: Mapping[str, Any], condition: str) -> float:
     """The score that a gap is measured in, more being better: the grid's last column of scores, or
-    the mean strict F1."""
+    the mean strict F1; NaN where the run has none."""
     names = [name for name in grid.columns if name != "s" and not name.startswith("MB ")]
     if not names:
         return float(_picked(run, condition, grid.score)["mean"]["strict"]["f1"])
-    score = column(run, condition, names[-1]) or 0.0
+    found = column(run, condition, names[-1])
+    score = math.nan if found is None else found
     return -score if is_plain(names[-1]) else score
 
 

@@ -75,7 +75,8 @@ class Part:
 class Traffic:
     """What federated training sends at most: bytes of one site in all rounds, as plain numbers.
 
-    up: to the server, down: from it. The secure sum and a carrier's framing come on top.
+    up: to the server, down: from it. What a secure sum makes of numbers is in it; its keys and a
+    carrier's framing come on top.
     """
 
     rounds: int
@@ -164,6 +165,8 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
         return None
     sizes = [job.kind.size(site) for site in sites]
     told = job.module.traffic(config, sizes)
+    if told and job.federation.secure_sum:  # makes eight bytes of one, and at least two of four
+        told = told[0] * (8 if getattr(config, "compression", "") == "int8" else 2), told[1]
     return told and Traffic(job.module.planned(config, sizes)[0], *told)
 
 

@@ -77,9 +77,10 @@ class Averaging:
     keep_cycle: the cycle whose model is the result; 0 is the last, -1 the best on held-out data.
         A named one is the last that is run, though rates are laid over all `cycles`.
     batch_size: of one site's step (batch = "each"), or of all sites' steps together ("shared"):
-        each site has its part, by its number of examples, and takes as many steps as one place
-        with all notes would: where there are more sites than examples in a batch each takes one,
-        and a site of middling size reads its notes more than once in an epoch. Made of
+        each site has its part, by its number of examples (a quarter of an equal one and one
+        example at least), and takes about as many steps as one place with all notes would: where
+        there are more sites than examples in a batch each takes one, and a site of middling size
+        reads its notes more than once in an epoch. Made of
         `accumulate` smaller ones where memory is short.
     learning_rate: of AdamW at the sites; rises over the first `warmup` of a site's steps, then
         falls to zero with the last one (decay = "linear") or stays. Moments and schedule go on
@@ -91,7 +92,8 @@ class Averaging:
     server: "average" (Eq. 1); "nesterov" with momentum; or FedAdam, FedYogi with betas and
         adaptivity (`server_steps.py`). server_learning_rate: 0 is 1, and 1e-3 for the last two,
         whose steps are of about that size for each number.
-    compression: of what sites send: "int8", or "top-k", the top_share of all blocks.
+    compression: of what sites send: "int8", or "top-k", the top_share of all blocks. Under the
+        secure sum a number takes eight bytes whatever it was, so there "top-k" alone sends less.
     evaluate_every: cycles between two evaluations and checkpoints.
     min_tokens, min_steps: the least that an update of word embeddings or of an output bias may
         cover, for it tells the words that it was made of.
@@ -133,9 +135,10 @@ class Averaging:
                 f"keep_cycle = {self.keep_cycle}: one of the {self.cycles} cycles, "
                 "0 for the last, -1 for the best"
             )
-        if self.batch_size % self.accumulate:
+        if self.accumulate > self.batch_size:
             raise ConfigError(
-                f"accumulate = {self.accumulate}: it must divide batch_size = {self.batch_size}"
+                f"accumulate = {self.accumulate}: at most batch_size = {self.batch_size}, one "
+                "example in each part"
             )
 
     @property
@@ -159,11 +162,11 @@ def parts(config: C, sizes: Sequence[int]) -> tuple[C, ...]:
     config = central(config)
     if config.batch == "each":
         return (config,) * len(sizes)
-    own = [part_of(config.batch_size, size, max(1, sum(sizes))) for size in sizes]
-    pieces = [math.gcd(batch, config.accumulate) for batch in own]
+    whole, batch, pieces = max(1, sum(sizes)), config.batch_size, config.accumulate
+    least = [least_part(batch, config.sites, size) for size in sizes]
+    own = [part_of(batch, size, whole, low) for size, low in zip(sizes, least, strict=True)]
     return tuple(
-        replace(config, batch="each", batch_size=batch, accumulate=number)
-        for batch, number in zip(own, pieces, strict=True)
+        replace(config, batch="each", batch_size=one, accumulate=min(one, pieces)) for one in own
     )
 
 
@@ -174,6 +177,7 @@ def traffic_of(
     up, code = sizes(shared, config.compression, config.top_share)
     each, warming = nbytes(shared), before * head
     sent = max(1, before) + config.cycles  # what was judged is not sent again
+    sent += config.keep_cycle == BEST  # but the best, in the end
     return warming + config.cycles * up, warming + sent * each + config.cycles * code
 
 
@@ -199,7 +203,9 @@ def run_cycles(federation: Federation, server: Server) -> State:
         if config.compression == "none":
             mean = server.mean(total)  # [bert eq 1] Σ n_k/N Q_k^t
         else:
-            code = agreed(server.mean(total), config.compression, config.top_share)
+            sizes_told = server.mean(total)
+            server.require_finite(sizes_told)
+            code = agreed(sizes_told, config.compression, config.top_share)
             changes = server.mean(federation.sum("send", code))
             change = decode(changes, code, sent, config.compression)
             mean = {name: sent[name] + change[name] for name in sent}
@@ -277,14 +283,18 @@ class Server(RoundServer):
 
     def step(self, mean: Tensors, total: Total) -> None:
         """Q_ag^t from the mean of the sites' Q_k^t."""
+        self.require_finite(mean)
         warming = self.round < self.before
         self.shared = self.shared | dict(mean if warming else self._optimizer(self.shared, mean))
         self.round += 1
         self.metrics = {"loss": total.metrics["loss"] / max(1.0, total.metrics["examples"])}
+
+    def require_finite(self, mean: Tensors) -> None:
+        """Pass what sites sent in this cycle. Raises TrainingError where training went astray."""
         for name, value in mean.items():
             if not bool(torch.isfinite(value).all()):
                 raise TrainingError(
-                    f"cycle {self.round}: parameter {name!r} is no longer finite at some site: "
+                    f"cycle {self.round + 1}: parameter {name!r} is no longer finite at some site: "
                     "lower learning_rate"
                 )
 

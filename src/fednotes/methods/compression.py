@@ -6,6 +6,8 @@ so sites must agree on a code before they send; each keeps its change until the 
     "int8"    told: mean squares of each tensor.   agreed: one step size for each tensor
     "top-k"   told: mean square of each block.     agreed: the blocks with the largest sums
 
+The masks of a secure sum make eight bytes of every number: there "int8" sends no less than "none".
+
 What a site could not send is added to its next change: error feedback (Seide et al. 2014;
 Karimireddy et al. 2019). Blocks of `BLOCK` neighbours in place of single numbers, chosen by
 the sum and not by each site: no indices travel upwards, and the values add under a secure sum.

@@ -28,9 +28,8 @@ from fednotes.core.seeds import rng_of
 from fednotes.core.settings import checked
 from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Update
-from fednotes.data.batches import buckets
+from fednotes.data.batches import buckets, encode_corpus
 from fednotes.data.split import pool
-from fednotes.data.text import split_sentences
 from fednotes.methods import presets
 from fednotes.methods.averaging import (
     Averaging,
@@ -237,7 +236,9 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
     """Each site's configuration where it trains by itself, on its own types."""
     config = replace(config, entity_ratio=0.0)
-    own = parts(config, [sum(len(split_sentences(d)) for d in site.train) for site in sites])
+    read: dict[str, Any] = {"max_tokens": getattr(config.model, "max_tokens", None)}
+    read["unit"] = getattr(config.model, "context", "sentence")  # so batches are of what is trained
+    own = parts(config, [encode_corpus(s.train, s.tags, **read).sentences for s in sites])
     return tuple(replace(each, tags=site.tags) for each, site in zip(own, sites, strict=True))
 
 

@@ -28,6 +28,7 @@ notes of the sites that have it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, fields, replace
@@ -260,14 +261,16 @@ class Site(finetune.Site):
         return super()._sends(sent | own, metrics)
 
     def _train_own(self, cycles: int) -> None:
-        """Train the own model until it has had so many cycles, those that were missed too."""
-        while self._alone.round < cycles:
+        """Train the own model until it has had so many cycles of the job's, those that were missed
+        too."""
+        while self._alone.round < min(cycles, self._alone.cycles):
             number = self._alone.round
             total = Total.of([self.own.train(self._alone.sent, cycle=number)])
             self._alone.step(total.mean(), total)
             if self._alone.due and self._alone.best.wanted:
-                judged = self.own.evaluate(self._alone.shared, cycle=number)
-                self._alone.judge(Total.of([judged]))
+                judged = Total.of([self.own.evaluate(self._alone.shared, cycle=number)])
+                if judged_mentions(judged.metrics)["held_out"] > -math.inf:  # else the last is kept
+                    self._alone.judge(judged)
 
     # the end
 

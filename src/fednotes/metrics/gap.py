@@ -10,7 +10,7 @@ errors of test data of that size; over seeds, an interval of a paired t test tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import hypot, sqrt
+from math import hypot, isfinite, sqrt
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -61,6 +61,8 @@ def over_seeds(
     Every seed's own difference is divided by the mean of pooled - alone, so that one seed with a
     small one does not make the mean.
     """
+    if not all(map(isfinite, (*alone, *federated, *pooled))):
+        return [], "a run has no score"
     differences = [p - a for a, p in zip(alone, pooled, strict=True)]
     if len(differences) < 2:
         return [], "one seed"
