@@ -29,6 +29,7 @@ notes of the sites that have it.
 from __future__ import annotations
 
 import math
+import copy
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, fields, replace
@@ -72,8 +73,9 @@ class Config(Averaging):
     share_change: the low-rank change is shared. Without it, and with share_outputs = "none", a site
         has two models of its own, mixed: what a federation has to be better than.
     mix: the federated model's part in the mix, the site's own model having the rest.
-    distil_epochs: in which the own model learns from the mix, at the rates of training, begun
-        anew; with 0 it is saved as it is, whatever the mix is.
+    student: which of the two learns from the mix and is saved.
+    distil_epochs: in which it does, at the rates of training, begun anew; with 0 it is saved as it
+        is, whatever the mix is.
     gold: the part of the site's own annotation in what it learns, the mix having the rest.
     tags: the complete tag set, the union over the sites. shared_tags: those whose row is shared.
         A job fills both in.
@@ -87,6 +89,7 @@ class Config(Averaging):
     share_outputs: Literal["common", "all", "none"] = "common"
     share_change: bool = True
     mix: Half = 0.5
+    student: Literal["federated", "own"] = "federated"
     distil_epochs: Number = 3
     gold: Half = 0.5
     tags: TagSet = field(default_factory=lambda: TagSet(()))
@@ -127,6 +130,14 @@ def parameters_of(model: Model) -> dict[str, nn.Parameter]:
         rows = model.classifier.get_submodule(f"parametrizations.{part}")
         for place, tag in enumerate(model.tagset.tags):
             found[f"{OUTPUTS}.{part}.{tag}"] = rows.get_parameter(f"original{place}")
+    return found
+
+
+def _single(model: TokenClassifier) -> TokenClassifier:
+    """A copy whose classifier is in one piece again."""
+    found = copy.deepcopy(model)
+    for part in ("weight", "bias"):
+        parametrize.remove_parametrizations(found.classifier, part)
     return found
 
 
@@ -193,7 +204,7 @@ class _Student(finetune.Site):
         config = replace(site.config, **once, local_epochs=epochs)
         given: Any = {"weight": 1, "examples": site.num_examples, "device": site.device}
         name = f"{site.id}, distilling"  # so its order and dropout are others than in training
-        AveragingSite.__init__(self, name, config, site.parameters, **given)
+        AveragingSite.__init__(self, name, config, site.model.trainable(), **given)
         self.config, self.model, self.share = config, site.model, site.share
         self.train_set = self._read = corpus
 
@@ -206,8 +217,8 @@ class Site(finetune.Site):
     """One silo with its two models.
 
     own: the site's own model, what it would train to alone. Its parameters follow from the site's
-    data and the job's settings, whoever takes part and whatever comes; in the end it is what
-    learns from the mix. Options and errors are those of `MentionSite`.
+    data and the job's settings, whoever takes part and whatever comes. In the end its model is
+    the student. Options and errors are those of `MentionSite`.
     """
 
     model: TokenClassifier
@@ -222,6 +233,7 @@ class Site(finetune.Site):
         self._settings = config
         alone = averaging.central(plain(config, data.tags, batch="each"))
         self.own = finetune.Site(data, alone, **options)
+        self._own = self.own.model
         self._start = snapshot(self.own.parameters)
         self._go_on(None)
         super().__init__(data, plain(config, data.tags), **options | {"directory": None})
@@ -280,21 +292,24 @@ class Site(finetune.Site):
         The scores have those of the parts too: "own" and "federated" model, and "mix".
         """
         self.load_kept(tensors)
+        self.own.model = self._own
         self._train_own(self.config.last_cycle)
         load_into(self.own.parameters, self._alone.result)
-        parts = self._parts_scores()
+        parts, targets = self._parts_scores(), self.targets()
+        if self._settings.student == "federated":
+            self.own.model = _single(self.model)
         if self._settings.distil_epochs:
-            self._distil()
+            self._distil(targets)
         update = self.own.tested()
         self.scores = {**self.own.scores, "parts": parts}
         return update
 
-    def _distil(self) -> None:
-        """Teach the own model."""
+    def _distil(self, targets: np.ndarray) -> None:
+        """Teach the student."""
         corpus: EncoderCorpus = self.own.model.own(self.own.train_set)
         pairs = np.zeros((corpus.sentences, 0, 0), np.float32)
         # Nothing is known for certain, so the loss is the cross-entropy with the targets.
-        soft = replace(corpus, known=frozenset(), soft=Soft(self.targets(), pairs))
+        soft = replace(corpus, known=frozenset(), soft=Soft(targets, pairs))
         _Student(self.own, soft, self._settings.distil_epochs).learn()
 
     def targets(self) -> np.ndarray:
@@ -401,7 +416,7 @@ def warnings(config: Config) -> tuple[str, ...]:
     """What a person should know before training."""
     told = {
         "distil_epochs = 0: what is saved and tested is each site's own model, which learns "
-        "nothing of the others": config.distil_epochs == 0,
+        "nothing of the others": config.distil_epochs == 0 and config.student == "own",
         'share_outputs = "all": of a type that one site alone annotates the sum is that '
         'site\'s own ("common" keeps it there)': config.share_outputs == "all",
     }
