@@ -108,7 +108,7 @@ def simulate(
     yes: Yes = False,
 ) -> None:
     """Train the job's sites on this machine: alone, federated, pooled."""
-    from fednotes.cli.display import RichDisplay, disease_table, nothing_judged, result_table
+    from fednotes.cli.display import RichDisplay, nothing_judged, result_tables
     from fednotes.jobs.job_file import load_job
     from fednotes.jobs.simulate import simulate as run
     from fednotes.report.html import write_report
@@ -129,10 +129,8 @@ def simulate(
         )
     if missing := nothing_judged(result):
         say(f"note: {missing}")
-    else:
-        console.print(result_table(result))
-    if diseases := disease_table(result):
-        console.print(diseases)
+    for table in result_tables(result):
+        console.print(table)
     _tell(result.notes)
     say(f"report: {write_report(out)}")
 
