@@ -158,8 +158,7 @@ def sheet(*heads: str, left: int = 1, **options: Any) -> Table:
 def result_tables(result: RunResult) -> list[Table]:
     """What is shown of a run, as far as it was judged."""
     first = result_table(result) if any(result.mean.values()) else None
-    found = (first, disease_table(result), verdict_table(result))
-    return [table for table in found if table is not None]
+    return [t for t in (first, disease_table(result), verdict_table(result)) if t is not None]
 
 
 def result_table(result: RunResult) -> Table:

@@ -50,7 +50,6 @@ from fednotes.metrics.gap import judged
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.saving import load_model
 
-VERSION = 1  # of forecast.json
 STEEPEST, LEARNT, PAIRED, DRIFT = 1.5, 0.05, 1.0, 0.1
 _TRIED, _DRAWS = 400_000, 4_000
 Inside = Annotated[float, Interval(gt=0, lt=1)]
@@ -107,7 +106,7 @@ class Forecast(BaseModel):
     """forecast.json: fractions, not percent. cost: of the full run, at most. seconds: it takes at
     the pilot's pace; None where that is not known."""
 
-    version: int = VERSION
+    version: int = 1
     title: str
     command: str
     sites: dict[str, SiteForecast]
@@ -185,10 +184,7 @@ def forecast(
 
 def at_home(name: str, settings: tuple[str, ...], site: str, file: Path | None, total: int) -> Job:
     """A job as one site can read it: its notes where the job's table or its own file says, and in
-    place of the other sites' copies of them, so that all have `total` training sentences.
-
-    Raises ConfigError.
-    """
+    place of the other sites' copies, `total` training sentences in all. Raises ConfigError."""
     table, path = load_table(name, settings)
     sites = table.get("sites")
     if not isinstance(sites, Mapping) or site not in sites or "silos" in table:
@@ -257,8 +253,8 @@ def outlook(
     seeds = rng.normal(0, np.sqrt(2 * variance[fits]))  # of the two runs that are compared
     ends = (at, at + gained(np.exp(most))[fits], at + gained(np.exp(more))[fits] + seeds)
     alone, bound, federated = (1 / (1 + np.exp(-logits)) for logits in ends)
-    gain = federated - alone
-    draws = {"alone": alone, "bound": bound, "worth": np.exp(more[fits]), "gain": gain}
+    draws = {"alone": alone, "bound": bound, "worth": np.exp(more[fits])}
+    draws["gain"] = federated - alone
     told: Any = {n: tuple(np.quantile(of, (0.1, 0.5, 0.9)).tolist()) for n, of in draws.items()}
     return SiteForecast(curve=curve, pilot=pilot, words=plan.words(told["gain"]), **told)
 
