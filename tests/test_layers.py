@@ -62,8 +62,8 @@ LEVELS: dict[str, str] = {
     "experiments": "grids tables | attention | reproduce",
     "jobs": (
         "job kinds predict results | deployed.agreement simulate | job_file | checking compare "
-        "deployed.site_file | deployed.preflight deployed.server deployed.site | deployed.runs "
-        "deployed.status"
+        "deployed.site_file | deployed.preflight deployed.server deployed.site forecast | "
+        "deployed.runs deployed.status"
     ),
     "methods": (
         "sites server_steps | compression distill word_rows | adversarial averaging fedner | "

@@ -18,6 +18,7 @@ from fednotes.metrics.gap import (
     of_difference,
     of_sites,
     over_seeds,
+    verdict,
 )
 from fednotes.metrics.spans import SpanCounts, TypeCounts
 
@@ -61,6 +62,29 @@ def test_a_site_of_few_mentions_has_no_share_and_one_of_many_has() -> None:
     found = of_sites([many])
     assert found is not None
     assert found.closed == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("federated", "use"), [(600, "federated"), (400, "its own"), (505, "no difference shown")]
+)
+def test_the_model_to_use_is_the_one_that_is_better_by_more_than_chance(
+    federated: int, use: str
+) -> None:
+    """Two F1s of 1,000 mentions each, drawn anew: 95 % of their differences are in an interval."""
+    one, two = (right / 1000 for right in (500, federated))
+    found = verdict(
+        [{"alone": mentions(500, 1000, 1000), "federated": mentions(federated, 1000, 1000)}]
+    )
+    assert found is not None
+    assert (found.use, found.gap) == (use, None)
+    assert found.gain == pytest.approx(two - one)
+    rng = np.random.default_rng(1)
+    unions = [round(1000 * (2 - f1)) for f1 in (one, two)]
+    shares = [
+        rng.binomial(u, f1 / (2 - f1), 20_000) / u for u, f1 in zip(unions, (one, two), strict=True)
+    ]
+    drawn = [2 * share / (1 + share) for share in shares]
+    assert (found.high - found.low) / 3.92 == pytest.approx((drawn[1] - drawn[0]).std(), rel=0.05)
 
 
 def test_sites_without_a_condition_are_left_out() -> None:

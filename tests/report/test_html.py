@@ -353,21 +353,23 @@ def test_every_score_of_a_site_is_in_its_row(tmp_path: Path) -> None:
             expected.append(f"{scores['ranking'][key]:.3f} ({low:.2f}\u2013{high:.2f})")
         expected += [f"{scores['calibration']['brier']:.3f}"]
         expected += [f"{scores['codes'][k]:.3f}" for k in ("loss", "auroc")]
-        expected.append("pooled - alone is within noise" if condition == "federated" else "")
         assert rows[start + n][-len(expected) - 1 :] == [condition, *expected]
 
 
-def test_the_gap_that_is_closed_has_a_column_and_a_tile(tmp_path: Path) -> None:
+def test_what_the_federation_gave_has_a_table_and_a_tile(tmp_path: Path) -> None:
     """Of masked words: of a loss of 3 nats alone and 2 pooled, 2.25 closes three quarters."""
     losses = {"alone": 3.0, "federated": 2.25, "pooled": 2.0}
     scores = {
         c: {"masked": {"loss": x, "perplexity": 9.0, "accuracy": 0.5, "tokens": 90_000}}
         for c, x in losses.items()
     }
-    values = {"method": "pretrain", "sites": {"north": scores}, "mean": scores}
+    spent = {"federated": {"bytes_up": 2e6, "bytes_down": 3e6, "seconds": 7.0}}
+    values = {"method": "pretrain", "sites": {"north": scores}, "mean": scores, "conditions": spent}
     tree = Tree(report(tmp_path, values))
-    north = next(row for row in tree.rows if row[0] == "federated")
-    assert north[-1] == "0.75"
+    north = next(row for row in tree.rows if row[:2] == ["north", "+0.750"])
+    by = 1.96 * (3**2 + 2.25**2) ** 0.5 / 300  # a loss / the root of the tokens is its error
+    interval = f"{0.75 - by:+.3f} to {0.75 + by:+.3f}"
+    assert north[2:] == [interval, "0.75", "5 MB, 7.0 s", "federated"]
     assert "75 %" in (tmp_path / "report.html").read_text("utf-8")
 
 

@@ -15,6 +15,7 @@ if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,7 +108,7 @@ def simulate(
     yes: Yes = False,
 ) -> None:
     """Train the job's sites on this machine: alone, federated, pooled."""
-    from fednotes.cli.display import RichDisplay, disease_table, nothing_judged, result_table
+    from fednotes.cli.display import RichDisplay, nothing_judged, result_tables
     from fednotes.jobs.job_file import load_job
     from fednotes.jobs.simulate import simulate as run
     from fednotes.report.html import write_report
@@ -128,12 +129,53 @@ def simulate(
         )
     if missing := nothing_judged(result):
         say(f"note: {missing}")
-    else:
-        console.print(result_table(result))
-    if diseases := disease_table(result):
-        console.print(diseases)
+    for table in result_tables(result):
+        console.print(table)
     _tell(result.notes)
     say(f"report: {write_report(out)}")
+
+
+@app.command()
+def forecast(
+    job: Annotated[str, typer.Argument(help="A job file, or a built-in job such as `demo`.")],
+    out: Annotated[Path, typer.Option(help="The forecast's folder.")],
+    settings: Settings = None,
+    fractions: Annotated[str, typer.Option(help="Of each site's sentences.")] = "1/8,1/4,1/2",
+    seeds: Annotated[int, typer.Option(help="Runs of each of these fractions.")] = 3,
+    part: Annotated[str, typer.Option(help="Of each site's sentences, in the pilot.")] = "1/4",
+    least: Annotated[float, typer.Option(help="The gain that is worth it, in points of F1.")] = 1.0,
+    site: Annotated[str, typer.Option(help="At home: this site alone; with --total.")] = "",
+    site_file: Annotated[Path | None, typer.Option(help="At home: the site's own file.")] = None,
+    total: Annotated[int, typer.Option(help="At home: training sentences of all sites.")] = 0,
+    pilot: Annotated[list[Path] | None, typer.Option(help="At home: what such runs left.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after a stop.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier one.")] = False,
+    device: Device = "cpu",
+    yes: Yes = False,
+) -> None:
+    """Before joining: what may each site gain by the federation, and what does it cost?"""
+    from fednotes.cli.display import RichDisplay, forecast_table
+    from fednotes.jobs.forecast import ForecastPlan, at_home
+    from fednotes.jobs.forecast import forecast as run
+    from fednotes.jobs.job_file import load_job
+
+    if bool(site) != bool(total) or ((site_file or pilot) and not site):
+        raise FednotesError("--site and --total go together, and --site-file and --pilot with them")
+    try:
+        several = tuple(float(Fraction(each)) for each in fractions.split(","))
+        plan = ForecastPlan(several, seeds, float(Fraction(part)), least / 100)
+    except (ValueError, ZeroDivisionError) as error:
+        raise FednotesError(f"--fractions {fractions} --part {part}: expected as 1/4") from error
+    changed = tuple(settings or ())
+    read = at_home(job, changed, site, site_file, total) if site else load_job(job, changed)
+    check_device(device)
+    words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
+    options: Any = {"resume": resume, "overwrite": overwrite, "device": device}
+    options |= {"command": shlex.join(["fednotes", *words]), "home": site, "pilots": pilot or ()}
+    with RichDisplay(console, ask=_asks(yes)) as display:
+        found = run(read, out, plan, display=display, **options)
+    console.print(forecast_table(found))
+    say(f"forecast: {out / 'forecast.json'}")
 
 
 def _asks(yes: bool) -> bool:

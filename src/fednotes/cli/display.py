@@ -24,6 +24,7 @@ from fednotes.metrics.gap import Gap
 if TYPE_CHECKING:
     from fednotes.data.checks import Finding
     from fednotes.jobs.compare import Comparison
+    from fednotes.jobs.forecast import Forecast, SiteForecast
     from fednotes.jobs.job import CountTable
 
 SETTLED = 5.0  # seconds of rounds that tell how long the others take
@@ -154,6 +155,12 @@ def sheet(*heads: str, left: int = 1, **options: Any) -> Table:
     return table
 
 
+def result_tables(result: RunResult) -> list[Table]:
+    """What is shown of a run, as far as it was judged."""
+    first = result_table(result) if any(result.mean.values()) else None
+    return [t for t in (first, disease_table(result), verdict_table(result)) if t is not None]
+
+
 def result_table(result: RunResult) -> Table:
     """Every site under every condition: scores on test data, or of guesses at held-out words."""
     mean = result.mean
@@ -176,29 +183,39 @@ def result_table(result: RunResult) -> Table:
         for place, column in enumerate(columns):
             table.add_column(f"{'' if place else condition}\n{column[2]}", justify="right")
 
-    whole = result.gap() if columns else None
-    if whole is not None:
-        table.add_column("gap\nclosed", justify="right")
-
-    def cells(scores: Mapping[str, Any], gap: Gap | None) -> list[str]:
-        found = [
+    def cells(scores: Mapping[str, Any]) -> list[str]:
+        return [
             number_of(number(scores, condition, kind, key), factor, digits)
             for condition in conditions
             for kind, key, _, factor, digits in columns
         ]
-        return found if whole is None else [*found, gap_of(gap)]
 
     hidden = 0
     for site, scores in result.sites.items():
         if first == "phenotypes" and not any(first in scores.get(c, {}) for c in conditions):
             hidden += 1
         else:
-            table.add_row(Text(site), *cells(scores, result.gap(site)))
-    notes = [f"{hidden} more sites have no labelled test patient"] if hidden else []
-    notes += [f"gap closed: {whole.why}"] if whole is not None and whole.why else []
-    table.caption = "; ".join(notes) or None
+            table.add_row(Text(site), *cells(scores))
+    table.caption = f"{hidden} more sites have no labelled test patient" if hidden else None
     table.add_section()
-    table.add_row("mean", *cells(mean, whole), style="bold")
+    table.add_row("mean", *cells(mean), style="bold")
+    return table
+
+
+def verdict_table(result: RunResult) -> Table | None:
+    """Of each site what the federation gave and took, and which model it should use. None where no
+    site has both."""
+    whole, nats = result.verdict(), result.holds == "notes"
+    if whole is None:
+        return None
+    unit = "nats of held-out loss" if nats else "points of F1"
+    heads = ("gain", "95 %", "gap closed", "cost", "use")
+    table = sheet("site", *heads, title=f"federated against each site alone, {unit}")
+    rows = [(site, found) for site in result.sites if (found := result.verdict(site)) is not None]
+    for site, of in [*rows, ("mean", whole)]:
+        gain, low, high = (f"{x:+.3f}" if nats else f"{100 * x:+.1f}" for x in of[:3])
+        table.add_row(Text(site), gain, f"{low} to {high}", gap_of(of.gap), result.cost, of.use)
+    table.caption = f"gap closed: {whole.gap.why}" if whole.gap and whole.gap.why else None
     return table
 
 
@@ -316,6 +333,23 @@ def comparison_table(found: Comparison) -> Table:
             f"{test.p_value:.4f}",
             *([gap_of(gaps.get(site))] if gaps else []),
         )
+    return table
+
+
+def forecast_table(found: Forecast) -> Table:
+    """What `fednotes forecast` prints of each site, in percent of F1 on validation data."""
+
+    def cells(of: SiteForecast) -> Iterator[str]:
+        for name, form in (("alone", ".1%"), ("bound", ".1%"), ("worth", ".1f"), ("gain", "+.1%")):
+            low, value, high = (f"{number:{form}}".rstrip("%") for number in getattr(of, name))
+            yield f"{value}\n{low} to {high}"
+
+    heads = ("alone", "were all notes\nlike its own", "federation worth\n× its own", "gain", "")
+    table = sheet("site", "sentences", *heads, title=f"{escape(found.title)} (validation F1 in %)")
+    for site, of in found.sites.items():
+        table.add_row(Text(site), f"{of.curve[-1].sentences:,}", *cells(of), of.words)
+    pace = f"; {duration(found.seconds)} at the pilot's pace" if found.seconds else ""
+    table.caption = f"intervals hold 80 %; the whole job, {found.cost}{pace}"
     return table
 
 

@@ -13,9 +13,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from fednotes.core.errors import DataError
-from fednotes.core.parsing import MOST_BYTES, JsonError, mapping, parse_json, regular, shipped
+from fednotes.core.parsing import (
+    MOST_BYTES,
+    JsonError,
+    mapping,
+    number,
+    parse_json,
+    regular,
+    shipped,
+)
 from fednotes.core.store import write_json
-from fednotes.metrics.gap import Gap, of_sites
+from fednotes.metrics.gap import Gap, Verdict, verdict
 
 VERSION = 1  # of summary.json; before it, files had none
 CONDITIONS = ("alone", "federated", "pooled")
@@ -87,7 +95,23 @@ class RunResult(BaseModel):
 
     def gap(self, site: str | None = None) -> Gap | None:
         """How much of pooled - alone the federation closes: at one site, or of the means."""
-        return of_sites(self.sites.values() if site is None else [self.sites.get(site, {})])
+        found = self.verdict(site)
+        return None if found is None else found.gap
+
+    def verdict(self, site: str | None = None) -> Verdict | None:
+        """What the federation gave over each site alone: to one site, or to the means."""
+        return verdict([*self.sites.values()] if site is None else [self.sites.get(site, {})])
+
+    @property
+    def cost(self) -> str:
+        """What the federation took a site, where it is known: bytes and, of one machine that trains
+        the sites in turn, a site's part of the time."""
+        spent, sites = mapping(self.conditions.get("federated")), max(1, len(self.sites))
+        sent = [number(spent, name) for name in ("bytes_up", "bytes_down")]
+        told = [size(sum(filter(None, sent)) / sites)] if None not in sent else []
+        if (seconds := number(spent, "seconds")) is not None:
+            told.append(duration(seconds / sites))
+        return ", ".join(told) or "–"
 
     def write(self, folder: Path) -> None:
         """Write summary.json."""

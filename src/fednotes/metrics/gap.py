@@ -36,21 +36,58 @@ def of_difference(alone: float, federated: float, pooled: float, noise: float) -
     return Gap((federated - alone) / whole) if whole > 0 else Gap(None, BELOW)
 
 
-def of_sites(sites: Iterable[Mapping[str, Mapping[str, Any]]]) -> Gap | None:
-    """Of sites' scores, each by condition; the means over the sites that have all three.
+Site = Mapping[str, Mapping[str, Any]]  # its scores by condition
 
-    None where none has. Errors of the sites' test data add up as if they were the same data.
-    """
-    each = []
-    for of in sites:
-        found = [judged(of.get(c, {})) for c in ("alone", "federated", "pooled")]
-        if None not in found:
-            each.append([score for score in found if score is not None])
-    if not each:
+
+def of_sites(sites: Iterable[Site]) -> Gap | None:
+    """Of sites' scores; the means over the sites that have all three. None where none has."""
+    found = _means(sites, "alone", "federated", "pooled")
+    if not found:
         return None
-    alone, federated, pooled = (fmean(score for score, _ in of) for of in zip(*each, strict=True))
-    errors = [fmean(error for _, error in of) for of in zip(*each, strict=True)]
-    return of_difference(alone, federated, pooled, 2 * hypot(errors[0], errors[2]))
+    (alone, first), (federated, _), (pooled, last) = found
+    return of_difference(alone, federated, pooled, 2 * hypot(first, last))
+
+
+class Verdict(NamedTuple):
+    """What a federation gave: federated - alone, and the interval that holds it in 95 % of tests;
+    gap: None without pooled."""
+
+    gain: float
+    low: float
+    high: float
+    gap: Gap | None
+
+    @property
+    def use(self) -> str:
+        """The model that the site should use."""
+        if self.low > 0:
+            return "federated"
+        return "its own" if self.high < 0 else "no difference shown"
+
+
+def verdict(sites: Sequence[Site]) -> Verdict | None:
+    """Of sites' scores; the means over the sites that have both. None where none has.
+
+    The interval is that of two models judged on notes of their own, so many each: wider than where
+    both are judged note by note (`fednotes compare`), and it takes one run for all seeds.
+    """
+    found = _means(sites, "alone", "federated")
+    if not found:
+        return None
+    (alone, one), (federated, other) = found
+    gain, by = federated - alone, 1.96 * hypot(one, other)
+    return Verdict(gain, gain - by, gain + by, of_sites(sites))
+
+
+def _means(sites: Iterable[Site], *conditions: str) -> list[tuple[float, float]]:
+    """Of each condition score and error, over the sites that have all; none where none has. Errors
+    of the sites' test data add up as if they were the same data."""
+    each = [[judged(of.get(c, {})) for c in conditions] for of in sites]
+    whole = [[found for found in of if found is not None] for of in each if None not in of]
+    return [
+        (fmean(score for score, _ in of), fmean(error for _, error in of))
+        for of in zip(*whole, strict=True)
+    ]
 
 
 def over_seeds(

@@ -100,7 +100,7 @@ class _Page:
             conditions=self.conditions,
             tiles=list(self._tiles()),
             groups=groups,
-            gaps=self._gaps(),
+            verdicts=self._verdicts(),
             dots=self._dots(),
             measures=measures,
             lead=next((kind for kind, of in measures.items() if "lead" in of), ""),
@@ -116,10 +116,10 @@ class _Page:
             ],
         )
 
-    def _gaps(self) -> dict[str, Any]:
-        """By name of a group: what the federation closes, where there are all conditions."""
-        found = {name: self.result.gap(None if mean else name) for name, _, mean in self.groups}
-        return {name: gap for name, gap in found.items() if gap is not None}
+    def _verdicts(self) -> list[tuple[str, Any, bool]]:
+        """Of each group that was trained alone and federated: what the federation gave it."""
+        found = [(n, self.result.verdict(None if mean else n), mean) for n, _, mean in self.groups]
+        return [(name, of, mean) for name, of, mean in found if of is not None]
 
     def _has(self, kind: str, measures: Iterable[str] = ("f1",)) -> bool:
         return any(
