@@ -335,6 +335,7 @@ CORPORA = {  # every experiment on a job of its method with two sites of other n
     "distill": '[tags]\ndesign = "disjoint"\ntypes = ["A", "B"]',
     "finetune": "",
     "pretrain": "",
+    "personal": "",
 }
 
 
@@ -370,6 +371,7 @@ PAPERS = {
     "pays": {
         "maccrobat": "bert/i2b2-2010", "bc5cdr": "bert/i2b2-2012",
         "types-maccrobat": "tagsets/clinic", "types-gum": "tagsets/ontonotes",
+        "fedner": "fedner/paper", "notes": "bert/mimic",
     },
 }  # fmt: skip
 
