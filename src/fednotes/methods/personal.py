@@ -28,8 +28,8 @@ notes of the sites that have it.
 
 from __future__ import annotations
 
-import math
 import copy
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, fields, replace
