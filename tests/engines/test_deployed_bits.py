@@ -139,8 +139,8 @@ SHARED = replace(CONFIG, batch="shared", batch_size=9, local_steps=3, server="ne
 METHODS = {
     "averaging": (lambda n: Fit(3 * n, CONFIG), average(CONFIG)),
     "compressed": (
-        lambda n: Fit(3 * n, replace(CONFIG, compression="int8", server="yogi")),
-        average(replace(CONFIG, compression="int8", server="yogi")),
+        lambda n: Fit(3 * n, replace(CONFIG, compression="packed", server="yogi")),
+        average(replace(CONFIG, compression="packed", server="yogi")),
     ),
     "shared batches": (lambda n: Fit(3 * n, SHARED), average(SHARED)),
     "fedner": (platform, train_ner),

@@ -193,7 +193,7 @@ def test_pretrain_and_finetune(tmp_path: Path) -> None:
     compare(finetune, own, finetune.for_sites(base, own), close=LOOSE)
 
 
-@pytest.mark.parametrize("compression", ["none", "int8"])
+@pytest.mark.parametrize("compression", ["none", "packed"])
 def test_personal(tmp_path: Path, compression: Any) -> None:
     """Sites with one type in common, of which each sum says how many notes are behind it."""
     pytest.importorskip("transformers")
@@ -214,11 +214,14 @@ def test_personal(tmp_path: Path, compression: Any) -> None:
     )
     settings = personal.for_sites(base, own)
     assert settings.shared_tags == ("B-other0", "I-other0", "B-drug", "I-drug")
-    step = {"rtol": 0.0, "atol": 1e-3}  # a number may round to the next of 256 levels
+    step = {"rtol": 0.0, "atol": 1e-2}  # a number may round to the next of 25 levels
     engine, *_ = compare(personal, own, settings, close=LOOSE if compression == "none" else step)
     asked = "train" if compression == "none" else "send"
     (counted, *_) = [total.tensors["counted"] for task, total, _ in engine.pairs if task == asked]
-    assert counted.tolist() == [6 + 8 + 12, 6 + 8 + 12, 8 + 10 + 12, 8 + 10 + 12]
+    wanted = np.array([6 + 8 + 12, 6 + 8 + 12, 8 + 10 + 12, 8 + 10 + 12], np.float64)
+    if compression == "packed":  # weighed by what of all notes is a site's
+        wanted *= 4 / (6 + 8 + 10 + 12)
+    np.testing.assert_allclose(counted.numpy(), wanted, rtol=1e-6)
 
 
 WORDS = "patient has pain in the chest was given aspirin daily denies fever and nausea".split()

@@ -100,7 +100,7 @@ def test_what_was_pretrained_is_fine_tuned(bert: Path, tmp_path: Path) -> None:
     assert summary.valid["federated"]["sites"] == last  # the last cycle's model is kept
 
 
-@pytest.mark.parametrize("compression", ["none", "int8"])
+@pytest.mark.parametrize("compression", ["none", "packed"])
 def test_bytes_under_the_secure_sum_are_told(bert: Path, tmp_path: Path, compression: str) -> None:
     """A number takes eight there, whatever it was; some 40 KB of keys a site come on top."""
     training = {"cycles": 2, "batch_size": 32, "compression": compression}

@@ -189,7 +189,7 @@ def test_a_new_head_is_trained_first_and_alone(bare_bert: Path, tmp_path: Path) 
     [
         ({"objective": "mlm+nsp"}, {}),
         ({"objective": "denoise"}, {}),
-        ({"train": "lora"}, {"compression": "int8"}),
+        ({"train": "lora"}, {"compression": "packed"}),
         ({"train": "top", "top": 1}, {"server": "adam", "server_learning_rate": 1e-3}),
         ({}, {"whole_words": True, "long_length": 48, "long_cycles": 1, "accumulate": 2}),
         ({}, {"precision": "bfloat16", "compression": "top-k", "top_share": 0.2}),

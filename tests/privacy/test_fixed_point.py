@@ -124,7 +124,7 @@ def test_float32_loses_nothing_with_limits_from_the_last_total() -> None:
     ("dtype", "words"),
     [
         (torch.float32, 1), (torch.float16, 1), (torch.bfloat16, 1), (torch.int32, 1),
-        (torch.uint8, 1), (torch.bool, 1), (torch.float64, 2), (torch.int64, 2),
+        (torch.uint8, 1), (torch.bool, 1), (torch.float64, 2), (torch.int64, 1),
     ],
 )  # fmt: skip
 def test_every_real_dtype(dtype: torch.dtype, words: int) -> None:

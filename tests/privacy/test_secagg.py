@@ -51,7 +51,7 @@ def check(total: Total, updates: dict[str, Update], included: list[str], sites: 
     kept = [updates[name] for name in included]
     layout = SumLayout.of(kept[0], sites)
     units = {f.name: 2.0**f.exponent for f in layout.fields if f.kind == "tensor" and not f.fine}
-    assert set(units) == {"layer.weight"}
+    assert set(units) == {"layer.weight", "count"}
     for name, unit in units.items():
         rows = [np.rint(u.tensors[name].double().numpy() * u.weight * unit) for u in kept]
         exact = [sum(map(int, column)) / unit for column in zip(*map(np.ravel, rows), strict=True)]

@@ -165,8 +165,8 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
         return None
     sizes = [job.kind.size(site) for site in sites]
     told = job.module.traffic(config, sizes)
-    if told and job.federation.secure_sum:  # makes eight bytes of one, and at least two of four
-        told = told[0] * (8 if getattr(config, "compression", "") == "int8" else 2), told[1]
+    if told and job.federation.secure_sum:  # makes eight bytes of four, and has no smaller ones
+        told = told[0] * (1 if getattr(config, "compression", "") == "packed" else 2), told[1]
     return told and Traffic(job.module.planned(config, sizes)[0], *told)
 
 

@@ -41,6 +41,7 @@ from fednotes.methods.compression import (
     agreed,
     decode,
     encode,
+    opened,
     require_code,
     sizes,
     told,
@@ -92,8 +93,8 @@ class Averaging:
     server: "average" (Eq. 1); "nesterov" with momentum; or FedAdam, FedYogi with betas and
         adaptivity (`server_steps.py`). server_learning_rate: 0 is 1, and 1e-3 for the last two,
         whose steps are of about that size for each number.
-    compression: of what sites send: "int8", or "top-k", the top_share of all blocks. Under the
-        secure sum a number takes eight bytes whatever it was, so there "top-k" alone sends less.
+    compression: of what sites send: "packed", few bits a number, or "top-k", the top_share of all
+        blocks (twice as many bytes under the secure sum, as with "none").
     evaluate_every: cycles between two evaluations and checkpoints.
     min_tokens, min_steps: the least that an update of word embeddings or of an output bias may
         cover, for it tells the words that it was made of.
@@ -174,7 +175,7 @@ def traffic_of(
     config: Averaging, shared: Tensors, before: int = 0, head: int = 0
 ) -> tuple[int, int]:
     """Bytes that a site sends and is sent at most in a run. head: bytes of a warm-up's cycle."""
-    up, code = sizes(shared, config.compression, config.top_share)
+    up, code = sizes(shared, config.compression, config.top_share, config.sites)
     each, warming = nbytes(shared), before * head
     sent = max(1, before) + config.cycles  # what was judged is not sent again
     sent += config.keep_cycle == BEST  # but the best, in the end
@@ -206,7 +207,8 @@ def run_cycles(federation: Federation, server: Server) -> State:
             sizes_told = server.mean(total)
             server.require_finite(sizes_told)
             code = agreed(sizes_told, config.compression, config.top_share)
-            changes = server.mean(federation.sum("send", code))
+            asked = federation.sum("send", code, weight=total.weight, sites=total.sites)
+            changes = server.mean(opened(asked, sent, config.compression, total.sites))
             change = decode(changes, code, sent, config.compression)
             mean = {name: sent[name] + change[name] for name in sent}
         server.step(mean, total)
@@ -492,20 +494,34 @@ class AveragingSite(SiteTasks):
         }
         return self._sends(told(self._change, self._averaging.compression), metrics)
 
-    def send(self, tensors: Tensors) -> Update:
-        """The change of the last "train" in the agreed code."""
+    def send(self, tensors: Tensors, *, weight: float, sites: int) -> Update:
+        """The change of the last "train" in the agreed code. weight, sites: of the last sum.
+
+        Raises TrainingError before "train", RefusedError for what no server of this job can ask.
+        """
         if not self._change:
             raise TrainingError(f"site {self.id!r} was asked to send a change before it trained")
         config = self._averaging
         require_code(tensors, self._change, config.compression, config.top_share)
-        sent, left = encode(self._change, tensors, self._averaging.compression)
+        if not (self.weight <= weight < math.inf and 1 <= sites <= (config.sites or sites)):
+            raise RefusedError(
+                f"site {self.id!r} is told a sum of weight {weight:g} of {sites} sites: not one "
+                "that it can be in"
+            )
+        part = sites * self.weight / weight if weight else 0.0
+        sent, left = encode(self._change, tensors, config.compression, part, sites)
         self._left |= left
         self._change = {}
-        return self._sends(sent, {})
+        return self._sends(sent, {}, part if config.compression == "packed" else None)
 
-    def _sends(self, tensors: Tensors, metrics: Mapping[str, float]) -> Update:
-        """What leaves the site in a cycle, with its weight."""
-        return Update({n: value.cpu() for n, value in tensors.items()}, self.weight, metrics)
+    def _sends(
+        self, tensors: Tensors, metrics: Mapping[str, float], part: float | None = None
+    ) -> Update:
+        """What leaves the site in a cycle, with its weight. part: what it is weighed by already."""
+        sent = {n: value.cpu() for n, value in tensors.items()}
+        if part is None:
+            return Update(sent, self.weight, metrics)
+        return Update(sent, metrics={**metrics, "part": part})
 
     def begin_warm_up(self) -> None:
         """Put what a warm-up does not send to its first values, where another may have used it."""

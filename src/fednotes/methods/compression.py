@@ -3,10 +3,12 @@
 A sum over sites is all that a server ever sees,
 so sites must agree on a code before they send; each keeps its change until the code is agreed on:
 
-    "int8"    told: mean squares of each tensor.   agreed: one step size for each tensor
+    "packed"  told: mean squares of each tensor.   agreed: one step size for each tensor
     "top-k"   told: mean square of each block.     agreed: the blocks with the largest sums
 
-The masks of a secure sum make eight bytes of every number: there "int8" sends no less than "none".
+"packed" rounds to whole steps and lays several numbers, as digits, into each integer of eight
+bytes, which is what the masks of a secure sum make of any number. Digits must not carry when sites
+are added: a site weighs its change before it rounds, so that the sum of K sites' weights is K.
 
 What a site could not send is added to its next change: error feedback (Seide et al. 2014;
 Karimireddy et al. 2019). Blocks of `BLOCK` neighbours in place of single numbers, chosen by
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -24,13 +27,14 @@ from torch import Tensor
 
 from fednotes.core.errors import RefusedError
 from fednotes.core.tensors import nbytes
-from fednotes.core.update import Tensors
+from fednotes.core.update import Tensors, Total
 from fednotes.methods.sites import rising
 
-Compression = Literal["none", "int8", "top-k"]
+Compression = Literal["none", "packed", "top-k"]
 BLOCK = 64
-LEVELS = 127
-RANGE = 4.0  # standard deviations that eight bits span; what lies beyond waits for its next turn
+LEVELS = 12  # steps that a change of mean weight may have, either sign
+RANGE = 4.0  # standard deviations that they span; what lies beyond waits for its next turn
+EXACT = 2**52  # float64, in which sums are formed, counts that far
 
 
 def told(change: Tensors, compression: Compression) -> dict[str, Tensor]:
@@ -41,10 +45,10 @@ def told(change: Tensors, compression: Compression) -> dict[str, Tensor]:
 def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, Tensor]:
     """The code, from the weighted means of what sites told.
 
-    int8: the step size of each tensor, (1,). top-k: the chosen blocks of each tensor, int32 in
+    packed: the step size of each tensor, (1,). top-k: the chosen blocks of each tensor, int32 in
     ascending order, together the `share` of all blocks with the largest means (one at least).
     """
-    if compression == "int8":
+    if compression == "packed":
         return {name: RANGE / LEVELS * mean.sqrt() for name, mean in means.items()}
     names = list(means)
     everything = torch.cat([means[name] for name in names])
@@ -58,12 +62,14 @@ def agreed(means: Tensors, compression: Compression, share: float) -> dict[str, 
     }
 
 
-def sizes(tensors: Tensors, compression: Compression, share: float) -> tuple[int, int]:
+def sizes(tensors: Tensors, compression: Compression, share: float, sites: int) -> tuple[int, int]:
     """Bytes of a cycle: what a site sends, told and coded, and is sent beside the parameters."""
     if compression == "none":
         return nbytes(tensors), 0
-    if compression == "int8":
-        return sum(value.numel() for value in tensors.values()) + 4 * len(tensors), 4 * len(tensors)
+    if compression == "packed":
+        _, digits = _base(max(1, sites))
+        words = sum(-(-value.numel() // digits) for value in tensors.values())
+        return 8 * words + 4 * len(tensors), 4 * len(tensors)
     blocks = sum(len(_rows(value, compression)) for value in tensors.values())
     chosen = max(1, round(share * blocks))
     return 4 * blocks + 4 * BLOCK * chosen, 4 * chosen
@@ -72,11 +78,11 @@ def sizes(tensors: Tensors, compression: Compression, share: float) -> tuple[int
 def require_code(code: Tensors, change: Tensors, compression: Compression, share: float) -> None:
     """Pass a code that `agreed` can have given for this change. Raises RefusedError."""
     parts = {name: len(_rows(value, compression)) for name, value in change.items()}
-    dtype = torch.float32 if compression == "int8" else torch.int32
+    dtype = torch.float32 if compression == "packed" else torch.int32
     right = code.keys() == parts.keys() and all(
         value.dtype is dtype and value.dim() == 1 for value in code.values()
     )
-    if right and compression == "int8":
+    if right and compression == "packed":
         right = all(len(step) == 1 and 0 <= float(step) < math.inf for step in code.values())
     elif right:
         wanted = max(1, round(share * sum(parts.values())))
@@ -91,20 +97,21 @@ def require_code(code: Tensors, change: Tensors, compression: Compression, share
 
 
 def encode(
-    change: Tensors, code: Tensors, compression: Compression
+    change: Tensors, code: Tensors, compression: Compression, part: float = 1.0, sites: int = 1
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """A change in the agreed code, and what of it is left for the next time.
 
-    Returns int8 of the tensor's shape, or float32 (chosen blocks, `BLOCK`); and float32 of the
-    tensors' shapes. change = decode(sent) + left, up to rounding.
+    part: the site's weight, of which all `sites` together have `sites`. Returns int64 (words,), or
+    float32 (chosen blocks, `BLOCK`); and float32 of the tensors' shapes.
     """
     sent, left = {}, {}
     for name, value in change.items():
-        if compression == "int8":
-            step = code[name].to(value.device)
-            levels = torch.where(step > 0, value / step, torch.zeros_like(value))
-            sent[name] = levels.round().clamp(-LEVELS, LEVELS).to(torch.int8).cpu()
-            left[name] = value - sent[name].to(value.device) * step
+        if compression == "packed":
+            step, most = code[name].to(value.device), math.ceil(LEVELS * part)
+            levels = torch.where(step > 0, part * value / step, torch.zeros_like(value))
+            levels = levels.round().clamp(-most, most)
+            sent[name] = _packed(levels.flatten().long().cpu(), sites)
+            left[name] = value - levels * step / part if part else value
         else:
             blocks, chosen = _rows(value, compression), code[name].long().to(value.device)
             sent[name] = blocks[chosen].cpu()
@@ -113,13 +120,23 @@ def encode(
     return sent, left
 
 
+def opened(total: Total, like: Tensors, compression: Compression, sites: int) -> Total:
+    """The sum of what sites sent, its digits told apart. sites: that it was coded for."""
+    if compression != "packed":
+        return total
+    found = dict(total.tensors)
+    for name, value in like.items():
+        found[name] = _digits(found[name], value.numel(), sites).reshape(value.shape)
+    return replace(total, tensors=found, weight=total.metrics["part"])
+
+
 def decode(
     means: Tensors, code: Tensors, like: Mapping[str, Tensor], compression: Compression
 ) -> dict[str, Tensor]:
     """The mean change, from the weighted means of what sites sent; float32 as `like`."""
     found = {}
     for name, value in like.items():
-        if compression == "int8":
+        if compression == "packed":
             found[name] = means[name] * code[name]
         else:
             blocks = torch.zeros_like(_rows(value, compression))
@@ -128,9 +145,38 @@ def decode(
     return found
 
 
+def _base(sites: int) -> tuple[int, int]:
+    """How many values a sum of digits can have, zero in the middle, and digits in a word.
+
+    A site's digit is at most `LEVELS` times its weight, rounded up.
+    """
+    base = 2 * (LEVELS + 1) * sites + 1
+    digits = 1
+    while base ** (digits + 1) <= EXACT:
+        digits += 1
+    return base, digits
+
+
+def _packed(levels: Tensor, sites: int) -> Tensor:
+    """(numbers,) → (words,) int64, Σ level_j base^j of neighbours j."""
+    base, digits = _base(sites)
+    rows = torch.nn.functional.pad(levels, (0, -len(levels) % digits)).view(-1, digits)
+    return (rows * torch.tensor([base**j for j in range(digits)])).sum(1)
+
+
+def _digits(words: Tensor, numbers: int, sites: int) -> Tensor:
+    """(words,) a sum of words → (numbers,) float64, the sums of digits."""
+    (base, digits), rest, found = _base(sites), words.round().long(), []
+    for _ in range(digits):
+        digit = (rest + base // 2) % base - base // 2
+        rest = (rest - digit) // base
+        found.append(digit)
+    return torch.stack(found, 1).flatten()[:numbers].double()
+
+
 def _rows(value: Tensor, compression: Compression) -> Tensor:
     """(1, numbers); or (blocks, BLOCK), the last one filled with zeros."""
     flat = value.flatten()
-    if compression == "int8":
+    if compression == "packed":
         return flat[None]
     return torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK)

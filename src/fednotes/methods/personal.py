@@ -135,10 +135,10 @@ def parameters_of(model: Model) -> dict[str, nn.Parameter]:
 
 def _single(model: TokenClassifier) -> TokenClassifier:
     """A copy whose classifier is in one piece again."""
-    found = copy.deepcopy(model)
-    for part in ("weight", "bias"):
-        parametrize.remove_parametrizations(found.classifier, part)
-    return found
+    rows = model.classifier
+    whole = nn.Linear(rows.in_features, rows.out_features, device="meta")  # draws nothing
+    whole.weight, whole.bias = (nn.Parameter(p.detach().clone()) for p in (rows.weight, rows.bias))
+    return model.copied(whole)
 
 
 def tag_of(name: str) -> str:
@@ -266,11 +266,14 @@ class Site(finetune.Site):
         self._train_own(cycle + 1)
         return update
 
-    def _sends(self, tensors: Tensors, metrics: Mapping[str, float]) -> Update:
+    def _sends(
+        self, tensors: Tensors, metrics: Mapping[str, float], part: float | None = None
+    ) -> Update:
         """Nothing but zeros of rows that the site lacks, which count for nothing."""
         sent = {n: torch.zeros_like(v) if n in self._lacks else v for n, v in tensors.items()}
-        own = {COUNTED: self._counted} if self._settings.shared_tags else {}
-        return super()._sends(sent | own, metrics)
+        counted = self._counted * (1.0 if part is None else part)
+        own = {COUNTED: counted} if self._settings.shared_tags else {}
+        return super()._sends(sent | own, metrics, part)
 
     def _train_own(self, cycles: int) -> None:
         """Train the own model until it has had so many cycles of the job's, those that were missed

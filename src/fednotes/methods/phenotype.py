@@ -214,9 +214,9 @@ class Site(MethodSite):
         """Take this site's part of stage 1's mini-batch."""
         return self._learner.take_share(tensors, examples=examples)
 
-    def send(self, tensors: Tensors) -> Update:
+    def send(self, tensors: Tensors, *, weight: float, sites: int) -> Update:
         """Stage 1's change in an agreed code."""
-        return self._learner.send(tensors)
+        return self._learner.send(tensors, weight=weight, sites=sites)
 
     def keep(self, tensors: Tensors) -> Update:
         """The cycle of stage 1 that was just judged is the one to keep."""

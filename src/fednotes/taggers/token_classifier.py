@@ -234,6 +234,13 @@ class TokenClassifier(Model):
         changes = LoRA(model, config.rank, config.alpha, seed, config.maps, name)
         self.add_module(name, changes.to(self.device))
 
+    def copied(self, classifier: nn.Linear) -> TokenClassifier:
+        """A copy with this classifier."""
+        found = copy.deepcopy(self)
+        for holder in (found, *found._whole):
+            holder.classifier = classifier
+        return found
+
     @property
     def changes(self) -> list[LoRA]:
         """The low-rank changes, in the order in which they were added."""

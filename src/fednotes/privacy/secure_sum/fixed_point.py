@@ -10,7 +10,8 @@ What is lost, a tensor of S summands:
 - values of 4 bytes or fewer take one word: at most S · 2^-(e+1). With the default limit 2^31
   on weight · value and 5 sites e is 28; with limits taken from an earlier total e is about 47
   places below the largest sum, so that a float32 (24 bits) loses nothing in practice;
-- values of 8 bytes, weights and metrics take two words, the second counts what the first
+- integers take one word, and nothing is lost of a whole product up to 2^52;
+- other values of 8 bytes, weights and metrics take two words, the second counts what the first
   rounded away: e + g is at least 60 up to 64 sites; a float64 sum is off by its own last bit.
 
 The sum of the integers is exact: in any order, for any drop-outs.
@@ -221,9 +222,10 @@ def _field(name: str, value: Tensor, sites: int, limit: int) -> Field:
     if value.is_complex() or value.is_quantized:
         raise ConfigError(f"tensor {name!r}: a secure sum takes real numbers, not {value.dtype}")
     shape = tuple(value.shape)
-    if value.element_size() > 4:
+    if not value.is_floating_point():
+        limit = WIDE
+    elif value.element_size() > 4:
         return _wide("tensor", name, shape, sites, max(limit, WIDE))
-    limit = limit if value.is_floating_point() else max(limit, WIDE)
     return Field("tensor", name, shape, ROOM - _ceil_log2(sites) - limit, 0)
 
 
