@@ -56,6 +56,16 @@ def test_exact_points_are_gone_through() -> None:
     assert found.words == "join"
 
 
+def test_what_hardly_differs_has_the_same_forecast() -> None:
+    """Points within a ten-thousandth, of runs that differ as little by chance."""
+    curve, pilot = runs(1.5, 0.4, 0.3, noise=0.01)
+    gains = []
+    for shift in (0.0, 1e-4, -1e-4):
+        moved = [p.model_copy(update={"f1": p.f1 + shift}) for p in curve]
+        gains.append(outlook(moved, pilot, 20_000, ForecastPlan()).gain)
+    np.testing.assert_allclose(gains[1:], [gains[0]] * 2, atol=0.006)
+
+
 def test_intervals_hold_what_they_claim() -> None:
     """Curves and federations drawn at random: about 80 % of the gains, and of the bounds."""
     rng, held = np.random.default_rng(1), np.zeros(2)

@@ -42,7 +42,13 @@ def test_the_error_of_f1_is_that_of_drawn_mentions(right: int, predicted: int, g
 
 def test_nothing_named_has_no_error() -> None:
     assert f1_error(0, 0, 0) == 0.0
-    assert f1_error(10, 10, 10) == 0.0
+
+
+def test_few_mentions_are_not_certain() -> None:
+    """The share of right ones is (n + 1) / (n + 2) then, as Agresti and Coull have it."""
+    for right, gold, share in ((2, 2, 3 / 4), (0, 2, 1 / 4), (10, 10, 11 / 12)):
+        wanted = 2 / (1 + share) ** 2 * (share * (1 - share) / (gold + 2)) ** 0.5
+        assert f1_error(right, right, gold) == pytest.approx(wanted)
 
 
 def test_a_share_is_one_where_all_is_won_and_none_within_noise() -> None:

@@ -134,6 +134,8 @@ def forecast(
     if job.kind.name != "documents":
         told = f"a forecast is of mentions that are found; this method's sites hold {job.kind.name}"
         raise ConfigError(f"method = {job.method!r}: {told}")
+    if getattr(getattr(job.config, "model", None), "context", "sentence") != "sentence":
+        raise ConfigError('a forecast trains on parts of the sentences: set context = "sentence"')
     read = load_sites(job, (options.get("display") or Display()).features)
     sites = [replace(site, train=sentence_documents(site.train)) for site in read.data]
     sites = [replace(site, test=site.valid, test_types=()) for site in sites]
@@ -165,8 +167,8 @@ def forecast(
     for place, (condition, fraction, seed) in enumerate(runs):
         held = tuple(replace(s, train=subsample(s.train, fraction, seed)) for s in own.values())
         given = Sites(held, findings=() if place else read.findings)
-        run = _run(single, condition, given, fraction, seed)
-        folder = out / f"{condition}-{fraction:.4g}-{seed}"
+        run = _run(single, condition, given, fraction, seed, total)
+        folder = out / f"{condition}-{fraction:.8g}-{seed}"
         result = simulate(run, folder, command=command, **options)
         spent += [result] if condition == "federated" else []
         for site in held:
@@ -174,8 +176,9 @@ def forecast(
             made[site.id][condition].append(Trained.of(fraction, len(site.train), scores))
         for saved in [*folder.rglob("model")]:  # many, which nobody asked for
             shutil.rmtree(saved)
-    took = [number(result.conditions, "federated", "seconds") or 0.0 for result in spent]
-    seconds = fmean(took) / plan.part if any(took) else None
+    told = [number(result.conditions, "federated", "seconds") for result in spent]
+    took = [seconds for seconds in told if seconds]
+    seconds = fmean(took) / plan.part if took else None
     each = {n: outlook(of["alone"], of["federated"], total, plan) for n, of in made.items()}
     found = Forecast(title=job.title, command=command, sites=each, cost=cost, seconds=seconds)
     write_json(out / "forecast.json", found.model_dump())
@@ -208,10 +211,10 @@ def at_home(name: str, settings: tuple[str, ...], site: str, file: Path | None, 
     return replace(job, kind=replace(job.kind, load=load))
 
 
-def _run(job: Job, condition: str, sites: Sites, fraction: float, seed: int) -> Job:
+def _run(job: Job, condition: str, sites: Sites, fraction: float, seed: int, total: int) -> Job:
     """One condition of the job on these sites, as a job of its own."""
     sizes = ", ".join(f"{len(site.train):,}" for site in sites.data)
-    title = f"{job.title}: {condition}, {fraction:.4g} of the sentences ({sizes})"
+    title = f"{job.title}: {condition}, {fraction:.4g} of the sentences ({sizes} of {total:,})"
     config: Any = replace(job.config, seed=seed)  # type: ignore[type-var]
     table = {**job.table, "title": title, "seed": seed, "conditions": [condition]}
     kind = replace(job.kind, load=lambda job, progress, cache: sites)
@@ -226,7 +229,6 @@ def outlook(
     federation's, all of one part. total: sentences of all sites."""
     rng, last = np.random.default_rng(1), curve[-1]
     steep, floor = rng.uniform(0, STEEPEST, _TRIED), rng.uniform(0, 1, _TRIED) ** 2
-    level = _logit(last.f1) + rng.uniform(-1, 1, _TRIED)
     most = float(np.log(max(1.0, total / last.sentences)))
     more = rng.uniform(-most, most, _TRIED)  # log m
     variance = np.exp(2 * rng.uniform(np.log(0.01), 0, _TRIED))  # s², with all sentences
@@ -235,17 +237,23 @@ def outlook(
         """Of log odds with so many times all its sentences."""
         return np.asarray(-np.log(floor + (1 - floor) * np.asarray(times) ** -steep))
 
-    off = np.zeros(_TRIED)  # -2 log likelihood
+    rows = []  # of each point: what it lies off the level, its variance
     for point in (point for point in curve if point.f1 >= LEARNT or point is last):
         size = point.sentences / last.sentences
-        noise = variance / np.sqrt(size)
-        off += (level + gained(size) - _logit(point.f1)) ** 2 / noise + np.log(noise)
+        rows.append((gained(size) - _logit(point.f1), variance / np.sqrt(size)))
     if pilot and min(point.f1 for point in pilot) >= LEARNT:
         size = fmean(point.sentences for point in pilot) / last.sentences
         noise = variance / np.sqrt(size) / len(pilot) + PAIRED * _error(pilot[0]) ** 2
         seen = fmean(_logit(point.f1) for point in pilot)
-        off += (level + gained(np.exp(more) * size) - seen) ** 2 / noise + np.log(noise)
+        rows.append((gained(np.exp(more) * size) - seen, noise))
         more = (more + rng.normal(0, DRIFT * np.log2(1 / size), _TRIED)).clip(-most, most)
+    # Any level is equally likely before, so it is normal, given all else, and need not be tried.
+    known = np.sum([1 / noise for _, noise in rows], axis=0)
+    middle = -np.sum([gap / noise for gap, noise in rows], axis=0) / known
+    off = np.log(known)  # -2 log likelihood
+    for gap, noise in rows:
+        off += (middle + gap) ** 2 / noise + np.log(noise)
+    level = middle + rng.normal(0, 1, _TRIED) / np.sqrt(known)
     chance = np.exp((off.min() - off) / 2)
     fits = rng.choice(_TRIED, _DRAWS, p=chance / chance.sum())
 

@@ -79,9 +79,9 @@ class Averaging:
         A named one is the last that is run, though rates are laid over all `cycles`.
     batch_size: of one site's step (batch = "each"), or of all sites' steps together ("shared"):
         each site has its part, by its number of examples (a quarter of an equal one and one
-        example at least), and takes about as many steps as one place with all notes would: where
-        there are more sites than examples in a batch each takes one, and a site of middling size
-        reads its notes more than once in an epoch. Made of
+        example at least), and takes about as many steps as one place with all notes would. Where
+        there are more sites than examples in a batch, sites of middling size take one example a
+        step and read their notes more than once in an epoch; small ones take fewer steps. Made of
         `accumulate` smaller ones where memory is short.
     learning_rate: of AdamW at the sites; rises over the first `warmup` of a site's steps, then
         falls to zero with the last one (decay = "linear") or stays. Moments and schedule go on

@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fednotes.core.errors import RefusedError
+from fednotes.core.errors import RefusedError, TrainingError
 from fednotes.core.tensors import nbytes
 from fednotes.core.update import Tensors, Total
 from fednotes.methods.sites import rising
@@ -121,9 +121,14 @@ def encode(
 
 
 def opened(total: Total, like: Tensors, compression: Compression, sites: int) -> Total:
-    """The sum of what sites sent, its digits told apart. sites: that it was coded for."""
+    """The sum of what sites sent, its digits told apart. sites: that it was coded for.
+
+    Raises TrainingError where another site is in it, so that digits may have carried.
+    """
     if compression != "packed":
         return total
+    if total.metrics["part"] > sites * (1 + 1e-9):
+        raise TrainingError("a site sent a change in a code that it had no part in")
     found = dict(total.tensors)
     for name, value in like.items():
         found[name] = _digits(found[name], value.numel(), sites).reshape(value.shape)

@@ -28,7 +28,6 @@ notes of the sites that have it.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

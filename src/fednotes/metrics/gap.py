@@ -128,12 +128,13 @@ def judged(scores: Mapping[str, Any]) -> tuple[float, float] | None:
 
 def f1_error(right: float, predicted: float, gold: float) -> float:
     """The standard error of F1, by the delta method: F1 = 2 J / (1 + J) of J = right / union, the
-    share of all that either side names, which is binomial."""
+    share of all that either side names, which is binomial; with one more on both sides of what is
+    right and what is not, so that a few mentions all right are not certain (Agresti and Coull)."""
     union = gold + predicted - right
     if union <= 0:
         return 0.0
-    share = right / union
-    return 2 / (1 + share) ** 2 * sqrt(share * (1 - share) / union)
+    share = (right + 1) / (union + 2)
+    return 2 / (1 + share) ** 2 * sqrt(share * (1 - share) / (union + 2))
 
 
 def _disease_error(of: Mapping[str, Any]) -> float:
