@@ -176,8 +176,8 @@ def forecast(
             made[site.id][condition].append(Trained.of(fraction, len(site.train), scores))
         for saved in [*folder.rglob("model")]:  # many, which nobody asked for
             shutil.rmtree(saved)
-    told = [number(result.conditions, "federated", "seconds") for result in spent]
-    took = [seconds for seconds in told if seconds]
+    known = [number(result.conditions, "federated", "seconds") for result in spent]
+    took = [seconds for seconds in known if seconds]
     seconds = fmean(took) / plan.part if took else None
     each = {n: outlook(of["alone"], of["federated"], total, plan) for n, of in made.items()}
     found = Forecast(title=job.title, command=command, sites=each, cost=cost, seconds=seconds)
