@@ -238,7 +238,9 @@ def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
     config = replace(config, entity_ratio=0.0)
     read: dict[str, Any] = {"max_tokens": getattr(config.model, "max_tokens", None)}
     read["unit"] = getattr(config.model, "context", "sentence")  # so batches are of what is trained
-    own = parts(config, [encode_corpus(s.train, s.tags, **read).sentences for s in sites])
+    shared = config.batch == "shared"  # else no batch depends on how much a site has
+    sizes = [encode_corpus(s.train, s.tags, **read).sentences if shared else 0 for s in sites]
+    own = parts(config, sizes)
     return tuple(replace(each, tags=site.tags) for each, site in zip(own, sites, strict=True))
 
 

@@ -275,8 +275,7 @@ class Site(finetune.Site):
         return super()._sends(sent | own, metrics, part)
 
     def _train_own(self, cycles: int) -> None:
-        """Train the own model until it has had so many cycles of the job's, those that were missed
-        too."""
+        """Train the own model until it has had so many of the job's cycles, also missed ones."""
         while self._alone.round < min(cycles, self._alone.cycles):
             number = self._alone.round
             total = Total.of([self.own.train(self._alone.sent, cycle=number)])
@@ -297,10 +296,11 @@ class Site(finetune.Site):
         self.own.model = self._own
         self._train_own(self.config.last_cycle)
         load_into(self.own.parameters, self._alone.result)
-        parts, targets = self._parts_scores(), self.targets()
+        parts = self._parts_scores()
+        targets = self.targets() if self._settings.distil_epochs else None
         if self._settings.student == "federated":
             self.own.model = _single(self.model)
-        if self._settings.distil_epochs:
+        if targets is not None:
             self._distil(targets)
         update = self.own.tested()
         self.scores = {**self.own.scores, "parts": parts}
