@@ -28,7 +28,6 @@ from fednotes.experiments.attention import (
     analyse,
     attention_maps,
     compared,
-    embed,
     matrix_distance,
     measure,
     named_models,
@@ -38,7 +37,6 @@ from fednotes.experiments.attention import (
     spearman,
     stretches,
     token_ids,
-    turned,
 )
 
 transformers = pytest.importorskip("transformers")
@@ -258,7 +256,7 @@ def test_run_writes_all(models: dict[str, Path], notes: Path, tmp_path: Path) ->
     for out in (tmp_path / "a", tmp_path / "b"):
         found = run_attention(named, [notes], out, sample=5, length=20, seed=3)
         assert sorted(p.name for p in out.iterdir()) == [
-            "attention.json", "attention.md", "entropy_by_depth.png", "js_heads.png",
+            "attention.json", "attention.md", "entropy_by_depth.png",
         ]  # fmt: skip
         written.append((out / "attention.json").read_text())
         for picture in out.glob("*.png"):
@@ -284,7 +282,7 @@ def test_run_writes_all(models: dict[str, Path], notes: Path, tmp_path: Path) ->
     assert "| Fed_ClinicalBERT | 8153.26 | 314.38 | 0 |" in lines
     depth = " | ".join(f"{each[1]:.3f}" for each in found["entropy_by_depth"].values())
     assert f"| 2 | {depth} |" in lines
-    assert "Plots: entropy_by_depth.png, js_heads.png." in page
+    assert "Plot: entropy_by_depth.png." in page
 
 
 def test_run_without_matplotlib(
@@ -373,15 +371,6 @@ def test_short_rest_is_left_out() -> None:
     assert stretches([f"{four}.\n{four}.\n{two}."], 9, 9, 1) == [f"{four}. {four}."]
     assert len(stretches([f"{four}.\n{four}.\n{four}."], 9, 9, 1)) == 2
     assert stretches([f"{two}."], 9, 9, 1) == [f"{two}."]
-
-
-def test_plane_of_heads() -> None:
-    """Points of a plane come back from their squared distances, but for turns (SciPy's cdist)."""
-    points = np.random.default_rng(0).normal(size=(20, 2))
-    places = embed(cdist(points, points, "sqeuclidean"))
-    np.testing.assert_allclose(cdist(places, places), cdist(points, points), atol=1e-9)
-    centred = points - points.mean(axis=0)
-    np.testing.assert_allclose(turned(places, centred), centred, atol=1e-9)
 
 
 # measures, of maps that are made up

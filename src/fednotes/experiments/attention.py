@@ -513,7 +513,7 @@ def run_attention(
     notes: files or folders that `read_notes` reads; categories: of these notes only.
     sample: how many stretches. The same notes, sample, length and seed give the same texts,
     whatever the models. Writes attention.json, attention.md and, where matplotlib is
-    installed, entropy_by_depth.png and js_heads.png.
+    installed, entropy_by_depth.png.
 
     Raises FednotesError: what `named_models`, `read_notes`, `stretches` and `analyse` raise,
     and where `out` cannot be written, before any model runs.
@@ -532,10 +532,11 @@ def run_attention(
     # a line for each: matrices of a line a number are long
     lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in _plain(facts).items())
     write_text(out / "attention.json", f"{{\n{lines}\n}}\n", private=False)
+    ending = "Plot: entropy_by_depth.png."
     try:
-        ending = f"Plots: {', '.join(plots(heads, out))}."
+        plot(heads, out / "entropy_by_depth.png")
     except MissingExtra as missing:
-        ending = f"No plots: {missing}."
+        ending = f"No plot: {missing}."
     write_text(out / "attention.md", f"{markdown(facts)}\n{ending}\n", private=False)
     return facts
 
@@ -584,10 +585,10 @@ def _cut(lines: Sequence[str], length: int) -> Iterator[str]:
         yield " ".join(part)
 
 
-def plots(heads: Mapping[str, Heads], folder: Path) -> tuple[str, ...]:
-    """The names of two pictures in `folder`; each is whole or not there.
+def plot(heads: Mapping[str, Heads], path: Path) -> None:
+    """Entropies by depth as a picture, whole or not there.
 
-    Raises MissingExtra without matplotlib, FednotesError where a file cannot be written.
+    Raises MissingExtra without matplotlib, FednotesError where the file cannot be written.
     """
     try:
         import matplotlib
@@ -596,17 +597,14 @@ def plots(heads: Mapping[str, Heads], folder: Path) -> tuple[str, ...]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    drawn = {"entropy_by_depth.png": _entropy_by_depth, "js_heads.png": _js_heads}
-    for name, draw in drawn.items():
-        figure, picture, path = draw(heads), io.BytesIO(), folder / name
-        try:
-            figure.savefig(picture, dpi=130, format="png")
-            replace_file(path, picture.getvalue(), mode=0o666)
-        except OSError as error:
-            raise FednotesError(f"{path}: cannot be written ({error.strerror or error})") from error
-        finally:
-            pyplot.close(figure)
-    return tuple(drawn)
+    figure, picture = _entropy_by_depth(heads), io.BytesIO()
+    try:
+        figure.savefig(picture, dpi=130, format="png")
+        replace_file(path, picture.getvalue(), mode=0o666)
+    except OSError as error:
+        raise FednotesError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        pyplot.close(figure)
 
 
 def _entropy_by_depth(heads: Mapping[str, Heads]) -> Any:
@@ -633,58 +631,3 @@ def _entropy_by_depth(heads: Mapping[str, Heads]) -> Any:
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(frameon=False, title="line: mean of a layer", alignment="left")
     return figure
-
-
-def _js_heads(heads: Mapping[str, Heads]) -> Any:
-    """Above: every head as a point (Clark et al., fig. 6). Below: the JS matrix itself."""
-    from matplotlib import pyplot
-
-    layers, width = next(iter(heads.values())).entropy.shape
-    size = (0.9 + 3.3 * len(heads), 6.6)
-    figure, panels = pyplot.subplots(
-        2, len(heads), figsize=size, squeeze=False, layout="constrained"
-    )
-    drawn: list[Floats] = []
-    for each in heads.values():
-        drawn.append(turned(embed(each.divergence), drawn[0] if drawn else None))
-    low, high = np.min(np.vstack(drawn), 0), np.max(np.vstack(drawn), 0)
-    middle, reach = (low + high) / 2, 0.56 * float((high - low).max()) or 1.0
-    limits = np.stack([middle - reach, middle + reach], axis=1)
-    numbers = range(1, layers + 1)
-    middles = [(layer - 0.5) * width - 0.5 for layer in numbers]
-    colours = {"cmap": "viridis", "vmin": 0.5, "vmax": layers + 0.5, "c": np.repeat(numbers, width)}
-    for upper, lower, (name, each), places in zip(*panels, heads.items(), drawn, strict=True):
-        dots = upper.scatter(*places.T, s=26, lw=0, **colours)
-        upper.set(title=name, aspect="equal", xticks=[], yticks=[], xlim=limits[0], ylim=limits[1])
-        image = lower.imshow(each.divergence, cmap="magma", vmin=0, vmax=np.log(2))
-        lower.set_xticks(middles, numbers)
-        lower.set_yticks(middles, numbers)
-        lower.tick_params(length=0)
-        lower.set_xlabel("layer of head")
-    panels[0][0].set_ylabel("heads by similarity")
-    panels[1][0].set_ylabel("layer of head")
-    figure.colorbar(dots, ax=panels[0], ticks=numbers, aspect=25).set_label("layer")
-    figure.colorbar(image, ax=panels[1], aspect=25).set_label("JS divergence (nats)")
-    return figure
-
-
-def embed(divergence: Floats) -> Floats:
-    """Classical multidimensional scaling of heads onto a plane: (heads, 2).
-
-    The root of the Jensen–Shannon divergence is a distance in a Euclidean space, so the
-    divergences are its squares, and the plane shows the two widest directions of that space.
-    """
-    centred = divergence - divergence.mean(axis=0)
-    gram = -(centred - centred.mean(axis=1, keepdims=True)) / 2
-    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
-    places: Floats = (vectors * np.sqrt(np.maximum(values, 0)))[:, ::-1][:, :2]
-    return np.pad(places, ((0, 0), (0, 2 - places.shape[1])))  # of one head
-
-
-def turned(places: Floats, onto: Floats | None) -> Floats:
-    """The points turned and mirrored to lie nearest to `onto`, head by head (Procrustes)."""
-    if onto is None:
-        return places
-    left, _, right = np.linalg.svd(places.T @ onto)
-    turned: Floats = places @ (left @ right)
-    return turned
