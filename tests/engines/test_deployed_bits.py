@@ -21,7 +21,7 @@ from fednotes.core.federation import SiteTasks
 from fednotes.core.types import TagSet
 from fednotes.core.update import Tensors, Update
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods import distill, fedner, personal
+from fednotes.methods import fedner, personal
 from fednotes.methods.averaging import Averaging, AveragingSite, Server, Step, run_cycles
 from fednotes.taggers.tagger import TaggerConfig
 from fednotes.taggers.token_classifier import TokenClassifierConfig
@@ -121,20 +121,6 @@ def train_ner(engine: Any, settings: fedner.Config = NER) -> dict[str, torch.Ten
     return dict(fedner.train(engine, settings).tensors)
 
 
-RATIO = distill.Config(
-    model=TAGGER, unannotated="soft", weighting=False, rounds=2, batch_size=4,
-    entity_ratio=5.0, ratio_after=0.0, tags=DRUGS.union(TagSet(("other",))),
-)  # fmt: skip
-
-
-def half_annotated(number: int) -> distill.Site:
-    """Every second site annotates another type, of which it has no mention."""
-    data = tiny_site(number, 4 + number)
-    bare = tuple(replace(document, spans=()) for document in data.train)
-    other = replace(data, tags=TagSet(("other",)), train=bare, valid=(), test=())
-    return distill.Site(other if number % 2 else data, RATIO)
-
-
 SHARED = replace(CONFIG, batch="shared", batch_size=9, local_steps=3, server="nesterov")
 METHODS = {
     "averaging": (lambda n: Fit(3 * n, CONFIG), average(CONFIG)),
@@ -145,7 +131,6 @@ METHODS = {
     "shared batches": (lambda n: Fit(3 * n, SHARED), average(SHARED)),
     "fedner": (platform, train_ner),
     "word rows": (lambda n: platform(n, BY_ROWS), lambda engine: train_ner(engine, BY_ROWS)),
-    "entity ratio": (half_annotated, lambda engine: dict(distill.train(engine, RATIO).tensors)),
     "personal": None,  # needs an encoder
 }
 

@@ -134,21 +134,13 @@ def test_fedner(sites: list[SiteData], exchange: str, words: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"weighting": True},
-        {"weighting": False, "unannotated": "soft"},
-        {"weighting": False, "unannotated": "soft", "entity_ratio": 5.0, "ratio_after": 0.0},
-    ],
-    ids=str,
+    "changes", [{"weighting": True}, {"weighting": False, "unannotated": "soft"}], ids=str
 )
 def test_distill(sites: list[SiteData], changes: Mapping[str, Any]) -> None:
     """With weighting, a site takes its own part out of the sum that it is sent."""
     base = distill.Config(model=TAGGER, batch_size=8, rounds=2, seed=3, learning_rate=0.01)
     settings = distill.for_sites(replace(base, **changes), sites)
     engine, plain, *_ = compare(distill, sites, settings)
-    assert [site.ratios for site in engine._sites] == [site.ratios for site in plain]
-    assert bool(plain[0].ratios) == ("entity_ratio" in changes)
     if changes["weighting"]:
         for one, other in zip(engine._sites, plain, strict=True):
             assert not np.all(one.weights == 1)

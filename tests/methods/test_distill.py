@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_taggers import MODEL, NO_DROPOUT, assert_same, generated, values
 
-from fednotes.core.errors import ConfigError, RefusedError, TrainingError
+from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.seeds import rng_of, seed_of
 from fednotes.core.tensors import below, load_into
 from fednotes.core.types import Document, SiteData, Span, TagSet
@@ -22,7 +22,6 @@ from fednotes.data.synthetic import generate
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill
 from fednotes.methods.distill import pseudo_complete, weighted_loss
-from fednotes.methods.sites import agree_on_ratios
 from fednotes.taggers.model import Losses
 from fednotes.taggers.prompt_bart import PromptBartConfig
 from fednotes.taggers.saving import build_model, load_model
@@ -518,151 +517,6 @@ def test_the_global_model_predicts_types_that_a_site_never_annotated(sites, tmp_
         if span.label not in site.tags.types
     ]
     assert foreign
-
-
-# ---- the expected entity ratio -----------------------------------------------------------------
-
-RATIO: dict[str, Any] = {"weighting": False, "unannotated": "soft", "entity_ratio": 5.0}
-RATIO |= {"ratio_after": 0.0}
-
-
-def told(sites, **changes):
-    """Sites that have agreed on ratios, and what the federation was asked."""
-    settings = config(sites, model=NO_DROPOUT, **RATIO | changes)
-    members = [distill.Site(site, settings) for site in sites]
-    federation = OnlySums(members)
-    agree_on_ratios(federation, settings)
-    return settings, members, federation
-
-
-@pytest.mark.parametrize("of", ["types", "tags"])
-def test_ratios_are_those_of_the_sites_that_annotate(sites, of: Any) -> None:
-    """[eer target] Tags written out and counted by their names."""
-    settings, members, federation = told(sites, ratio_of=of)
-    tags = settings.tags.tags
-    texts = [[tags[i] for i in member.train_set.encoded.tags] for member in members]
-    wanted, annotating = {}, set()
-    for name in settings.tags.types if of == "types" else tags[1:]:
-        kind = name if of == "types" else name[2:]
-        own = [t for t, site in zip(texts, sites, strict=True) if kind in site.tags.types]
-        tagged = [tag for text in own for tag in text if name in (tag, tag[2:])]
-        wanted[name] = len(tagged) / sum(len(text) for text in own)
-        annotating.add(len(own))
-    assert len(annotating) > 1
-    assert max(wanted.values()) > 0
-    for member in members:
-        assert member.ratios == pytest.approx(wanted, rel=1e-12)
-    assert list(federation.totals) == ["count_tags", "take_ratios"]
-    counted = federation.totals["count_tags"].metrics
-    assert all(type(number) is float for number in counted.values())
-
-
-def test_a_type_that_nobody_counted_is_not_held(sites) -> None:
-    """-1 in place of its ratio, where the one site that annotates it is not in the sum."""
-    settings, members, _ = told(sites)
-    alone = {t for t in sites[0].tags.types if all(t not in s.tags.types for s in sites[1:])}
-    assert alone
-    federation = OnlySums(members, left_out=(sites[0].id,))
-    agree_on_ratios(federation, settings)
-    found = members[1].ratios
-    assert {name for name, ratio in found.items() if ratio == -1.0} == alone
-    assert all(ratio > 0 for name, ratio in found.items() if name not in alone)
-    losses = members[1].model.losses(members[1].train_set, np.arange(8))
-    low = replace(losses, shares=lambda: torch.zeros(len(settings.tags.tags)))
-    held = set(found) - alone - set(sites[1].tags.types)
-    wanted = 5.0 * 0.7 * sum(found[name] for name in held)
-    assert float(members[1].ratio_loss(low, 0.0)) == pytest.approx(wanted, rel=1e-6)
-
-
-def test_a_site_pulls_the_types_that_it_does_not_annotate(sites) -> None:
-    """The loss without the ratio, and by hand, from the CRF's posteriors, what the ratio adds."""
-    _, members, _ = told(sites, unannotated="marginal", ratio_margin=0.2)
-    for site, member in zip(sites, members, strict=True):
-        indices, ones = np.arange(8), np.ones(member.num_examples)
-        corpus = member.model.annotate(member.train_set, site.train, site.tags.types)
-        total, plain, _ = member._objective(corpus, indices, ones, "marginal", 0)
-        read = member.model._read(corpus, indices)
-        unary, _ = read.output.crf.posterior(read.emissions(), read.batch.lengths)
-        share = unary.sum((0, 1)).detach().numpy() / int(read.batch.lengths.sum())
-        missed = 0.0
-        for name, ratio in member.ratios.items():
-            if name not in site.tags.types:
-                found = sum(share[i] for i, t in enumerate(corpus.encoded.tagset.tags) if name in t)
-                missed += max(0.0, abs(found - ratio) - 0.2 * ratio)
-        assert missed > 0.1
-        assert float(total.detach()) == pytest.approx(plain + 5.0 * missed, rel=1e-5)
-
-
-def test_ratios_move_the_model_towards_them(sites) -> None:
-    """After the same rounds each site's model expects foreign types nearer to what is told."""
-    away = []
-    for weight in (0.0, 20.0):
-        settings = config(sites, rounds=4, **RATIO | {"entity_ratio": weight, "ratio_margin": 0.0})
-        members, _ = federate(sites, settings)
-        _, (member, *_), _ = told(sites)
-        held = member.ratios.keys() - set(sites[0].tags.types)
-        shares = members[0].model.losses(members[0].train_set, np.arange(20)).shares().tolist()
-        places = {n: [i for i, t in enumerate(settings.tags.tags) if n in t] for n in held}
-        away.append(sum(abs(sum(shares[i] for i in places[n]) - member.ratios[n]) for n in held))
-    assert away[1] < away[0]
-
-
-def test_ratios_by_hand_leave_nothing_to_count(sites) -> None:
-    """All given: no sum is asked for. One given: it stands in place of what was counted."""
-    types = config(sites).tags.types
-    settings, members, federation = told(sites, ratios=dict.fromkeys(types, 0.125))
-    assert not federation.totals
-    losses = members[0].model.losses(members[0].train_set, np.arange(8))
-    assert members[0].ratio_loss(losses, 0.0) is not None
-    one = told(sites, ratios={types[0]: 0.125})[1][2]
-    other = told(sites)[1][2]
-    kept = replace(losses, shares=lambda: torch.zeros(len(settings.tags.tags)))
-    assert types[0] not in sites[2].tags.types
-    moved = float(one.ratio_loss(kept, 0.0)) - float(other.ratio_loss(kept, 0.0))
-    assert moved == pytest.approx(5.0 * 0.7 * (0.125 - other.ratios[types[0]]))  # margin 0.3
-
-
-def test_ratios_begin_late(sites) -> None:
-    """Up to then a run is as it is without, to the bit."""
-    late = RATIO | {"rounds": 2, "ratio_after": 0.6}
-    plain = config(sites, **late | {"entity_ratio": 0.0})
-    assert_same(
-        federate(sites, config(sites, **late))[1].tensors, federate(sites, plain)[1].tensors
-    )
-    again = federate(sites, config(sites, **late | {"ratio_after": 0.5}))[1].tensors
-    assert any(not torch.equal(again[n], v) for n, v in federate(sites, plain)[1].tensors.items())
-
-
-def test_a_run_with_ratios_goes_on_to_the_same_bits(sites, tmp_path: Path) -> None:
-    """Told once, and kept."""
-    whole = config(sites, rounds=3, **RATIO)
-    _, expected = federate(sites, whole)
-    federate(sites, replace(whole, rounds=1), directory=tmp_path)
-    _, state = federate(sites, whole, directory=tmp_path, resume=True)
-    assert_same(state.tensors, expected.tensors)
-
-
-def test_ratios_that_nobody_asked_for_or_that_cannot_be(sites) -> None:
-    _, members, _ = told(sites)
-    for ratios in (torch.zeros(1), torch.full((len(members[0].ratios),), torch.nan)):
-        with pytest.raises(RefusedError, match="a number up to 1 for each of"):
-            members[0].take_ratios({"ratios": ratios})
-    plain = distill.Site(sites[0], config(sites))
-    with pytest.raises(RefusedError, match="no entity ratio to count for"):
-        plain.count_tags({})
-    late = distill.Site(sites[0], config(sites, **RATIO))
-    late.begin(distill.initial(late.config), round=0)
-    with pytest.raises(TrainingError, match="was not told the entity ratios"):
-        late.train({}, round=0)
-    with pytest.raises(ConfigError, match="ratios has 'Drag', which no site annotates"):
-        config(sites, ratios={"Drag": 0.1}, **RATIO)
-    for changes in ({"unannotated": "outside"}, {"model": PromptBartConfig(label_words={})}):
-        with pytest.raises(ConfigError, match="entity_ratio = 5 needs a model that tags words"):
-            distill.Config(entity_ratio=5.0, weighting=False, **changes)
-    assert "that is this site's own ratio" in distill.METHOD.warnings(late.config)[0]
-    assert distill.METHOD.beyond(late.config) == "entity ratio"
-    for own in distill.alone(late.config, sites):
-        assert not own.entity_ratio
 
 
 def test_clipping_and_normalising_are_switches(sites) -> None:

@@ -182,37 +182,6 @@ def test_silence_about_a_type_is_no_negative_example(bert: Path) -> None:
     assert float(part.loss([part]).detach()) == pytest.approx(wanted / len(tags), rel=1e-4)
 
 
-def test_entity_ratios_pull_the_types_of_others(bert: Path, tmp_path: Path) -> None:
-    """A mini-batch in two parts has the loss without, and by hand, in NumPy, each part's share of
-    the pull; the ratio is the other site's own. A run goes on to the same bits."""
-    sites = [site_data("a", 1, 12, "drug"), site_data("b", 2, 12, "finding")]
-    settings = config(bert, sites, cycles=3, entity_ratio=4.0, accumulate=2)
-    assert settings.ratio_after == 0.5
-    whole = train(sites, settings)
-    site, tags = whole[0], [settings.tags.tags[i] for i in whole[1].train_set.encoded.tags]
-    ratio = sum(tag[2:] == "finding" for tag in tags) / len(tags)
-    assert site.ratios["finding"] == pytest.approx(ratio, rel=1e-12)
-    site.model.train(False)
-    batch = next(iter(Site.steps(site, 0)))
-    site.model.train(False)
-    words = sum(part.examples for part in batch)
-    for part in batch:
-        with torch.no_grad():
-            logits = site.model._read(site._read, part.indices).logits.numpy()
-            losses = site.model.losses(site._read, part.indices)
-            found = float(part.loss(batch))
-        share = (np.exp(logits) / np.exp(logits).sum(1, keepdims=True))[:, 3:].sum(1).mean()
-        missed = max(0.0, abs(share - ratio) - 0.3 * ratio)
-        wanted = float(losses.source.sum()) / words + 4.0 * missed * part.examples / words
-        assert found == pytest.approx(wanted, rel=1e-4)
-    again = resumed(lambda **options: train(sites, settings, **options), tmp_path, 1)
-    for a, b in zip(whole, again, strict=True):
-        assert_same(values(a), values(b))
-    assert not finetune.alone(settings, sites)[0].entity_ratio
-    assert not finetune.pooled(settings, sites, None)[1].entity_ratio
-    assert "this site's own ratio" in finetune.warnings(settings)[0]
-
-
 def test_sites_with_different_types_make_one_model_of_all(bert: Path) -> None:
     """Each is tested on both types and has annotated one; O would hide the other."""
     full = [site_data(name, seed, 60) for name, seed in (("a", 1), ("b", 2))]
@@ -290,13 +259,12 @@ def test_alone_a_batch_is_of_what_is_trained(bert: Path) -> None:
 def test_mistakes_are_named(bert: Path) -> None:
     sites = [site_data("a", 1, 4)]
     small: Any = {"model": {"train": "all"}, "min_tokens": 10_000, "min_steps": 10}
-    empty, own = [replace(sites[0], train=())], ("classifier",)
+    empty = [replace(sites[0], train=())]
     for message, given, changes in (
         (r"no layer is called 'crf'; this model has classifier", sites, {"private": ("crf",)}),
         ("nothing is left to share", sites, {"private": ("classifier", "encoder")}),
         (r"min_tokens = 10,000 and min_steps = 10 are asked", sites, small),
         ("site 'a' has no training sentence", empty, {}),
-        ("a private classifier does not have", sites, {"entity_ratio": 1.0, "private": own}),
     ):
         with pytest.raises(ConfigError, match=message):
             train(given, config(bert, sites, **changes))

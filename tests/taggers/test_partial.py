@@ -23,9 +23,7 @@ from fednotes.taggers.crf import CRF
 from fednotes.taggers.partial import (
     added_tags,
     allowed_tags,
-    ratio_loss,
     require_types,
-    shares_of,
     split_loss,
     transfer_gradients,
 )
@@ -358,66 +356,3 @@ def test_counts_that_do_not_fit_are_refused() -> None:
     pairs[2, 0, 2] = 0.1  # from O to I-X
     with pytest.raises(ModelError, match="sentence 2 of the batch"):
         c.crf._losses(c.x, [(unary, pairs)], c.lengths)[0]
-
-
-# ---- the expected entity ratio -----------------------------------------------------------------
-
-
-@both
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_expected_counts_equal_enumeration(scheme: Scheme, backend: str) -> None:
-    """[eer expected] Of every sequence, one by one. The gradient of Σ v_k E[count of k] is a
-    covariance, of what a sequence counts and of whether it has a tag at a place."""
-    c = case(scheme, backend=backend)
-    size = len(c.tagset.tags)
-    v = np.random.default_rng(7).normal(size=size)
-    x = c.x.clone().requires_grad_()
-    found = c.crf.expected(x, c.lengths)
-    wanted, gradient = np.zeros(size), np.zeros(c.x.shape)
-    for n, length in enumerate(c.lengths.tolist()):
-        each = Enumerated.of(c.x[n, :length].numpy(), *masked(c.crf))
-        wanted += each.tag_counts(size).sum(0)
-        hot = np.eye(size)[each.paths]  # (paths, tokens, tags)
-        value = hot.sum(1) @ v
-        gradient[n, :length] = np.einsum("p,p,ptk->tk", each.p, value - each.p @ value, hot)
-    np.testing.assert_allclose(found.detach().numpy(), wanted, atol=1e-10)
-    (found @ torch.from_numpy(v)).backward()
-    assert x.grad is not None
-    np.testing.assert_allclose(x.grad.numpy(), gradient, atol=1e-8)
-
-
-@both
-def test_the_gradient_of_expected_counts_equals_differences(backend: str) -> None:
-    """By emissions and by the CRF's scores; of a constant, exactly 0; in float32 as in float64."""
-    c = case("BIOES", lengths=(3, 2), backend=backend)
-    x = c.x.nan_to_num(0.0).requires_grad_()
-    v = torch.randn(len(c.tagset.tags), dtype=torch.float64, generator=torch.manual_seed(1))
-    inputs = (x, c.crf.start, c.crf.transitions, c.crf.end)
-    assert torch.autograd.gradcheck(lambda x, *_: 1e3 * c.crf.expected(x, c.lengths) @ v, inputs)
-    nothing = torch.autograd.grad((c.crf.expected(x, c.lengths) * 0).sum(), inputs)
-    assert not any(g.any() for g in nothing)
-    (exact,) = torch.autograd.grad(c.crf.expected(x, c.lengths) @ v, x)
-    rough = x.detach().float().requires_grad_()
-    (c.crf.expected(rough, c.lengths) @ v.float()).backward()
-    torch.testing.assert_close(rough.grad, exact.float(), atol=1e-5, rtol=1e-4)
-
-
-def test_what_has_a_share_of_the_words() -> None:
-    """By hand: O is 0, then the tags of each type."""
-    assert shares_of(TagSet(("X", "Y-Z")), "types") == {"X": [1, 2], "Y-Z": [3, 4]}
-    each = {"B-X": [1], "I-X": [2], "B-Y-Z": [3], "I-Y-Z": [4]}
-    assert shares_of(TagSet(("X", "Y-Z")), "tags") == each
-
-
-def test_the_ratio_loss_by_hand() -> None:
-    """[eer loss] X has 0.4 of the words, Y 0.12, Z 0.1; ρ 0.2, 0.1 and 0.4 with γ = ρ / 4: X is
-    0.2 - 0.05 too frequent, Y within its interval, Z 0.3 - 0.1 too rare; W is not held."""
-    shares = torch.tensor([0.28, 0.3, 0.1, 0.12, 0.0, 0.04, 0.06, 0.1, 0.0]).requires_grad_()
-    places = shares_of(TagSet(("X", "Y", "Z", "W")), "types")
-    ratios = {"X": 0.2, "Y": 0.1, "Z": 0.4}
-    loss = ratio_loss(shares, places, ratios, 0.25)
-    assert loss.item() == pytest.approx(0.15 + 0.0 + 0.2)
-    loss.backward()
-    assert shares.grad is not None
-    assert shares.grad.tolist() == [0, 1, 1, 0, 0, -1, -1, 0, 0]
-    assert ratio_loss(shares, places, {}, 0.25).item() == 0

@@ -16,7 +16,7 @@ from tiny_models import MARKS, SUB_WORDS, save_encoder
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, TagSet
-from fednotes.taggers.partial import word_gradients, word_losses, word_shares
+from fednotes.taggers.partial import word_gradients, word_losses
 from fednotes.taggers.saving import save_model
 from fednotes.taggers.token_classifier import TokenClassifier, open_token_classifier
 
@@ -241,25 +241,6 @@ def test_dropout_is_set_or_left(bert: Path) -> None:
     assert not torch.equal(once, twice)
     model.train(False)
     assert torch.equal(*(model.losses(corpus, [6]).source for _ in range(2)))
-
-
-def test_shares_of_words_are_means_of_probabilities(bert: Path) -> None:
-    """[eer expected] In NumPy, of the library's logits where a word begins; of no words zeros."""
-    model, documents = build(bert), lines()
-    corpus = model.prepare(documents)
-    inputs = as_library(model, documents)
-    labels = inputs.pop("labels")
-    with torch.no_grad():
-        logits = library(model)(**inputs).logits[labels >= 0].numpy()
-        shares = model.losses(corpus, np.arange(corpus.sentences)).shares
-        assert shares is not None
-        powers = np.exp(logits)
-        wanted = (powers / powers.sum(1, keepdims=True)).mean(0)
-        np.testing.assert_allclose(shares().numpy(), wanted, rtol=1e-4)
-    assert not word_shares(torch.zeros(0, 3)).any()
-    assert word_shares(torch.zeros(1, 4)).tolist() == [0.25] * 4
-    rough = torch.tensor([[0.1, 1.3, -0.7]]).bfloat16()  # its numbers have three digits, sums more
-    assert torch.equal(word_shares(rough), rough.float().softmax(-1)[0])
 
 
 def test_bfloat16_losses_are_summed_in_float32(bert: Path) -> None:

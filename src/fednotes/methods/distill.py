@@ -47,18 +47,15 @@ from fednotes.methods.sites import (
     Adam,
     Best,
     Count,
-    EntityRatio,
     MentionSite,
     Number,
     Part,
     Rate,
     RoundServer,
-    agree_on_ratios,
+    all_tags,
     finite,
     judged_mentions,
-    ratio_warnings,
     save_global,
-    with_tags,
 )
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses, ModelConfig
@@ -71,8 +68,8 @@ Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
 
 
 @checked(frozen=True)
-class Config(EntityRatio):
-    """The settings of one run; see also `EntityRatio`.
+class Config:
+    """The settings of one run.
 
     model: what every site trains; only its trainable parameters travel.
     unannotated: what a token may be that the site's own annotation leaves open.
@@ -121,11 +118,6 @@ class Config(EntityRatio):
                 f'unannotated = "{self.unannotated}" needs a model with a CRF; '
                 'the pointer model takes "pseudo" or "outside"'
             )
-        if self.entity_ratio and (self.unannotated == "outside" or not self.model.softens):
-            raise ConfigError(
-                f"entity_ratio = {self.entity_ratio:g} needs a model that tags words, and an "
-                'unannotated other than "outside", which says that there are no such entities'
-            )
         if self.warmup >= self.rounds and self.unannotated in ("pseudo", "soft"):
             raise ConfigError(
                 f"warmup = {self.warmup}: with rounds = {self.rounds} nothing would be distilled"
@@ -152,8 +144,6 @@ def train(federation: Federation, config: Config, shared: Tensors | None = None)
     Raises RefusedError for instance weights with fewer than three sites.
     """
     server = Server(config, federation.resume(), shared)
-    if server.round == 0:  # a resumed run has agreed before
-        agree_on_ratios(federation, config)
     for round in federation.rounds(server.round, config.rounds):
         # [tagsets alg 1] θ_t; Eq. 4 and 5
         begun = federation.sum("begin", server.shared, round=round.number)
@@ -234,7 +224,7 @@ class Site(MentionSite):
     """
 
     tasks: ClassVar[frozenset[str]] = frozenset(
-        {"count_tags", "take_ratios", "begin", "update_weights", TRAIN, EVALUATE, "trace", "finish"}
+        {"begin", "update_weights", TRAIN, EVALUATE, "trace", "finish"}
     )
     config: Config
 
@@ -418,10 +408,7 @@ class Site(MentionSite):
         self, corpus: PreparedCorpus, indices: np.ndarray, weights: np.ndarray, how: str, round: int
     ) -> tuple[Tensor, float, float]:
         """The mini-batch's loss, and its two parts as numbers."""
-        losses = self.model.losses(corpus, indices)
-        total, source, target = weighted_loss(losses, weights[indices], how)
-        pull = self.ratio_loss(losses, round / self.config.rounds)
-        return total if pull is None else total + pull, source, target
+        return weighted_loss(self.model.losses(corpus, indices), weights[indices], how)
 
     def _batches(self, corpus: PreparedCorpus, round: int) -> Iterator[np.ndarray]:
         left = self._steps()
@@ -493,16 +480,15 @@ class Site(MentionSite):
     # what a restart must not lose
 
     def state(self) -> State:
-        """The instance weights, their history and the ratios; all else comes from the server."""
+        """The instance weights and their history; all else comes from the server."""
         weights = self.weights if self._next is None else self._next[1]
         tensors = {"weights": torch.from_numpy(weights.copy())}
-        return State(self.rounds, tensors, {"history": self.history, "ratios": self.ratios})
+        return State(self.rounds, tensors, {"history": self.history})
 
     def restore(self, state: State) -> None:
         """Go back to a kept state."""
         self.weights, self._next = state.tensors["weights"].numpy().copy(), None
         self.history = list(state.facts["history"])
-        self.ratios = dict(state.facts.get("ratios", {}))
         self.rounds = state.round
 
 
@@ -548,13 +534,12 @@ def for_sites(config: C, sites: Sequence[SiteData]) -> C:
     """
     if config.weighting and len(sites) < FEWEST_CONTRIBUTORS:
         raise RefusedError(_too_few(len(sites)))
-    made: C = with_tags(config, sites)
-    return made
+    return replace(config, tags=all_tags(sites))
 
 
 def alone(config: C, sites: Sequence[SiteData]) -> tuple[C, ...]:
     """Each site's configuration where it trains by itself: its own types, nothing to distil."""
-    plain = replace(config, weighting=False, unannotated="outside", entity_ratio=0.0)
+    plain = replace(config, weighting=False, unannotated="outside")
     return tuple(
         replace(plain, tags=site.tags, model=config.model.for_types(site.tags.types))
         for site in sites
@@ -576,8 +561,8 @@ def pooled(
             'leave it out: conditions = ["alone", "federated"]'
         )
     together = pool(source)
-    plain = replace(config, weighting=False, unannotated="outside", entity_ratio=0.0)
-    return (together,), replace(plain, tags=together.tags)
+    plain = replace(config, tags=together.tags, weighting=False, unannotated="outside")
+    return (together,), plain
 
 
 def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
@@ -613,7 +598,5 @@ METHOD = Method(
     for_sites=for_sites,
     alone=alone,
     traffic=traffic,
-    warnings=ratio_warnings,
-    beyond=lambda config: "entity ratio" if config.entity_ratio else "",
     save=save,
 )

@@ -13,9 +13,8 @@ this same model (`kind = "token-classifier"`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +43,23 @@ from fednotes.methods.averaging import (
 )
 from fednotes.methods.sites import (
     Count,
-    EntityRatio,
     MentionSite,
     Rate,
-    agree_on_ratios,
+    all_tags,
     judged_mentions,
     parted,
-    ratio_warnings,
     save_global,
-    with_tags,
 )
 from fednotes.taggers.corpora import EncoderCorpus
-from fednotes.taggers.model import Losses, Model, ModelConfig
+from fednotes.taggers.model import Model, ModelConfig
 from fednotes.taggers.saving import build_model, kinds, model_class
 from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 
 @checked(frozen=True)
-class Config(Averaging, EntityRatio):
-    """The settings of one fine-tuning run; see also `Averaging` and `EntityRatio`.
+class Config(Averaging):
+    """The settings of one fine-tuning run; see also `Averaging`.
 
     private: layers that never leave a site: "classifier", "encoder" ("crf", "lora", "prompts"
         of an encoder-tagger).
@@ -76,22 +72,12 @@ class Config(Averaging, EntityRatio):
     private: tuple[str, ...] = ()
     tags: TagSet = field(default_factory=lambda: TagSet(()))
 
-    def __post_init__(self) -> None:
-        """Raises ConfigError for values that no run can have."""
-        super().__post_init__()
-        if self.entity_ratio and "classifier" in self.private:
-            raise ConfigError(
-                f"entity_ratio = {self.entity_ratio:g} is of types that a site does not annotate, "
-                "which a private classifier does not have: leave one of the two out"
-            )
-
 
 def train(federation: Federation, config: Config) -> State:
     """Global cycles of section 3.2; see `averaging.run_cycles`."""
-    server = Server(config, initial(config), judged_mentions, federation.resume())
-    if server.round == 0:  # a resumed run has agreed before
-        agree_on_ratios(federation, config)
-    return run_cycles(federation, server)
+    return run_cycles(
+        federation, Server(config, initial(config), judged_mentions, federation.resume())
+    )
 
 
 def initial(config: Config) -> dict[str, Tensor]:
@@ -118,7 +104,6 @@ class _Sentences(Step):
     model: Model
     corpus: EncoderCorpus
     indices: np.ndarray
-    pull: Callable[[Losses], Tensor | None] = lambda losses: None  # what else the loss has
 
     @property
     def examples(self) -> int:
@@ -131,15 +116,13 @@ class _Sentences(Step):
         words = sum(part.examples for part in batch)
         found = self.model.losses(self.corpus, self.indices)
         each = found.source if self.corpus.soft is None else found.source + found.target
-        total, pull = each.sum() / max(1, words), self.pull(found)
-        return total if pull is None else total + pull * self.examples / max(1, words)
+        return each.sum() / max(1, words)
 
 
 class Site(AveragingSite, MentionSite):
     """One silo: its annotated notes, and the tasks that the server may ask for."""
 
     config: Config
-    tasks = AveragingSite.tasks | {"count_tags", "take_ratios"}
     with_scores = False
 
     def __init__(self, data: SiteData, config: Config, **options: Any) -> None:
@@ -174,22 +157,10 @@ class Site(AveragingSite, MentionSite):
         rng = rng_of(self.config.seed, "order", self.id, epoch)
         self.model.train(True)
         for batch in buckets(self.train_set.lengths, self.share, rng)[first:]:
-            progress = self.taken / max(1, self.config.cycles * self._per_update)
-            pull = partial(self.ratio_loss, progress=progress)
             yield [
-                _Sentences(self.model, self._read, batch[at : at + self._part], pull)
+                _Sentences(self.model, self._read, batch[at : at + self._part])
                 for at in range(0, len(batch), self._part)
             ]
-
-    def state(self) -> State:
-        """As there, and the ratios."""
-        state = super().state()
-        return replace(state, facts={**state.facts, "ratios": self.ratios})
-
-    def restore(self, state: State) -> None:
-        """Go back to a kept state."""
-        super().restore(state)
-        self.ratios = dict(state.facts.get("ratios", {}))
 
     def evaluate(self, tensors: Tensors, *, cycle: int) -> Update:
         """Counts on the site's validation data."""
@@ -229,13 +200,11 @@ def models() -> dict[str, type[ModelConfig]]:
 
 def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """The configuration with the union of the sites' entity types."""
-    made: Config = with_tags(config, sites)
-    return replace(made, sites=len(sites))
+    return replace(config, tags=all_tags(sites), sites=len(sites))
 
 
 def alone(config: Config, sites: Sequence[SiteData]) -> tuple[Config, ...]:
     """Each site's configuration where it trains by itself, on its own types."""
-    config = replace(config, entity_ratio=0.0)
     read: dict[str, Any] = {"max_tokens": getattr(config.model, "max_tokens", None)}
     read["unit"] = getattr(config.model, "context", "sentence")  # so batches are of what is trained
     shared = config.batch == "shared"  # else no batch depends on how much a site has
@@ -253,10 +222,9 @@ def pooled(
     classifier of its own over an encoder trained on all: a reference, not a bound.
     """
     if complete is None and len({frozenset(site.tags.types) for site in sites}) > 1:
-        return tuple(sites), replace(config, private=("classifier",), entity_ratio=0.0)
+        return tuple(sites), replace(config, private=("classifier",))
     together = pool(complete or sites)
-    plain = replace(central(config), private=(), entity_ratio=0.0)
-    return (together,), replace(plain, tags=together.tags)
+    return (together,), replace(central(config), tags=together.tags, private=())
 
 
 def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
@@ -272,9 +240,8 @@ def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 def warnings(config: Config) -> tuple[str, ...]:
     """What a person should know before training."""
     if getattr(config.model, "train", "") != "all":
-        return ratio_warnings(config)
+        return ()
     return (
-        *ratio_warnings(config),
         'train = "all" shares the word embeddings: the rows that change tell which words a '
         'site\'s notes have (train = "encoder" keeps them as they are)',
     )

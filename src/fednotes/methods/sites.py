@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-import numpy as np
 import torch
 from annotated_types import Ge, Gt, Interval
 from pydantic import AllowInfNan
 from torch import Tensor
 
-from fednotes.core.errors import ConfigError, LossError, RefusedError, TrainingError, nearest
+from fednotes.core.errors import ConfigError, LossError
 from fednotes.core.federation import Federation, MethodSite, State
-from fednotes.core.settings import checked
 from fednotes.core.store import write_json
 from fednotes.core.tensors import (
     below,
@@ -32,8 +29,7 @@ from fednotes.core.types import Document, SiteData, TagSet
 from fednotes.core.update import Tensors, Total, Update
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.taggers.corpora import PreparedCorpus
-from fednotes.taggers.model import Losses, Model, ModelConfig
-from fednotes.taggers.partial import ratio_loss, shares_of
+from fednotes.taggers.model import Model, ModelConfig
 from fednotes.taggers.saving import build_model, save_model
 
 Count = Annotated[int, Ge(1)]
@@ -225,57 +221,6 @@ def agree_on_shares(federation: Federation) -> tuple[int, int]:
     return examples, int(batch)
 
 
-@checked(frozen=True)
-class EntityRatio:
-    """Settings of the expected entity ratio of types that a site does not annotate.
-
-    entity_ratio: the weight of its loss on each mini-batch; 0 is off. ratio_of: what is held to a
-        share of the words: "types", each type; or "tags", each of a type's tags, so that there
-        are as many mentions as expected and they are as long.
-    ratio_after: the part of the rounds (in fine-tuning, of the steps) before it begins: of a model
-        that has yet to learn where such types are it asks for as many somewhere.
-    ratio_margin: by how much a share may miss its ρ freely, as a part of ρ.
-    ratios: ρ by name of a type (a tag), in place of what the sites that annotate the type count
-        together before the first round.
-    """
-
-    entity_ratio: Size = 0.0
-    ratio_of: Literal["types", "tags"] = "types"
-    ratio_after: Part = 0.5
-    ratio_margin: Part = 0.3
-    ratios: Mapping[str, Part] = field(default_factory=dict)
-
-
-def agree_on_ratios(federation: Federation, config: Any) -> None:
-    """Let every site learn ρ of each name, of the sums over the sites that annotate its type."""
-    names = shares_of(config.tags, config.ratio_of)
-    if not config.entity_ratio or config.ratios.keys() >= names.keys():
-        return
-    found = federation.sum("count_tags").metrics
-    sums = [(found[f"tagged {name}"], found[f"words {name}"]) for name in names]
-    ratios = [tagged / words if words else -1.0 for tagged, words in sums]  # [eer target]
-    federation.sum("take_ratios", {"ratios": torch.tensor(ratios, dtype=torch.float64)})
-
-
-def with_tags(config: Any, sites: Sequence[SiteData]) -> Any:
-    """The configuration with the union of the sites' types. Raises ConfigError for a ratio of
-    another."""
-    tags = all_tags(sites)
-    names = shares_of(tags, config.ratio_of)
-    for odd in sorted(config.ratios.keys() - names.keys()):
-        raise ConfigError(f"ratios has {odd!r}, which no site annotates: {nearest(odd, names)}")
-    return replace(config, tags=tags)
-
-
-def ratio_warnings(config: Any) -> tuple[str, ...]:
-    """What a person should know of the entity ratio before training."""
-    told = (
-        "entity_ratio: all sites are told how much of the text each type is; of a type that one "
-        "site alone annotates that is this site's own ratio (ratios gives others by hand)"
-    )
-    return (told,) if config.entity_ratio else ()
-
-
 def part_of(batch: int, size: int, examples: int, least: int = 1) -> int:
     """A site's part of a mini-batch of all sites together: size / examples · batch to the nearest
     whole number (a half up), not below `least`."""
@@ -331,66 +276,11 @@ class MentionSite(MethodSite):
         if self.num_examples == 0:
             raise ConfigError(f"site {data.id!r} has no training sentence")
         self.scores: dict[str, Any] = {}
-        self.ratios: dict[str, float] = {}  # that it was told
 
     @property
     def id(self) -> str:
         """The site's name in the job."""
         return self.data.id
-
-    @property
-    def _names(self) -> tuple[dict[str, list[int]], set[str]]:
-        """`shares_of` the model's tag set, and those whose type the site does not annotate."""
-        every, of = self.model.tagset, self.config.ratio_of
-        names = shares_of(every, of)
-        return names, names.keys() - shares_of(replace(every, types=self.data.tags.types), of)
-
-    def count_tags(self, tensors: Tensors) -> Update:
-        """Of each name whose type the site annotates how many words of its training data are
-        tagged so, and how many words there are; 0 of the others.
-
-        Raises RefusedError where the job has no entity ratio.
-        """
-        if not self.config.entity_ratio:
-            raise RefusedError(f"site {self.id!r}: the job has no entity ratio to count for")
-        tags, (names, others) = self.train_set.encoded.tags, self._names
-        told = {}
-        for name, places in names.items():
-            told[f"tagged {name}"] = float(np.isin(tags, places).sum())  # [eer target]
-            told[f"words {name}"] = 0.0 if name in others else float(len(tags))  # [eer target]
-        return Update(metrics=told)
-
-    def take_ratios(self, tensors: Tensors) -> Update:
-        """Take ρ of every name, -1 where nobody counted. Raises RefusedError for other tensors."""
-        told, names = tensors.get("ratios", torch.zeros(0)), self._names[0]
-        if told.shape != (len(names),) or not bool(((told <= 1) & (told >= -1)).all()):
-            raise RefusedError(
-                f"site {self.id!r}: a number up to 1 for each of {len(names)} types or tags is "
-                "needed as entity ratios"
-            )
-        self.ratios = dict(zip(names, told.tolist(), strict=True))
-        return Update()
-
-    def ratio_loss(self, losses: Losses, progress: float) -> Tensor | None:
-        """What the entity ratio adds to a mini-batch's loss; None while it is off or where the site
-        annotates every type. progress: of training, 0 to 1.
-
-        Raises TrainingError where the site was not told the ratios.
-        """
-        config = self.config
-        if not config.entity_ratio or progress < config.ratio_after:
-            return None
-        names, others = self._names
-        if not others:
-            return None
-        told = {**self.ratios, **config.ratios}
-        if not told.keys() >= names.keys():
-            raise TrainingError(f"site {self.id!r} was not told the entity ratios: begin anew")
-        assert losses.shares is not None
-        held = {name: told[name] for name in names if name in others and told[name] >= 0}
-        missed = ratio_loss(losses.shares(), names, held, config.ratio_margin)
-        pull: Tensor = config.entity_ratio * missed
-        return pull
 
     def described(self) -> str:
         """What is shared and what stays."""

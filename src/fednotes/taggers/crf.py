@@ -118,12 +118,6 @@ class CRF(nn.Module):
         _, unary, pairs = _partition(ops, x, lengths, scores, True)
         return unary.to(emissions.dtype), pairs.to(emissions.dtype)
 
-    def expected(self, emissions: Tensor, lengths: Tensor) -> Tensor:
-        """How many tokens of the batch are expected to have each tag, (tags,); with gradient."""
-        scores, x, lengths, ops = self._prepare(emissions, lengths)
-        inputs = (emissions, self.start, self.transitions, self.end)
-        return cast(Tensor, _Expected.apply(*inputs, x, lengths, scores, ops))
-
     @torch.no_grad()
     def decode(self, emissions: Tensor, lengths: Tensor) -> Tensor:
         """The most probable tags (batch, tokens) int64, 0 behind the end (Viterbi).
@@ -254,38 +248,6 @@ class _Loss(torch.autograd.Function):
                 total = [a + b for a, b in zip(total, part, strict=True)] if total else [*part]
         gradients = [g.to(dtype) for g, dtype in zip(total, ctx.dtypes, strict=False)]
         return (*gradients, *[None] * (10 - len(gradients)))
-
-
-class _Expected(torch.autograd.Function):
-    """Expected counts of tags, Σ p(y_t = k), with their gradient.
-
-    They are the slope of log Z in the emissions of k, so the gradient of Σ_k v_k E[count of k] is a
-    second derivative of log Z: how fast its first ones, the posteriors, move where v is added to
-    the emissions. A central difference gives that to nine digits in float64.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        *inputs, x, lengths, scores, ops = given
-        ctx.save_for_backward(x, lengths, *scores)
-        ctx.ops, ctx.dtypes = ops, [t.dtype for t in inputs]
-        _, unary, _ = _partition(ops, x, lengths, scores, True)
-        counts: Tensor = unary.sum((0, 1))  # [eer expected]
-        return counts.to(ctx.dtypes[0])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, weight: Tensor) -> tuple[Tensor | None, ...]:
-        x, lengths, *scores = ctx.saved_tensors
-        v = weight.to(x.dtype)  # (tags,)
-        step = torch.finfo(x.dtype).eps ** (1 / 3) / float(v.abs().max().clamp(min=1e-30))
-        ahead, behind = (
-            _partition(ctx.ops, x + way * step * v, lengths, tuple(scores), True)[1:]
-            for way in (1, -1)
-        )
-        unary, pairs = ((a - b) / (2 * step) for a, b in zip(ahead, behind, strict=True))
-        found = ctx.ops.weigh(unary, pairs, lengths, torch.ones_like(lengths, dtype=x.dtype))
-        return (*[g.to(d) for g, d in zip(found, ctx.dtypes, strict=True)], *[None] * 4)
 
 
 def _expected_score(

@@ -64,8 +64,7 @@ class Losses:
     """The loss of some sentences, split by where each target comes from.
 
     source: (sentences,) of what the site annotated itself. target: (sentences,) of what was
-    added for types that it does not annotate; zeros where nothing was. shares: () → (tags,) the
-    part of the sentences' words that has each tag, in expectation (not of the pointer model).
+    added for types that it does not annotate; zeros where nothing was.
 
     Only if asked for (`states=True`), for adversarial methods:
     hidden: one (sentences, width) a layer that represents text, mean over the sentence.
@@ -80,7 +79,6 @@ class Losses:
     outputs: Tensor | None = None
     pseudo: Tensor | None = None
     score: Callable[[Tensor], Tensor] | None = None
-    shares: Callable[[], Tensor] | None = None
 
 
 class Preparing(NamedTuple):
@@ -329,14 +327,9 @@ class CrfReading:
 
     def losses(self, states: bool) -> Losses:
         """As `Model.losses`."""
-        batch, back, emissions = self.batch, self.batch.back, self.emissions()
-        source, target = split_loss(self.output.crf, emissions, *batch.targets())
-
-        def shares() -> Tensor:
-            # [eer expected]
-            return self.output.crf.expected(emissions, batch.lengths) / batch.lengths.sum()
-
-        losses = Losses(source[back], target[back], shares=shares)
+        batch, back = self.batch, self.batch.back
+        source, target = split_loss(self.output.crf, self.emissions(), *batch.targets())
+        losses = Losses(source[back], target[back])
         if not states:
             return losses
         inside = torch.from_numpy(batch.inside[back]).to(self.features.device)

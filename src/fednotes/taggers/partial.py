@@ -30,18 +30,11 @@ Where words are independent given the text (a softmax in place of the CRF) every
 sequences is a product over words, and the same losses have a closed form for each word:
 
     source = -log p(A)    target = -log p(ŷ) / p(A)    soft target = -Σ q(y) log p(y) / p(A)
-
-None of these tells where a mention of an unknown type ends and O begins. What does is how much of
-the text such mentions are: the expected entity ratio (Effland and Collins 2021, "Partially
-supervised named entity recognition via the expected entity ratio loss"), there one of all types
-together, here one of each type t:
-
-    ρ̂_t = Σ E[words with a tag of t] / words    loss = Σ_t max(0, |ρ_t - ρ̂_t| - γ_t)
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -211,41 +204,9 @@ def word_posterior(logits: Tensor, allowed: Tensor) -> Tensor:
     return _wide(logits).masked_fill(~allowed, -torch.inf).softmax(-1)
 
 
-def word_shares(logits: Tensor) -> Tensor:
-    """(tags,) the part of the words that has each tag, in expectation. logits: (words, tags)."""
-    return _wide(logits).softmax(-1).sum(0) / max(1, len(logits))  # [eer expected]
-
-
 def _wide(logits: Tensor) -> Tensor:
     """bfloat16 holds too few digits for a sum of exponentials."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-
-
-# ---- how much of a text is mentions ----
-
-
-def shares_of(tagset: TagSet, of: str) -> dict[str, list[int]]:
-    """What has a share of the words, by name, with its tags' ids: of = "types", each type; of =
-    "tags", each tag but O."""
-    found: dict[str, list[int]] = {}
-    for place, tag in enumerate(tagset.tags[1:], 1):
-        found.setdefault(tag if of == "tags" else tag.partition("-")[2], []).append(place)
-    return found
-
-
-def ratio_loss(
-    shares: Tensor, places: Mapping[str, Sequence[int]], ratios: Mapping[str, float], margin: float
-) -> Tensor:
-    """() what the shares of some names lie outside their intervals, summed; with gradient.
-
-    shares: (tags,) of a mini-batch. places: the tags of a name. ratios: ρ of the names that are
-    held. margin: γ as a part of ρ, for types are of very different frequency.
-    """
-    outside = [
-        F.relu((shares[list(places[name])].sum() - ratio).abs() - margin * ratio)  # [eer loss]
-        for name, ratio in ratios.items()
-    ]
-    return torch.stack([shares.new_zeros(()), *outside]).sum()  # [eer loss]
 
 
 # ---- new mentions on old tokens ----------------------------------------------------------------

@@ -23,8 +23,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -69,7 +69,6 @@ from fednotes.taggers.partial import (
     word_gradients,
     word_losses,
     word_posterior,
-    word_shares,
 )
 
 AUTO = "AutoModelForTokenClassification"
@@ -157,13 +156,13 @@ class WordReading:
         corpus = self.corpus
         of_words = word_losses(self.logits, *self._targets())
         source, target = (self.padded(loss).sum(1) for loss in of_words)  # (units,)
-        losses = Losses(source, target, shares=partial(word_shares, self.logits))
         if not states:
-            return losses
+            return Losses(source, target)
         count = torch.from_numpy(corpus.words[self.chosen]).to(source.device).clamp(min=1)
         tags = self._targets()[0]
-        return replace(
-            losses,
+        return Losses(
+            source,
+            target,
             hidden=tuple(self.padded(layer).sum(1) / count[:, None] for layer in self.layers),
             outputs=self.below,
             pseudo=added_tags(tags, corpus.encoded.tagset, corpus.known),
