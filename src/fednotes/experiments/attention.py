@@ -291,25 +291,19 @@ def _pair_sums(halves: np.ndarray) -> Floats:
 def spearman(a: ArrayLike, b: ArrayLike) -> float:
     """Spearman's rank correlation of two lists of numbers, of any shape but the same size.
 
-    Ties get the mean of their ranks. NaN where all values of one are equal. Raises DataError
-    (sizes differ, fewer than two values).
+    NaN where all values of one are equal. Raises DataError (sizes differ, fewer than two values),
+    MissingExtra without SciPy.
     """
+    try:
+        from scipy.stats import spearmanr
+    except ModuleNotFoundError:
+        raise MissingExtra("scipy", "plot") from None
     x, y = np.ravel(a), np.ravel(b)
     if len(x) != len(y) or len(x) < 2:
         sizes = f"{len(x)} and {len(y)} values"
         raise DataError(f"a rank correlation of {sizes}: give two lists of one size, two or more")
-    x, y = _ranks(x), _ranks(y)
-    x, y = x - x.mean(), y - y.mean()
-    scale = float(np.sqrt((x @ x) * (y @ y)))  # [bert table 2 spearman]
-    # Pearson's correlation of the ranks. [bert table 2 spearman]
-    return float((x @ y) / scale) if scale else float("nan")
-
-
-def _ranks(values: np.ndarray) -> Floats:
-    """Ranks from 1; equal values share the mean of theirs."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[which]
+    alike = np.ptp(x) == 0 or np.ptp(y) == 0  # of which SciPy warns
+    return math.nan if alike else float(spearmanr(x, y).statistic)  # [bert table 2 spearman]
 
 
 def matrix_distance(a: ArrayLike, b: ArrayLike) -> tuple[float, float]:

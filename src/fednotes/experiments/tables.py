@@ -133,7 +133,15 @@ def _own_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, st
         ends = [each["columns"][table["columns"][-1]]["mean"] for each in (best, row)]
         known = row is not best and None not in ends
         cells[f"behind {table['against']}"] = f"{100 * (ends[0] - ends[1]):.1f}" if known else ""
-    return cells | _gap_cells(table, row)
+    return cells | _foreign_cells(table, row) | _gap_cells(table, row)
+
+
+def _foreign_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
+    """F1 of types that a site does not annotate, where any row has it."""
+    if not any(each["not_annotated"] for each in table["rows"]):
+        return {}
+    foreign = row["not_annotated"]
+    return {"types not annotated": _cell(foreign["f1"]) if foreign else ""}
 
 
 def _gap_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, str]:
@@ -150,9 +158,7 @@ def _site_cells(table: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, s
         name: " / ".join(_cell(f1["f1"]) for kind in KINDS if (f1 := score.get(kind)))
         for name, score in row["scores"].items()
     }
-    if any(each["not_annotated"] for each in table["rows"]):
-        foreign = row["not_annotated"]
-        cells["types not annotated"] = _cell(foreign["f1"]) if foreign else ""
+    cells |= _foreign_cells(table, row)
     spent = row["within"]
     for name, unit in (("megabytes", "MB"), ("seconds", "s")):
         if table[name]:

@@ -3,8 +3,8 @@
 For sites with different tag sets, so that none loses by taking part. A site trains two token
 classifiers on its own tags. One is its own and never hears of the others. The other one is
 federated: beside a low-rank change that all sites share and average there is one that stays, and
-of the outputs the sites share the tags that mean the same. Both are mixed where they predict,
-and the mix is distilled into one model of single size, which is what is saved, tested and used.
+of the outputs the sites share the tags that mean the same. Both are mixed where they predict, and
+the federated one learns from the mix; it is what is saved, tested and used.
 
 What it builds on: Arivazhagan, Aggarwal, Singh and Choudhary 2019, "Federated learning with
 personalization layers" (parameters that stay); Mansour, Mohri, Ro and Suresh 2020, "Three
@@ -59,6 +59,8 @@ from fednotes.taggers.saving import model_config as any_model
 from fednotes.taggers.token_classifier import TokenClassifier, TokenClassifierConfig
 
 OUTPUTS, COUNTED = "classifier", "counted"
+RATE = 0.1  # of distilling, in rates of training: validation data of pays/unlike preferred it to 1
+_RATES = ("learning_rate", "lora_learning_rate")
 Half = Annotated[float, Interval(ge=0, le=1)]
 
 
@@ -68,14 +70,12 @@ class Config(Averaging):
 
     share_outputs: of which tags sites share the classifier's row: "common", those that two sites
         or more have ("O" only where all sites annotate the same types, for else it does not mean
-        the same); "all", also those of one site, whose row the server can then read; "none".
+        the same), or "none".
     share_change: the low-rank change is shared. Without it, and with share_outputs = "none", a site
         has two models of its own, mixed: what a federation has to be better than.
     mix: the federated model's part in the mix, the site's own model having the rest.
-    student: which of the two learns from the mix and is saved.
-    distil_epochs: in which it does, at the rates of training, begun anew; with 0 it is saved as it
-        is, whatever the mix is.
-    gold: the part of the site's own annotation in what it learns, the mix having the rest.
+    distil_epochs: in which the federated model learns from the mix, at a tenth of the rates of
+        training; with 0 it is saved as it is, whatever the mix is.
     tags: the complete tag set, the union over the sites. shared_tags: those whose row is shared.
         A job fills both in.
     """
@@ -85,12 +85,10 @@ class Config(Averaging):
     )
     cycles: Count = 6
     learning_rate: Rate = 3e-4
-    share_outputs: Literal["common", "all", "none"] = "common"
+    share_outputs: Literal["common", "none"] = "common"
     share_change: bool = True
     mix: Half = 0.5
-    student: Literal["federated", "own"] = "federated"
     distil_epochs: Number = 3
-    gold: Half = 0.5
     tags: TagSet = field(default_factory=lambda: TagSet(()))
     shared_tags: tuple[str, ...] = ()
 
@@ -200,6 +198,7 @@ class _Student(finetune.Site):
 
     def __init__(self, site: finetune.Site, corpus: EncoderCorpus, epochs: int) -> None:
         once: dict[str, Any] = {"cycles": 1, "keep_cycle": 0, "local_steps": 0, "proximal": 0.0}
+        once |= {name: RATE * getattr(site.config, name) for name in _RATES}
         config = replace(site.config, **once, local_epochs=epochs)
         given: Any = {"weight": 1, "examples": site.num_examples, "device": site.device}
         name = f"{site.id}, distilling"  # so its order and dropout are others than in training
@@ -217,7 +216,7 @@ class Site(finetune.Site):
 
     own: the site's own model, what it would train to alone. Its parameters follow from the site's
     data and the job's settings, whoever takes part and whatever comes. In the end its model is
-    the student. Options and errors are those of `MentionSite`.
+    the federated one. Options and errors are those of `MentionSite`.
     """
 
     model: TokenClassifier
@@ -298,8 +297,7 @@ class Site(finetune.Site):
         load_into(self.own.parameters, self._alone.result)
         parts = self._parts_scores()
         targets = self.targets() if self._settings.distil_epochs else None
-        if self._settings.student == "federated":
-            self.own.model = _single(self.model)
+        self.own.model = _single(self.model)
         if targets is not None:
             self._distil(targets)
         update = self.own.tested()
@@ -315,12 +313,11 @@ class Site(finetune.Site):
         _Student(self.own, soft, self._settings.distil_epochs).learn()
 
     def targets(self) -> np.ndarray:
-        """(tokens, tags) of the training text: the gold tags and the mix, each with its part."""
+        """(tokens, tags) of the training text: half the gold tags, half the mix."""
         mixed = self._emissions(self.train_set)["mix"]
         told = torch.from_numpy(mixed).softmax(-1).numpy()
         gold = np.eye(told.shape[1], dtype=np.float32)[self.train_set.encoded.tags]
-        part = np.float32(self._settings.gold)
-        return np.asarray(part * gold + (1 - part) * told)
+        return np.asarray((gold + told) / 2)
 
     def _emissions(self, corpus: PreparedCorpus) -> dict[str, np.ndarray]:
         """(tokens, tags) logits of both models and, weighted, of the mix. Their mean is that of
@@ -387,12 +384,8 @@ def for_sites(config: Config, sites: Sequence[SiteData]) -> Config:
     """The configuration with the union of the sites' tags, and those whose row is shared."""
     tags, had = all_tags(sites), Counter(tag for site in sites for tag in site.tags.tags)
     alike = len({frozenset(site.tags.tags) for site in sites}) == 1
-    wanted = {
-        "all": tags.tags,
-        "none": (),
-        "common": tuple(t for t in tags.tags if alike or (t != "O" and had[t] > 1)),
-    }
-    shared = wanted[config.share_outputs]
+    common = tuple(t for t in tags.tags if alike or (t != "O" and had[t] > 1))
+    shared = common if config.share_outputs == "common" else ()
     return replace(config, tags=tags, shared_tags=shared, sites=len(sites))
 
 
@@ -414,17 +407,6 @@ def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     return up + config.cycles * 4 * len(config.shared_tags), down
 
 
-def warnings(config: Config) -> tuple[str, ...]:
-    """What a person should know before training."""
-    told = {
-        "distil_epochs = 0: what is saved and tested is each site's own model, which learns "
-        "nothing of the others": config.distil_epochs == 0 and config.student == "own",
-        'share_outputs = "all": of a type that one site alone annotates the sum is that '
-        'site\'s own ("common" keeps it there)': config.share_outputs == "all",
-    }
-    return tuple(text for text, holds in told.items() if holds)
-
-
 def one_model(config: Config | finetune.Config) -> bool:
     """Whether sites end with equal models: only where fine-tuning's do."""
     return isinstance(config, finetune.Config) and finetune.one_model(config)
@@ -443,6 +425,5 @@ METHOD = Method(
     for_sites=for_sites,
     alone=alone,
     traffic=traffic,
-    warnings=warnings,
     one_model=one_model,
 )
