@@ -144,6 +144,29 @@ def test_an_engine_falls_back_or_says_so(
     assert round in (2, 4) or "is of sites" in why or "start a new run" in why
 
 
+@pytest.mark.parametrize("names", [[1, None], [["a"]], [], 3])
+def test_sites_without_names_are_no_sites(
+    names: Any, whole: dict[str, Path], tmp_path: Path
+) -> None:
+    """Under right checksums; a number in the older one that is none is passed over."""
+    shutil.copytree(whole["deployed"], tmp_path / "c")
+    older, newer = sorted((tmp_path / "c").rglob("round-*"))
+
+    def change(folder: Path, **changes: Any) -> None:
+        facts = json.loads((folder / "facts.json").read_text())
+        facts["progress"] |= changes
+        sealed(folder, facts, load_file(folder / NAMES[0]))
+
+    change(older, number=float("inf"))
+    state = deployed(tmp_path / "c").resume()
+    assert state is not None
+    assert state.round == 4
+    change(older, counted=names)
+    change(newer, counted=names)
+    with pytest.raises(ModelError, match="start a new run"):
+        deployed(tmp_path / "c")
+
+
 def test_all_damaged_names_the_reason(whole: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(whole["embedded"], tmp_path / "c")
     for folder in (tmp_path / "c").glob("round-*"):

@@ -207,7 +207,9 @@ def test_sizes_and_seeds(tiny: Any) -> None:
     """The full size has its own rows and seeds; chosen seeds take the place of the grid's; and a
     deviation of one number is unknown, not zero."""
     tiny.summary = of_sites
-    table = tiny.table(GRID, full=True)
+    few = GRID.replace('label = "large"', 'label = "large"\nseeds = [2]')
+    table = tiny.table(few, full=True)
+    assert {run.seed for run in tiny.asked if run.row.label == "large"} == {2}
     assert {row["label"] for row in table["rows"]} == {"first", "again", "second", "large"}
     assert {run.seed for run in tiny.asked} == {1, 2}
     assert not any("training.epochs=2" in run.arguments for run in tiny.asked)

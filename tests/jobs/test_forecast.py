@@ -89,6 +89,14 @@ def test_the_pilot_decides(worth: float, words: str) -> None:
 
     learnt_nothing = outlook(curve, [run(1 / 4, -9.0)], 4000, ForecastPlan())
     assert learnt_nothing.gain == without.gain
+    clear, nothing = outlook(curve, [], 801, ForecastPlan()), run(1, -3.0)  # F1 0.047
+    assert clear.words == "stay alone"  # there is next to nobody to gain from
+    for points, tried in (
+        (curve, [run(1 / 4, -3.0)]),
+        ([*curve[:-1], nothing], []),
+        ([nothing], []),
+    ):
+        assert outlook(points, tried, 801, ForecastPlan()).words == "cannot tell"
     flat, _ = runs(1.0, steep=0.0, noise=0.005)
     assert outlook(flat, [], 1600, ForecastPlan(least=0.02)).words == "stay alone"
 

@@ -145,6 +145,14 @@ def test_a_mistake_names_its_place(changes: dict[str, Any], message: str) -> Non
         ({"path": "x", "scheme": "BILOU"}, "scheme = 'BILOU': expected one of 'BIO'"),
         ({"path": "x", "flatten": "inner"}, "flatten = 'inner'"),
         ({"path": "x", "lable_map": {}}, "did you mean 'label_map'"),
+        (
+            {"path": "x", "label_map": {"ADR": "O"}},
+            "maps 'ADR' to 'O', which is a tag.*drops a label",
+        ),
+        (
+            {"path": "x", "label_map": {"a": "", "b": "I-Drug"}},
+            "maps 'b' to 'I-Drug', which is a tag",
+        ),
         ({"path": "x", "types": "Drug"}, "types = 'Drug': expected a list"),
         ({"path": "x", "test_types": ["A", "A"]}, r"test_types = \['A', 'A'\]: a type is named"),
         ({"path": "x", "max_sentences": -1}, "max_sentences = -1: at least 0 is needed"),

@@ -43,7 +43,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One note with what is annotated in it; what every reader returns.
+    """One note with what is annotated in it; what every reader returns. Its repr has no text.
 
     sentences, tokens: character offsets as the source file gives them (CoNLL), kept so
         that writing loses nothing. Empty where the source has none; training always
@@ -52,11 +52,11 @@ class Document:
     """
 
     id: str
-    text: str
+    text: str = field(repr=False)
     spans: tuple[Span, ...] = ()
-    patient: str | None = None
-    codes: tuple[str, ...] = ()
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    patient: str | None = field(default=None, repr=False)
+    codes: tuple[str, ...] = field(default=(), repr=False)
+    meta: Mapping[str, Any] = field(default_factory=dict, repr=False)
     sentences: Offsets = ()
     tokens: Offsets = ()
 
@@ -97,9 +97,9 @@ class SiteData:
 
     id: str
     tags: TagSet
-    train: tuple[Document, ...]
-    valid: tuple[Document, ...]
-    test: tuple[Document, ...]
+    train: tuple[Document, ...] = field(repr=False)
+    valid: tuple[Document, ...] = field(repr=False)
+    test: tuple[Document, ...] = field(repr=False)
     test_types: tuple[str, ...] = ()
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -43,7 +43,7 @@ class Encoded:
     sentence_document: np.ndarray
     bounds: np.ndarray
     offsets: np.ndarray
-    forms: tuple[str, ...]
+    forms: tuple[str, ...] = field(repr=False)
     form: np.ndarray
     tags: np.ndarray
 

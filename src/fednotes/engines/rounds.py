@@ -97,6 +97,8 @@ class Checkpoints:
                 with restoring(folder):
                     state = State(facts["round"], parts["server"], facts["server"])
                     found = tuple(names(facts))
+                    if not all(isinstance(name, str) for name in found):
+                        raise TypeError("its sites have no names")
                     taken = take(parts, facts) if found == self._sites else None
             except ModelError as error:
                 why = why or str(error)
@@ -118,7 +120,7 @@ class Checkpoints:
     def facts(self, fact: Callable[[Any], T]) -> Iterator[T]:
         """One of each, from the oldest, where it can be read."""
         for folder in reversed(self._folders()):
-            with suppress(OSError, ValueError, KeyError, TypeError):
+            with suppress(ModelError), restoring(folder):
                 yield fact(read_json(folder / "facts.json", strict=False))
 
     def _folders(self) -> list[Path]:

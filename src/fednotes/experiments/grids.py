@@ -25,8 +25,9 @@ class Row:
 
     label: in the table; `{job}` in it is the job's name. conditions: which of them this row
     runs. base: its job, if not the grid's. set: `--set` assignments; budget: further ones at
-    the budget's size. seeds: in place of the budget's. full: only at the full size. x places
-    it in a plot; where the grid's x begins with η, the run's own η in percent does.
+    the budget's size. full: only at the full size. seeds: in place of the budget's, or with full of
+    the full size's. x places it in a plot; where the grid's x begins with η, the run's own η in
+    percent does.
     search: key → values to try, all combinations; each condition keeps the one with the best
     mean validation score of its sites, never a test score, on the first seed. gap: "LABEL/alone"
     and "LABEL/pooled", between which a further column places this row (`metrics/gap.py`).
@@ -297,8 +298,8 @@ def plan(
 
 
 def seeds_of(row: Row, size: Size, full: bool) -> tuple[int, ...]:
-    """A row's own at the budget's size, if it has some."""
-    return row.seeds if row.seeds and not full else size.seeds
+    """A row's own, if it has some: at the budget's size, and where it is of the full size alone."""
+    return row.seeds if row.seeds and (row.full or not full) else size.seeds
 
 
 def _checked(row: Row, job: Path | str, settings: Settings, given: Settings | None) -> Job:

@@ -264,7 +264,9 @@ def outlook(
     draws = {"alone": alone, "bound": bound, "worth": np.exp(more[fits])}
     draws["gain"] = federated - alone
     told: Any = {n: tuple(np.quantile(of, (0.1, 0.5, 0.9)).tolist()) for n, of in draws.items()}
-    return SiteForecast(curve=curve, pilot=pilot, words=plan.words(told["gain"]), **told)
+    learnt = all(point.f1 >= LEARNT for point in (last, *pilot))
+    words = plan.words(told["gain"]) if learnt else "cannot tell"
+    return SiteForecast(curve=curve, pilot=pilot, words=words, **told)
 
 
 def _error(point: Trained) -> float:

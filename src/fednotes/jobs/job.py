@@ -111,6 +111,12 @@ class SiteConfig:
             )
         _check_distinct("types", self.types)
         _check_distinct("test_types", self.test_types)
+        for label, name in self.label_map.items():
+            if re.fullmatch("O|[BIES]-.*", name, re.DOTALL):
+                raise ConfigError(
+                    f"label_map maps {label!r} to {name!r}, which is a tag: give the name of an "
+                    'entity type, without B- or I-; "" drops a label'
+                )
         if self.where and not re.fullmatch(r"[^=]+=.+", self.where):
             raise ConfigError(f'where = {self.where!r}: expected KEY=VALUE, such as "genre=nw"')
         number, of = self.shares

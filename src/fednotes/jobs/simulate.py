@@ -16,7 +16,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -59,7 +59,7 @@ class Part:
     """
 
     condition: str
-    sites: tuple[Any, ...]
+    sites: tuple[Any, ...] = field(repr=False)
     config: Any
     site: str = ""
     method: Method | None = None

@@ -155,7 +155,7 @@ class Cohort:
     """
 
     id: str
-    patients: tuple[str, ...]
+    patients: tuple[str, ...] = field(repr=False)
     bags: Bags | Vectors
     labels: np.ndarray
     outputs: tuple[str, ...]
@@ -384,7 +384,7 @@ class SitePatients:
     train: Cohort
     valid: Cohort
     test: Cohort
-    codes: Mapping[str, frozenset[str]]
+    codes: Mapping[str, frozenset[str]] = field(repr=False)
     vectors: ConceptVectors | None = None
 
     @property

@@ -37,7 +37,7 @@ lists it without a label: an empty column, or a row without label.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -90,7 +90,7 @@ class PatientLabels:
     """
 
     phenotypes: tuple[str, ...]
-    values: Mapping[str, Mapping[str, int]]
+    values: Mapping[str, Mapping[str, int]] = field(repr=False)
     tables: tuple[TableReport, ...] = ()
     conflicts: tuple[str, ...] = ()
 

@@ -317,7 +317,7 @@ class PatientCodes:
     the rows.
     """
 
-    codes: dict[str, set[str]] = field(default_factory=dict)
+    codes: dict[str, set[str]] = field(default_factory=dict, repr=False)
     tables: list[TableReport] = field(default_factory=list)
 
 

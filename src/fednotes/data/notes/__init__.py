@@ -19,7 +19,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -53,8 +53,8 @@ class Note:
     """
 
     id: str
-    text: str
-    patient: str | None
+    text: str = field(repr=False)
+    patient: str | None = field(repr=False)
     category: str | None
     source: str
 
