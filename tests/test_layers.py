@@ -34,7 +34,8 @@ ROOMS: dict[str, frozenset[str]] = {
     "jobs": frozenset(_BELOW_JOBS),
     "report": frozenset({"core", "jobs"}),
     "experiments": frozenset({*_BELOW_JOBS, "jobs", "report"}),
-    "cli": frozenset({*_BELOW_JOBS, "jobs", "report", "experiments"}),
+    "serving": frozenset({*_BELOW_JOBS, "jobs", "report"}),
+    "cli": frozenset({*_BELOW_JOBS, "jobs", "report", "experiments", "serving"}),
     "__main__": frozenset({"cli"}),
 }
 

@@ -30,6 +30,7 @@ from fednotes.cli.groups import (
     cache,
     console,
     corpus,
+    exports,
     jobs,
     say,
     show_checked,
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 app.add_typer(corpus, name="corpus")
 app.add_typer(cache, name="cache")
+app.add_typer(exports, name="export")
 app.add_typer(jobs, name="job")
 app.command()(attention)
 register(app)

@@ -23,6 +23,9 @@ corpus = typer.Typer(help="Look at corpora.", no_args_is_help=True, rich_markup_
 cache = typer.Typer(
     help="The cache of what was made from notes: features, tokens, concepts.", no_args_is_help=True
 )
+exports = typer.Typer(
+    help="A saved model for other programs.", no_args_is_help=True, rich_markup_mode=None
+)
 jobs = typer.Typer(help="Job files.", no_args_is_help=True, rich_markup_mode=None)
 PIPED = 400  # columns where nobody looks at a screen: no label of a table is cut short there
 _SCREEN = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -181,6 +184,19 @@ def corpus_synthesise(
 @jobs.callback()
 def _group() -> None:
     """Job files."""
+
+
+Saved = Annotated[Path, typer.Argument(metavar="MODEL", help="A saved model's folder.")]
+New = Annotated[Path, typer.Argument(metavar="OUT", help="A folder that is new or empty.")]
+
+
+@exports.command("hf")
+def export_hf(model: Saved, out: New) -> None:
+    """A token classifier for transformers' pipeline (and what reads such directories)."""
+    from fednotes.serving.exports import hf
+
+    hf.export_hf(model, out)
+    say(f'{out}: for pipeline("token-classification", aggregation_strategy="first")')
 
 
 @jobs.command("keys")

@@ -246,6 +246,11 @@ class TokenClassifier(Model):
         return [part for part in self.children() if isinstance(part, LoRA)]
 
     @property
+    def library(self) -> Any:
+        """The library's model, whose parts are this module's; without low-rank changes."""
+        return self._whole[0]
+
+    @property
     def frozen(self) -> int:
         """How many numbers are never trained."""
         return sum(p.numel() for p in self.parameters() if not p.requires_grad)

@@ -1,0 +1,59 @@
+"""A directory for transformers' token-classification pipeline.
+
+A saved token classifier is a Hugging Face directory already. What the pipeline does not know is
+made plain for it: its spans begin with "B-" alone, so tags of BIOES are named by what they do in
+BIO; and how much text the model reads at once stands in the tokeniser's settings.
+
+A word's tag is that of its first sub-word, so the pipeline has to be asked for just that:
+`aggregation_strategy="first"`. With "simple" it also listens to sub-words that were never trained.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.parsing import read_json
+from fednotes.encoders.pretrained import positions_of
+from fednotes.serving.exports import into, require_mentions
+from fednotes.taggers.saving import load_model
+from fednotes.taggers.token_classifier import TokenClassifier
+
+_AS_BIO = {"S": "B", "E": "I"}
+
+
+def export_hf(model: Path, out: Path) -> None:
+    """Write a saved token classifier as a new folder `out`.
+
+    Raises ConfigError for another kind of model or a folder that is not empty, ModelError.
+    """
+    require_mentions(model, "a Hugging Face directory")
+    loaded = load_model(model)
+    if not isinstance(loaded, TokenClassifier):
+        raise ConfigError(
+            f"{model}: of the kind {loaded.config.kind!r}, for which transformers has no "
+            "class: `fednotes export onnx` writes taggers that end with a CRF"
+        )
+
+    def fill(folder: Path) -> None:
+        loaded.save(folder)
+        config = folder / "config.json"
+        facts = read_json(config, strict=False)
+        facts["id2label"] = {row: _as_bio(tag) for row, tag in facts["id2label"].items()}
+        facts["label2id"] = {_as_bio(tag): row for tag, row in facts["label2id"].items()}
+        _write(config, facts)
+        settings = folder / "tokenizer_config.json"
+        window = loaded.config.window or positions_of(loaded.tokenizer, loaded.library)
+        _write(settings, read_json(settings, strict=False) | {"model_max_length": window})
+
+    into(out, fill)
+
+
+def _as_bio(tag: str) -> str:
+    prefix, dash, name = tag.partition("-")
+    return f"{_AS_BIO.get(prefix, prefix)}{dash}{name}"
+
+
+def _write(path: Path, facts: object) -> None:
+    path.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
