@@ -3,6 +3,7 @@
 # make mutate each line that docs/papers.md points at is changed: its tests must notice
 # make lint   style and types
 # make bench  every benchmark, a ratio each
+# make wheel  the package as a wheel in dist, tried from a folder of its own
 # make sbom   what is installed in .venv, as CycloneDX: build/sbom.json
 # make audit  known flaws of what is installed in .venv; asks the package index
 # make clean  removes the virtual environment, runs and caches
@@ -26,7 +27,7 @@ INSTALL := pip install -qq --disable-pip-version-check --root-user-action=ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # two pips must not write into one environment
-.PHONY: help demo test mutate lint format bench sbom audit clean
+.PHONY: help demo test mutate lint format bench wheel sbom audit clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -55,6 +56,17 @@ bench: $(VENV)/.dev
 		echo "== $$file"; $(BIN)/python "$$file"; \
 	done
 
+# From a folder with nothing but what the wheel holds, before the editable install of .venv.
+wheel: $(VENV)/.base $(TOOLS)/.done
+	rm -rf dist build/wheel build/wheel-demo
+	$(TOOLS)/bin/python -m build --outdir dist > build/wheel.log 2>&1 || { tail build/wheel.log >&2; exit 1; }
+	$(BIN)/python -m $(INSTALL) --no-deps --target build/wheel dist/*.whl
+	PYTHONPATH=build/wheel $(BIN)/python -c 'import fednotes; assert "build/wheel" in fednotes.__file__'
+	PYTHONPATH=build/wheel $(BIN)/python -m fednotes simulate demo --out build/wheel-demo \
+		--set training.epochs=1 > build/wheel.log || { tail build/wheel.log >&2; exit 1; }
+	test -s build/wheel-demo/report.html
+	@ls -l dist
+
 sbom: $(VENV)/.dev $(TOOLS)/.done
 	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
 		--output-file build/sbom.json $(BIN)/python
@@ -72,7 +84,7 @@ audit: $(VENV)/.dev $(TOOLS)/.done
 # These stay out of the environment that they judge.
 $(TOOLS)/.done:
 	$(PYTHON) -m venv --clear $(TOOLS)
-	$(TOOLS)/bin/python -m $(INSTALL) 'cyclonedx-bom>=7,<8' 'pip-audit>=2.9,<3'
+	$(TOOLS)/bin/python -m $(INSTALL) 'build>=1.2,<2' 'cyclonedx-bom>=7,<8' 'pip-audit>=2.9,<3'
 	@touch $@
 
 clean:
