@@ -1,0 +1,27 @@
+"""The picture of README.md shows what the table of docs/results.md says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from figure import DRAWN, scores
+
+PAGE = Path(__file__).parents[2] / "docs" / "results.md"
+TABLE = """\
+| run | condition | MB a site | s | micro strict f1 | gap closed |
+| maccrobat, one place | pooled | – | 180 ± 56 | 57.2 ± 0.8 |  |
+| maccrobat, 20 silos, alone | alone | – | 1021 ± 43 | 31.0 ± 2.2 |  |
+| maccrobat, 20 silos, FedAvg | federated | 260.34 ± 0.00 | 206 ± 67 | 22.9 ± 1.9 | -0.31 ± 0.12 |
+"""
+
+
+def test_scores_are_the_column_of_f1() -> None:
+    """By hand: not the seconds before it, nor the gap behind it."""
+    expected = {"": {1: (57.2, 0.8)}, "alone": {20: (31.0, 2.2)}, "FedAvg": {20: (22.9, 1.9)}}
+    assert scores(TABLE) == expected
+
+
+def test_the_page_has_all_that_is_drawn() -> None:
+    found = scores(PAGE.read_text("utf-8"))
+    assert {row: [*found[row]] for row in DRAWN} == {row: [5, 10, 20] for row in DRAWN}
+    assert [*found[""]] == [1]
