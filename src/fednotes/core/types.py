@@ -28,12 +28,15 @@ class Span:
     label: the entity type.
     fragments: the pieces of a discontinuous mention, in order, half-open; empty for a
         continuous one. `start` is the first fragment's start, `end` the last one's end.
+    confidence: how probable a model finds it, 0 to 1; no part of what it is: neither of equality
+        nor of order.
     """
 
     start: int
     end: int
     label: str
     fragments: Offsets = ()
+    confidence: float | None = field(default=None, compare=False)
 
     @property
     def pieces(self) -> Offsets:

@@ -116,14 +116,21 @@ def without_gold(documents: Sequence[Document]) -> tuple[Document, ...]:
     return tuple(replace(document, spans=()) for document in documents)
 
 
-def with_spans(encoded: Encoded, ids: np.ndarray) -> tuple[Document, ...]:
-    """The documents with what these tags (tokens,) say in place of their own spans."""
+def with_spans(
+    encoded: Encoded, ids: np.ndarray, chances: np.ndarray | None = None
+) -> tuple[Document, ...]:
+    """The documents with what these tags (tokens,) say in place of their own spans.
+
+    chances: (tokens,) at a span's first token, its confidence.
+    """
     found: list[list[Span]] = [[] for _ in encoded.documents]
     for owner, (start, end) in zip(
         encoded.sentence_document, pairwise(encoded.bounds), strict=True
     ):
         if ids[start:end].any():
-            found[owner] += decode(ids[start:end], encoded.offsets[start:end], encoded.tagset)
+            part = slice(start, end)
+            sure = None if chances is None else chances[part]
+            found[owner] += decode(ids[part], encoded.offsets[part], encoded.tagset, sure)
     rows = zip(encoded.documents, found, strict=True)
     return tuple(replace(document, spans=tuple(spans)) for document, spans in rows)
 

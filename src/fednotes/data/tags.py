@@ -149,16 +149,41 @@ def runs(tag_ids: np.ndarray, tagset: TagSet) -> tuple[np.ndarray, np.ndarray, n
     return first, np.flatnonzero(stop) + 1, kind[first]
 
 
-def decode(tag_ids: np.ndarray, tokens: np.ndarray, tagset: TagSet) -> list[Span]:
+def decode(
+    tag_ids: np.ndarray, tokens: np.ndarray, tagset: TagSet, chances: np.ndarray | None = None
+) -> list[Span]:
     """Spans of one sentence: tag ids (n,) and token offsets (n, 2) → character offsets.
 
     The inverse of `encode` for flat spans on token boundaries; under IO two adjacent spans
     of one type come back as one, since the scheme cannot tell them apart.
+    chances: (n,) at a span's first token, its confidence.
     """
     first, last, kind = runs(tag_ids, tagset)
     begin, end = tokens[first, 0].tolist(), tokens[last - 1, 1].tolist()
-    rows = zip(begin, end, kind.tolist(), strict=True)
-    return [Span(b, e, tagset.types[k]) for b, e, k in rows]
+    sure = [None] * len(first) if chances is None else chances[first].tolist()
+    rows = zip(begin, end, kind.tolist(), sure, strict=True)
+    return [Span(b, e, tagset.types[k], confidence=c) for b, e, k, c in rows]
+
+
+@lru_cache(maxsize=4096)
+def making(tagset: TagSet, kind: int, size: int) -> np.ndarray:
+    """Tags that make exactly one span, in sequences as `allowed_transitions` has them.
+
+    Returns (size + 2, tags) bool: of the token before it, of its tokens, of the one behind it.
+    kind: index of its type; -1: none of its tokens is in a mention.
+    """
+    table = _table(tagset)
+    own = table.type == kind
+    goes_on = own & np.isin(table.prefix, ["I", "E"]) & (kind >= 0)
+    found = np.ones((size + 2, len(own)), dtype=bool)
+    found[1:-1] = goes_on if kind >= 0 else own
+    if kind >= 0 and tagset.scheme == "IO":  # its neighbours would be in it
+        found[0] = ~own
+    elif kind >= 0:
+        found[1] = own & ~goes_on
+        found[1:size] &= ~np.isin(table.prefix, ["E", "S"])  # but the last one
+    found[-1] = ~goes_on
+    return found
 
 
 def flatten(spans: Iterable[Span], rule: FlattenRule) -> tuple[tuple[Span, ...], FlattenCounts]:

@@ -210,7 +210,7 @@ def _config(
         del settings["kind"]  # of the only one that the method has
     own = preset.get("model", {})
     if all(own.get(key) == settings[key] for key in ("kind", "tagger") if key in settings):
-        settings = _over(own, settings)  # else the job starts from a model of its own
+        settings = over(own, settings)  # else the job starts from a model of its own
     if settings.get("word_vectors"):
         settings = preset.get("with_word_vectors", {}) | settings
     try:
@@ -227,13 +227,13 @@ def _with_concepts(table: Mapping[str, Any], preset: Mapping[str, Any]) -> Mappi
     reads = isinstance(table.get("concepts"), Mapping) or "synthetic" in table
     if not reads or "text" in table or "concepts" not in preset:
         return table
-    return {**table, "concepts": _over(preset["concepts"], table.get("concepts", {}))}
+    return {**table, "concepts": over(preset["concepts"], table.get("concepts", {}))}
 
 
-def _over(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def over(preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """A preset's table with a job's values in place of its own; tables in it likewise."""
     both = {
-        key: _over(preset[key], value)
+        key: over(preset[key], value)
         if isinstance(value, Mapping) and isinstance(preset.get(key), Mapping)
         else value
         for key, value in given.items()

@@ -26,9 +26,10 @@ from fednotes.metrics.classification import ClassCounts, rankings
 from fednotes.metrics.spans import SpanCounts
 from fednotes.patients.cohort import LABELS, PRESENT, UNLABELLED, Bags, Vectors
 from fednotes.patients.concepts import by_patient
-from fednotes.patients.features import opened
+from fednotes.patients.features import Features, opened
 from fednotes.patients.labels import read_beside, read_gold, read_texts, renamed
 from fednotes.patients.phenotyper import Phenotyper, load_phenotyper
+from fednotes.taggers.model import Model
 from fednotes.taggers.saving import load_model
 
 _NAME = 100  # characters of a path that a message shows
@@ -117,7 +118,7 @@ def _require_apart(name: str, out: Path | None) -> None:
 
 
 def _require_mapping(
-    label_map: Mapping[str, str], found: Sequence[str], known: Sequence[str], path: Path
+    label_map: Mapping[str, str], found: Sequence[str], known: Sequence[str], path: Path | str
 ) -> None:
     """Raises ConfigError for a label that is not there, or that becomes none of the model's."""
     for old, new in label_map.items():
@@ -160,7 +161,7 @@ def predict_text(
         raise ConfigError("brat is a folder of files: give --out FOLDER")
     _require_apart(path, out)
     recogniser = load_model(model, device, backbone)
-    predicted = recogniser.predict(documents_of(path, text, on_error))
+    predicted = recogniser.predict(documents_of(path, text, on_error), confidence=True)
     if out is not None:
         FORMATS[format].write(predicted, out)
         return
@@ -194,6 +195,19 @@ def evaluate_path(
     documents, problems = examine(path, format)
     if on_error == "refuse" or not documents:
         problems.refuse()
+    found = evaluate_documents(recogniser, documents, str(path), label_map, types=types)
+    return replace(found, skipped=str(problems))
+
+
+def evaluate_documents(
+    recogniser: Model,
+    documents: tuple[Document, ...],
+    path: str,
+    label_map: Mapping[str, str] | None = None,
+    *,
+    types: Sequence[str] = (),
+) -> Evaluation:
+    """`evaluate_path` of documents. path: how messages call them."""
     known = recogniser.tagset.types
     _require_mapping(label_map or {}, types_of(documents), known, path)
     documents = relabel(documents, label_map or {}, None)
@@ -215,7 +229,6 @@ def evaluate_path(
         tuple(label for label in found if label not in known),
         tuple(label for label in known if label not in scored and label not in found),
         tuple(label for label in known if label not in scored and label in found),
-        str(problems),
     )
 
 
@@ -279,10 +292,10 @@ def predict_patients(
         raise ConfigError(f"phenotypes are written as jsonl or csv: {format} is for mentions")
     _require_apart(path, out)
     phenotyper = load_phenotyper(model, device)
-    patients, inputs = _read_patients(model, phenotyper, notes_of(path, text), place)
-    results = _results(phenotyper, patients, inputs)
+    reader = PatientReader.of(model, phenotyper, place)
+    results = reader.results(notes_of(path, text))
     if format == "csv":
-        written = _csv(results, bool(phenotyper.phenotypes), isinstance(inputs, Bags))
+        written = _csv(results, bool(phenotyper.phenotypes), not phenotyper.space.dense)
     else:
         written = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in results)
     if out is not None:
@@ -291,57 +304,66 @@ def predict_patients(
         sys.stdout.write(written)
 
 
-def _read_patients(
-    folder: Path, model: Phenotyper, notes: Mapping[str, Sequence[str]], place: str | None
-) -> tuple[tuple[str, ...], Bags | Vectors]:
-    """What the model sees of each patient; those who are left out are told on stderr.
+@dataclass(frozen=True, eq=False)
+class PatientReader:
+    """A phenotyping model, and what it reads notes with."""
 
-    Raises ModelError that names the model's folder.
-    """
-    try:
-        features = opened(model.space.recipe, place)
-    except ModelError as error:
-        raise ModelError(f"{folder}: {error}") from error
-    made = features.make(notes, None, None)
-    left_out, without = made.counts["left_out"], made.counts["without"]
-    if left_out:
-        print(f"note: {left_out} patient(s) left out: too many concepts", file=sys.stderr)
-    if without:
-        found = "no word" if model.space.dense else "no concept of the dictionary"
-        print(
-            f"note: {without} of {len(made.patients)} patient(s) have {found} in their notes: "
-            "their results say nothing of them",
-            file=sys.stderr,
-        )
-    return made.patients, made.values
+    model: Phenotyper
+    features: Features
 
+    @classmethod
+    def of(cls, folder: Path, model: Phenotyper, place: str | None = None) -> PatientReader:
+        """place: where its dictionary, or encoder, is now. Raises ModelError naming the folder."""
+        try:
+            return cls(model, opened(model.space.recipe, place))
+        except ModelError as error:
+            raise ModelError(f"{folder}: {error}") from error
 
-def _results(
-    model: Phenotyper, patients: Sequence[str], inputs: Bags | Vectors
-) -> Iterator[dict[str, Any]]:
-    """{"patient", "concepts", "probabilities": of present, "labels"}; None if never learnt.
+    def read(
+        self, notes: Mapping[str, Sequence[str]], told: bool = True
+    ) -> tuple[tuple[str, ...], Bags | Vectors]:
+        """What the model sees of each patient; told: those who are left out, on stderr."""
+        made = self.features.make(notes, None, None)
+        left_out, without = made.counts["left_out"], made.counts["without"]
+        if told and left_out:
+            print(f"note: {left_out} patient(s) left out: too many concepts", file=sys.stderr)
+        if told and without:
+            found = "no word" if self.model.space.dense else "no concept of the dictionary"
+            print(
+                f"note: {without} of {len(made.patients)} patient(s) have {found} in their notes: "
+                "their results say nothing of them",
+                file=sys.stderr,
+            )
+        return made.patients, made.values
 
-    concepts: mentions found in the patient's notes; left out for vectors of text.
-    """
-    heads: list[dict[str, Any]] = [{"patient": patient} for patient in patients]
-    if isinstance(inputs, Bags):
-        for head, found in zip(heads, inputs.sizes.tolist(), strict=True):
-            head["concepts"] = found
-    if not model.phenotypes:
-        for head, row in zip(heads, model.code_probabilities(inputs), strict=True):
-            named = zip(model.code_names, row.tolist(), strict=True)
-            yield {**head, "probabilities": {code: round(p, 6) for code, p in named}}
-        return
-    words = {value: word for word, value in LABELS.items()}
-    chances, classes = model.probabilities(inputs)[:, :, PRESENT], model.classes(inputs)
-    for head, row, own in zip(heads, chances.tolist(), classes.tolist(), strict=True):
-        labels = {name: words.get(c) for name, c in zip(model.phenotypes, own, strict=True)}
-        named = zip(model.phenotypes, row, strict=True)
-        yield {
-            **head,
-            "probabilities": {n: round(p, 6) if labels[n] else None for n, p in named},
-            "labels": labels,
-        }
+    def results(
+        self, notes: Mapping[str, Sequence[str]], told: bool = True
+    ) -> Iterator[dict[str, Any]]:
+        """{"patient", "concepts", "probabilities": of present, "labels"}; None if never learnt.
+
+        concepts: mentions found in the patient's notes; left out for vectors of text.
+        """
+        model = self.model
+        patients, inputs = self.read(notes, told)
+        heads: list[dict[str, Any]] = [{"patient": patient} for patient in patients]
+        if isinstance(inputs, Bags):
+            for head, found in zip(heads, inputs.sizes.tolist(), strict=True):
+                head["concepts"] = found
+        if not model.phenotypes:
+            for head, row in zip(heads, model.code_probabilities(inputs), strict=True):
+                named = zip(model.code_names, row.tolist(), strict=True)
+                yield {**head, "probabilities": {code: round(p, 6) for code, p in named}}
+            return
+        words = {value: word for word, value in LABELS.items()}
+        chances, classes = model.probabilities(inputs)[:, :, PRESENT], model.classes(inputs)
+        for head, row, own in zip(heads, chances.tolist(), classes.tolist(), strict=True):
+            labels = {name: words.get(c) for name, c in zip(model.phenotypes, own, strict=True)}
+            named = zip(model.phenotypes, row, strict=True)
+            yield {
+                **head,
+                "probabilities": {n: round(p, 6) if labels[n] else None for n, p in named},
+                "labels": labels,
+            }
 
 
 def _csv(results: Iterator[dict[str, Any]], labelled: bool, counted: bool) -> str:
@@ -406,7 +428,7 @@ def evaluate_patients(
             f"{labels or path} labels {', '.join(found) or 'nothing'}, the model knows "
             f"{', '.join(phenotyper.phenotypes)}: name them alike with --map OLD=NEW"
         )
-    patients, inputs = _read_patients(model, phenotyper, notes, place)
+    patients, inputs = PatientReader.of(model, phenotyper, place).read(notes)
     names = phenotyper.phenotypes
     rows = [[gold[p].get(n, UNLABELLED) for n in names] for p in patients]
     truth = np.array(rows, np.int8).reshape(len(patients), len(names))

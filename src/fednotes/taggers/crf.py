@@ -119,6 +119,20 @@ class CRF(nn.Module):
         return unary.to(emissions.dtype), pairs.to(emissions.dtype)
 
     @torch.no_grad()
+    def chances(self, emissions: Tensor, lengths: Tensor, rows: Tensor, allowed: Tensor) -> Tensor:
+        """p(any sequence within `allowed`) (n,) float64, 0 where there is none.
+
+        rows: (n,) whose sentence's. allowed: (n, tokens, tags) bool, as in `split_loss`.
+        """
+        asked, back = rows.to(emissions.device).unique(return_inverse=True)
+        scores, x, lengths, ops = self._prepare(emissions[asked], lengths[asked])
+        _require_shape(allowed, (len(back), *x.shape[1:]))
+        whole, _, _ = _partition(ops, x, lengths, scores, False)
+        within = x[back].masked_fill(~allowed.to(x.device), -torch.inf)
+        part, _, _ = ops.partition(within, lengths[back], scores, False)
+        return cast(Tensor, (part - whole[back]).exp().clamp(max=1.0))
+
+    @torch.no_grad()
     def decode(self, emissions: Tensor, lengths: Tensor) -> Tensor:
         """The most probable tags (batch, tokens) int64, 0 behind the end (Viterbi).
 

@@ -17,15 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError, ModelError
-from fednotes.core.types import Document, TagSet
+from fednotes.core.errors import ConfigError, DataError, ModelError
+from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.batches import with_spans, without_gold
+from fednotes.data.tags import making, runs
 from fednotes.encoders.encoder import length_batches
 from fednotes.taggers.corpora import Batch, PreparedCorpus, Progress, chosen_of
 from fednotes.taggers.layers import CrfOutput, with_zero
 from fednotes.taggers.partial import Soft, added_tags, split_loss, transfer_gradients
 
 WHOLE_BATCH = (8192, 256)  # most sub-words and sentences that are predicted together
+_QUERIES = 1 << 22  # numbers in one block of what is asked of a CRF (32 MiB in float64)
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ class Reading(Protocol):
     def best(self) -> np.ndarray:
         """(tokens,) the tags to predict."""
 
+    def chances(self, spans: np.ndarray) -> np.ndarray:
+        """(spans,) how probable each is: exactly its words, with its type. spans: (spans, 4) which
+        of the sentences that were asked, its first word there, the one behind its last, its type's
+        index; -1: that none of these words is in a mention."""
+
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """(tokens, tags), given what is allowed; and (sentences, …) expected transitions."""
 
@@ -117,7 +124,7 @@ class Model(nn.Module):
     loss serves another.
     reads: the corpora that `prepare` makes; every method takes only those. place: the key of
     its specification that names a frozen encoder. whole: it is saved with all that is frozen, by
-    its own `save`.
+    its own `save`. sure: what the confidence of a span that it predicts is, in words.
 
     A model that tags tokens has `_encode` and `_read`; all else it has from here.
     """
@@ -126,6 +133,9 @@ class Model(nn.Module):
     reads: ClassVar[type[PreparedCorpus]]
     place: ClassVar[str] = ""
     whole: ClassVar[bool] = False
+    sure: ClassVar[str] = (
+        "the CRF's marginal: how probable exactly this span with this label is, given the text"
+    )
 
     def __init__(self, config: Any, tagset: TagSet) -> None:
         super().__init__()
@@ -266,24 +276,66 @@ class Model(nn.Module):
         return each, total
 
     @torch.no_grad()
-    def predict(self, documents: Sequence[Document] | PreparedCorpus) -> tuple[Document, ...]:
+    def predict(
+        self, documents: Sequence[Document] | PreparedCorpus, confidence: bool = False
+    ) -> tuple[Document, ...]:
         """The documents (or a corpus') with predicted spans in place of their own.
 
-        Given documents, what is annotated in them is not looked at. Dropout is off.
+        Given documents, what is annotated in them is not looked at. Dropout is off. confidence:
+        spans have one, which `sure` explains.
         """
         if isinstance(documents, Sequence):
             own = self.prepare(documents, gold=False)
         else:
             own = self.own(documents)
         with evaluating(self):
-            return self._found(own)
+            return self._found(own, confidence)
 
-    def _found(self, corpus: Any) -> tuple[Document, ...]:
-        ids = np.zeros(len(corpus.encoded.form), np.int64)  # (tokens,); O where nothing is read
+    def _found(self, corpus: Any, confidence: bool) -> tuple[Document, ...]:
+        encoded = corpus.encoded
+        ids = np.zeros(len(encoded.form), np.int64)  # (tokens,); O where nothing is read
+        chances = np.full(len(ids), np.nan) if confidence else None  # at a span's first token
         for indices in self._parts(corpus.lengths):
             read = self._read(corpus, indices)
             ids[read.tokens] = read.best()
-        return with_spans(corpus.encoded, ids)
+            if chances is not None:
+                starts = encoded.bounds[indices]
+                spans = np.array(
+                    [
+                        (row, first, last, kind)
+                        for row, (a, b) in enumerate(
+                            zip(starts, encoded.bounds[indices + 1], strict=True)
+                        )
+                        for first, last, kind in zip(*runs(ids[a:b], self.tagset), strict=True)
+                    ],
+                    np.int64,
+                ).reshape(-1, 4)
+                chances[starts[spans[:, 0]] + spans[:, 1]] = read.chances(spans)
+        return with_spans(encoded, ids, chances)
+
+    @torch.no_grad()
+    def alternatives(self, document: Document, span: Span) -> dict[str, float]:
+        """How probable the words of a span are as a mention of each type; and "O": that none of
+        them is in any mention. What is left of 1 goes to spans with other boundaries.
+
+        Raises DataError where the model reads no word, or words that it reads apart.
+        """
+        corpus = self.prepare([document], gold=False)
+        encoded = corpus.encoded
+        first = int(np.searchsorted(encoded.offsets[:, 1], span.start, side="right"))
+        last = int(np.searchsorted(encoded.offsets[:, 0], span.end, side="left"))
+        unit = int(np.searchsorted(encoded.bounds, first, side="right")) - 1
+        place = f"characters {span.start} to {span.end}"
+        if not 0 <= span.start < span.end <= len(document.text) or first >= last:
+            raise DataError(f"{place}: there is no word of the document, so nothing to explain")
+        if last > encoded.bounds[unit + 1]:
+            raise DataError(f"{place}: in two sentences, which the model reads apart: give one")
+        at = np.array([first, last]) - encoded.bounds[unit]
+        names = ("O", *self.tagset.types)
+        asked = np.array([(0, *at, kind) for kind in range(-1, len(names) - 1)])
+        with evaluating(self):
+            found = self._read(corpus, np.array([unit])).chances(asked)
+        return dict(zip(names, found.tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,6 +369,25 @@ class CrfReading:
         """As `Reading`."""
         ids = self.output.crf.decode(self.emissions(), self.batch.lengths)
         return ids.cpu().numpy()[self.batch.inside]
+
+    def chances(self, spans: np.ndarray) -> np.ndarray:
+        """As `Reading`: marginals, each a sum over all sequences that have the span."""
+        emissions, batch = self.emissions(), self.batch
+        found = [np.zeros(0)]
+        size = max(1, _QUERIES // emissions[0].numel())
+        for start in range(0, len(spans), size):
+            part = spans[start : start + size]
+            allowed = np.ones((len(part), *emissions.shape[1:]), dtype=bool)
+            for row, (_, first, last, kind) in zip(allowed, part.tolist(), strict=True):
+                wanted = making(batch.corpus.encoded.tagset, kind, last - first)
+                low = max(first - 1, 0)
+                row[low : last + 1] = wanted[int(first == 0) :][: len(row) - low]
+            rows = torch.from_numpy(batch.back[part[:, 0]])
+            asked = torch.from_numpy(allowed)
+            found.append(
+                self.output.crf.chances(emissions, batch.lengths, rows, asked).cpu().numpy()
+            )
+        return np.concatenate(found)
 
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """As `Reading`."""

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from annotated_types import Ge, Lt
 from torch import Tensor, nn
 
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.settings import checked
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.encoders.adapters import KeyValues, Prompts, joined, self_attentions
@@ -264,20 +264,23 @@ class Stepper:
             self._cache.batch_select_indices(rows)
 
 
-def greedy(stepper: Stepper, grammar: Grammar) -> list[np.ndarray]:
+def greedy(stepper: Stepper, grammar: Grammar) -> tuple[list[np.ndarray], np.ndarray]:
     """The best id at each step among those that the grammar allows.
 
-    Returns each sentence's (steps,) ids, without END. Sentences that are done leave the batch.
+    Returns each sentence's (steps,) ids, without END; and (batch, most steps) how probable each was
+    among them. Sentences that are done leave the batch.
     """
     size, device = len(grammar.starts), grammar.starts.device
     most = int(grammar.most.max())
     alive = torch.arange(size, device=device)
     written = torch.full((size, 3 * most), PAD, device=device)
+    sure = torch.ones(size, 3 * most, device=device)
     chosen = torch.full((size,), BEGIN, device=device)
     for step in range(3 * most):
         scores = stepper.step(chosen)
         scores = scores.masked_fill(~grammar.allowed(), -torch.inf)
         chosen = scores.argmax(dim=-1)  # [tagsets eq 4]
+        best = scores.softmax(dim=-1).gather(1, chosen[:, None])[:, 0]
         going = chosen != END
         if not bool(going.all()):  # only in place of a start, so all stay in step
             rows = going.nonzero().squeeze(1)
@@ -285,10 +288,11 @@ def greedy(stepper: Stepper, grammar: Grammar) -> list[np.ndarray]:
                 break
             stepper.keep(rows)
             alive, chosen, grammar = alive[rows], chosen[rows], grammar.rows(rows)
-        written[alive, step] = chosen
+            best = best[rows]
+        written[alive, step], sure[alive, step] = chosen, best
         grammar = grammar.after(chosen)
     table = written.cpu().numpy()
-    return [row[row != PAD] for row in table]
+    return [row[row != PAD] for row in table], sure.cpu().double().numpy()
 
 
 def word_edges(corpus: PointerCorpus, chosen: np.ndarray, longest: int) -> Sequence[np.ndarray]:
@@ -314,6 +318,10 @@ class PromptBart(Model):
     transfer = "prompts.q"
     reads = PointerCorpus
     place = "backbone"
+    sure = (
+        "the product of the probabilities of its start, its end and its label when each was "
+        "written, among what could stand there"
+    )
 
     def __init__(
         self,
@@ -455,17 +463,29 @@ class PromptBart(Model):
         total = self.prompts.pull([part.sum(dim=0, keepdim=True) for part in other])
         return source, total.flatten()
 
-    def _found(self, corpus: PointerCorpus) -> tuple[Document, ...]:
+    def alternatives(self, document: Document, span: Span) -> NoReturn:
+        """Raises ModelError: a pointer network scores only what it writes itself."""
+        raise ModelError(
+            "a pointer network writes its mentions one after the other and has no score of what it "
+            "did not write: explain with a tagger or a token classifier"
+        )
+
+    def _found(self, corpus: PointerCorpus, confidence: bool) -> tuple[Document, ...]:
         found: list[list[Span]] = [[] for _ in corpus.documents]
         pairs = self.prompts()
         for chosen in length_batches(corpus.lengths.tolist(), *PREDICT_BATCH):
-            decoded = self._decode(corpus, chosen, pairs)
-            for sentence, ids in zip(chosen.tolist(), decoded, strict=True):
+            decoded, sure = self._decode(corpus, chosen, pairs)
+            for sentence, ids, each in zip(chosen.tolist(), decoded, sure, strict=True):
                 length = int(corpus.lengths[sentence])
                 entities = repair(ids.tolist(), len(self.tagset.types), length)
-                if len(entities):
-                    spans = corpus.spans(sentence, entities)
-                    found[corpus.encoded.sentence_document[sentence]] += spans
+                spans = corpus.spans(sentence, entities) if len(entities) else []
+                if (
+                    confidence
+                ):  # the grammar leaves nothing to repair: three ids an entity, in order
+                    chances = each[: len(ids)].reshape(-1, 3).prod(1).tolist()
+                    both = zip(spans, chances, strict=True)
+                    spans = [replace(span, confidence=chance) for span, chance in both]
+                found[corpus.encoded.sentence_document[sentence]] += spans
         return tuple(
             replace(document, spans=tuple(sorted(spans)))
             for document, spans in zip(corpus.documents, found, strict=True)
@@ -473,8 +493,8 @@ class PromptBart(Model):
 
     def _decode(
         self, corpus: PointerCorpus, chosen: np.ndarray, pairs: Sequence[KeyValues]
-    ) -> list[np.ndarray]:
-        """The ids that the model writes for some sentences, without END."""
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """The ids that the model writes for some sentences, and how sure it is: see `greedy`."""
         backbone, view, attentions = self._frozen
         prompts = joined(attentions, pairs)
         sources = Sources.of(corpus, chosen, backbone, self.device)

@@ -40,6 +40,7 @@ from fednotes.core.settings import build, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, Scheme, TagSet
 from fednotes.data.batches import encode_corpus
+from fednotes.data.tags import making
 from fednotes.encoders.adapters import Changed, LoRA, targets
 from fednotes.encoders.pretrained import (
     NO_ENCODER,
@@ -144,6 +145,25 @@ class WordReading:
         """As `Reading`."""
         return self.logits.argmax(-1).cpu().numpy()
 
+    def chances(self, spans: np.ndarray) -> np.ndarray:
+        """As `Reading`: words are independent, so a product over a span's words and its neighbours.
+        An I- at its start counts where the word before is of another type, as `runs` reads it."""
+        tagset = self.corpus.encoded.tagset
+        of = self.padded(self.logits.float().softmax(-1)).cpu().double().numpy()
+        of[..., 0] += of.sum(-1) == 0  # (units, steps, tags); O, where nothing is read
+        found = []
+        for unit, first, last, kind in spans.tolist():
+            wanted, low = making(tagset, kind, last - first), max(first - 1, 0)
+            part = of[unit, low : last + 1]
+            each = (part * wanted[int(first == 0) :][: len(part)]).sum(-1)
+            if kind >= 0:
+                width = len(tagset.prefixes)
+                own = 1 + kind * width + np.arange(width)  # the type's tags
+                odd = of[unit, first, own[~wanted[1, own]]].sum()
+                each[first - low] += odd * (1 - of[unit, first - 1, own].sum() if first else 1)
+            found.append(each.prod())
+        return np.array(found)
+
     def posterior(self) -> tuple[np.ndarray, np.ndarray]:
         """As `Reading`; nothing depends on two tags."""
         _, allowed, _ = self._targets()
@@ -189,6 +209,10 @@ class TokenClassifier(Model):
     transfer = "classifier.weight"
     reads = EncoderCorpus
     whole = True
+    sure = (
+        "the product of its words' probabilities of the tags that make exactly this span with this "
+        "label, given the text"
+    )
     encoder: nn.Module
     classifier: nn.Linear
 

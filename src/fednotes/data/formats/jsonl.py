@@ -128,7 +128,10 @@ def _span(value: Any, length: int) -> Span:
     fragments = tuple(_offsets(piece, length) for piece in pieces)
     if fragments and (fragments[0][0], fragments[-1][1]) != (start, end):
         raise DataError(f"the fragments of a span do not reach from {start} to {end}")
-    return Span(start, end, intern(label), fragments)
+    sure = value.get("confidence") if isinstance(value, dict) else None
+    if sure is not None and (type(sure) not in (int, float) or not 0 <= sure <= 1):
+        raise DataError("the confidence of a span is no number from 0 to 1")
+    return Span(start, end, intern(label), fragments, sure)
 
 
 def _offsets(value: Any, length: int) -> tuple[int, int]:
@@ -193,6 +196,7 @@ def _record(document: Document) -> dict[str, Any]:
         "spans": [
             {"start": span.start, "end": span.end, "label": span.label}
             | ({"fragments": span.fragments} if span.fragments else {})
+            | ({} if span.confidence is None else {"confidence": round(span.confidence, 6)})
             for span in document.spans
         ],
     } | {k: v for k, v in optional.items() if v or (k == "patient" and v is not None)}

@@ -1,0 +1,151 @@
+"""What a person does with jobs, corpora and runs, as functions; `fednotes` gives them by name.
+
+The commands of the command line stand above the same functions of `jobs/`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.errors import ConfigError
+from fednotes.core.types import Document
+from fednotes.data import formats
+from fednotes.data.formats.files import OnError
+from fednotes.engines.rounds import RoundResult
+from fednotes.jobs import compare as comparing
+from fednotes.jobs import simulate as simulating
+from fednotes.jobs.checking import Checked, check_files, check_job
+from fednotes.jobs.job import Job
+from fednotes.jobs.job_file import built_in_jobs, load_table, over, parse_job
+from fednotes.jobs.predict import Evaluation, documents_of, evaluate_documents
+from fednotes.jobs.results import RunResult
+from fednotes.serving.models import MentionModel
+
+Progress = Callable[[str, RoundResult], None]
+PathLike = str | Path
+
+
+def read(
+    path: PathLike, format: str | None = None, on_error: OnError = "refuse"
+) -> tuple[Document, ...]:
+    """The documents of a file or folder, in whatever format; plain text files too.
+
+    format: guessed from the content if not given. on_error: with "skip", what cannot be used is
+    left out. Raises DataError with file and line for what is wrong.
+    """
+    if format is not None:
+        return formats.read(Path(path), format, on_error)
+    return documents_of(str(path), on_error=on_error)
+
+
+def check(*targets: PathLike, format: str | None = None, settings: Sequence[str] = ()) -> Checked:
+    """What is wrong with a job (its file or name), or with a corpus or the parts of one.
+
+    settings: of a job, as of `--set`. Counts and places, never text. Raises DataError for a path
+    that does not exist.
+    """
+    names = [str(target) for target in targets]
+    if not all(map(str.strip, names)) or not names:
+        raise ConfigError("name a corpus file or folder, or a job")
+    named = [n for n in names if n.endswith(".toml") or n in built_in_jobs()]
+    if named and len(names) > 1:
+        raise ConfigError(f"{named[0]}: check one job at a time, and nothing beside it")
+    if named:
+        if format:
+            raise ConfigError("a format is for a corpus; a job's sites have their own")
+        return check_job(names[0], tuple(settings))
+    if settings:
+        raise ConfigError("settings are for a job; this is a corpus")
+    return check_files([Path(name) for name in names], format)
+
+
+def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -> Job:
+    """A job of a file, of a built-in name such as "demo", or of a table; checked.
+
+    changes: keys and tables over it, or all of it: `job("demo", seed=2, training={"epochs": 3})`.
+    Relative paths are from the job's file; without one, from the current folder. Raises ConfigError
+    that names table and key.
+    """
+    given = source if isinstance(source, Mapping) else {}
+    folder, name, where = Path.cwd(), "job", "job"
+    if source is not None and not isinstance(source, Mapping):
+        given, path = load_table(source)
+        folder, name, where = path.resolve().parent, path.stem, str(path)
+    try:  # a run keeps it as JSON
+        table = json.loads(json.dumps(over(given, changes), default=_plain))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}: a job has text, numbers, lists and tables") from error
+    return parse_job(table, name, folder, where)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no place in a job")
+
+
+def simulate(
+    job: Job,
+    out: PathLike,
+    *,
+    progress: Progress | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str = "cpu",
+) -> RunResult:
+    """Train and judge a job's sites on this machine: alone, federated, pooled.
+
+    out: the run's folder: its models lie in it, and `fednotes report` makes its page.
+    progress(part, round): called after each round of each part, such as "federated". resume: go on
+    after a stop. overwrite: an earlier run there becomes `OUT.previous`. Raises FednotesError.
+    """
+    shown = _Told(progress) if progress else None
+    return simulating.simulate(
+        job, Path(out), resume=resume, overwrite=overwrite, device=device, display=shown
+    )
+
+
+class _Told(simulating.Display):
+    """Rounds are told to a function."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._part = progress, ""
+
+    def begin(self, part: simulating.Part, rounds: int, sentences: int) -> None:
+        self._part = part.name
+
+    def round(self, result: RoundResult) -> None:
+        self._progress(self._part, result)
+
+
+def evaluate(
+    model: MentionModel,
+    documents: PathLike | Sequence[Document],
+    *,
+    types: Sequence[str] = (),
+    label_map: Mapping[str, str] | None = None,
+) -> Evaluation:
+    """Scores of a model on annotated documents, or a file or folder of them.
+
+    Scored are the model's types that they annotate, or `types`. label_map: labels by other names.
+    Raises DataError where no label is common.
+    """
+    given = read(documents) if isinstance(documents, str | Path) else tuple(documents)
+    where = str(documents) if isinstance(documents, str | Path) else "the corpus"
+    return evaluate_documents(model.model, given, where, label_map, types=types)
+
+
+def compare(
+    a: PathLike,
+    b: PathLike | None = None,
+    condition: str = "federated",
+    against: str = "alone",
+    metric: str = "strict",
+    samples: int = 10_000,
+) -> comparing.Comparison:
+    """A paired bootstrap, site by site: `condition` of run a minus `against` of run b (or of a)."""
+    first, second = Path(a), Path(a if b is None else b)
+    return comparing.compare_runs(first, second, condition, against, metric, samples)

@@ -1,0 +1,207 @@
+"""Saved models in use: text in, mentions with confidences out; notes in, phenotypes out.
+
+`fednotes.taggers.model.Model.predict` is what `fednotes predict` calls too: the same spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import overload
+
+from fednotes.core.errors import ConfigError, DataError
+from fednotes.core.types import Document, Span
+from fednotes.jobs.predict import PatientReader
+from fednotes.patients.phenotyper import is_phenotyper, load_phenotyper
+from fednotes.taggers.model import Model
+from fednotes.taggers.saving import load_model
+
+Text = str | Document
+BATCH = 32  # documents that are read together
+
+
+def load(
+    path: str | Path, device: str = "cpu", backbone: str | None = None
+) -> MentionModel | PatientModel:
+    """A saved model of any kind, for use.
+
+    backbone: where its frozen encoder is, or a phenotyping model's dictionary, if it has moved.
+    Raises ModelError for a folder that holds no model, or a damaged one; MissingExtra.
+    """
+    folder = Path(path)
+    if is_phenotyper(folder):
+        model = load_phenotyper(folder, device)
+        return PatientModel(PatientReader.of(folder, model, backbone))
+    return MentionModel(load_model(folder, device, backbone))
+
+
+class MentionModel:
+    """A model that finds mentions. model: what methods and `evaluate` work with."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The labels that it predicts."""
+        return self.model.tagset.types
+
+    @property
+    def confidence(self) -> str:
+        """What the confidence of a span is, in words."""
+        return f"{self.model.sure}; not calibrated"
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # a text is a list of texts, too
+        self, text: Text, threshold: float = 0.0
+    ) -> Document: ...
+    @overload
+    def __call__(self, text: Iterable[Text], threshold: float = 0.0) -> list[Document]: ...
+
+    def __call__(
+        self, text: Text | Iterable[Text], threshold: float = 0.0
+    ) -> Document | list[Document]:
+        """The document with the spans that the model finds, in order; of several, a list.
+
+        What is annotated in a document is not looked at. threshold: spans of less confidence are
+        left out. Raises DataError for what is no text, ConfigError for an impossible threshold.
+        """
+        if isinstance(text, str | Document):
+            return self._found([_document(text, 1)], _fraction(threshold))[0]
+        return list(self.stream(text, threshold=threshold))
+
+    def stream(
+        self, texts: Iterable[Text], batch: int = BATCH, threshold: float = 0.0
+    ) -> Iterator[Document]:
+        """The same of one after the other, in their order, as they come; never all in memory.
+
+        batch: documents that are read together, their sentences by like length.
+        """
+        least = _fraction(threshold)
+        if batch < 1:
+            raise ConfigError(f"batch = {batch}: at least 1 document is read at a time")
+        if isinstance(texts, str | Document):
+            raise ConfigError("a stream is of several texts: give a list, or call the model")
+        return self._streamed(texts, batch, least)
+
+    def _streamed(self, texts: Iterable[Text], batch: int, least: float) -> Iterator[Document]:
+        numbered = (_document(text, number) for number, text in enumerate(texts, 1))
+        while window := list(islice(numbered, batch)):
+            yield from self._found(window, least)
+
+    def _found(self, documents: Sequence[Document], least: float) -> tuple[Document, ...]:
+        found = self.model.predict(documents, confidence=True)
+        if least <= 0:
+            return found
+        return tuple(
+            replace(d, spans=tuple(s for s in d.spans if (s.confidence or 0.0) >= least))
+            for d in found
+        )
+
+    def explain(self, document: Text, span: Span) -> dict[str, float]:
+        """How probable the words of a span are as a mention of each label, with these boundaries;
+        and "O": that none of them is in any mention. The rest of 1 is of other boundaries.
+
+        Raises DataError where the model reads no word there, or reads its words apart; ModelError
+        for a pointer network, which scores only what it writes.
+        """
+        return self.model.alternatives(_document(document, 1), span)
+
+
+@dataclass(frozen=True)
+class PatientFinding:
+    """What a model says of one patient.
+
+    probabilities: phenotype (after stage 1 alone, billing code) → how probable it is; None where
+    nothing was learnt of it. labels: phenotype → "present", "absent" or "questionable". concepts:
+    mentions that it rests on, where the model reads concepts; without any it says nothing of the
+    patient. A patient whose notes have too many concepts has none of the three.
+    """
+
+    patient: str
+    probabilities: Mapping[str, float | None]
+    labels: Mapping[str, str | None]
+    concepts: int | None = None
+
+
+Notes = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+
+
+class PatientModel:
+    """A model that finds phenotypes of patients, or their billing codes, in their notes."""
+
+    def __init__(self, reader: PatientReader) -> None:
+        self._reader = reader
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The phenotypes that it predicts; after stage 1 alone, the codes."""
+        model = self._reader.model
+        return model.phenotypes or model.code_names
+
+    @property
+    def confidence(self) -> str:
+        """What the probabilities are, in words."""
+        model = self._reader.model
+        if not model.phenotypes:
+            return "the network's probability of each billing code; not calibrated"
+        if model.platt is None:
+            return "an order of patients from the classifier's margin, no chance: not calibrated"
+        return 'the probability of "present", calibrated on the training sites\' patients (Platt)'
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, notes: str
+    ) -> PatientFinding: ...
+    @overload
+    def __call__(
+        self, notes: Sequence[str] | Mapping[str, str | Sequence[str]]
+    ) -> list[PatientFinding]: ...
+
+    def __call__(self, notes: Notes) -> PatientFinding | list[PatientFinding]:
+        """What the model says of a patient of one note; of each of several; or, by patient, of all
+        their notes together: `model({"p1": ["first note", "second note"]})`."""
+        if isinstance(notes, str):
+            return self({"1": [notes]})[0]
+        if not isinstance(notes, Mapping):
+            notes = {str(number): [note] for number, note in enumerate(notes, 1)}
+        given = {
+            patient: [_checked(note) for note in ([own] if isinstance(own, str) else own)]
+            for patient, own in notes.items()
+        }
+        if not given:
+            return []
+        rows = {row["patient"]: row for row in self._reader.results(given, told=False)}
+        found = []
+        for patient in given:
+            row = rows.get(patient, {})
+            parts = row.get("probabilities", {}), row.get("labels", {}), row.get("concepts")
+            found.append(PatientFinding(patient, *parts))
+        return found
+
+
+def _document(text: Text, number: int) -> Document:
+    """A document of a text, called by its place in the input."""
+    if isinstance(text, Document):
+        _checked(text.text)
+        return text
+    return Document(str(number), _checked(text))
+
+
+def _checked(text: str) -> str:
+    """Raises DataError for what is no text: of another type, or half a character."""
+    if not isinstance(text, str):
+        raise DataError(f"expected a text or a Document, not {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(f"half a character at {error.start} of a text: decode it anew") from error
+    return text
+
+
+def _fraction(threshold: float) -> float:
+    if not 0.0 <= threshold <= 1.0:
+        raise ConfigError(f"threshold = {threshold}: a confidence is from 0 to 1")
+    return float(threshold)
