@@ -317,23 +317,9 @@ def check(
     Counts and places, never text. Exit code: 0 nothing is wrong, 1 there are problems, 2 the
     check itself could not be done.
     """
-    from fednotes.jobs.checking import check_files, check_job
-    from fednotes.jobs.job_file import built_in_jobs
+    from fednotes.serving.api import check as run
 
-    if not all(target.strip() for target in targets):
-        raise FednotesError("name a corpus file or folder, or a job")
-    built_in = built_in_jobs()
-    if named := [t for t in targets if t.endswith(".toml") or t in built_in]:
-        if len(targets) > 1:
-            raise FednotesError(f"{named[0]}: check one job at a time, and nothing beside it")
-        if format or on_error is OnError.skip:
-            option = "--format" if format else "--on-error"
-            raise FednotesError(f"{option} is for a corpus; a job's sites have their own")
-        found = check_job(targets[0], tuple(settings or ()))
-    else:
-        if settings:
-            raise FednotesError("--set is for a job; this is a corpus")
-        found = check_files([Path(t) for t in targets], format or None, on_error.value)
+    found = run(*targets, format=format, on_error=on_error.value, settings=settings or ())
     if json_output:
         console.print_json(data=found.to_dict())
     else:

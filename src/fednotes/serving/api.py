@@ -41,25 +41,31 @@ def read(
     return documents_of(str(path), on_error=on_error)
 
 
-def check(*targets: PathLike, format: str | None = None, settings: Sequence[str] = ()) -> Checked:
+def check(
+    *targets: PathLike,
+    format: str | None = None,
+    on_error: OnError = "refuse",
+    settings: Sequence[str] = (),
+) -> Checked:
     """What is wrong with a job (its file or name), or with a corpus or the parts of one.
 
-    settings: of a job, as of `--set`. Counts and places, never text. Raises DataError for a path
-    that does not exist.
+    format, on_error: of a corpus. settings: of a job, such as "seed=2". Counts and places, never
+    text. Raises DataError for a path that does not exist.
     """
     names = [str(target) for target in targets]
-    if not all(map(str.strip, names)) or not names:
+    if not names or not all(map(str.strip, names)):
         raise ConfigError("name a corpus file or folder, or a job")
-    named = [n for n in names if n.endswith(".toml") or n in built_in_jobs()]
-    if named and len(names) > 1:
-        raise ConfigError(f"{named[0]}: check one job at a time, and nothing beside it")
-    if named:
-        if format:
-            raise ConfigError("a format is for a corpus; a job's sites have their own")
-        return check_job(names[0], tuple(settings))
+    known = built_in_jobs()
+    if named := [name for name in names if name.endswith(".toml") or name in known]:
+        if len(names) > 1:
+            raise ConfigError(f"{named[0]}: check one job at a time, and nothing beside it")
+        if format or on_error == "skip":
+            option = "--format" if format else "--on-error"
+            raise ConfigError(f"{option} is for a corpus; a job's sites have their own")
+        return check_job(named[0], tuple(settings))
     if settings:
-        raise ConfigError("settings are for a job; this is a corpus")
-    return check_files([Path(name) for name in names], format)
+        raise ConfigError("--set is for a job; this is a corpus")
+    return check_files([Path(name) for name in names], format or None, on_error)
 
 
 def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -> Job:
