@@ -187,7 +187,7 @@ def upward(source: str, path: Path) -> list[str]:
         if not within(item.target, ("fednotes",)):
             continue
         room = room_of(item.target)
-        at_root = room not in ROOMS  # `from fednotes import __version__`
+        at_root = not room or room not in ROOMS  # `from fednotes import __version__`
         if not at_root and room != own and room not in ROOMS.get(own, frozenset()):
             below = ", ".join(sorted(ROOMS.get(own, frozenset()))) or "nothing of fednotes"
             found.append(f"{path.name}:{item.line}: imports {item.target}; {own} may use: {below}")
