@@ -378,7 +378,7 @@ def test_the_forbidden_check_sees(line: str, wrong: bool) -> None:
         ("try:\n    import transformers\nexcept ImportError:\n    pass", True),
         ("class A:\n    from matplotlib import pyplot", True),
         ("def f():\n    import sklearn", False),
-        ("def f():\n    import pandas", True),
+        ("def f():\n    import polars", True),
         ("import click", True),
         ("import torch.nn.functional as F", False),
         ("import tomllib", False),
