@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from hospitals import (
     FEDERATION,
     FEDNER,
+    FINETUNE,
     OPEN,
     QUICK,
     SECURE,
@@ -27,6 +29,7 @@ from hospitals import (
     Hospitals,
     patients,
 )
+from tiny_models import save_bert
 
 from fednotes.core.errors import ConfigError, TrainingError
 from fednotes.core.messages import decode_reply
@@ -253,6 +256,23 @@ def test_a_site_that_changes_its_labels_refuses(site_notes: Any, tmp_path: Path)
     hospitals.network.meanwhile = change
     with pytest.raises(ConfigError, match=r'site "posts": this site has .*Med.*label_map'):
         hospitals.run()
+
+
+def test_sites_with_other_encoders_are_named(site_notes: Any, tmp_path: Path) -> None:
+    """By the digests of both; a copy elsewhere is no other one (`test_deployment.py`)."""
+    pytest.importorskip("transformers")
+    bert = save_bert(tmp_path / "bert", max_position_embeddings=512)
+    hospitals = Hospitals(tmp_path, FINETUNE.replace("BERT", str(bert)), site_notes)
+    for name in hospitals.names:
+        own = shutil.copytree(bert, tmp_path / f"{name} bert")
+        hospitals.change(name, "[data]", f"[files]\nencoder = '{own}'\n[data]")
+    facts = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(facts | {"hidden_act": "relu"}))
+    digest = r"\([0-9a-f]{64}\)"
+    message = rf'site "{name}" has another encoder {digest} than is here {digest}: give every'
+    with pytest.raises(ConfigError, match=message):
+        hospitals.run()
+    assert not hospitals.lines("round")
 
 
 SERVER, MANY = "fednotes.jobs.deployed.server", {f"none-{n}": Description() for n in range(50)}

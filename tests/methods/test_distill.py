@@ -25,6 +25,7 @@ from fednotes.methods.distill import pseudo_complete, weighted_loss
 from fednotes.taggers.model import Losses
 from fednotes.taggers.prompt_bart import PromptBartConfig
 from fednotes.taggers.saving import build_model, load_model
+from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 QUICK: dict[str, Any] = {"unannotated": "marginal", "batch_size": 4, "learning_rate": 0.03}
 
@@ -37,6 +38,14 @@ def sites() -> list[SiteData]:
 @pytest.fixture(scope="module")
 def complete() -> list[SiteData]:
     return [site.complete for site in generate(num_sites=3, sentences_per_site=30, seed=5)]
+
+
+def test_rates_at_which_a_token_classifier_diverges_are_told_of() -> None:
+    encoder = TokenClassifierConfig(encoder="nowhere")
+    for model, rate, told in ((encoder, 3e-3, 1), (encoder, 1e-3, 0), (MODEL, 3e-3, 0)):
+        made = distill.Config(model=model, learning_rate=rate)
+        assert len(distill.METHOD.warnings(made)) == told
+        assert not told or "0.003: a token classifier diverges" in distill.METHOD.warnings(made)[0]
 
 
 def config(sites: list[SiteData], **changes: Any) -> distill.Config:

@@ -20,11 +20,11 @@ from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.engines.inprocess import InProcess
-from fednotes.methods import finetune
+from fednotes.methods import distill, finetune, personal
 from fednotes.methods.finetune import Config, Site, _Sentences, num_notes
 from fednotes.metrics.spans import SpanCounts
 from fednotes.taggers.encoder_tagger import EncoderTaggerConfig
-from fednotes.taggers.saving import build_model, load_model
+from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 DRUGS, FINDINGS = ("aspirin", "ibuprofen"), ("pain", "fever", "cough", "nausea")
@@ -92,6 +92,26 @@ def test_one_silo_is_ordinary_fine_tuning_bit_for_bit(bert: Path) -> None:
     steps = [partial(loss, step, batch) for step, batch in enumerate(batches)]
     plain_adamw(model.trainable(), settings, steps)
     assert_same(found, copied(model.trainable()))
+
+
+def test_an_earlier_classifier_is_told_of(bert: Path, tmp_path: Path) -> None:
+    """With the types that are taken over; of a job whose types are not known yet all of them."""
+    earlier = build_model(TokenClassifierConfig(encoder=str(bert)), TagSet(("Dose", "ADR")), 7)
+    save_model(earlier, tmp_path / "model")
+    model = TokenClassifierConfig(encoder=str(tmp_path / "model"), train="lora")
+    for method in (finetune, personal, distill):
+        given = {"weighting": False} if method is distill else {}
+        for types, told in ((("Drug", "ADR"), "ADR"), ((), "Dose, ADR"), (("Drug",), "")):
+            made = method.METHOD.Config(model=model, tags=TagSet(types), **given)
+            warnings = method.METHOD.warnings(made)
+            assert len(warnings) == bool(told)
+            assert not told or f"outputs for {told} are taken over" in warnings[0]
+        other = replace(made, model=replace(model, encoder=str(bert)))
+        assert method.METHOD.warnings(other) == ()
+    begun = finetune.initial(Config(model=model, tags=TagSet(("Drug", "ADR"))))
+    old = dict(earlier.named_parameters())["classifier.weight"]
+    assert torch.equal(begun["classifier.weight"][[0, 3, 4]], old[[0, 3, 4]])
+    assert not torch.equal(begun["classifier.weight"][[1, 2]], old[[1, 2]])
 
 
 def test_silos_count_by_their_notes(bert: Path) -> None:

@@ -15,7 +15,7 @@ from small_classifiers import LABELS, TAGS, document, lines
 
 from fednotes.core.errors import ConfigError, ModelError
 from fednotes.core.types import Document, TagSet
-from fednotes.encoders.adapters import LoRA, targets
+from fednotes.encoders.adapters import targets
 from fednotes.encoders.encoder import HuggingFaceEncoder
 from fednotes.taggers.corpora import Batch
 from fednotes.taggers.encoder_tagger import EncoderTagger, open_backbone
@@ -253,7 +253,7 @@ def test_wrong_encoders(bert: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         build(tmp_path)
     with pytest.raises(ConfigError, match="no query and value projections"):
-        LoRA(torch.nn.Linear(3, 3))
+        targets(torch.nn.Linear(3, 3))
     with pytest.raises(ConfigError, match="no entity types"):
         build_model(build(bert).config, TagSet(()), 1)
     with pytest.raises(ConfigError, match="device 'nowhere' is not available"):

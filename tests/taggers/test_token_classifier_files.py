@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from tiny_models import save_encoder
 from fednotes.core.errors import ModelError
 from fednotes.core.types import TagSet
 from fednotes.taggers.saving import build_model, load_model, save_model
-from fednotes.taggers.token_classifier import TokenClassifier
+from fednotes.taggers.token_classifier import TokenClassifier, earlier_types
 
 transformers = pytest.importorskip("transformers")
 
@@ -119,6 +120,41 @@ def test_labels_in_any_order(
         save_model(model, path)  # nobody's files are overwritten
 
 
+@pytest.mark.parametrize(
+    ("labels", "kept"),
+    [
+        (["I-Drug", "B-ADR", "O", "B-Drug", "I-ADR"], {"O": 2, "B-ADR": 1, "I-ADR": 4}),
+        (["O", "S-ADR", "B-ADR", "E-ADR", "I-ADR"], {"O": 0, "B-ADR": 2, "I-ADR": 4}),
+        (["O", "B-Drug", "I-Drug"], {}),  # no type that both have
+        (["I-ADR", "O"], {}),  # what I-ADR says there is said by two tags here
+        ([f"LABEL_{i}" for i in range(5)], {}),
+        (["NOUN", "O-x", "O"], {}),
+    ],
+)
+def test_an_earlier_classifier_keeps_its_rows_by_tag(
+    labels: list[str], kept: dict[str, int], tmp_path: Path
+) -> None:
+    """Beside an encoder of the same weights, on which all rows start anew."""
+    path, tags = foreign(tmp_path / "theirs", labels), TagSet(("Dose", "ADR"))
+    earlier = load_file(path / "model.safetensors")
+    earlier["classifier.bias"] += torch.arange(1.0, 1.0 + len(labels))
+    save_file(earlier, path / "model.safetensors", {"format": "pt"})
+    found = build(path, tags)
+    facts = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(facts | {"architectures": ["BertModel"]}))
+    anew = build(path, tags)
+    for row, tag in enumerate(tags.tags):
+        for part in ("weight", "bias"):
+            own = getattr(found.classifier, part)[row]
+            new = getattr(anew.classifier, part)[row]
+            old = earlier[f"classifier.{part}"][kept[tag]] if tag in kept else new
+            assert torch.equal(own, old), (tag, part)
+            assert torch.equal(own, new) == (tag not in kept)
+    save_model(found, tmp_path / "ours")
+    assert load_model(tmp_path / "ours").tagset == tags
+    assert (earlier_types(path), earlier_types(tmp_path / "ours")) == ((), tags.types)
+
+
 def test_a_tag_that_a_foreign_model_lacks_is_not_predicted(tmp_path: Path) -> None:
     path = foreign(tmp_path / "theirs", ["O", "B-Drug", "B-ADR", "I-ADR"])
     model = load_model(path)
@@ -144,6 +180,9 @@ def damage(path: Path, how: str) -> None:
         save_file(tensors, weights, {"format": "pt"})
     elif how == "missing":
         save_file({n: v for n, v in tensors.items() if n != name}, weights, {"format": "pt"})
+    elif how == "narrow":
+        tensors["classifier.weight"] = tensors["classifier.weight"][:, 1:].contiguous()
+        save_file(tensors, weights, {"format": "pt"})
     elif how == "no classifier":
         kept = {n: v for n, v in tensors.items() if "classifier" not in n}
         save_file(kept, weights, {"format": "pt"})
@@ -157,6 +196,8 @@ def damage(path: Path, how: str) -> None:
     else:
         changes: dict[str, Any] = {
             "labels": {"id2label": {i: f"LABEL_{i}" for i in range(5)}},
+            "no names": {"id2label": dict(enumerate((3, "B-a", "I-a", "B-b", "I-b")))},
+            "twice": {"id2label": dict(enumerate(("O", "B-a", "I-a", "B-a", "I-b")))},
             "no outside": {"id2label": dict(enumerate(("B-a", "I-a", "B-b", "I-b", "B-c")))},
             "other kind": {"architectures": ["BertForMaskedLM"]},
             "window": {"fednotes": {"window": 900}},
@@ -177,7 +218,10 @@ DAMAGES = {
     "list": "not a model's configuration",
     "no tokenizer": r"no tokenizer beside config\.json",
     "labels": "label 'LABEL_0' is no tag",
+    "no names": "label 3 is no tag",
+    "twice": "4 distinct labels, 2 of them entity types, for a classifier of 5 rows",
     "no outside": "one of them O",
+    "narrow": "lack 'classifier.weight' and 0 more",
     "other kind": "holds a BertForMaskedLM, which does not find entities yet; fine-tune it",
     "window": "window = 900: .* reads 40 sub-words at most",
     "settings": "unknown key 'contxt'; did you mean 'context'",
@@ -197,8 +241,8 @@ def test_damage_gives_one_line(tmp_path: Path) -> None:
             load_model(path)
         assert "\n" not in str(caught.value), how
         assert str(path) in str(caught.value), how
-        if how in ("missing", "pickled", "truncated", "no tokenizer", "vocabulary"):  # nor trained
-            with pytest.raises(ModelError):
+        if how not in ("labels", "other kind", "window", "settings", "no table"):  # nor trained
+            with pytest.raises(ModelError, match=re.escape(str(path))):
                 build(path)
 
 

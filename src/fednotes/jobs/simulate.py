@@ -16,7 +16,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -132,8 +132,10 @@ def simulate(
         mine.enter_context(held(out))
         refuse(job, out, resume, replace_old)
         sites, config, parts = prepare(job, display.features)
-        for text in (*sites.warnings, *job.module.warnings(job.config)):
+        warnings = job.module.warnings(config)
+        for text in (*sites.warnings, *warnings):
             display.warn(text)
+        sites = replace(sites, notes=(*sites.notes, *warnings))
         if cost := traffic(job, config, sites.data):
             display.cost(cost)
         if replace_old and set_aside(out):
@@ -361,7 +363,6 @@ def _result(
         versions=versions(),
         notes=[
             *sites.told,
-            *job.module.warnings(job.config),
             *([f"federated: {federated.described}"] if federated and federated.described else ()),
             *nothing_found(scores),
             *job.kind.hints(scores, sites.data),

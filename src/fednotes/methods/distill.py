@@ -53,6 +53,7 @@ from fednotes.methods.sites import (
     Rate,
     RoundServer,
     all_tags,
+    begun_from,
     finite,
     judged_mentions,
     save_global,
@@ -61,8 +62,10 @@ from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Losses, ModelConfig
 from fednotes.taggers.saving import build_model, model_config
 from fednotes.taggers.tagger import TaggerConfig
+from fednotes.taggers.token_classifier import TokenClassifierConfig
 
 FEWEST_CONTRIBUTORS = 3
+FASTEST = 1e-3  # learning rate of a token classifier
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 Unannotated = Literal["pseudo", "soft", "marginal", "outside"]
 
@@ -581,6 +584,16 @@ def planned(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
     return config.rounds, math.ceil(sum(sizes) * config.local_epochs)
 
 
+def warnings(config: Config) -> tuple[str, ...]:
+    """What a person should know before training."""
+    if config.learning_rate <= FASTEST or not isinstance(config.model, TokenClassifierConfig):
+        return begun_from(config)
+    told = (
+        f"learning_rate = {config.learning_rate:g}: a token classifier diverges above {FASTEST:g}"
+    )
+    return (f"{told}; a light tagger alone trains so fast", *begun_from(config))
+
+
 def save(config: Config, final: State, folder: Path) -> bool:
     """The global model of a run's last state, ready for `fednotes predict`."""
     return save_global(config.model, config.tags, config.seed, final, folder)
@@ -598,5 +611,6 @@ METHOD = Method(
     for_sites=for_sites,
     alone=alone,
     traffic=traffic,
+    warnings=warnings,
     save=save,
 )

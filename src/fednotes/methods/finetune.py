@@ -46,6 +46,7 @@ from fednotes.methods.sites import (
     MentionSite,
     Rate,
     all_tags,
+    begun_from,
     judged_mentions,
     parted,
     save_global,
@@ -240,8 +241,9 @@ def traffic(config: Config, sizes: Sequence[int]) -> tuple[int, int]:
 def warnings(config: Config) -> tuple[str, ...]:
     """What a person should know before training."""
     if getattr(config.model, "train", "") != "all":
-        return ()
+        return begun_from(config)
     return (
+        *begun_from(config),
         'train = "all" shares the word embeddings: the rows that change tell which words a '
         'site\'s notes have (train = "encoder" keeps them as they are)',
     )

@@ -49,7 +49,7 @@ from fednotes.core.update import Tensors, Total, Update
 from fednotes.data.batches import with_spans
 from fednotes.methods import averaging, finetune, presets
 from fednotes.methods.averaging import CHANGES, Averaging, AveragingSite, run_cycles
-from fednotes.methods.sites import Count, Number, Rate, all_tags, judged_mentions
+from fednotes.methods.sites import Count, Number, Rate, all_tags, begun_from, judged_mentions
 from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.taggers.corpora import EncoderCorpus, PreparedCorpus
 from fednotes.taggers.model import Model
@@ -425,5 +425,6 @@ METHOD = Method(
     for_sites=for_sites,
     alone=alone,
     traffic=traffic,
+    warnings=begun_from,
     one_model=one_model,
 )

@@ -31,6 +31,7 @@ from fednotes.metrics.spans import SpanCounts, forms_of
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.model import Model, ModelConfig
 from fednotes.taggers.saving import build_model, save_model
+from fednotes.taggers.token_classifier import TokenClassifierConfig, earlier_types
 
 Count = Annotated[int, Ge(1)]
 Number = Annotated[int, Ge(0)]
@@ -353,6 +354,20 @@ def rising(places: Tensor, stop: int) -> bool:
 def all_tags(sites: Sequence[SiteData]) -> TagSet:
     """The complete tag set, the union over the sites."""
     return reduce(TagSet.union, (site.tags for site in sites))
+
+
+def begun_from(config: Any) -> tuple[str, ...]:
+    """A warning where models begin as an earlier classifier, with the types that are taken over.
+    config: a method's; where its `tags` are not known yet, of all types there."""
+    if not isinstance(model := config.model, TokenClassifierConfig):
+        return ()
+    wanted: TagSet = config.tags
+    found = [t for t in earlier_types(model.encoder) if t in wanted.types or not wanted.types]
+    told = (
+        f"the encoder is an earlier classifier: its outputs for {', '.join(found)} are taken "
+        "over, the others begin anew; every site must have this very folder"
+    )
+    return (told,) if found else ()
 
 
 def parted(

@@ -214,7 +214,7 @@ class EncoderTagger(Model):
         super().__init__(config, tagset)
         self.backbone = backbone
         if config.tuning == "lora":
-            self.lora = LoRA(backbone.model, config.rank, config.alpha, seed)
+            self.lora = LoRA(_maps(backbone), config.rank, config.alpha, seed)
         elif config.tuning == "prompts" and config.prompts:
             self.prompts = Prompts(
                 len(_attentions(backbone)),

@@ -21,8 +21,9 @@ not fit the model's positions is read in overlapping windows, each word where it
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -34,8 +35,8 @@ from annotated_types import Ge, Gt, Lt
 from torch import Tensor, nn
 
 from fednotes import __version__
-from fednotes.core.errors import ConfigError, ModelError
-from fednotes.core.parsing import read_json
+from fednotes.core.errors import ConfigError, FednotesError, ModelError
+from fednotes.core.parsing import mapping, read_json
 from fednotes.core.settings import build, checked
 from fednotes.core.tensors import device_of, seeded
 from fednotes.core.types import Document, Scheme, TagSet
@@ -81,12 +82,12 @@ class TokenClassifierConfig(ModelConfig):
     """Field names are TOML keys of a job's [model] table.
 
     encoder: "minilm" or a Hugging Face directory (an encoder, what pre-training saved, or an
-    earlier token classifier, whose encoder is taken). context: what is read together. train,
-    top: see above; rank, alpha: of "lora", W + alpha / rank · B A, of all maps of its layers or
-    of the queries' and values' ("attention"). window: sub-words that are read at once, marks
-    included; 0 = as many as the model has positions. dropout: every rate of the encoder; not
-    given: its own. max_tokens: words; longer units are cut between entities where they are
-    trained on.
+    earlier token classifier, whose encoder is taken, and its outputs for types that both have).
+    context: what is read together. train, top: see above; rank, alpha: of "lora",
+    W + alpha / rank · B A, of all maps of its layers or of the queries' and values'
+    ("attention"). window: sub-words that are read at once, marks included; 0 = as many as the
+    model has positions. dropout: every rate of the encoder; not given: its own. max_tokens:
+    words; longer units are cut between entities where they are trained on.
     """
 
     encodes: ClassVar[bool] = True
@@ -254,7 +255,7 @@ class TokenClassifier(Model):
         (model,) = self._whole
         config = self.config
         self._maps = targets(model, config.maps)
-        changes = LoRA(model, config.rank, config.alpha, seed, config.maps, name)
+        changes = LoRA(self._maps, config.rank, config.alpha, seed, name)
         self.add_module(name, changes.to(self.device))
 
     def copied(self, classifier: nn.Linear) -> TokenClassifier:
@@ -392,12 +393,13 @@ def build_token_classifier(
     config: TokenClassifierConfig, tagset: TagSet, seed: int, device: str | torch.device = "cpu"
 ) -> TokenClassifier:
     """A new model: the directory's encoder, and a classifier that starts as the library's would,
-    normal, of the configuration's initializer range, but from the seed. Models of one process
-    share what they do not train. Raises as `build_model`; ConfigError also for an impossible
-    window or number of layers."""
+    normal, of the configuration's initializer range, but from the seed, and for types that an
+    earlier classifier there has as it is there. Models of one process share what they do not
+    train. Raises as `build_model`; ConfigError also for an impossible window or number of layers.
+    """
     path = encoder_directory(config.encoder)
     device_of(device)
-    tokenizer, whole = _opened(path, tagset.tags, config.dropout, stamp_of(path))
+    tokenizer, whole, new = _opened(path, tagset, config.dropout, stamp_of(path))
     trained = trained_names(config.encoder, whole, config.train, config.top)
     # Storage is shared, the parameter is not: what is done to one model's stays there.
     shared: dict[int, Any] = {
@@ -410,9 +412,10 @@ def build_token_classifier(
         model.adapt(seed)
     with torch.no_grad(), seeded(seed, "classifier"):
         spread = float(getattr(whole.config, "initializer_range", 0.02))
-        model.classifier.weight.normal_(0.0, spread)
-        if model.classifier.bias is not None:
-            model.classifier.bias.zero_()
+        weight, bias = model.classifier.weight, model.classifier.bias
+        weight[new] = torch.empty_like(weight).normal_(0.0, spread)[new]
+        if bias is not None:
+            bias[new] = 0.0
     return model.to(device)
 
 
@@ -431,11 +434,7 @@ def open_token_classifier(directory: Path, device: str | torch.device = "cpu") -
             f"{directory}: holds a {names[0]}, which does not find entities yet; fine-tune it: "
             'a job with [model] kind = "token-classifier" and this folder as its encoder'
         )
-    # Shapes that do not fit count as missing, with a clearer line than the library's.
-    tokenizer, model, missing = open_pretrained(directory, AUTO, ignore_mismatched_sizes=True)
-    require_complete(directory, missing)
-    require_classifier(directory, model)
-    tagset, rows = tagset_of(directory, model.config.id2label, model.classifier.out_features)
+    tokenizer, model, tagset, rows = _trained(directory)
     _order(model, tagset, rows)
     own = facts.get("fednotes", {})
     if not isinstance(own, dict):
@@ -450,9 +449,10 @@ def open_token_classifier(directory: Path, device: str | torch.device = "cpu") -
 
 @lru_cache(maxsize=2)
 def _opened(
-    path: Path, tags: tuple[str, ...], dropout: float | None, stamp: Stamp
-) -> tuple[Any, Any]:
-    """Tokenizer and model to be copied. `stamp` makes a directory that changed a new one."""
+    path: Path, tagset: TagSet, dropout: float | None, stamp: Stamp
+) -> tuple[Any, Any, Tensor]:
+    """Tokenizer and model to be copied, and (tags,) whether the tag's row of the classifier is to
+    start anew. `stamp` makes a directory that changed a new one."""
     settings: dict[str, Any] = {}
     if dropout is not None:  # every rate that the configuration has
         settings = {
@@ -460,18 +460,49 @@ def _opened(
             for name, value in open_config(path).to_dict().items()
             if "dropout" in name and type(value) in (int, float, type(None))
         }
-    tokenizer, model, missing = open_pretrained(
-        path,
-        AUTO,
-        num_labels=len(tags),
-        id2label=dict(enumerate(tags)),
-        label2id={tag: i for i, tag in enumerate(tags)},
-        ignore_mismatched_sizes=True,  # the classifier of an earlier tag set
-        **settings,
-    )
-    require_complete(path, tuple(n for n in missing if not n.startswith("classifier.")))
-    require_classifier(path, model)
-    return tokenizer, model.requires_grad_(False)
+    if earlier_types(path):
+        tokenizer, model, known, places = _trained(path, **settings)
+        for name, value in model.classifier.named_parameters():
+            if not torch.isfinite(value).all():
+                raise ModelError(f"{path}: 'classifier.{name}' is not finite: training diverged")
+        row_of = {tag: row for tag, row in zip(known.tags, places, strict=True) if row >= 0}
+        whole = [TagSet((label,), tagset.scheme).tags for label in tagset.types]  # with "O"
+        kept = {tag for own in whole if row_of.keys() >= set(own) for tag in own}
+        rows = tuple(row_of[tag] if tag in kept else -1 for tag in tagset.tags)
+        _order(model, tagset, rows)
+    else:
+        named, rows = dict(enumerate(tagset.tags)), (-1,) * len(tagset.tags)
+        settings |= {"num_labels": len(named), "id2label": named}
+        settings |= {"label2id": {tag: row for row, tag in named.items()}}
+        settings["ignore_mismatched_sizes"] = True  # of a classifier of something else
+        tokenizer, model, missing = open_pretrained(path, AUTO, **settings)
+        require_complete(path, tuple(n for n in missing if not n.startswith("classifier.")))
+        require_classifier(path, model)
+    return tokenizer, model.requires_grad_(False), torch.tensor(rows) < 0
+
+
+def _trained(directory: Path, **settings: Any) -> tuple[Any, Any, TagSet, tuple[int, ...]]:
+    """Tokenizer and model of a token classifier, complete; its tags, and the row of each."""
+    # Shapes that do not fit count as missing, with a clearer line than the library's.
+    settings["ignore_mismatched_sizes"] = True
+    tokenizer, model, missing = open_pretrained(directory, AUTO, **settings)
+    require_complete(directory, missing)
+    require_classifier(directory, model)
+    labels = model.config.id2label
+    return tokenizer, model, *tagset_of(directory, labels, model.classifier.out_features)
+
+
+def earlier_types(encoder: str | Path) -> tuple[str, ...]:
+    """The entity types of the token classifier that an encoder's directory is; none where it is
+    another model, or is not here."""
+    facts: dict[str, Any] = {}
+    with suppress(FednotesError):
+        facts = _settings(encoder_directory(str(encoder)))
+    if "ForTokenClassification" not in str(facts.get("architectures")):
+        return ()
+    labels = mapping(facts.get("id2label")).values()
+    found = (re.fullmatch("[BIES]-(.+)", str(label), re.DOTALL) for label in labels)
+    return tuple(dict.fromkeys(match[1] for match in found if match))
 
 
 def trained_names(where: str, model: Any, train: str, top: int) -> set[str]:
@@ -512,7 +543,7 @@ def tagset_of(
     types: dict[str, None] = {}
     prefixes = set()
     for label in row_of:
-        prefix, dash, name = label.partition("-")
+        prefix, dash, name = str(label).partition("-")
         if label != "O" and (prefix not in ("B", "I", "E", "S") or not dash or not name):
             raise ModelError(
                 f"{directory}: its label {label!r} is no tag; O, B-…, I-… (E-…, S-…) are needed: "

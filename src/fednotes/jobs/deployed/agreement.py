@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,12 @@ from fednotes.core.parsing import parse_json
 from fednotes.core.settings import build, checked
 from fednotes.core.types import Scheme, SiteData, TagSet
 from fednotes.core.update import Tensors
+from fednotes.encoders.pretrained import encoder_directory, folder_fingerprint
 from fednotes.engines.launch import Setup
 from fednotes.jobs.job import Job
 from fednotes.patients.cohort import Cohort, ConceptVectors, FeatureSpace, SitePatients, Vectors
 from fednotes.rules.approval import fingerprint
+from fednotes.taggers.saving import PLACES
 
 AGREE, DESCRIBE, SCORES = "agree", "@describe", "@scores"
 _MOST_BYTES = 2**20
@@ -37,13 +40,15 @@ _MOST_BYTES = 2**20
 class Description:
     """One site in public.
 
-    version: of fednotes. types, scheme, label_map: of sites with annotations. width, dense,
+    version: of fednotes. encoder: digest of the pretrained encoder that models begin from. types,
+    scheme, label_map: of sites with annotations. width, dense,
     features, phenotypes, coded: of sites with patients: their features (with the fingerprint of
     the dictionary or encoder), the phenotypes, and whether codes are known. vectors: digest of
     the public vectors that stage 1 starts from.
     """
 
     version: str = fednotes.__version__
+    encoder: str = ""
     types: tuple[str, ...] = ()
     scheme: Scheme = "BIO"
     label_map: Mapping[str, str] = field(default_factory=dict)
@@ -89,9 +94,19 @@ def describe(job: Job, data: Any) -> Description:
             vectors=data.vectors.digest if data.vectors else "",
         )
     if job.data == "notes":
-        return Description()
-    labels = dict(job.sites[data.id].label_map)
-    return Description(types=data.tags.types, scheme=data.tags.scheme, label_map=labels)
+        return Description(encoder=encoder_of(job))
+    known: Any = {"encoder": encoder_of(job), "label_map": dict(job.sites[data.id].label_map)}
+    return Description(types=data.tags.types, scheme=data.tags.scheme, **known)
+
+
+def encoder_of(job: Job) -> str:
+    """Digest of the encoder that the job's models begin from, as this machine has it; "" for none.
+
+    Raises ModelError where it is not here, MissingExtra.
+    """
+    spec = next(filter(None, (getattr(job.config.model, key, "") for key in PLACES)), "")
+    name = spec if Path(spec).expanduser().is_dir() else spec.partition("#")[0]
+    return folder_fingerprint(encoder_directory(name, spec)) if spec else ""
 
 
 def packed(value: Any) -> torch.Tensor:
@@ -170,6 +185,13 @@ def agreed_config(job: Job, descriptions: Descriptions) -> Any:
             f"the sites run different versions of fednotes ({named}; here {here}): install the "
             "same one everywhere"
         )
+    ours = encoder_of(job) if job.data != "patients" else ""
+    for site, own in descriptions.items():
+        if own.encoder != ours:
+            raise ConfigError(
+                f"site {_text(site)} has another encoder ({clean(own.encoder, NAME) or 'none'}) "
+                f"than is here ({ours or 'none'}): give every site and the server one folder"
+            )
     every = {label for own in descriptions.values() for label in own.types}
     for label in job.tags.types if job.tags is not None else ():
         if label not in every:

@@ -32,7 +32,6 @@ from fednotes.core.messages import Frame
 from fednotes.core.parsing import kept_table, parse_json
 from fednotes.core.store import write_json, write_text
 from fednotes.core.update import Tensors, Total
-from fednotes.encoders.pretrained import encoder_directory
 from fednotes.engines.deployed import Deployed, Paused
 from fednotes.engines.launch import Setup
 from fednotes.engines.requests import Event, Patience, Transport
@@ -45,6 +44,7 @@ from fednotes.jobs.deployed.agreement import (
     agreed_config,
     agreement_of,
     as_text,
+    encoder_of,
     from_tensors,
     from_text,
     planned_rounds,
@@ -117,6 +117,7 @@ def job_of_server(setup: Setup) -> Job:
             f"the job is for {', '.join(job.sites)}, it was handed in for {', '.join(setup.sites)}"
         )
     try:
+        encoder_of(job)
         _require_files(job.config.model)
     except ModelError as error:
         raise ModelError(f"{error}. [files] of a TOML file says where it is: {_REMEDY}") from error
@@ -125,10 +126,6 @@ def job_of_server(setup: Setup) -> Job:
 
 def _require_files(model: Any) -> None:
     """What the server builds the first model of. Dictionaries and text encoders are the sites'."""
-    for key in ("encoder", "contextual"):
-        if spec := getattr(model, key, ""):
-            name = spec if Path(spec).expanduser().is_dir() else spec.partition("#")[0]
-            encoder_directory(name, spec)
     for key in ("word_vectors", "backbone", "representation"):
         place = getattr(model, key, "")
         if place not in ("", "learn", "none") and not Path(place).expanduser().exists():
