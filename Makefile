@@ -3,6 +3,7 @@
 # make mutate each line that docs/papers.md points at is changed: its tests must notice
 # make lint   style and types
 # make bench  every benchmark, a ratio each
+# make docs   the pages as a site: build/site
 # make wheel  the package as a wheel in dist, tried from a folder of its own
 # make sbom   what is installed in .venv, as CycloneDX: build/sbom.json
 # make audit  known flaws of what is installed in .venv; asks the package index
@@ -27,7 +28,7 @@ INSTALL := pip install -qq --disable-pip-version-check --root-user-action=ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # two pips must not write into one environment
-.PHONY: help demo test mutate lint format bench wheel sbom audit clean
+.PHONY: help demo test mutate lint format bench docs wheel sbom audit clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -55,6 +56,12 @@ bench: $(VENV)/.dev
 		test -e "$$file" || continue; \
 		echo "== $$file"; $(BIN)/python "$$file"; \
 	done
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m $(INSTALL) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html; its search needs a server:" \
+		"$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
 # From a folder with nothing but what the wheel holds, before the editable install of .venv.
 wheel: $(VENV)/.base $(TOOLS)/.done

@@ -89,3 +89,11 @@ def test_tests_that_a_page_names_exist(path: Path) -> None:
 def test_pages_lead_to_files_that_exist(path: Path) -> None:
     links = re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", path.read_text("utf-8"))
     assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_every_page_is_in_the_menu() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+    named = set(re.findall(r": (\S+\.md)$", nav, re.MULTILINE))
+    pages = {path.with_suffix(".md").name for path in (ROOT / "docs").glob("*.[mi][dp]*")}
+    outside = {"index.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+    assert named == pages | outside, "name the page in mkdocs.yml, nav"

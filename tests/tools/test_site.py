@@ -1,0 +1,47 @@
+"""Links of the site lead to its pages, and none of these asks another host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from site_pages import asking, linked, of_notebook
+
+
+@pytest.mark.parametrize(
+    ("folder", "text", "expected"),
+    [
+        ("", "[a](docs/job.md#tags), [b](CHANGELOG.md)", "[a](job.md#tags), [b](CHANGELOG.md)"),
+        ("", "![p](docs/figures/silos.png)", "![p](figures/silos.png)"),
+        ("docs", "[c](../README.md) [d](privacy.md)", "[c](index.md) [d](privacy.md)"),
+        ("docs", "[code](../src/fednotes) [far](../../secret)", "code far"),
+        ("docs", "[w](https://semver.org) [h](#here)", "[w](https://semver.org) [h](#here)"),
+    ],
+)
+def test_links_of_the_site(folder: str, text: str, expected: str) -> None:
+    assert linked(text, folder) == expected
+
+
+def test_a_notebook_is_its_words_and_its_code() -> None:
+    cells = (
+        '{"cells": [{"cell_type": "markdown", "source": ["# A\\n", "b"]}, '
+        '{"cell_type": "code", "source": ["x = 1\\n"], "outputs": [{"text": "no"}]}]}'
+    )
+    assert of_notebook(cells) == "# A\nb\n\n```python\nx = 1\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "wrong"),
+    [
+        ('<script src="https://cdn.example/x.js">', True),
+        ('<link rel="stylesheet" href="//cdn.example/x.css">', True),
+        ('<link href="https://cdn.example/f" rel="preconnect">', True),
+        ("<style>@font-face{src:url(https://cdn.example/f.woff)}</style>", True),
+        ('<img alt="a" src="http://cdn.example/x.png">', True),
+        ('<a href="https://semver.org">', False),
+        ('<script src="assets/x.js"><link rel="stylesheet" href="site.css">', False),
+    ],
+)
+def test_what_a_page_would_ask_another_host(tmp_path: Path, page: str, wrong: bool) -> None:
+    (tmp_path / "page.html").write_text(page, "utf-8")
+    assert bool(list(asking(tmp_path))) is wrong

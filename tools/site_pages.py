@@ -1,0 +1,83 @@
+"""What the site of the documents needs beyond docs/: a hook of mkdocs, named in mkdocs.yml.
+
+README.md is its first page, and CONTRIBUTING.md, CHANGELOG.md and the notebook are pages of it. A
+link to a file that is no page stays as its words. A built page that would ask another host ends the
+build: hospitals read it without a network.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+}
+LINK = re.compile(r"(?<!\!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
+ASKS = re.compile(
+    r"""<(?:script|img|iframe|source|audio|video|embed)\b[^>]*\ssrc=["']?(?:https?:)?//[^\s"'>]+"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|preload|preconnect|icon|modulepreload))[^>]*\shref=["']?(?:https?:)?//[^\s"'>]+"""
+    r"""|url\(["']?(?:https?:)?//[^)]+|@import\s+["'](?:https?:)?//[^"']+"""
+)
+
+
+def linked(text: str, folder: str) -> str:
+    """A page's text with links as the site has them; `folder` is where the page lies."""
+
+    def link(found: re.Match[str]) -> str:
+        words, target, anchor = found.groups()
+        path = (ROOT / folder / target).resolve()
+        name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+        if name.startswith("docs/"):
+            return f"[{words}]({name.removeprefix('docs/')}{anchor or ''})".replace(".ipynb", ".md")
+        return f"[{words}]({PAGES[name]}{anchor or ''})" if name in PAGES else words
+
+    return LINK.sub(link, text).replace("](docs/figures/", "](figures/")
+
+
+def of_notebook(text: str) -> str:
+    """A notebook as Markdown: what is said, and the code."""
+    blocks = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"]).rstrip()
+        blocks.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+    return "\n\n".join(blocks) + "\n"
+
+
+def asking(folder: Path) -> Iterator[str]:
+    """What pages and styles would fetch from another host as soon as they are shown."""
+    for path in sorted([*folder.rglob("*.html"), *folder.rglob("*.css")]):
+        for found in ASKS.findall(path.read_text("utf-8")):
+            yield f"{path.relative_to(folder)}: {found[:120]}"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """mkdocs: more pages than docs/ has."""
+    from mkdocs.structure.files import File
+
+    for name, page in PAGES.items():
+        text = linked((ROOT / name).read_text("utf-8"), "")
+        files.append(File.generated(config, page, content=text))
+    for path in sorted((ROOT / "docs").glob("*.ipynb")):
+        text = linked(of_notebook(path.read_text("utf-8")), "docs")
+        files.append(File.generated(config, f"{path.stem}.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """mkdocs: a page of docs/ may lead out of it."""
+    return markdown if page.file.generated_by else linked(markdown, "docs")
+
+
+def on_post_build(config: Any) -> None:
+    """mkdocs: the site is there."""
+    from mkdocs.exceptions import PluginError
+
+    if found := list(asking(Path(config["site_dir"]))):
+        raise PluginError(f"pages that ask another host: {found}")
