@@ -27,7 +27,7 @@ LINES_A_FILE = 800
 LONG = 300  # a module this long may have one importer, if that is as long
 # Found by name in their folder, or started by name: no importer says that they are used.
 BY_NAME = re.compile(
-    r"fednotes\.(__main__|methods\.\w+|data\.formats\.\w+|taggers\.\w+|cli\.\w+|jobs\.kinds\.\w+|"
+    r"fednotes\.(__main__|methods\.\w+|data\.formats\.[\w.]+|taggers\.\w+|cli\.\w+|jobs\.kinds\.\w+|"
     r"engines\.nvflare\.\w+|serving\.exports(\.\w+)?)$"
 )
 TWICE = frozenset({"Config", "Site", "Server"})  # every method has its own

@@ -29,6 +29,7 @@ from fednotes.cli.groups import (
     attention,
     cache,
     console,
+    convert,
     corpus,
     exports,
     jobs,
@@ -51,6 +52,7 @@ app.add_typer(cache, name="cache")
 app.add_typer(exports, name="export")
 app.add_typer(jobs, name="job")
 app.command()(attention)
+app.command()(convert)
 register(app)
 
 

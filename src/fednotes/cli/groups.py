@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fednotes.core.cleaning import clean
+from fednotes.core.cleaning import clean, one_line
 from fednotes.core.errors import FednotesError
 
 if TYPE_CHECKING:
@@ -150,6 +150,58 @@ def corpus_overlap(
             f"{total:,} sentences of the notes occur in the documents: leave those notes out "
             "(`exclude` in a job's site), or test on other documents"
         )
+
+
+@corpus.command("formats")
+def corpus_formats(
+    as_page: Annotated[bool, typer.Option("--markdown", help="As a table of a page.")] = False,
+) -> None:
+    """The formats that are read and written, and what each keeps of a document."""
+    from fednotes.data.formats import table
+
+    rows = table()
+    heads = [*sorted(rows, key=len)[-1]]
+    if as_page:
+        lines = [heads, ["---"] * len(heads), *([row.get(h, "") for h in heads] for row in rows)]
+        say(*(f"| {' | '.join(line)} |" for line in lines))
+        return
+    shown = Table(title="formats, and what each that is written keeps")
+    for head in heads:
+        shown.add_column(head)
+    for row in rows:
+        shown.add_row(*(row.get(head, "") for head in heads))
+    console.print(shown)
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A corpus file or folder.")],
+    out: Annotated[Path, typer.Argument(help="A new file or folder.")],
+    to: Annotated[str, typer.Option(help="The format to write: `fednotes corpus formats`.")],
+    of: Annotated[str, typer.Option("--from", help="Of what is read; guessed if not given.")] = "",
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="Write what the format can hold of it.")
+    ] = False,
+    on_error: OnErrorOption = OnError.refuse,
+) -> None:
+    """Write a corpus in another format, whole or not at all.
+
+    What is written is read again and compared first. Exit code: 0 written, 1 refused because the
+    format cannot hold all of it (it says what and how much), 2 it could not be done.
+    """
+    from fednotes.data.formats import LossyError
+    from fednotes.data.formats import convert as run
+
+    try:
+        number, gone, problems = run(
+            source, out, to, of or None, allow_loss=allow_loss, on_error=on_error.value
+        )
+    except LossyError as error:
+        print(f"error: {one_line(error, None)}", file=sys.stderr)
+        sys.exit(1)
+    if problems.number:
+        say(f"left out of {source}: {problems}")
+    say(*(f"lost: {kind}: {lost:,}" for kind, lost in sorted(gone.items())))
+    say(f"{number:,} documents in {out}")
 
 
 @corpus.command("list")

@@ -202,6 +202,15 @@ def json_value(line: str) -> Any:
         raise DataError(f"no JSON ({error}): expected one whole object a line") from None
 
 
+def json_file(path: Path) -> Any:
+    """The JSON value that a file is. Raises DataError."""
+    try:
+        return parse_json(read_text(path), strict=False)
+    except JsonError as error:
+        told = f"no JSON that can be read ({error}); a large corpus may be a folder of files"
+        raise DataError.at(path, error.line, told) from None
+
+
 def json_text(record: Any, *keys: str) -> str | None:
     """The first of the keys that a record has: it holds its text. None for a record that an
     annotator rejected or ignored (Prodigy's "answer"). Raises DataError where there is no text."""
@@ -273,17 +282,20 @@ class Problems:
         self.add(DataError.at(path, line, message), kind)
 
     @contextmanager
-    def passing(self, kind: str, path: Path, line: int = 0) -> Iterator[list[DataError]]:
+    def passing(
+        self, kind: str, path: Path, line: int = 0, item: str = ""
+    ) -> Iterator[list[DataError]]:
         """Note a DataError of the block, at this place if it names none, and go on behind it.
 
-        Gives a list that holds the error then.
+        item: what is told before the message. Gives a list that holds the error then.
         """
         wrong: list[DataError] = []
         try:
             yield wrong
         except DataError as error:
             wrong.append(error)
-            self.add(error if error.problems else DataError.at(path, line, str(error)), kind)
+            placed = error if error.problems else DataError.at(path, line, f"{item}{error}")
+            self.add(placed, kind)
 
     def refuse(self) -> None:
         """Raises DataError of all problems, if there is one."""

@@ -5,14 +5,17 @@
     {"text", "entities": [{"start_offset", "end_offset", "label"}]}                   doccano
 
 The project's own form is Prodigy's with every field of a `Document`; it loses nothing.
-Other keys of a record are kept in `meta`.
+Other keys of a record are kept in `meta`. `of_record` is where all JSON, and what other formats
+hold of a document besides text and mentions (`rest`), becomes a checked Document.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from sys import intern
@@ -22,10 +25,12 @@ from fednotes.core.errors import DataError
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.formats import files as corpus
+from fednotes.data.text import joined
 
 # Keys that hold spans; those of the second pair mean something else beside one of the first.
 _SPAN_KEYS = (("spans", "entities"), ("labels", "label"))
-_OWN_KEYS = {"id", "text", "patient", "codes", "meta", "sentences", "tokens"}
+_REST = ("patient", "codes", "meta", "sentences", "tokens")
+_OWN_KEYS = {"id", "text", *_REST}
 
 
 def accepts(path: Path) -> bool:
@@ -48,7 +53,7 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
         with problems.passing("line", path, number):
             record = corpus.json_value(line)
             with problems.passing("document", path, number):
-                document = _document(record, path, number, problems)
+                document = of_record(record, path, number, problems)
                 if document is not None:
                     derived = record.get("id") is None
                     line_of_id = corpus.DERIVED if derived else number
@@ -58,8 +63,15 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     return found
 
 
-def _document(record: Any, path: Path, number: int, problems: corpus.Problems) -> Document | None:
-    """The document of a record, None if it was rejected."""
+def of_record(
+    record: Any, path: Path, number: int, problems: corpus.Problems, item: str = ""
+) -> Document | None:
+    """The document of a record, None if it was rejected.
+
+    number: of its line; or its place among the file's items, of which one is called `item`.
+    Mentions that are wrong are noted. Raises DataError for what else is wrong.
+    """
+    line, what = (0, f"{item} {number}: ") if item else (number, "")
     if corpus.json_text(record, "text") is None:
         return None
     text: str = record["text"]
@@ -74,11 +86,56 @@ def _document(record: Any, path: Path, number: int, problems: corpus.Problems) -
     )
     spans = []
     for value in record[key] if key else ():
-        with problems.passing("mention", path, number):
+        with problems.passing("mention", path, line, what):
             spans.append(_span(value, len(text)))
     return Document(
         f"{path.stem}:{number}" if given is None else str(given), text, tuple(spans), *rest
     )
+
+
+Noting = Callable[[], AbstractContextManager[object]]
+
+
+def of_items(
+    items: Iterable[Any],
+    item: str,
+    parse: Callable[[Any, Noting], dict[str, Any] | None],
+    path: Path,
+    problems: corpus.Problems,
+) -> list[corpus.Found]:
+    """The documents of a file's items, each called `item` and its number.
+
+    parse: the record of an item, or None for one to pass over; what it does within its second
+    argument may fail, and is a mention that is left out then.
+    """
+    found = []
+    for number, value in enumerate(items, 1):
+        told = f"{item} {number}: "
+        with problems.passing("document", path, 0, told):
+            record = parse(value, partial(problems.passing, "mention", path, 0, told))
+            document = record and of_record(record, path, number, problems, item)
+            if record and document:
+                line = corpus.DERIVED if record.get("id") is None else 0
+                found.append(corpus.Found(document, path, line))
+    return found
+
+
+def mention(
+    text: str, pieces: Iterable[Any], label: object, form: object = None, sure: object = None
+) -> dict[str, Any]:
+    """A mention of a record. form: its text as another file has it. Raises DataError where that
+    is not what the text holds, or the pieces (start, end) or the label are none."""
+    found = sorted(_offsets(list(piece), len(text)) for piece in pieces)
+    if not found or not isinstance(label, str) or not label:
+        raise DataError("a mention has no place in the text" if label else "a mention has no type")
+    whole = joined(found)
+    start, end = whole[0][0], whole[-1][1]
+    if isinstance(form, str):
+        held = " ".join(text[a:b] for a, b in found)
+        if not corpus.same_text(held, form) and not corpus.same_text(text[start:end], form):
+            raise DataError(f"{start}:{end} is not what the text holds there")
+    made = {"start": start, "end": end, "label": label, "confidence": sure}
+    return made | ({"fragments": [list(piece) for piece in whole]} if len(whole) > 1 else {})
 
 
 def _span_key(record: Mapping[str, Any]) -> str | None:
@@ -170,33 +227,37 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """
     lines = []
     for document in documents:
-        try:
-            lines.append(json.dumps(_record(document), ensure_ascii=False) + "\n")
-        except (TypeError, ValueError):
-            raise DataError(f"document {document.id}: its meta cannot be written as JSON") from None
+        lines.append(dumped(document, record(document)) + "\n")
     write_out(Path(path), "".join(lines))
 
 
-def _record(document: Document) -> dict[str, Any]:
-    """Tokens as Prodigy wants them; keys without a value are left out."""
+def dumped(document: Document, value: Any, *, ascii: bool = False) -> str:
+    """A document's value as JSON. Raises DataError for meta that is not JSON."""
+    try:
+        return json.dumps(value, ensure_ascii=ascii)
+    except (TypeError, ValueError):
+        raise DataError(f"document {document.id}: its meta cannot be written as JSON") from None
+
+
+def record(document: Document) -> dict[str, Any]:
+    """A document in the project's own form; keys without a value are left out."""
+    spans = [
+        {"start": span.start, "end": span.end, "label": span.label}
+        | ({"fragments": span.fragments} if span.fragments else {})
+        | ({} if span.confidence is None else {"confidence": round(span.confidence, 6)})
+        for span in document.spans
+    ]
+    return {"id": document.id, "text": document.text, "spans": spans} | rest(document)
+
+
+def rest(document: Document) -> dict[str, Any]:
+    """What a document has besides id, text and mentions; tokens as Prodigy wants them."""
     text = document.text
-    optional = {
+    optional = {name: getattr(document, name) for name in _REST} | {
+        "meta": dict(document.meta),
         "tokens": [
             {"text": text[a:b], "start": a, "end": b, "id": i, "ws": text[b : b + 1] == " "}
             for i, (a, b) in enumerate(document.tokens)
         ],
-        "sentences": document.sentences,
-        "patient": document.patient,
-        "codes": document.codes,
-        "meta": dict(document.meta),
     }
-    return {
-        "id": document.id,
-        "text": text,
-        "spans": [
-            {"start": span.start, "end": span.end, "label": span.label}
-            | ({"fragments": span.fragments} if span.fragments else {})
-            | ({} if span.confidence is None else {"confidence": round(span.confidence, 6)})
-            for span in document.spans
-        ],
-    } | {k: v for k, v in optional.items() if v or (k == "patient" and v is not None)}
+    return {k: v for k, v in optional.items() if v or (k == "patient" and v is not None)}

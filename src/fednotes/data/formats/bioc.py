@@ -1,0 +1,300 @@
+"""BioC, XML or JSON: documents of passages, with annotations at offsets of the document.
+
+    <document><id>n1</id><passage><offset>0</offset><text>Had a rash.</text>
+      <annotation id="T1"><infon key="type">ADE</infon>
+        <location offset="6" length="4"/><text>rash</text></annotation></passage></document>
+
+The infon "type" is a mention's type, "confidence" a model's; several locations are one
+mention in pieces. Passages, relations and other infons are kept in `meta["bioc"]` and come out
+again. What BioC has no place for stands as JSON in the document's infon "fednotes". XML is
+written unless the file's name ends in .json; in it, characters that XML forbids become U+FFFD.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from defusedxml.common import DefusedXmlException
+from defusedxml.ElementTree import XMLParser
+
+from fednotes.core.errors import DataError
+from fednotes.core.parsing import MOST_DEPTH, MOST_VALUES, mapping
+from fednotes.core.store import write_out
+from fednotes.core.types import Document, Offsets
+from fednotes.data.formats import files as corpus
+from fednotes.data.formats import jsonl
+
+LOOSE = 0
+_LISTS = {name: f"{name}s" for name in "passage sentence annotation relation location node".split()}
+_GAP = 1 << 20  # characters between two passages, at most
+_FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_OWN = "fednotes"
+_JSON = re.compile(r'"documents"\s*:|"infons"\s*:.*"passages"\s*:|"passages"\s*:.*"infons"\s*:')
+
+
+def accepts(path: Path) -> bool:
+    """Whether the file is XML with a collection, or JSON with passages and infons."""
+    lines = corpus.head(path)
+    if lines and lines[0].startswith("<"):
+        return any("<collection" in line for line in lines[:10])
+    return bool(lines) and lines[0].lstrip().startswith("{") and bool(_JSON.search(" ".join(lines)))
+
+
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+    """A document for each of the collections' documents; passages lie where their offsets say.
+
+    Noted are passages that overlap, mentions without a type, and mentions that are not what the
+    text holds there.
+    """
+    return corpus.gather(corpus.listing(path, accepts, "BioC"), _read_file, problems)
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+    if corpus.first_line(path).startswith("<"):
+        items: Iterable[Any] = _elements(path)
+    else:
+        value = corpus.json_file(path)
+        items = mapping(value).get("documents", [value])
+        if not isinstance(items, list) or not all(isinstance(own, dict) for own in items):
+            raise DataError('"documents" is no list of objects')
+    return jsonl.of_items(items, "document", _record, path, problems)
+
+
+class _Builder(ElementTree.TreeBuilder):
+    """Gives each document away when it has ended; bounded in depth and number of elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready: list[dict[str, Any]] = []
+        self._depth = self._number = 0
+
+    def start(self, tag: Any, attrs: Any) -> Any:
+        self._depth += 1
+        self._number += 1
+        if self._depth > MOST_DEPTH or self._number > MOST_VALUES:
+            raise DataError("a document of more elements, or deeper ones, than are read")
+        return super().start(tag, attrs)
+
+    def end(self, tag: str) -> Any:
+        element = super().end(tag)
+        self._depth -= 1
+        if tag == "document":
+            self.ready.append(_plain(element))
+            element.clear()
+            self._number = 0
+        return element
+
+
+def _elements(path: Path) -> Iterator[dict[str, Any]]:
+    """The documents of an XML file, as they stand in BioC's JSON."""
+    builder = _Builder()
+    parser = XMLParser(target=builder)
+    try:
+        with corpus.open_bytes(path) as file:
+            while data := file.read(1 << 20):
+                parser.feed(data)
+                yield from builder.ready
+                builder.ready.clear()
+        parser.close()
+    except ElementTree.ParseError as error:
+        raise DataError.at(path, error.position[0], "this is no whole XML") from None
+    except DefusedXmlException:
+        raise DataError("the XML declares entities, which are not read") from None
+    except corpus.BROKEN as error:
+        raise corpus.broken(path, error) from None
+    yield from builder.ready
+
+
+def _plain(element: ElementTree.Element) -> dict[str, Any]:
+    found: dict[str, Any] = dict(element.attrib)
+    for child in element:
+        if child.tag == "infon":
+            found.setdefault("infons", {})[child.get("key", "")] = child.text or ""
+        elif child.tag in _LISTS:
+            found.setdefault(_LISTS[child.tag], []).append(_plain(child))
+        else:
+            found[child.tag] = child.text or ""
+    return found
+
+
+def _record(value: Any, noting: jsonl.Noting) -> dict[str, Any]:
+    """A document of BioC as a record of JSONL."""
+    passages = _all(value, "passages")
+    text = _laid(passages)
+    parts: list[Any] = [value, *passages, *(s for p in passages for s in _all(p, "sentences"))]
+    spans, known = [], []
+    for annotation in (a for part in parts for a in _all(part, "annotations")):
+        with noting():
+            infons = dict(mapping(annotation.get("infons")))
+            label, sure = infons.pop("type", None), infons.pop("confidence", None)
+            starts = [(_int(x, "offset"), _int(x, "length")) for x in _all(annotation, "locations")]
+            places = [(start, start + length) for start, length in starts]
+            form = annotation.get("text") or None
+            span = jsonl.mention(text, places, label, form, _float(sure))
+            spans.append(span)
+            known.append({"id": str(annotation.get("id", "")), "span": span, "infons": infons})
+    relations = [
+        {"id": str(r.get("id", "")), "infons": mapping(r.get("infons")), "nodes": _all(r, "nodes")}
+        for part in parts
+        for r in _all(part, "relations")
+    ]
+    infons = dict(mapping(value.get("infons")))
+    own = infons.pop(_OWN, None)
+    rest = dict(mapping(corpus.json_value(own))) if isinstance(own, str) else {}
+    laid = [[_int(p, "offset"), mapping(p.get("infons"))] for p in passages]
+    kept = {
+        "infons": infons,
+        "passages": laid if len(laid) > 1 or any(row[1] for row in laid) else [],
+        "annotations": known if relations or any(a["infons"] for a in known) else [],
+        "relations": relations,
+    }
+    if kept := {name: held for name, held in kept.items() if held}:
+        rest["meta"] = {**mapping(rest.get("meta")), "bioc": kept}
+    return {"id": value.get("id"), **rest, "text": text, "spans": spans}
+
+
+def _all(value: Any, key: str) -> list[Any]:
+    found = mapping(value).get(key) or []
+    if not isinstance(found, list) or not all(isinstance(own, dict) for own in found):
+        raise DataError(f'"{key}" is no list of objects')
+    return found
+
+
+def _int(value: Mapping[str, Any], key: str) -> int:
+    found = value.get(key)
+    if isinstance(found, str) and re.fullmatch("[0-9]{1,9}", found.strip()):
+        return int(found)
+    if type(found) is not int or found < 0:
+        raise DataError(f'"{key}" is no whole number')
+    return found
+
+
+def _float(value: object) -> float | None:
+    try:
+        return float(str(value)) if value is not None else None
+    except ValueError:
+        raise DataError("a confidence is no number") from None
+
+
+def _laid(passages: Iterable[Mapping[str, Any]]) -> str:
+    """The text of a document: passages, or their sentences, where their offsets put them."""
+    text = ""
+    for passage in passages:
+        sentences = [] if passage.get("text") else _all(passage, "sentences")
+        for part in sentences or [passage]:
+            own, gap = part.get("text") or "", _int(part, "offset") - len(text)
+            if not 0 <= gap <= _GAP or not isinstance(own, str):
+                raise DataError("a passage overlaps the one before, or lies far behind it")
+            text += f"{' ' * (gap - 1)}\n"[:gap] if part is passage else " " * gap
+            text += own
+    return text
+
+
+def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
+    """Writes a collection; `read` gives the same documents, but for characters of no XML."""
+    made = [_whole(document) for document in documents]
+    collection: dict[str, Any] = {"source": "fednotes", "date": "", "key": "", "infons": {}}
+    if Path(path).suffix == ".json":
+        whole = collection | {"documents": made}
+        write_out(Path(path), json.dumps(whole, ensure_ascii=False, indent=1) + "\n")
+        return
+    root = _element("collection", collection)
+    root.extend(_element("document", own) for own in made)
+    ElementTree.indent(root, "")
+    text = ElementTree.tostring(root, encoding="unicode").replace("\r", "&#13;")
+    write_out(Path(path), f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')
+
+
+def _whole(document: Document) -> dict[str, Any]:
+    try:
+        return _document(document, mapping(document.meta.get("bioc")))
+    except (AttributeError, KeyError, TypeError, ValueError):  # others' values under that key
+        return _document(document, {})
+
+
+def _document(document: Document, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """A document in BioC's JSON. kept: what was read of it besides text and mentions."""
+    meta = {name: value for name, value in document.meta.items() if name != "bioc"}
+    rest = jsonl.rest(replace(document, meta=meta))
+    if document.id != document.id.strip() or not document.id or _FORBIDDEN.search(document.id):
+        rest["id"] = document.id
+    own = {_OWN: jsonl.dumped(document, rest, ascii=True)} if rest else {}
+    passages = _passages(document.text, kept)
+    known = [dict(mapping(value)) for value in kept.get("annotations", ())]
+    ids = {known_id for value in known if (known_id := value.get("id"))}
+    fresh = (name for n in range(1, 1 << 30) if (name := f"T{n}") not in ids)
+    held: set[str] = set()
+    for raw in jsonl.record(document)["spans"]:
+        same = next((k for k in known if _place(k["span"]) == _place(raw)), None)
+        if same is not None:
+            known.remove(same)
+        pieces = raw.get("fragments") or [(raw["start"], raw["end"])]
+        sure = {"confidence": repr(raw["confidence"])} if "confidence" in raw else {}
+        name = same["id"] if same is not None and same["id"] else next(fresh)
+        held.add(name)
+        annotation = {
+            "id": name,
+            "infons": {"type": raw["label"], **sure, **(same["infons"] if same else {})},
+            "locations": [{"offset": a, "length": b - a} for a, b in pieces],
+            "text": " ".join(document.text[a:b] for a, b in pieces),
+        }
+        within = [p for p in passages if p["offset"] <= raw["start"]]
+        within[-1]["annotations"].append(annotation)
+    relations = [
+        relation
+        for relation in kept.get("relations", ())
+        if all(mapping(n).get("refid") in held for n in mapping(relation).get("nodes", ()))
+    ]
+    infons = {**mapping(kept.get("infons")), **own}
+    made: dict[str, Any] = {"id": document.id, "infons": infons, "passages": passages}
+    return made | {"annotations": [], "relations": relations}
+
+
+def _place(span: Mapping[str, Any]) -> tuple[Any, ...]:
+    pieces: Offsets = tuple(map(tuple, span.get("fragments", ())))
+    return span["start"], span["end"], span["label"], pieces
+
+
+def _passages(text: str, kept: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The passages that were read, if the text is still theirs; else one."""
+    rows = list(kept.get("passages", ()))
+    ends = [*(offset - 1 for offset, _ in rows[1:]), len(text)][: len(rows)]
+    laid = [
+        (start, text[start:end], infons) for (start, infons), end in zip(rows, ends, strict=True)
+    ]
+    if not laid or laid[0][0] != 0 or _laid(_passage(*row) for row in laid) != text:
+        laid = [(0, text, {})]
+    return [_passage(*row) for row in laid]
+
+
+def _passage(offset: int, text: str, infons: Mapping[str, Any]) -> dict[str, Any]:
+    held: dict[str, Any] = {"offset": offset, "infons": dict(infons), "text": text}
+    return held | {"sentences": [], "annotations": [], "relations": []}
+
+
+def _element(tag: str, value: Mapping[str, Any]) -> ElementTree.Element:
+    """The XML of what BioC's JSON holds."""
+    found = ElementTree.Element(tag)
+    singular = {many: one for one, many in _LISTS.items()}
+    for key, held in value.items():
+        if key == "infons":
+            for name, told in held.items():
+                ElementTree.SubElement(found, "infon", key=_safe(name)).text = _safe(told)
+        elif key in singular:
+            found.extend(_element(singular[key], own) for own in held)
+        elif tag in ("location", "node") or (key == "id" and tag != "document"):
+            found.set(key, _safe(held))
+        else:
+            ElementTree.SubElement(found, key).text = _safe(held)
+    return found
+
+
+def _safe(text: object) -> str:
+    return _FORBIDDEN.sub("\ufffd", str(text))

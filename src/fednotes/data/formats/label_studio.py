@@ -1,0 +1,132 @@
+"""Label Studio's JSON: an array of tasks, as it exports them and as it imports them.
+
+    [{"data": {"text": "…"}, "annotations": [{"result": [
+        {"type": "labels", "value": {"start": 6, "end": 10, "text": "rash", "labels": ["ADE"]}}]}]}]
+
+Mentions with a confidence are written as a prediction, others as an annotation. The names of the
+tags are "label" and "text", as in Label Studio's own template for named entities. The rest of a
+document stands in its data, id and patient as they are, the others under "fednotes".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.errors import DataError
+from fednotes.core.parsing import mapping, number
+from fednotes.core.store import write_out
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import files as corpus
+from fednotes.data.formats import jsonl
+
+LOOSE = 0
+
+
+def accepts(path: Path) -> bool:
+    """Whether the file is an array of JSON whose first lines name a task's data."""
+    lines = corpus.head(path)
+    start = "".join(line.strip() for line in lines[:3])
+    return start.startswith("[") and '"data"' in "".join(lines)
+
+
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+    """A document a task: the last annotation, else the last prediction; skipped tasks are left out.
+
+    The text is the data's "text", or the only string in it. Offsets that count as JavaScript does
+    are known by the mentions' texts. Noted are tasks without a text, and mentions that are not
+    what it holds.
+    """
+    return corpus.gather(corpus.listing(path, accepts, "Label Studio"), _read_file, problems)
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+    tasks = corpus.json_file(path)
+    if not isinstance(tasks, list):
+        raise DataError("no array of tasks: export as JSON from Label Studio")
+    return jsonl.of_items(tasks, "task", _record, path, problems)
+
+
+def _record(task: Any, noting: jsonl.Noting) -> dict[str, Any] | None:
+    data = mapping(mapping(task).get("data"))
+    strings = [key for key, value in data.items() if isinstance(value, str)]
+    key = "text" if "text" in data or len(strings) != 1 else strings[0]
+    text = data.get(key)
+    if not isinstance(text, str):
+        raise DataError('its data has no "text"')
+    regions = _regions(mapping(task))
+    if regions is None:
+        return None
+    spans = []
+    for region in regions:
+        value = mapping(region.get("value"))
+        labels = value.get("labels") or value.get("hypertextlabels")
+        for label in labels if isinstance(labels, list) else [None]:
+            with noting():
+                sure = number(region, "score")
+                sure = sure if sure is None or 0 <= sure <= 1 else None  # of another scale
+                places = [_place(text, value)]
+                spans.append(jsonl.mention(text, places, label, value.get("text"), sure))
+    rest = {name: value for name, value in data.items() if name not in (key, "fednotes")}
+    name = rest.pop("id", None)
+    return rest | {**mapping(data.get("fednotes")), "id": name, "text": text, "spans": spans}
+
+
+def _regions(task: Any) -> list[Any] | None:
+    """The regions of a task that are stretches of text; None if an annotator skipped it."""
+    for name in ("annotations", "completions", "predictions"):
+        if given := [own for own in task.get(name) or () if isinstance(own, dict)]:
+            if given[-1].get("was_cancelled"):
+                return None
+            regions = map(mapping, given[-1].get("result") or ())
+            return [r for r in regions if "start" in mapping(r.get("value"))]
+    return []
+
+
+def _place(text: str, value: Any) -> tuple[Any, Any]:
+    """The offsets of a region; those counted in UTF-16, as older versions did, are turned."""
+    start, end, form = value.get("start"), value.get("end"), value.get("text")
+    if (
+        text.isascii()
+        or not isinstance(form, str)
+        or type(start) is not int
+        or type(end) is not int
+    ):
+        return start, end
+    if 0 <= start < end and not corpus.same_text(text[start:end], form):
+        units = text.encode("utf-16-le")
+        before, own = (units[2 * a : 2 * b].decode("utf-16-le", "replace") for a, b in
+                       ((0, start), (start, end)))  # fmt: skip
+        if corpus.same_text(own, form):
+            return len(before), len(before) + len(own)
+    return start, end
+
+
+def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
+    """Writes tasks that can be imported; mentions in pieces as one stretch."""
+    tasks = [jsonl.dumped(document, _task(document)) for document in documents]
+    write_out(Path(path), "[" + ",\n".join(tasks) + "]\n")
+
+
+def _task(document: Document) -> dict[str, Any]:
+    rest = jsonl.rest(document)
+    data: dict[str, Any] = {"text": document.text, "id": document.id}
+    if rest:
+        data["fednotes"] = rest
+    regions = [_region(document.text, span, n) for n, span in enumerate(document.spans, 1)]
+    kind = "predictions" if any("score" in region for region in regions) else "annotations"
+    return {"data": data, kind: [{"result": regions}]}
+
+
+def _region(text: str, span: Span, number: int) -> dict[str, Any]:
+    value = {"start": span.start, "end": span.end, "text": text[span.start : span.end]}
+    sure = {} if span.confidence is None else {"score": round(span.confidence, 6)}
+    return {
+        "id": f"r{number}",
+        "type": "labels",
+        "from_name": "label",
+        "to_name": "text",
+        "value": {**value, "labels": [span.label]},
+    } | sure

@@ -1,0 +1,379 @@
+"""From every format to every other: what a format cannot hold is named, and all else comes back.
+
+Other programs judge what is written: the package `bioc` reads BioC.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import bioc
+import pytest
+from bioc import biocjson, biocxml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import (
+    FORMATS,
+    LossyError,
+    convert,
+    differences,
+    lost,
+    read,
+    table,
+    write,
+    writing,
+)
+
+File = Callable[..., Path]
+ROOT = Path(__file__).parents[2]
+# Each format's name of a file, and what it may lose of documents that say it; kinds as patterns.
+ALL = "patient|codes|sentences|tokens|meta .*|confidences"
+MAY_LOSE = {
+    "bioc": ("x.xml", "texts|labels|ids"),  # characters that XML forbids
+    "bioc in JSON": ("x.json", ""),
+    "brat": ("x", f"{ALL}|texts|spacing|labels|ids"),
+    "conll": ("x.conll", f"{ALL}|documents|texts|spacing|labels|ids|.* mentions|mentions in .*"
+              "|bounds of mentions"),
+    "jsonl": ("x.jsonl", ""),
+    "label-studio": ("x.json", "mentions in pieces"),
+}  # fmt: skip
+
+# Every kind of character that offsets can be counted wrong in: astral, combining, line ends, tabs.
+PIECE = st.sampled_from(
+    ["He", "rash", "😀", "👩🏽\u200d⚕️", "é", "e\u0301", "\u0301", "\r\n", "\n", "\t", " ", ".",
+     "&<>\"'", "]]>", "\x0b", "\x00", "\ufeff", "\u2028", "\xa0", "中", "\\"]
+)  # fmt: skip
+WORD = st.text(st.sampled_from("aB7_-: /é😀\t\x07"), min_size=1, max_size=5)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> Document:
+    """Mentions that are nested, crossing, adjacent, repeated and in pieces, in odd text."""
+    pieces = draw(st.lists(PIECE, max_size=12))
+    text = "".join(pieces)
+    edges = [0, *accumulate(map(len, pieces))]
+    spans = []
+    for _ in range(draw(st.integers(0, 4))):
+        a, b, c, d = sorted(draw(st.lists(st.sampled_from(edges), min_size=4, max_size=4)))
+        label = draw(st.sampled_from(["ADE", "Drug", "Dose"]) | WORD)
+        sure = draw(st.none() | st.sampled_from([0.25, 1.0]))
+        if a < b < c < d:
+            spans.append(Span(a, d, label, ((a, b), (c, d)), sure))
+        elif a < d:
+            spans.append(Span(a, d, label, (), sure))
+    cuts = sorted(set(edges))
+    bounds = draw(st.just(()) | st.just(tuple(pairwise(cuts))))
+    return Document(
+        draw(WORD),
+        text,
+        tuple(sorted(spans, key=lambda s: (s.start, s.end, s.label, s.fragments))),
+        draw(st.none() | WORD),
+        draw(st.lists(WORD, max_size=2).map(tuple)),
+        draw(st.dictionaries(WORD, st.integers() | WORD, max_size=2)),
+        bounds,
+        draw(st.just(()) | st.just(bounds)),
+    )
+
+
+def bare(document: Document, kinds: set[str]) -> tuple[object, ...]:
+    """A document without what these kinds name."""
+    spans = [(s.start, s.end, s.label, s.fragments, s.confidence) for s in document.spans]
+    if "confidences" in kinds:
+        spans = [(*span[:4], None) for span in spans]
+    meta = {k: v for k, v in document.meta.items() if f"meta {k}" not in kinds}
+    rest = [
+        None if name in kinds else getattr(document, name)
+        for name in ("patient", "codes", "sentences", "tokens")
+    ]
+    return ("" if "ids" in kinds else document.id, document.text, Counter(spans), meta, *rest)
+
+
+@pytest.mark.parametrize("name", MAY_LOSE)
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(made=st.lists(documents(), min_size=1, max_size=3, unique_by=lambda d: d.id.strip()))
+def test_what_comes_back_is_all_but_what_was_named(
+    name: str, made: list[Document], tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any
+) -> None:
+    """Nothing unnamed is missing, and no kind is named that the format's promise excludes."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    file, may = MAY_LOSE[name]
+    format = name.split()[0]
+    path = tmp_path_factory.mktemp("c") / file
+    gone = write(made, path, format, allow_loss=True)
+    assert not [kind for kind in gone if not re.fullmatch(may, kind)], gone
+    if {"documents", "texts", "spacing"} & set(gone) or any("mention" in kind for kind in gone):
+        return
+    again = {d.id: d for d in read(path, format)}
+    if "ids" not in gone and "labels" not in gone:
+        for document in made:
+            ours, theirs = document, again[document.id]
+            kept = {k: v for k, v in theirs.meta.items() if k in ours.meta}
+            emptied = {n: () for n in ("sentences", "tokens") if not getattr(ours, n)}
+            theirs = replace(theirs, meta=kept, **emptied)
+            assert bare(ours, set(gone)) == bare(theirs, set(gone))
+
+
+def test_differences_by_hand() -> None:
+    """Each kind once, counted by hand."""
+    spans = (
+        Span(0, 3, "A"), Span(0, 3, "A"), Span(0, 8, "B"), Span(4, 8, "C", ((4, 5), (7, 8)), 0.5),
+        Span(5, 8, "G", (), 0.5), Span(9, 11, "D"), Span(12, 13, "E"),
+    )  # fmt: skip
+    old = Document(
+        "a", "one  two xy z", spans, "p", ("E1",), {"m": 1, "n": 2}, ((0, 3),), ((0, 3),)
+    )
+    kept = (Span(0, 3, "A"), Span(5, 8, "G"), Span(9, 11, "F"), Span(11, 13, "E"))
+    new = Document("b", "one  two xy z", kept, meta={"n": 2, "o": 3})
+    assert differences([old], [new]) == {
+        **{"ids": 1, "patient": 1, "codes": 1, "meta m": 1, "sentences": 1, "tokens": 1},
+        **{"repeated mentions": 1, "overlapping mentions": 1, "mentions in pieces": 1},
+        **{"labels": 1, "bounds of mentions": 1, "confidences": 1},
+    }
+    assert differences([old, replace(old, id="c")], [old]) == {"documents": 1}
+    blank = Document("a", "ab c", (Span(3, 4, "X"),))
+    assert differences([blank], [Document("a", "a b  c", (Span(5, 6, "X"),))]) == {"spacing": 1}
+    assert differences([blank], [Document("a", "ab d", (Span(3, 4, "X"),))]) == {"texts": 1}
+    assert differences([old], [old]) == {}
+
+
+def test_nothing_is_written_where_something_would_be_lost(tmp_path: Path, file: File) -> None:
+    """Nor over anything, nor into what is read; a format that only reads is no target."""
+    line = {"text": "upper belly pain", "patient": "7", "spans": [
+        {"start": 0, "end": 16, "label": "X", "fragments": [[0, 5], [12, 16]]},
+        {"start": 6, "end": 11, "label": "Y"}]}  # fmt: skip
+    source = file(json.dumps(line), "in/a.jsonl")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        LossyError, match=r"mentions in pieces: 1; overlapping mentions: 1; patient"
+    ) as caught:
+        convert(source, tmp_path / "o.conll", "conll")
+    assert caught.value.lost["patient"] == 1
+    for out, why in ((source, "lies in"), (source.parent / "b.jsonl", "lies in")):
+        with pytest.raises(FednotesError, match=why):
+            convert(source.parent if out != source else source, out, "jsonl")
+    with pytest.raises(ConfigError, match="'ade' is no format that can be written"):
+        convert(source, tmp_path / "o", "ade")
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(FednotesError, match="there is something already"):
+        convert(source, tmp_path / "there", "jsonl")
+    assert (tmp_path / "there").read_text() == "mine"
+    (tmp_path / "there").unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+    number, gone, problems = convert(source, tmp_path / "o.conll", "conll", allow_loss=True)
+    assert (number, problems.number) == (1, 0)
+    assert gone == {"mentions in pieces": 1, "overlapping mentions": 1, "patient": 1}
+    assert (tmp_path / "o.conll").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_what_cannot_be_read_is_left_out_only_if_asked(file: File, tmp_path: Path) -> None:
+    source = file('{"text": "a"}\n{"text": 1}\n', "a.jsonl")
+    with pytest.raises(DataError, match=r"a\.jsonl:2"):
+        convert(source, tmp_path / "b.xml", "bioc")
+    number, _, problems = convert(source, tmp_path / "b.xml", "bioc", on_error="skip")
+    assert (number, str(problems)) == (1, "1 document")
+
+
+def test_the_page_has_the_table() -> None:
+    """docs/formats.md shows what the formats do, not what they once did."""
+    rows = table()
+    heads = list(max(rows, key=len))
+    lines = [f"| {' | '.join(row.get(head, '') for head in heads)} |" for row in rows]
+    page = (ROOT / "docs" / "formats.md").read_text("utf-8")
+    assert [line for line in lines if line not in page.splitlines()] == []
+    assert set(FORMATS) == set(re.findall(r"^\| ([\w-]+) \| (?:yes|no) \|", page, re.MULTILINE))
+
+
+# ---- BioC, by the package `bioc` -----------------------------------------------------------------
+
+NOTE = Document(
+    "n1",
+    "Upper 😀 belly pain.\r\nTook aspirin.",
+    (Span(0, 13, "ADE", ((0, 5), (8, 13))), Span(26, 33, "Drug", (), 0.75)),
+    patient="7",
+)
+
+
+@pytest.mark.parametrize(("name", "load"), [("n.xml", biocxml), ("n.json", biocjson)])
+def test_bioc_is_what_another_program_reads(name: str, load: Any, tmp_path: Path) -> None:
+    write([NOTE], tmp_path / name, "bioc")
+    with open(tmp_path / name, encoding="utf-8", newline="") as file:
+        (document,) = load.loads(file.read()).documents
+    (passage,) = document.passages
+    assert (document.id, passage.offset, passage.text) == ("n1", 0, NOTE.text)
+    found = [
+        (a.infons["type"], a.text, [(x.offset, x.length) for x in a.locations])
+        for a in passage.annotations
+    ]
+    assert found == [
+        ("ADE", "Upper belly", [(0, 5), (8, 5)]),
+        ("Drug", "aspirin", [(26, 7)]),
+    ]
+    assert passage.annotations[1].infons["confidence"] == "0.75"
+
+
+def test_bioc_of_another_program_comes_out_again(tmp_path: Path) -> None:
+    """Passages, infons, ids and relations that `bioc` wrote, changed mentions aside."""
+    collection, document = bioc.BioCCollection(), bioc.BioCDocument()
+    document.id, document.infons = "9", {"journal": "J"}
+    for offset, text in ((0, "Rash after aspirin"), (20, "Had rash.")):
+        passage = bioc.BioCPassage()
+        passage.offset, passage.text, passage.infons = offset, text, {"section": str(offset)}
+        document.add_passage(passage)
+    for name, start, length, text in (("A", 0, 4, "Rash"), ("B", 11, 7, "aspirin")):
+        annotation = bioc.BioCAnnotation()
+        annotation.id, annotation.text = name, text
+        annotation.infons = {"type": "X", "identifier": f"MESH:{name}"}
+        annotation.add_location(bioc.BioCLocation(start, length))
+        document.passages[0].add_annotation(annotation)
+    relation = bioc.BioCRelation()
+    relation.id, relation.infons = "R1", {"type": "CID"}
+    relation.add_node(bioc.BioCNode("A", "effect"))
+    relation.add_node(bioc.BioCNode("B", "cause"))
+    document.add_relation(relation)
+    collection.add_document(document)
+    (tmp_path / "a.xml").write_text(biocxml.dumps(collection))
+    (tmp_path / "a.json").write_text(biocjson.dumps(collection))
+    (one,), (two,) = read(tmp_path / "a.xml"), read(tmp_path / "a.json")
+    assert one == two
+    assert one.text == "Rash after aspirin \nHad rash."
+    assert one.spans == (Span(0, 4, "X"), Span(11, 18, "X"))
+    for name, load in (("b.xml", biocxml), ("b.json", biocjson)):
+        write([one], tmp_path / name, "bioc")
+        (again,) = load.loads((tmp_path / name).read_text()).documents
+        assert [(p.offset, p.infons) for p in again.passages] == [
+            (0, {"section": "0"}), (20, {"section": "20"})]  # fmt: skip
+        assert again.infons == {"journal": "J"}
+        assert [a.infons["identifier"] for a in again.passages[0].annotations] == [
+            "MESH:A",
+            "MESH:B",
+        ]
+        assert [(n.refid, n.role) for n in again.relations[0].nodes] == [
+            ("A", "effect"),
+            ("B", "cause"),
+        ]
+    less = [replace(one, spans=one.spans[1:])]
+    assert write(less, tmp_path / "c.xml", "bioc", allow_loss=True) == {"meta bioc": 1}
+    (left,) = biocxml.loads((tmp_path / "c.xml").read_text()).documents
+    assert [a.id for a in left.passages[0].annotations] == ["B"]
+    assert left.relations == []
+
+
+def test_bioc_that_attacks(file: File) -> None:
+    """Entities, endless nesting and a half file are refused in one line, quickly."""
+    start = time.monotonic()
+    bomb = '<?xml version="1.0"?><!DOCTYPE collection [<!ENTITY a "Zyx"><!ENTITY b "&a;&a;">]>'
+    deep = "<collection><document>" + "<passage>" * 200_000
+    for text, why in (
+        (f"{bomb}<collection>&b;</collection>", "declares entities"),
+        (deep, "more elements, or deeper ones"),
+        ("<collection><document><id>1</id>", "no whole XML"),
+        ('{"documents": {"a": 1}, "infons": 1, "passages": 1}', "no"),
+    ):
+        path = file(text, "a.bioc")
+        with pytest.raises(DataError, match=why) as caught:
+            read(path, "bioc")
+        assert "Zyx" not in str(caught.value)
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{"bioc": 1}, {"bioc": {"annotations": [1], "passages": 3}}, {"bioc": {"passages": [[1]]}}],
+)
+def test_bioc_meta_of_somebody_else_breaks_nothing(meta: dict[str, Any], tmp_path: Path) -> None:
+    gone = write([replace(NOTE, meta=meta)], tmp_path / "a.xml", "bioc", allow_loss=True)
+    assert set(gone) <= {"meta bioc"}
+    assert read(tmp_path / "a.xml")[0].spans == NOTE.spans
+
+
+# ---- Label Studio --------------------------------------------------------------------------------
+
+
+def _task(text: str, regions: list[tuple[int, int, str, str]], **more: Any) -> dict[str, Any]:
+    result = [
+        {"type": "labels", "value": {"start": a, "end": b, "text": form, "labels": [label]}}
+        for a, b, form, label in regions
+    ]
+    return {"id": 1, "data": {"text": text}, "annotations": [{"result": result, **more}]}
+
+
+def test_label_studio_exports(file: File) -> None:
+    """The last annotation counts, skipped tasks go, offsets as JavaScript counts are turned."""
+    text = "💩This is rash."
+    right, utf16 = (9, 13, "rash", "ADE"), (10, 14, "rash", "ADE")
+    twice = _task(text, [right])
+    twice["annotations"].insert(0, {"result": []})
+    tasks = [
+        _task(text, [right]), _task(text, [utf16]), twice, _task(text, [right], was_cancelled=True),
+        {"data": {"text": text}, "predictions": [_task(text, [right])["annotations"][0]]},
+        {"data": {"note": text, "n": 3}},
+    ]  # fmt: skip
+    tasks[0]["annotations"][0]["result"] += [{"type": "choices", "value": {"choices": ["x"]}}]
+    found = read(file(json.dumps(tasks, indent=2), "export.json"))
+    assert [[(d.text[s.start : s.end], s.label) for s in d.spans] for d in found] == [
+        *[[("rash", "ADE")]] * 4, []]  # fmt: skip
+    assert [d.id for d in found] == [f"export:{n}" for n in (1, 2, 3, 5, 6)]
+    assert found[4].meta == {"n": 3}
+
+
+def test_label_studio_imports(tmp_path: Path) -> None:
+    """Mentions with a confidence are a prediction, others an annotation."""
+    sure = (Span(0, 3, "X", (), 0.5),)
+    write([Document("a", "abc", (Span(0, 3, "X"),)), Document("b", "abc", sure)],
+          tmp_path / "t.json", "label-studio")  # fmt: skip
+    one, two = json.loads((tmp_path / "t.json").read_text())
+    value = {"start": 0, "end": 3, "text": "abc", "labels": ["X"]}
+    region = {"id": "r1", "type": "labels", "from_name": "label", "to_name": "text", "value": value}
+    assert one == {"data": {"text": "abc", "id": "a"}, "annotations": [{"result": [region]}]}
+    assert two["predictions"] == [{"result": [region | {"score": 0.5}]}]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([{"data": {"a": 1, "data": 2}}], 't.json: task 1: its data has no "text"'),
+        ([_task("ab", [(0, 9, "ab", "X")])], "task 1: 0:9 is no stretch"),
+        ([_task("ab", []), _task("ab", [(0, 2, "xy", "X")])], "task 2: 0:2 is not what the text"),
+        ([_task("ab", [(0, 2, "ab", "")])], "task 1: a mention has no type"),
+        ([{"data": 1}], "task 1"),
+    ],
+)
+def test_label_studio_that_is_wrong(file: File, tasks: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(file(json.dumps(tasks), "t.json"), "label-studio")
+
+
+# ---- real corpora --------------------------------------------------------------------------------
+
+
+@pytest.mark.corpora
+@pytest.mark.parametrize("name", MAY_LOSE)
+def test_maccrobat_in_every_format(
+    corpora: Path, name: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """25,189 mentions, 44 of them in pieces: there and back."""
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    documents = read(corpora / "maccrobat")
+    gone = lost(documents, name.split()[0], tmp_path / MAY_LOSE[name][0])
+    assert gone == {"label-studio": {"mentions in pieces": 44}}.get(
+        name, gone if name == "conll" else {}
+    )
+    assert set(writing()) == {name.split()[0] for name in MAY_LOSE}
