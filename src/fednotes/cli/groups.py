@@ -251,6 +251,19 @@ def export_hf(model: Saved, out: New) -> None:
     say(f'{out}: for pipeline("token-classification", aggregation_strategy="first")')
 
 
+@exports.command("onnx")
+def export_onnx(
+    model: Saved,
+    out: New,
+    int8: Annotated[bool, typer.Option("--int8", help="Eight bits a number.")] = False,
+) -> None:
+    """A light tagger or token classifier as an ONNX graph, with what else its use needs."""
+    from fednotes.serving.exports import onnx
+
+    onnx.export_onnx(model, out, int8)
+    say(f"{out}: model.onnx, and what it reads; docs/use.md has a program for it")
+
+
 @jobs.command("keys")
 def job_keys(
     table: Annotated[str, typer.Argument(help="Of one table, such as sites, training, top.")] = "",

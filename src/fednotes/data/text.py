@@ -21,7 +21,7 @@ from fednotes.core.types import Document, Span
 # `re`; without them "café" in decomposed form would be cut in three.
 _MARKS = "".join(chr(c) for c in range(0x300, 0x10000) if unicodedata.category(chr(c))[0] == "M")
 _WORD = rf"(?:[^\W_][{_MARKS}]*)+"
-_TOKEN = re.compile(rf"{_WORD}|\S[{_MARKS}]*")
+TOKEN = re.compile(rf"{_WORD}|\S[{_MARKS}]*")  # exports write it down
 
 Bounds = tuple[int, int]
 
@@ -33,7 +33,7 @@ def tokenize(text: str) -> np.ndarray:
     punctuation; a combining mark stays with the character before it. Letters and digits
     are not parted ("B12", "60mg"): see `docs/architecture.md` for the measurement.
     """
-    spans = [match.span() for match in _TOKEN.finditer(text)]
+    spans = [match.span() for match in TOKEN.finditer(text)]
     return np.array(spans, dtype=np.int32).reshape(-1, 2)  # (tokens, 2)
 
 

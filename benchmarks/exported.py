@@ -1,0 +1,120 @@
+"""An exported model, whole and in eight bits, beside `fednotes predict`: F1 and sentences a second.
+
+    python benchmarks/exported.py [--model FOLDER --notes ANNOTATED]
+
+The program is the one that docs/use.md prints: one sentence at a time, one thread. Without a
+model, an untrained tagger of the paper's size reads generated notes: then F1 says nothing.
+
+A token classifier is also read by transformers' pipeline, with two ways of joining sub-words.
+
+The ratio is the speed of the graph in eight bits to that of the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import guess_format, read
+from fednotes.data.synthetic import generate
+from fednotes.data.text import split_sentences
+from fednotes.metrics.spans import SpanCounts
+from fednotes.serving.exports.hf import export_hf
+from fednotes.serving.exports.onnx import export_onnx
+from fednotes.taggers.saving import build_model, load_model, save_model
+from fednotes.taggers.tagger import TaggerConfig
+from fednotes.taggers.token_classifier import TokenClassifier
+
+PAGE = Path(__file__).parents[1] / "docs" / "use.md"
+
+
+def program(folder: Path) -> Any:
+    """The page's program with a folder of it opened, on one thread."""
+    import onnxruntime
+
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(next(block for block in blocks if "class Finder" in block), names)
+    finder, options = names["Finder"](folder), onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    finder.graph = onnxruntime.InferenceSession(folder / "model.onnx", options)
+    return finder
+
+
+def found(finder: Any, documents: Sequence[Document]) -> list[Document]:
+    """The documents with what the program finds."""
+    return [
+        replace(
+            document,
+            spans=tuple(
+                Span(start + a, start + b, label)
+                for start, end in split_sentences(document)
+                for a, b, label in finder(document.text[start:end])
+            ),
+        )
+        for document in documents
+    ]
+
+
+def piped(folder: Path, how: str) -> Callable[[str], list[tuple[int, int, str]]]:
+    """transformers' pipeline of a folder, called as the page's program."""
+    import transformers
+
+    pipe = transformers.pipeline("token-classification", str(folder), aggregation_strategy=how)
+    return lambda text: [(e["start"], e["end"], e["entity_group"]) for e in pipe(text)]
+
+
+def told(name: str, documents: Sequence[Document], work: Callable[[], Any]) -> float:
+    """Sentences a second."""
+    sentences = sum(len(split_sentences(document)) for document in documents)
+    work()
+    began = time.perf_counter()
+    spans = work()
+    speed = sentences / (time.perf_counter() - began)
+    scores = SpanCounts.of(documents, spans).scores()
+    f1 = " ".join(f"{kind}={100 * scores[kind]['f1']:.1f}" for kind in ("strict", "relaxed"))
+    print(f"{name}: {f1} {speed:.0f} sentences a second")
+    return speed
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--model", type=Path)
+    options.add_argument("--notes", type=Path)
+    given = options.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if given.model and given.notes:
+            documents = read(given.notes, guess_format(given.notes))
+        else:
+            site = generate(num_sites=1, sentences_per_site=400, seed=1)[0].data
+            documents, given.model = site.train, folder / "model"
+            save_model(build_model(TaggerConfig(hashed_words=4096), site.tags, 1), given.model)
+        model = load_model(given.model)
+        plain = told("predict", documents, lambda: model.predict(documents))
+        for int8 in (False, True):
+            out = folder / f"int8-{int8}"
+            export_onnx(given.model, out, int8)
+            size, finder = (out / "model.onnx").stat().st_size / 1e6, program(out)
+            label = f"onnx{' int8' if int8 else ''}, {size:.1f} MB"
+            speed = told(label, documents, lambda finder=finder: found(finder, documents))
+        if isinstance(model, TokenClassifier):
+            export_hf(given.model, folder / "hf")
+            for how in ("first", "simple"):
+                pipe = piped(folder / "hf", how)
+                told(f"pipeline {how}", documents, lambda pipe=pipe: found(pipe, documents))
+    print(f"ratio={speed / plain:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Exported graphs give the model's scores, and the program in docs/use.md its mentions."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_classifiers import build, loud, notes
+from tiny_models import save_encoder
+from tiny_taggers import NO_DROPOUT, HashEncoder
+
+from fednotes.core.errors import FednotesError, MissingExtra
+from fednotes.core.types import Document, TagSet
+from fednotes.data.text import split_sentences
+from fednotes.serving.exports.onnx import export_onnx
+from fednotes.taggers.saving import build_model, load_model, save_model
+from fednotes.taggers.tagger import Tagger
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+ROOT = Path(__file__).parents[2]
+NOTES = (
+    "Took metoprolol and 5mg of Nausea-Stop. No pain today, no nausea!\nE\u0301tude: µg — 🙂 ok\n",
+    "metoprolol " * 40 + "pain",
+    "x",
+    "pneumonoultramicroscopicsilicovolcanoconiosis, no pain and no fever. Well.",
+)
+DOCUMENTS = tuple(Document(str(number), text) for number, text in enumerate(NOTES))
+VECTORS = "\n".join(f"{w} {n}.5 -{n} 0.25" for n, w in enumerate("no pain pain nausea .".split()))
+SHAPES: dict[str, dict[str, Any]] = {
+    "words": {"word_vectors": "V", "train_words": True, "characters": False, "lstm_units": 0},
+    "several": {"cnn_widths": (2, 3, 4), "char_width": 2, "hashed_words": 0},
+    "stacked": {"word_vectors": "V", "lstm_layers": 2, "cnn_filters": 0, "max_tokens": 7},
+    "flat": {"lstm_units": 0, "cnn_filters": 0, "char_max": 6},
+}
+
+
+def program() -> Any:
+    """The program that the page prints."""
+    page = (ROOT / "docs" / "use.md").read_text("utf-8")
+    blocks = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Finder" in b]
+    assert len(blocks) == 1
+    names: dict[str, Any] = {}
+    exec(compile(blocks[0], "docs/use.md", "exec"), names)
+    return names["Finder"]
+
+
+def by_program(folder: Path, documents: Any = DOCUMENTS) -> list[list[tuple[int, int, str]]]:
+    find = program()(folder)
+    return [
+        [
+            (start + a, start + b, label)
+            for start, end in split_sentences(document)
+            for a, b, label in find(document.text[start:end])
+        ]
+        for document in documents
+    ]
+
+
+def predicted(folder: Path, documents: Any = DOCUMENTS) -> list[list[tuple[int, int, str]]]:
+    found = load_model(folder).predict(documents)
+    return [[(s.start, s.end, s.label) for s in document.spans] for document in found]
+
+
+def tagger(tmp_path: Path, scheme: Any, **shape: Any) -> Tagger:
+    """It finds a lot; of random weights."""
+    if "word_vectors" in shape:
+        (tmp_path / "vectors.txt").write_text(VECTORS)
+        shape["word_vectors"] = str(tmp_path / "vectors.txt")
+    config = replace(NO_DROPOUT, **shape)
+    model = build_model(config, TagSet(("ADR", "Drug"), scheme), seed=4)
+    assert isinstance(model, Tagger)
+    with torch.no_grad():
+        model.crf.project.weight.mul_(8)
+        model.crf.project.bias.zero_()
+    return model
+
+
+@pytest.mark.parametrize("scheme", ["BIO", "BIOES", "IO"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_tagger_finds_the_same_without_torch(shape: str, scheme: Any, tmp_path: Path) -> None:
+    model = tagger(tmp_path, scheme, **SHAPES[shape])
+    save_model(model, tmp_path / "model")
+    export_onnx(tmp_path / "model", tmp_path / "out")
+    wanted = predicted(tmp_path / "model")
+    assert sum(map(len, wanted)) > 5
+    assert by_program(tmp_path / "out") == wanted
+    find, corpus = program()(tmp_path / "out"), model.prepare(DOCUMENTS, gold=False)
+    for number, (a, b) in enumerate(pairwise(corpus.encoded.bounds.tolist())):
+        words = [corpus.encoded.forms[i] for i in corpus.encoded.form[a:b]]
+        given = {name: ids(words) for name, ids in find.inputs()}
+        with torch.no_grad():
+            emissions = model.eval()._read(corpus, np.array([number])).emissions()[0].numpy()
+        np.testing.assert_allclose(find.graph.run(None, given)[0], emissions, atol=1e-4)
+
+
+@pytest.mark.slow  # torch takes seconds to trace any encoder
+def test_a_token_classifier_finds_the_same_without_torch(tmp_path: Path) -> None:
+    bert = save_encoder(tmp_path / "bert", "BertForMaskedLM", max_position_embeddings=60)
+    save_model(loud(build(bert)), tmp_path / "model")
+    export_onnx(tmp_path / "model", tmp_path / "out")
+    short = notes(9)  # a longer sentence is read in windows, which the program cuts otherwise
+    wanted = predicted(tmp_path / "model", short)
+    assert by_program(tmp_path / "out", short) == wanted
+    assert sum(map(len, wanted)) > 15
+
+
+def test_eight_bits_are_close(tmp_path: Path) -> None:
+    """Tables and matrices take a quarter of the bytes; a number moves by about 1/127 of the
+    largest beside it, so scores move by a few hundredths of the largest score."""
+    shape = {**SHAPES["flat"], "hashed_words": 4000}
+    save_model(tagger(tmp_path, "BIO", **shape), tmp_path / "model")
+    sizes, scores = [], []
+    for int8 in (False, True):
+        out = tmp_path / f"out{int8}"
+        export_onnx(tmp_path / "model", out, int8)
+        find = program()(out)
+        words = "no pain after metoprolol".split()
+        scores.append(find.graph.run(None, {n: ids(words) for n, ids in find.inputs()})[0])
+        sizes.append((out / "model.onnx").stat().st_size)
+    assert sizes[1] < sizes[0] / 2
+    assert 0 < np.abs(scores[0] - scores[1]).max() < 0.05 * np.abs(scores[0]).max()
+
+
+def test_what_has_no_graph_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tagger(tmp_path, "BIO"), tmp_path / "model")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    with pytest.raises(FednotesError, match="something already"):
+        export_onnx(tmp_path / "model", tmp_path / "full")
+    assert [file.name for file in (tmp_path / "full").iterdir()] == ["mine"]
+    encoder = HashEncoder()
+    monkeypatch.setattr("fednotes.taggers.tagger.load_encoder", lambda _: encoder)
+    config = replace(NO_DROPOUT, contextual="hashes")
+    save_model(build_model(config, TagSet(("Drug",)), seed=1), tmp_path / "reads")
+    with pytest.raises(FednotesError, match="train it without contextual"):
+        export_onnx(tmp_path / "reads", tmp_path / "out")
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(MissingExtra, match=r"fednotes\[onnx\]"):
+        export_onnx(tmp_path / "model", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
