@@ -71,7 +71,7 @@ LEVELS: dict[str, str] = {
         "sites server_steps | compression distill word_rows | adversarial averaging fedner | "
         "finetune phenotype_stages pretrain | personal phenotype"
     ),
-    "metrics": "classification spans | compare | gap",
+    "metrics": "calibration classification spans | compare | gap",
     "patients": (
         "cohort | classifiers codes dan | phenotyper tables | dictionary | concepts | labels | "
         "synthetic | features"

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from fednotes.core.types import Document, Span
     from fednotes.jobs.job import Job
     from fednotes.jobs.results import RunResult
-    from fednotes.serving.api import check, compare, evaluate, job, read, simulate
+    from fednotes.serving.api import (
+        calibrate,
+        check,
+        compare,
+        evaluate,
+        job,
+        read,
+        reliability,
+        simulate,
+    )
     from fednotes.serving.models import MentionModel, PatientModel, load
 
 __all__ = [
@@ -25,12 +34,14 @@ __all__ = [
     "PatientModel",
     "RunResult",
     "Span",
+    "calibrate",
     "check",
     "compare",
     "evaluate",
     "job",
     "load",
     "read",
+    "reliability",
     "simulate",
 ]
 _PLACES = {
@@ -38,7 +49,9 @@ _PLACES = {
     "core.types": ("Document", "Span"),
     "jobs.job": ("Job",),
     "jobs.results": ("RunResult",),
-    "serving.api": ("check", "compare", "evaluate", "job", "read", "simulate"),
+    "serving.api": (
+        *("calibrate", "check", "compare", "evaluate", "job", "read", "reliability", "simulate"),
+    ),
     "serving.models": ("MentionModel", "PatientModel", "load"),
 }
 

@@ -14,6 +14,7 @@ if __name__ == "__main__" or sys.argv[0].endswith("fednotes"):
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
@@ -82,6 +83,10 @@ Backbone = Annotated[
 Dictionary = Annotated[
     str | None,
     typer.Option(help="Where a phenotyping model's dictionary is, if it has moved."),
+]
+LabelMap = Annotated[
+    list[str] | None,
+    typer.Option("--map", metavar="OLD=NEW", help="Rename a label of the file."),
 ]
 Yes = Annotated[
     bool, typer.Option("--yes", help="Do not ask about what takes over an hour, or 10 GB a site.")
@@ -198,6 +203,16 @@ def _no_dictionary(model: Path, dictionary: str | None) -> None:
         raise FednotesError(f"--dictionary: {model} is no phenotyping model, it reads none")
 
 
+def _renamed(label_map: list[str] | None) -> dict[str, str]:
+    renamed: dict[str, str] = {}
+    for pair in label_map or ():
+        old, sign, new = pair.partition("=")
+        if not sign or old in renamed:
+            raise FednotesError(f"--map {pair}: expected OLD=NEW, each OLD once")
+        renamed[old] = new
+    return renamed
+
+
 def check_device(device: str) -> None:
     """Raises FednotesError for a device that this machine lacks."""
     import torch
@@ -251,10 +266,7 @@ def evaluate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     path: Annotated[Path, typer.Argument(help="An annotated file or folder; labelled patients.")],
     format: Annotated[str, typer.Option(help="Of the file; guessed if not given.")] = "",
-    label_map: Annotated[
-        list[str] | None,
-        typer.Option("--map", metavar="OLD=NEW", help="Rename a label of the file."),
-    ] = None,
+    label_map: LabelMap = None,
     labels: Annotated[
         Path | None, typer.Option(help="A table of labels of the patients whose notes PATH has.")
     ] = None,
@@ -273,12 +285,7 @@ def evaluate(
     from fednotes.patients.phenotyper import is_phenotyper
 
     check_device(device)
-    renamed: dict[str, str] = {}
-    for pair in label_map or ():
-        old, sign, new = pair.partition("=")
-        if not sign or old in renamed:
-            raise FednotesError(f"--map {pair}: expected OLD=NEW, each OLD once")
-        renamed[old] = new
+    renamed = _renamed(label_map)
     asked = tuple(dict.fromkeys(name.strip() for name in types.split(",") if name.strip()))
     if types and not asked:
         raise FednotesError(f"--types {types}: names no type")
@@ -301,6 +308,50 @@ def evaluate(
         console.print_json(data=found.scores if of_patients else found.to_dict())
     else:
         console.print((patient_score_table if of_patients else score_table)(found.scores))
+
+
+@app.command()
+def calibrate(
+    model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
+    notes: Annotated[Path, typer.Argument(help="Annotated notes that it did not learn from.")],
+    label_map: LabelMap = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say how good its confidences are as they are.")
+    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
+    device: Device = "cpu",
+    backbone: Backbone = None,
+) -> None:
+    """Make a model's confidences say what they mean, by annotated notes of one's own.
+
+    What is found is kept in the model's folder (calibration.json) if it is better than chance
+    would make it; `predict` and the Python API then use it.
+    """
+    from fednotes.cli.display import reliability_table
+    from fednotes.serving import api
+    from fednotes.serving.models import MentionModel, load
+
+    check_device(device)
+    renamed = _renamed(label_map)
+    if check:
+        loaded = load(model, device, backbone)
+        if not isinstance(loaded, MentionModel):
+            raise FednotesError(f"{model}: finds phenotypes; --check is for models of mentions")
+        found: Any = api.reliability(loaded, notes, label_map=renamed)
+        shown, told = [("as they are", found)], loaded.confidence
+    else:
+        found = api.calibrate(model, notes, label_map=renamed, device=device, backbone=backbone)
+        shown = [("before", found.before), ("after, by cross-validation", found.after)]
+        kept = "nothing was written"
+        if found.calibration is not None:
+            kept = f"kept in {model / 'calibration.json'}"
+        told = f"log loss a span lower by {found.gain:.4f} ± {found.error:.4f}: {kept}"
+    if json_output:
+        console.print_json(data=asdict(found))
+        return
+    for title, each in shown:
+        console.print(reliability_table(title, each))
+    say(told)
 
 
 @app.command()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fednotes.jobs.compare import Comparison
     from fednotes.jobs.forecast import Forecast, SiteForecast
     from fednotes.jobs.job import CountTable
+    from fednotes.metrics.calibration import Reliability
 
 SETTLED = 5.0  # seconds of rounds that tell how long the others take
 SHORT = 60.0  # seconds that are not worth a line
@@ -293,6 +294,19 @@ def score_table(scores: Mapping[str, Any]) -> Table:
     table.add_section()
     support = sum(score["support"] for score in scores["by_type"].values())
     table.add_row("all", str(support), *numbers(scores), style="bold")
+    return table
+
+
+def reliability_table(title: str, found: Reliability) -> Table:
+    """Confidences by bins: how many there are, their mean, and how many are right."""
+    heads = ("spans", "mean confidence", "right, %")
+    table = sheet("confidence", *heads, title=f"{title}: ECE {found.ece:.3f}")
+    for row in found.bins:
+        numbers = f"{row.spans:,}", f"{row.confidence:.3f}", number_of(row.right)
+        table.add_row(f"{row.low:.2f}–{row.high:.2f}", *numbers)
+    table.caption = (
+        f"{found.spans:,} spans of {found.documents:,} notes, log loss {found.log_loss:.3f}"
+    )
     return table
 
 

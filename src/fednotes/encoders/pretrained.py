@@ -201,8 +201,10 @@ def fingerprint(files: Iterable[Path], **options: object) -> str:
 
 
 def folder_fingerprint(folder: Path, **options: object) -> str:
-    """`fingerprint` of a Hugging Face directory's weights, settings and tokenizer."""
-    return fingerprint({file for form in FINGERPRINTED for file in folder.glob(form)}, **options)
+    """`fingerprint` of a Hugging Face directory's weights, settings and tokenizer; what a site
+    found of a model's confidences is no part of them."""
+    found = {file for form in FINGERPRINTED for file in folder.glob(form)}
+    return fingerprint(found - {folder / "calibration.json"}, **options)
 
 
 def file_sha256(path: Path) -> str:

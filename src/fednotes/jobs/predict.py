@@ -22,6 +22,7 @@ from fednotes.data.formats import FORMATS, examine, guess_format, read
 from fednotes.data.formats.files import OnError, open_file, visible
 from fednotes.data.notes import read_notes
 from fednotes.data.tags import flatten, relabel, types_of
+from fednotes.metrics.calibration import Calibration
 from fednotes.metrics.classification import ClassCounts, rankings
 from fednotes.metrics.spans import SpanCounts
 from fednotes.patients.cohort import LABELS, PRESENT, UNLABELLED, Bags, Vectors
@@ -160,8 +161,9 @@ def predict_text(
     if format == "brat" and out is None:
         raise ConfigError("brat is a folder of files: give --out FOLDER")
     _require_apart(path, out)
-    recogniser = load_model(model, device, backbone)
+    recogniser, calibration = load_model(model, device, backbone), Calibration.of(model)
     predicted = recogniser.predict(documents_of(path, text, on_error), confidence=True)
+    predicted = calibration.on(predicted) if calibration else predicted
     if out is not None:
         FORMATS[format].write(predicted, out)
         return
@@ -208,6 +210,25 @@ def evaluate_documents(
     types: Sequence[str] = (),
 ) -> Evaluation:
     """`evaluate_path` of documents. path: how messages call them."""
+    gold, scored, found = gold_of(recogniser, documents, path, label_map, types)
+    known = recogniser.tagset.types
+    return Evaluation(
+        SpanCounts.of(gold, recogniser.predict(gold), types=scored).scores(),
+        tuple(label for label in found if label not in known),
+        tuple(label for label in known if label not in scored and label not in found),
+        tuple(label for label in known if label not in scored and label in found),
+    )
+
+
+def gold_of(
+    recogniser: Model,
+    documents: tuple[Document, ...],
+    path: str,
+    label_map: Mapping[str, str] | None = None,
+    types: Sequence[str] = (),
+) -> tuple[tuple[Document, ...], tuple[str, ...], tuple[str, ...]]:
+    """Documents with flat spans of the model's types; the types that can be scored; and all labels
+    that the documents have. Arguments and errors as of `evaluate_documents`."""
     known = recogniser.tagset.types
     _require_mapping(label_map or {}, types_of(documents), known, path)
     documents = relabel(documents, label_map or {}, None)
@@ -224,12 +245,7 @@ def evaluate_documents(
     gold = tuple(
         replace(d, spans=flatten(d.spans, "outermost")[0]) for d in relabel(documents, {}, known)
     )
-    return Evaluation(
-        SpanCounts.of(gold, recogniser.predict(gold), types=scored).scores(),
-        tuple(label for label in found if label not in known),
-        tuple(label for label in known if label not in scored and label not in found),
-        tuple(label for label in known if label not in scored and label in found),
-    )
+    return gold, scored, found
 
 
 @dataclass(frozen=True)

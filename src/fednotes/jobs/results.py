@@ -7,12 +7,14 @@ and so is a score that is no number: a site may have nothing held out, and real 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
-from fednotes.core.errors import DataError
+from fednotes.core.cleaning import one_line
+from fednotes.core.errors import DataError, MissingExtra
 from fednotes.core.parsing import (
     MOST_BYTES,
     JsonError,
@@ -102,6 +104,34 @@ class RunResult(BaseModel):
         """What the federation gave over each site alone: to one site, or to the means."""
         return verdict([*self.sites.values()] if site is None else [self.sites.get(site, {})])
 
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each site and condition, then for "mean", over sites: scores on test data, as
+        fractions, by names such as "strict_f1"."""
+        return [
+            {"site": site, "condition": condition, **_flat(mapping(of[condition]))}
+            for site, of in [*self.sites.items(), ("mean", self.mean)]
+            for condition in CONDITIONS
+            if condition in of
+        ]
+
+    def to_pandas(self) -> Any:
+        """The table as a DataFrame. Raises MissingExtra without pandas."""
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise MissingExtra("pandas", "pandas") from error
+        return pandas.DataFrame(self.table())
+
+    def _repr_html_(self) -> str:
+        """The table in a notebook; all of it escaped."""
+        rows = self.table()
+        heads = [*dict.fromkeys(name for row in rows for name in row)]
+        shown = [[escape(one_line(_cell(row.get(name, "")))) for name in heads] for row in rows]
+        lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in shown]
+        top = "".join(f"<th>{escape(name)}</th>" for name in heads)
+        title = escape(one_line(f"{self.title} (seed {self.seed})"))
+        return f"<table><caption>{title}</caption><tr>{top}</tr>{''.join(lines)}</table>"
+
     @property
     def cost(self) -> str:
         """What the federation took a site, where it is known: bytes and, of one machine that trains
@@ -116,6 +146,16 @@ class RunResult(BaseModel):
     def write(self, folder: Path) -> None:
         """Write summary.json."""
         write_json(folder / SUMMARY, self.model_dump(exclude_defaults=True))
+
+
+def _flat(scores: Mapping[str, Any]) -> dict[str, float]:
+    names = [(kind, name) for kind, of in SCORES.items() for name in of.get("measures", ())]
+    found = {f"{kind}_{name}": number(scores, kind, name) for kind, name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _cell(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 class Outcome(BaseModel):

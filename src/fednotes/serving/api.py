@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document
 from fednotes.data import formats
@@ -20,9 +22,18 @@ from fednotes.jobs import simulate as simulating
 from fednotes.jobs.checking import Checked, check_files, check_job
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import built_in_jobs, load_table, over, parse_job
-from fednotes.jobs.predict import Evaluation, documents_of, evaluate_documents
+from fednotes.jobs.predict import Evaluation, documents_of, evaluate_documents, gold_of
 from fednotes.jobs.results import RunResult
-from fednotes.serving.models import MentionModel
+from fednotes.metrics.calibration import (
+    Calibrated,
+    Calibration,
+    Reliability,
+    judged,
+    weights_digest,
+)
+from fednotes.metrics.calibration import calibrate as fit_calibration
+from fednotes.patients.classifiers import fit_platt, platt_sums
+from fednotes.serving.models import MentionModel, load
 
 Progress = Callable[[str, RoundResult], None]
 PathLike = str | Path
@@ -139,9 +150,72 @@ def evaluate(
     Scored are the model's types that they annotate, or `types`. label_map: labels by other names.
     Raises DataError where no label is common.
     """
-    given = read(documents) if isinstance(documents, str | Path) else tuple(documents)
-    where = str(documents) if isinstance(documents, str | Path) else "the corpus"
-    return evaluate_documents(model.model, given, where, label_map, types=types)
+    return evaluate_documents(model.model, *_documents(documents), label_map, types=types)
+
+
+def _documents(given: PathLike | Sequence[Document]) -> tuple[tuple[Document, ...], str]:
+    """Documents, and what messages call them."""
+    if isinstance(given, str | Path):
+        return read(given), str(given)
+    return tuple(given), "the corpus"
+
+
+def reliability(
+    model: MentionModel,
+    documents: PathLike | Sequence[Document],
+    *,
+    label_map: Mapping[str, str] | None = None,
+) -> Reliability:
+    """How far the model's confidences are what they say, on annotated documents that it did not
+    learn from. Arguments and errors as of `evaluate`."""
+    chances, right, owner = _judged(model, documents, label_map, model.calibration)
+    return Reliability.of(chances, right, len(np.unique(owner)))
+
+
+def calibrate(
+    path: PathLike,
+    notes: PathLike | Sequence[Document],
+    *,
+    label_map: Mapping[str, str] | None = None,
+    device: str = "cpu",
+    backbone: str | None = None,
+) -> Calibrated:
+    """Calibrate a saved model's confidences on annotated notes that it did not learn from.
+
+    Platt scaling of their log-odds. Kept, as `calibration.json` in the model's folder, where
+    five-fold cross-validation shows a log loss that is lower by more than its standard error; else
+    nothing is written. Raises DataError as `evaluate`, and for fewer than five notes.
+    """
+    folder = Path(path)
+    model = load(folder, device, backbone, calibrated=False)
+    if not isinstance(model, MentionModel):
+        raise ConfigError(
+            f"{folder}: phenotypes are calibrated in training ([training] calibrate = true)"
+        )
+    weights = weights_digest(folder)
+    found = fit_calibration(*_judged(model, notes, label_map, None), _platt, weights)
+    if found.calibration is not None:
+        found.calibration.write(folder)
+    return found
+
+
+def _judged(
+    model: MentionModel,
+    documents: PathLike | Sequence[Document],
+    label_map: Mapping[str, str] | None,
+    calibration: Calibration | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    given, where = _documents(documents)
+    gold, scored, _ = gold_of(model.model, given, where, label_map)
+    predicted = model.model.predict(gold, confidence=True)
+    chances, right, owner = judged(gold, predicted, scored)
+    return calibration.values(chances) if calibration else chances, right, owner
+
+
+def _platt(odds: np.ndarray, right: np.ndarray) -> tuple[float, float]:
+    scores, targets = odds[:, None], np.where(right, 1, -1)[:, None]
+    slope, intercept = fit_platt(lambda platt: platt_sums(platt, scores, targets), 1)[0].tolist()
+    return slope, intercept
 
 
 def compare(

@@ -14,6 +14,7 @@ from typing import overload
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
 from fednotes.jobs.predict import PatientReader
+from fednotes.metrics.calibration import Calibration
 from fednotes.patients.phenotyper import is_phenotyper, load_phenotyper
 from fednotes.taggers.model import Model
 from fednotes.taggers.saving import load_model
@@ -23,25 +24,29 @@ BATCH = 32  # documents that are read together
 
 
 def load(
-    path: str | Path, device: str = "cpu", backbone: str | None = None
+    path: str | Path, device: str = "cpu", backbone: str | None = None, calibrated: bool = True
 ) -> MentionModel | PatientModel:
     """A saved model of any kind, for use.
 
     backbone: where its frozen encoder is, or a phenotyping model's dictionary, if it has moved.
+    calibrated: whether a calibration that is in its folder is used.
     Raises ModelError for a folder that holds no model, or a damaged one; MissingExtra.
     """
     folder = Path(path)
     if is_phenotyper(folder):
         model = load_phenotyper(folder, device)
         return PatientModel(PatientReader.of(folder, model, backbone))
-    return MentionModel(load_model(folder, device, backbone))
+    return MentionModel(
+        load_model(folder, device, backbone), Calibration.of(folder) if calibrated else None
+    )
 
 
 class MentionModel:
-    """A model that finds mentions. model: what methods and `evaluate` work with."""
+    """A model that finds mentions. model: what methods and `evaluate` work with. calibration: of
+    its confidences, if it has one (`fednotes calibrate`)."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, calibration: Calibration | None = None) -> None:
+        self.model, self.calibration = model, calibration
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -51,7 +56,7 @@ class MentionModel:
     @property
     def confidence(self) -> str:
         """What the confidence of a span is, in words."""
-        return f"{self.model.sure}; not calibrated"
+        return f"{self.model.sure}; {self.calibration or 'not calibrated'}"
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # a text is a list of texts, too
@@ -93,6 +98,7 @@ class MentionModel:
 
     def _found(self, documents: Sequence[Document], least: float) -> tuple[Document, ...]:
         found = self.model.predict(documents, confidence=True)
+        found = self.calibration.on(found) if self.calibration else found
         if least <= 0:
             return found
         return tuple(
@@ -102,7 +108,8 @@ class MentionModel:
 
     def explain(self, document: Text, span: Span) -> dict[str, float]:
         """How probable the words of a span are as a mention of each label, with these boundaries;
-        and "O": that none of them is in any mention. The rest of 1 is of other boundaries.
+        and "O": that none of them is in any mention. The rest of 1 is of other boundaries. These
+        are the model's own numbers, before any calibration.
 
         Raises DataError where the model reads no word there, or reads its words apart; ModelError
         for a pointer network, which scores only what it writes.

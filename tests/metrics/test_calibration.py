@@ -1,0 +1,128 @@
+"""Confidences against what comes true: scikit-learn computes the same numbers another way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fednotes.core.errors import DataError, ModelError
+from fednotes.core.types import Document, Span
+from fednotes.metrics.calibration import (
+    BINS,
+    FILE,
+    Calibrated,
+    Calibration,
+    Reliability,
+    calibrate,
+    judged,
+    log_odds,
+    weights_digest,
+)
+from fednotes.serving.api import _platt
+
+DOCUMENTS, EACH = 80, 25
+
+
+def drawn(slope: float, intercept: float, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Confidences of whom `slope · log-odds + intercept` are the true log-odds; 25 a document."""
+    rng = np.random.default_rng(seed)
+    chances = rng.beta(4, 1, DOCUMENTS * EACH)
+    truth = 1 / (1 + np.exp(-(slope * np.log(chances / (1 - chances)) + intercept)))
+    return chances, rng.random(len(chances)) < truth, np.repeat(np.arange(DOCUMENTS), EACH)
+
+
+def fitted(slope: float, intercept: float) -> Calibrated:
+    return calibrate(*drawn(slope, intercept), _platt, "")
+
+
+def test_the_reliability_table_is_scikit_learns() -> None:
+    """Its `calibration_curve` of equal widths has each bin's means, NumPy the counts."""
+    curves = pytest.importorskip("sklearn.calibration")
+    metrics = pytest.importorskip("sklearn.metrics")
+    chances, right, _ = drawn(0.6, -0.5)
+    found = Reliability.of(chances, right, DOCUMENTS)
+    share, mean = curves.calibration_curve(right, chances, n_bins=BINS, strategy="uniform")
+    counts = np.histogram(chances, BINS, (0, 1))[0]
+    counts = counts[counts > 0]
+    assert [b.spans for b in found.bins] == counts.tolist()
+    assert [b.right for b in found.bins] == pytest.approx(share.tolist())
+    assert [b.confidence for b in found.bins] == pytest.approx(mean.tolist())
+    assert found.ece == pytest.approx((counts * np.abs(share - mean)).sum() / len(chances))
+    assert found.log_loss == pytest.approx(metrics.log_loss(right, chances))
+    sure = Reliability.of(np.array([0.0, 1.0, 1.0]), np.array([False, True, True]), 1)
+    assert sure.ece == 0
+    assert sure.log_loss < 1e-5
+
+
+def test_the_fit_is_scikit_learns() -> None:
+    """Its sigmoid calibration has Platt's targets too; it is given the log-odds."""
+    curves = pytest.importorskip("sklearn.calibration")
+    chances, right, _ = drawn(0.5, -0.7)
+    other = curves._SigmoidCalibration().fit(log_odds(chances), right)
+    assert _platt(log_odds(chances), right) == pytest.approx((-other.a_, -other.b_), rel=1e-3)
+    kept = fitted(0.5, -0.7).calibration
+    assert kept is not None
+    assert kept.values(chances) == pytest.approx(other.predict(log_odds(chances)), rel=1e-3)
+
+
+def test_what_is_wrong_is_mended_and_what_is_right_is_left() -> None:
+    """Judged on documents that the fit did not see, against scikit-learn's folds by hand."""
+    found = fitted(0.5, -0.7)
+    assert found.calibration is not None
+    assert (found.calibration.slope, found.calibration.intercept) == pytest.approx(
+        (0.5, -0.7), abs=0.15
+    )
+    assert found.after.ece < 0.04 < 0.2 < found.before.ece
+    assert found.gain == pytest.approx(found.before.log_loss - found.after.log_loss)
+    assert found.gain > 10 * found.error > 0
+    left = fitted(1.0, 0.0)
+    assert left.calibration is None
+    assert left.gain < left.error
+    assert abs(left.before.ece - left.after.ece) < 0.02
+
+
+def test_spans_are_judged_by_document() -> None:
+    """Right is who has the same offsets and label in its own document; other types do not count."""
+    gold = [Document("a", "x" * 9, (Span(0, 2, "A"),)), Document("b", "x" * 9, (Span(3, 5, "B"),))]
+    said = [
+        Document("a", "x" * 9, (Span(0, 2, "A", confidence=0.9), Span(3, 5, "B", confidence=0.2))),
+        Document("b", "x" * 9, (Span(3, 6, "B", confidence=0.4), Span(0, 1, "C", confidence=1.0))),
+    ]
+    chances, right, owner = judged(gold, said, ("A", "B"))
+    assert chances.tolist() == [0.9, 0.2, 0.4]
+    assert right.tolist() == [True, False, False]
+    assert owner.tolist() == [0, 0, 1]
+    with pytest.raises(DataError, match="finds nothing"):
+        judged(gold, [Document("a", "x"), Document("b", "x")], ("A",))
+    with pytest.raises(DataError, match="in 2 of these notes: 5"):
+        calibrate(chances, right, owner, _platt, "")
+
+
+def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
+    """Written and read again; damaged or of other weights it is refused, with the remedy."""
+    with pytest.raises(ModelError, match="no model here"):
+        weights_digest(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    assert Calibration.of(tmp_path) is None
+    made = Calibration(0.5, -0.25, weights_digest(tmp_path), 9, 5, (0.2, 0.1), (0.5, 0.4))
+    made.write(tmp_path)
+    assert Calibration.of(tmp_path) == made
+    (document,) = made.on([Document("a", "x", (Span(0, 1, "A", confidence=0.8),))])
+    by_hand = 1 / (1 + np.exp(-(0.5 * np.log(4) - 0.25)))
+    assert document.spans[0].confidence == pytest.approx(by_hand)
+    table = json.loads((tmp_path / FILE).read_text())
+    for wrong in ({"slope": -1.0}, {"slope": "steep"}, {"format": 2}, {"colour": "red"}):
+        (tmp_path / FILE).write_text(json.dumps(table | wrong))
+        with pytest.raises(ModelError, match="calibrate the model again, or delete"):
+            Calibration.of(tmp_path)
+    for text in ("", "[]", "{", json.dumps(table).replace("0.5", "NaN", 1)):
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(ModelError, match=r"calibration.json: .*delete this file"):
+            Calibration.of(tmp_path)
+    made.write(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"others")
+    with pytest.raises(ModelError, match="of other weights"):
+        Calibration.of(tmp_path)

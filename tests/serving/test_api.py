@@ -1,0 +1,215 @@
+"""Jobs, runs and corpora as functions: what the commands do, with the same results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from every_kind import DOCUMENTS, LABELS, WORDS, make
+from tiny_jobs import TABLE, corpus
+from typer.testing import CliRunner
+
+import fednotes as fn
+from fednotes.cli.app import app
+from fednotes.core.errors import ConfigError, DataError, MissingExtra
+from fednotes.core.types import Span
+from fednotes.data.formats import jsonl
+from fednotes.taggers.saving import save_model
+
+ROUNDS: list[tuple[str, int]] = []
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fn.RunResult]:
+    folder = tmp_path_factory.mktemp("api")
+    table = TABLE | {"conditions": ["alone", "federated"], "synthetic": {"sites": 2}}
+    job = fn.job(table, seed=5, synthetic={"sentences": 30}, training={"epochs": 1})
+    told = lambda part, result: ROUNDS.append((part, result.round))  # noqa: E731
+    result = fn.simulate(job, folder / "run", progress=told)
+    return folder, result
+
+
+@pytest.fixture(scope="module")
+def sure(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model that learnt six notes by heart, and 60 others of which a third of the mentions is not
+    annotated: it is too sure of itself."""
+    folder = tmp_path_factory.mktemp("sure")
+    model = make("tagger", folder, stirred=False, dropout=0.0)
+    notes = model.prepare(DOCUMENTS)
+    adam = torch.optim.Adam(model.trainable().values(), lr=0.02)
+    for _ in range(150):
+        adam.zero_grad()
+        model.losses(notes, range(len(DOCUMENTS))).source.mean().backward()
+        adam.step()
+    save_model(model.eval(), folder / "model")
+    rng, made = np.random.default_rng(2), []
+    for number in range(60):
+        words = rng.choice(WORDS[:5], 8).tolist()
+        ends = np.cumsum([len(word) + 1 for word in words])
+        spans = [
+            Span(int(e) - 1 - len(w), int(e) - 1, LABELS[w])
+            for w, e in zip(words, ends, strict=True)
+            if w in LABELS and rng.random() < 0.67
+        ]
+        made.append(fn.Document(str(number), " ".join(words), tuple(spans)))
+    jsonl.write(made, folder / "notes.jsonl")
+    return folder / "model", folder / "notes.jsonl"
+
+
+def test_a_job_of_a_table_a_file_and_keywords(tmp_path: Path) -> None:
+    """All three are one; what is wrong is told by its key."""
+    lines = [
+        'method = "fedner"',
+        "seed = 4",
+        "[synthetic]",
+        "sites = 2",
+        "[training]",
+        "epochs = 3",
+    ]
+    (tmp_path / "own.toml").write_text("\n".join(lines))
+    job = fn.job(tmp_path / "own.toml")
+    tables: Any = {"synthetic": {"sites": 2}, "training": {"epochs": 3}}
+    of_keywords = fn.job(method="fedner", seed=4, **tables)
+    assert isinstance(job, fn.Job)
+    assert job.table == of_keywords.table == fn.job({"method": "fedner", "seed": 4}, **tables).table
+    assert job.config == of_keywords.config
+    assert fn.job("demo", seed=9).seed == 9
+    assert fn.job(tmp_path / "own.toml", training={"batch_size": 7}).table["training"] == {
+        "epochs": 3,
+        "batch_size": 7,
+    }
+    sites = {"a": {"path": tmp_path / "a.conll"}}
+    assert fn.job(method="fedner", sites=sites).table["sites"]["a"]["path"].endswith("a.conll")
+    for wrong, message in (
+        ({"trainig": {}}, "did you mean 'training'"),
+        ({"training": {"epoch": 3}}, "'epochs'"),
+        ({"title": {3}}, "set has no place in a job"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fn.job(method="fedner", **wrong, synthetic={})
+    with pytest.raises(ConfigError, match="no such job file"):
+        fn.job("demoo")
+
+
+def test_a_run_is_told_and_shown(run: tuple[Path, fn.RunResult]) -> None:
+    """The table has what the summary has; in a notebook whatever a name says is text."""
+    folder, result = run
+    assert {part for part, _ in ROUNDS} == {"alone/discharge", "alone/reports", "federated"}
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    rows = {(row["site"], row["condition"]): row for row in result.table()}
+    assert len(rows) == 2 * 3
+    for (site, condition), row in rows.items():
+        place = summary["mean"] if site == "mean" else summary["sites"][site]
+        assert row["strict_f1"] == place[condition]["strict"]["f1"]
+        assert row["relaxed_recall"] == place[condition]["relaxed"]["recall"]
+    page = result._repr_html_()
+    assert f"<td>{rows['mean', 'federated']['strict_f1']:.3f}</td>" in page
+    odd = fn.RunResult(title="<script>&", sites={"<b>\x1b[1m": {"alone": {}}})
+    assert "<script>" not in odd._repr_html_()
+    assert "<b>" not in odd._repr_html_()
+    assert "\x1b" not in odd._repr_html_()
+    assert fn.RunResult().table() == []
+    assert "<table>" in fn.RunResult()._repr_html_()
+
+
+def test_a_frame(run: tuple[Path, fn.RunResult], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    frame = run[1].to_pandas()
+    assert frame.shape[0] == 6
+    assert (
+        frame.set_index(["site", "condition"]).loc[("mean", "alone"), "strict_f1"]
+        == (run[1].mean["alone"]["strict"]["f1"])
+    )
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtra, match=r"fednotes\[pandas\]"):
+        run[1].to_pandas()
+
+
+def test_scores_are_the_commands(sure: tuple[Path, Path]) -> None:
+    """Of the same model on the same notes."""
+    place, notes = sure
+    model = fn.load(place)
+    assert isinstance(model, fn.MentionModel)
+    found = fn.evaluate(model, notes)
+    said = CliRunner().invoke(app, ["evaluate", str(place), str(notes), "--json"])
+    assert json.loads(said.stdout) == json.loads(json.dumps(found.to_dict()))
+    assert 0.6 < found.scores["strict"]["precision"] < 0.75
+    assert fn.evaluate(model, fn.read(notes)) == found
+    with pytest.raises(DataError, match="no label is common"):
+        fn.evaluate(model, [replace(d, spans=()) for d in fn.read(notes)])
+
+
+def test_runs_are_compared(run: tuple[Path, fn.RunResult]) -> None:
+    """A run's conditions, as the command's default is."""
+    folder, _ = run
+    compared = fn.compare(folder / "run", samples=20)
+    assert set(compared.tests) == {"discharge", "reports"}
+    assert (compared.condition, compared.against) == ("federated", "alone")
+
+
+def test_calibrated_by_notes_of_ones_own(sure: tuple[Path, Path]) -> None:
+    """Kept, used by `load` and by `predict`, and said; the order of spans stays."""
+    place, notes = sure
+    raw = fn.load(place)
+    assert isinstance(raw, fn.MentionModel)
+    runner = CliRunner()
+    said = runner.invoke(app, ["calibrate", str(place), str(notes)])
+    assert said.exit_code == 0, said.output
+    assert "after, by cross-validation" in said.stdout
+    assert "calibration.json" in said.stdout.replace("\n", "")
+    model = fn.load(place)
+    assert isinstance(model, fn.MentionModel)
+    assert model.calibration is not None
+    assert "calibrated on" in model.confidence
+    before, after = fn.reliability(raw, notes), fn.reliability(model, notes)
+    assert after.ece < 0.1 < 0.2 < before.ece
+    assert after.log_loss < before.log_loss
+    texts = [d.text for d in fn.read(notes)[:30]]
+    old = np.array([s.confidence for d in raw(texts) for s in d.spans])
+    new = np.array([s.confidence for d in model(texts) for s in d.spans])
+    order = np.argsort(old, kind="stable")
+    assert (np.diff(new[order]) >= 0).all()
+    assert (new[old > 0.9] < 0.9).all()
+    told = runner.invoke(app, ["predict", str(place), "--text", texts[0]])
+    assert [s["confidence"] for s in json.loads(told.stdout)["spans"]] == pytest.approx(
+        [s.confidence for s in model(texts[0]).spans], abs=1e-6
+    )
+    shown = runner.invoke(app, ["calibrate", str(place), str(notes), "--check", "--json"])
+    assert json.loads(shown.stdout)["ece"] == pytest.approx(after.ece)
+    again = fn.calibrate(place, notes)
+    assert again.before == before
+    assert again.calibration == model.calibration
+    assert fn.calibrate(place, fn.read(notes)) == again
+    with pytest.raises(ConfigError, match="has no label 'Sign'"):
+        fn.calibrate(place, notes, label_map={"Sign": "ADR"})
+    with pytest.raises(DataError, match="5 are needed"):
+        fn.calibrate(place, fn.read(notes)[:3])
+
+
+def test_what_reads_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus(tmp_path / "a.conll", "ADR", "pain")
+    (tmp_path / "note.txt").write_text("No pain.")
+    documents = fn.read(tmp_path / "a.conll")
+    assert fn.read(tmp_path / "a.conll", "conll") == documents
+    assert [d.text for d in fn.read(tmp_path / "note.txt")] == ["No pain."]
+    assert fn.check(tmp_path / "a.conll").wrong == ()
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    assert str(fn.check(tmp_path / "bad.jsonl").wrong[0]).startswith(f"{tmp_path}/bad.jsonl:2")
+    with pytest.raises(DataError, match=r"bad.jsonl:2"):
+        fn.read(tmp_path / "bad.jsonl")
+    assert len(fn.read(tmp_path / "bad.jsonl", on_error="skip")) == 1
+    assert fn.check("demo", settings=["synthetic.sentences=20"]).job is not None
+    monkeypatch.chdir(tmp_path)
+    for targets, message in (
+        ((), "name a corpus"),
+        (("demo", "a.conll"), "one job at a time"),
+        (("nowhere",), "no such file"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=message):
+            fn.check(*targets)
