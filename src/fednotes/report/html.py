@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from fednotes.core.cleaning import one_line
 from fednotes.core.parsing import mapping, number
@@ -55,10 +56,30 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
     Raises DataError if `summary.json` is missing or a result file is not what it should be,
     FednotesError if the report cannot be written.
     """
-    page = _Page(read_result(run_directory), read_lines(run_directory))
+    parts = parts_of_page(read_result(run_directory), read_lines(run_directory))
     target = Path(output) if output is not None else run_directory / "report.html"
-    (write_text if output is None else write_out)(target, page.html())
+    page = environment().get_template("report.html").render(parts)
+    (write_text if output is None else write_out)(target, page)
     return target
+
+
+@cache
+def environment(*packages: str) -> Environment:
+    """What fills the templates of these packages, and of this one: all values are escaped."""
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader(name) for name in (*packages, "fednotes.report")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        # Result files hold names that other sites chose.
+        finalize=lambda value: one_line(value) if type(value) is str else value,
+    )
+    made.globals |= {"number": number, "most": _most}
+    return made
+
+
+def parts_of_page(result: RunResult, lines: Sequence[Line]) -> dict[str, Any]:
+    """What `run.html` shows of a run: its result, and the lines of its evaluations."""
+    return _Page(result, lines).parts()
 
 
 class _Page:
@@ -75,16 +96,8 @@ class _Page:
         self.groups = [(name, site, False) for name, site in result.sites.items()]
         self.groups += [("Mean of sites", result.mean, True)] if result.mean else []
 
-    def html(self) -> str:
-        """The page."""
-        environment = Environment(
-            loader=PackageLoader("fednotes.report"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            # Result files hold names that other sites chose.
-            finalize=lambda value: one_line(value) if type(value) is str else value,
-        )
-        environment.globals |= {"number": number, "most": _most}
+    def parts(self) -> dict[str, Any]:
+        """By the names that they have in the templates."""
         result = self.result
         given = (result.command, result.config.get("command"), result.run)
         measures = {kind: of for kind, of in SCORES.items() if self._has(kind, of["measures"])}
@@ -93,28 +106,28 @@ class _Page:
             for name, site, mean in self.groups
             if (own := {c: scores for c, scores in site.items() if scores})
         ]
-        return environment.get_template("report.html").render(
-            result=result,
-            title=result.title or f"{result.method or 'fednotes'} run",
-            command=next((str(x) for x in given if x), ""),
-            conditions=self.conditions,
-            tiles=list(self._tiles()),
-            groups=groups,
-            verdicts=self._verdicts(),
-            dots=self._dots(),
-            measures=measures,
-            lead=next((kind for kind, of in measures.items() if "lead" in of), ""),
-            short=_SHORT,
-            training=self._training(),
-            undrawn=max(0, len(self.sites) - _PANELS),
-            phenotypes=self._phenotypes(),
-            types=list(self._types()),
-            bytes=self._bytes_sent(),
-            settings=[
+        return {
+            "result": result,
+            "title": result.title or f"{result.method or 'fednotes'} run",
+            "command": next((str(x) for x in given if x), ""),
+            "conditions": self.conditions,
+            "tiles": list(self._tiles()),
+            "groups": groups,
+            "verdicts": self._verdicts(),
+            "dots": self._dots(),
+            "measures": measures,
+            "lead": next((kind for kind, of in measures.items() if "lead" in of), ""),
+            "short": _SHORT,
+            "training": self._training(),
+            "undrawn": max(0, len(self.sites) - _PANELS),
+            "phenotypes": self._phenotypes(),
+            "types": list(self._types()),
+            "bytes": self._bytes_sent(),
+            "settings": [
                 ("Configuration", list(_flat(result.config))),
                 ("Versions", list(_flat(result.versions))),
             ],
-        )
+        }
 
     def _verdicts(self) -> list[tuple[str, Any, bool]]:
         """Of each group that was trained alone and federated: what the federation gave it."""

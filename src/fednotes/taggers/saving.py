@@ -148,6 +148,11 @@ def _described(path: Path) -> bool:
     return any((path / f"{stem}.json").is_file() for stem in STEMS)
 
 
+def is_model(path: Path) -> bool:
+    """Whether a folder holds a model that `load_model` may open."""
+    return _described(path) or (path / "config.json").is_file()
+
+
 def _saved_by_us(directory: Path) -> bool:
     """Whether `save_model` wrote this Hugging Face directory."""
     try:

@@ -1,0 +1,355 @@
+"""The local page: who may ask, what is escaped, and where decisions go."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pages import Tree
+
+from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import read
+from fednotes.ui.pages import Desk, application, shown
+from fednotes.ui.review import Filter, Later, Review, compared
+
+pytest.importorskip("starlette")
+pytest.importorskip("httpx")
+from starlette.testclient import TestClient
+
+ROOT = "http://127.0.0.1:8000"
+TEXT = "Took aspirin and codeine daily, then a rash and severe headache came."
+
+
+def at(words: str, label: str, text: str = TEXT) -> Span:
+    """The first place of some words."""
+    start = text.index(words)
+    return Span(start, start + len(words), label)
+
+
+GOLD = (at("aspirin", "Drug"), at("codeine", "Drug"), at("rash", "ADR"), at("headache", "ADR"))
+SAID = (
+    at("aspirin", "Drug"),
+    at("codeine daily", "Drug"),
+    at("rash", "Drug"),
+    at("Took", "Drug"),
+)
+KINDS = ["spurious", "correct", "boundary", "type", "missed"]  # in the order of the text
+
+
+def review(
+    file: Path,
+    documents: Sequence[Document] = (Document("note", TEXT, GOLD),),
+    said: Sequence[Span] = SAID,
+    name: str = "notes",
+) -> Review:
+    """Documents whose predictions are the same spans in each."""
+
+    def predict(documents: Sequence[Document]) -> list[Document]:
+        return [replace(document, spans=tuple(said)) for document in documents]
+
+    labels = sorted({s.label for d in documents for s in (*d.spans, *said)})
+    return Review((compared(name, documents, labels, predict),), file, name)
+
+
+def client(made: Review, *, enter: bool = True) -> TestClient:
+    """A browser of the page, with its cookie."""
+    desk = Desk(Later(lambda: made), lambda given: [replace(d, spans=SAID[:1]) for d in given])
+    found = TestClient(application(desk), base_url=ROOT, headers={"origin": ROOT})
+    if enter:
+        assert found.get(f"/?token={desk.token}").status_code == 200
+    return found
+
+
+@pytest.fixture
+def file_of(tmp_path: Path) -> Path:
+    return tmp_path / "corrections.json"
+
+
+# ---- who may ask
+
+
+def test_nobody_reads_without_the_token(file_of: Path) -> None:
+    browser = client(review(file_of), enter=False)
+    for path in ("/", "/errors", "/errors/1", "/export/jsonl", "/try", "/static/app.js", "/none"):
+        for tried in ("", "?token=", "?token=guess", "?token=%ff%00é"):
+            answer = browser.get(path + tried)
+            assert (answer.status_code, "aspirin" in answer.text) == (403, False), path + tried
+    assert browser.post("/errors/1", data={"action": "gold"}).status_code == 403
+    assert not file_of.exists()
+
+
+def test_another_site_in_the_browser_neither_reads_nor_writes(file_of: Path) -> None:
+    """A name that leads here (DNS rebinding) is refused, and so is another page's form."""
+    browser = client(review(file_of))
+    assert browser.get("/errors").status_code == 200
+    for host in ("evil.example", "evil.example:8000", "127.0.0.1", "127.0.0.1:1", ""):
+        assert browser.get("/errors", headers={"host": host}).status_code == 421
+    for origin in ("http://evil.example", "null", "", "http://127.0.0.1:1"):
+        given = {"headers": {"origin": origin}, "data": {"action": "delete"}}
+        assert browser.post("/errors/1", **given).status_code == 403
+    assert not file_of.exists()
+
+
+def test_what_every_answer_says(file_of: Path) -> None:
+    browser = client(review(file_of))
+    for path in ("/errors", "/errors/2", "/try", "/static/app.css", "/export/jsonl", "/errors/99"):
+        headers = browser.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'self'; base-uri 'none'")
+        assert headers["cache-control"] == "no-store"
+        assert headers["x-content-type-options"] == "nosniff"
+    cookie = TestClient(application(Desk(token="t")), base_url=ROOT).get(
+        "/?token=t", follow_redirects=False
+    )
+    said = cookie.headers["set-cookie"].lower()
+    assert "httponly" in said
+    assert "samesite=strict" in said
+    assert "token" not in cookie.headers["location"]
+
+
+def test_pages_need_no_other_host_and_no_inline_script(file_of: Path) -> None:
+    browser = client(review(file_of))
+    for path in ("/errors", "/errors/0", "/try"):
+        text = browser.get(path).text
+        for tag, name, value in Tree(text).attributes:
+            assert not name.startswith("on"), (tag, name)
+            assert name != "style", tag
+            if name in ("href", "src", "action"):
+                assert str(value).startswith(("/", "#")), value
+        assert not re.search(r"<script(?! src)|<style", text)
+
+
+# ---- what is shown
+
+
+def test_errors_are_counted_filtered_and_found_by_their_neighbours(file_of: Path) -> None:
+    """By hand: one mention of each kind, in the order of the text."""
+    made = review(file_of)
+    assert [item.kind for item in made.items] == KINDS
+    browser = client(made)
+    rows = Tree(browser.get("/errors").text).rows
+    assert [row[1:] for row in rows if row[0] in ("Drug", "ADR")] == [
+        ["0", "0", "1", "0", "1", "0"],
+        ["1", "1", "0", "0", "0", "1"],
+    ]
+    assert [item.number for item in made.select(Filter())] == [0, 2, 3, 4]
+    assert [item.number for item in made.select(Filter(label="ADR"))] == [3, 4]
+    page = browser.get("/errors/3?label=ADR").text
+    assert "1 of 2" in page
+    assert 'rel="next" href="/errors/4?label=ADR#here"' in page
+    assert 'rel="prev"' not in page
+    assert "[annotated ADR:" in page  # for who does not see lines
+    assert "predicted Drug:" in page
+
+
+def test_confidence_bounds_and_orders(file_of: Path) -> None:
+    said = [replace(span, confidence=c) for span, c in zip(SAID, (0.2, 0.5, 0.7, 0.9), strict=True)]
+    made = review(file_of, said=said)
+    numbers = {
+        by: [item.number for item in made.select(by)]
+        for by in (
+            Filter("all", order="certain"),
+            Filter("all", order="uncertain"),
+            Filter("all", least=50.0),
+            Filter("all", least=20.0, most=50.0),
+        )
+    }
+    assert [*numbers.values()] == [[0, 3, 2, 1, 4], [1, 2, 3, 0, 4], [0, 2, 3], [1, 2]]
+
+
+INJECTIONS = [
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "\"><svg onload=alert(1)>",
+    "'><b>", "</title><script>alert(1)</script>", "</textarea><script>1</script>",
+    "<!--", "-->", "]]>", "&lt;b&gt;", "&#x3c;script&#x3e;", "{{ 7 * 7 }}", "{% raw %}", "${7*7}",
+    "javascript:alert(1)", "\" onmouseover=\"alert(1)", "' autofocus onfocus='alert(1)",
+    "<a href=//evil.example>", "<base href=//evil.example>", "<style>*{display:none}</style>",
+    "<iframe src=//evil.example>", "<form action=//evil.example>", "<meta http-equiv=refresh>",
+    "\x00<b>\x1b[31m", "\u202e<b>gnp.exe", "\u200b<i>", "﹤script﹥＜b＞", "<b\n>x</b\n>",
+    "../../etc/passwd<b>", "a&b=c;d?e#f<b>%3Cb%3E",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hostile", INJECTIONS)
+def test_nothing_that_notes_or_names_hold_becomes_markup(hostile: str, file_of: Path) -> None:
+    """The page has the tags and attributes that it has with plain words in their place."""
+
+    def tags(words: str) -> list[tuple[list[tuple[str, str]], str]]:
+        text = f"{words} took {words}"
+        gold, said = Span(0, len(words), words), Span(0, len(text), f"{words}!")
+        document = Document(words, text, (gold,))
+        made = review(file_of, [document], [said], name=words)
+        browser = client(made)
+        made.decide(made.items[0], "label-gold", "new")
+        pages = [browser.get("/errors?kind=all"), browser.get("/errors/0?kind=all")]
+        pages.append(browser.get("/errors", params={"label": words, "site": words, "kind": words}))
+        pages.append(browser.post("/try", data={"text": text}))
+        pages.append(browser.get("/export/" + "x" * 5 + "<b>"))
+        made.decide(made.items[0], "undo")
+        assert [page.status_code for page in pages] == [200] * 4 + [400]
+        return [([each[:2] for each in Tree(page.text).attributes], page.text) for page in pages]
+
+    assert len(INJECTIONS) == 30
+    for (plain, _), (found, text) in zip(tags("plain"), tags(hostile), strict=True):
+        assert found == plain
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u200b\u202e]", text)
+
+
+def test_notes_are_shown_as_they_are() -> None:
+    assert shown("a\tb\r\nc\xa0d 👩‍🔬 é") == "a\tb\nc\xa0d 👩‍🔬 é"
+    assert shown("<i>\x1b\u202e") == "&lt;i&gt;\\x1b\\u202e"
+
+
+def test_a_long_note_is_shown_around_its_mention(file_of: Path) -> None:
+    text = "x" * 40_000 + " rash " + "y" * 40_000
+    page = client(review(file_of, [Document("n", text, (at("rash", "ADR", text),))], ())).get(
+        "/errors/0"
+    )
+    assert 'id="here">rash</span>' in page.text
+    assert len(page.text) < 20_000
+    assert "characters 34,001 to 46,005 of 80,006" in page.text
+
+
+# ---- what is decided
+
+
+def test_decisions_are_kept_and_reach_every_export(file_of: Path, tmp_path: Path) -> None:
+    """By hand: each kind of decision once; a new start finds them again."""
+    browser = client(review(file_of))
+    for number, action, label in (
+        (0, "delete", ""),
+        (2, "predicted", ""),
+        (3, "label-gold", "Skin"),
+        (4, "gold", ""),
+    ):
+        answer = browser.post(
+            f"/errors/{number}", data={"action": action, "label": label}, follow_redirects=False
+        )
+        assert answer.status_code == 303
+    assert file_of.stat().st_mode & 0o077 == 0
+    assert TEXT[5:12] not in file_of.read_text("utf-8")
+    again = review(file_of)
+    assert len(again.decisions) == 4
+    expected = [at("aspirin", "Drug"), at("codeine daily", "Drug"), at("rash", "Skin"), GOLD[3]]
+    (corrected,) = again.corrected()
+    assert [*corrected.spans] == expected
+
+    (tmp_path / "c.jsonl").write_bytes(browser.get("/export/jsonl").content)
+    assert [*read(tmp_path / "c.jsonl")[0].spans] == expected
+    with zipfile.ZipFile(io.BytesIO(browser.get("/export/brat").content)) as packed:
+        packed.extractall(tmp_path / "brat")
+    assert [*read(tmp_path / "brat")[0].spans] == expected
+
+    browser.post("/errors/2", data={"action": "undo"})
+    assert at("codeine", "Drug") in review(file_of).corrected()[0].spans
+
+
+def test_what_the_model_does_not_know_stays_in_the_notes(file_of: Path) -> None:
+    """Types of other annotators, nested and discontinuous mentions, which are not compared."""
+    broken = Span(5, 24, "Drug", ((5, 12), (17, 24)))
+    spans = (*GOLD, at("daily", "Dose"), broken)
+    made = compared("n", [Document("note", TEXT, spans)], ["Drug", "ADR"], lambda d: d)
+    kept = Review((made,), file_of, "n")
+    assert [item.kind for item in kept.items] == ["correct"] * 3
+    kept.decide(next(i for i in kept.items if i.gold == GOLD[2]), "delete")
+    assert set(kept.corrected()[0].spans) == {*spans} - {GOLD[2]}
+
+
+def test_decisions_of_another_text_are_kept_and_change_nothing(file_of: Path) -> None:
+    made = review(file_of)
+    made.decide(made.items[2], "delete")
+    other = TEXT.replace("daily", "often")
+    changed = review(file_of, [Document("note", other, GOLD)])
+    assert changed.strays == 1
+    assert changed.corrected()[0].spans == GOLD
+    assert "fit no mention here" in client(changed).get("/errors").text
+    changed.decide(changed.items[2], "delete")
+    assert len(review(file_of).decisions) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "action", "label", "told"),
+    [
+        (0, "gold", "", "no gold mention"),
+        (4, "label-predicted", "X", "no predicted mention"),
+        (4, "label-gold", " ", "the label is empty"),
+        (4, "label-gold", "a\nb", "line ends"),
+        (4, "label-gold", "x" * 201, "over 200"),
+        (4, "fly", "", "no such action"),
+        (5, "gold", "", "there is no mention 5"),
+    ],
+)
+def test_impossible_decisions_are_refused(
+    number: int, action: str, label: str, told: str, file_of: Path
+) -> None:
+    answer = client(review(file_of)).post(
+        f"/errors/{number}", data={"action": action, "label": label}
+    )
+    assert answer.status_code == 400
+    assert told in answer.text
+    assert not file_of.exists()
+
+
+def test_a_file_that_changed_meanwhile_is_not_written_over(file_of: Path) -> None:
+    """Two pages on one file: the second one's decision is refused, the first one's stays."""
+    one, two = review(file_of), review(file_of)
+    one.decide(one.items[2], "delete")
+    before = file_of.read_bytes()
+    with pytest.raises(FednotesError, match="another program changed it"):
+        two.decide(two.items[3], "delete")
+    assert file_of.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"version": 2}', '{"decisions": [{"action": "fly"}]}', "\xff", "[" * 10_000],
+)
+def test_another_file_is_refused_and_stays(content: str, file_of: Path) -> None:
+    file_of.write_text(content, "latin-1")
+    with pytest.raises(DataError, match="--corrections"):
+        review(file_of)
+    assert file_of.read_text("latin-1") == content
+
+
+# ---- odd requests
+
+
+def test_what_is_too_long_or_no_form_is_refused(file_of: Path) -> None:
+    browser = client(review(file_of))
+    assert browser.post("/try", data={"text": "x" * 1_100_000}).status_code == 413
+    assert browser.post("/try", data={"text": "x" * 100_001}).status_code == 400
+    assert browser.post("/try", content=b"\xff=\xfe").status_code == 400
+    assert browser.post("/try", content="&".join("a=b" for _ in range(60))).status_code == 400
+    assert "aspirin" in browser.post("/try", data={"text": TEXT}).text
+    assert browser.delete("/try").status_code == 405
+    assert browser.get("/static/..%2f..%2fpages.py").status_code == 404
+    for query in ("page=-1", "page=99999999999", "least=nan", "most=1e999", "kind=x&order=y"):
+        assert browser.get(f"/errors?{query}").status_code == 200
+
+
+def test_notes_are_read_while_the_page_waits(file_of: Path) -> None:
+    """What goes wrong in the thread is told on the page."""
+
+    def fail() -> Review:
+        raise DataError("n.tsv:3: no tag")
+
+    desk = Desk(Later(fail))
+    browser = TestClient(application(desk), base_url=ROOT)
+    answer = browser.get(f"/errors?token={desk.token}")
+    assert (answer.status_code, "n.tsv:3: no tag" in answer.text) == (400, True)
+
+
+def test_paths_that_are_no_model_and_notes_are_refused(
+    give: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    code, _, told = give("ui", tmp_path)
+    assert (code, told.count("\n")) == (2, 1)
+    assert "fednotes ui MODEL NOTES" in told
+    with pytest.raises(ConfigError, match="written are jsonl, brat"):
+        review(tmp_path / "c.json").export("exe")
+    assert json.dumps(told)
