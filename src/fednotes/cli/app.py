@@ -262,6 +262,39 @@ def predict(
 
 
 @app.command()
+def serve(
+    model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
+    host: Annotated[str, typer.Option(help="Listen here; but on loopback give a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token that requests must show.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Of the server, for TLS: PEM, with those above it.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="The certificate's key: PEM.")] = None,
+    max_requests: Annotated[int, typer.Option(min=1, help="Under way at a time.")] = 64,
+    max_texts: Annotated[int, typer.Option(min=1, help="Of one request.")] = 64,
+    max_characters: Annotated[int, typer.Option(min=1, help="Of one text.")] = 100_000,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Of one request.")] = 4_000_000,
+    device: Device = "cpu",
+    backbone: Backbone = None,
+    dictionary: Dictionary = None,
+) -> None:
+    """Answer a saved model's predictions over HTTP, until Ctrl-C."""
+    from fednotes.serving.models import load
+    from fednotes.serving.server import Limits
+    from fednotes.serving.server import serve as run
+
+    check_device(device)
+    limits = Limits(max_bytes, max_texts, max_characters, max_requests)
+    files: Any = {"token_file": token_file, "certificate": certificate, "key": key}
+    run(load(model, device, dictionary or backbone), host, port, limits=limits, tell=say, **files)
+
+
+@app.command()
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
     path: Annotated[Path, typer.Argument(help="An annotated file or folder; labelled patients.")],

@@ -1,0 +1,623 @@
+"""A saved model behind HTTP: `fednotes serve MODEL`.
+
+What comes is judged in this order, and nothing of it is kept or logged: the name that the server
+is asked by, or the token; how many requests are under way; the size of the body while it is read;
+its content. Texts of all requests that wait are put to the model together, in one thread.
+
+FastAPI, uvicorn and prometheus-client are of the extra `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import logging
+import math
+import os
+import re
+import time
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from fednotes import __version__
+from fednotes.core.cleaning import NAME, clean
+from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
+from fednotes.core.parsing import MOST_VALUES, count_values, regular
+from fednotes.core.settings import checked
+from fednotes.core.types import Document
+from fednotes.serving.models import MentionModel, PatientFinding, PatientModel, load
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    Message = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+TOKEN = 20  # characters of a token at least
+BATCH, CHARACTERS = 32, 200_000  # texts and characters that are put to the model at once
+FAREWELL = 30  # seconds that requests under way have to end
+_LONGEST = 60  # seconds that Retry-After says at most
+_FAILED, _GONE = 500, 499  # _GONE is counted, and never sent: its sender went away
+_MOST_BYTES = 4096  # of a file with a token
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
+_WRONG = {
+    400: "The body cannot be read.",
+    401: "The token is missing or wrong.",
+    403: "The server was asked by another name than its own.",
+    408: "The body did not come in time.",
+    413: "The body, a text or the number of texts is too large.",
+    415: "The body is not said to be JSON.",
+    422: "The body is not what is asked for here.",
+    429: "Too many requests are under way; Retry-After says in how many seconds to come again.",
+    _FAILED: "The model failed.",
+}
+PathLike = str | Path
+AnyModel = MentionModel | PatientModel
+
+
+@checked(frozen=True)
+class Limits:
+    """What the server takes.
+
+    body: bytes of a request. texts: of one request; characters: of one text. under_way: requests
+    at a time, those that wait among them; one more is refused. patience: seconds in which a body
+    must come.
+    """
+
+    body: Annotated[int, Field(ge=1)] = 4_000_000
+    texts: Annotated[int, Field(ge=1)] = 64
+    characters: Annotated[int, Field(ge=1)] = 100_000
+    under_way: Annotated[int, Field(ge=1)] = 64
+    patience: Annotated[float, Field(gt=0)] = 15.0
+
+    def taken(self, texts: list[str]) -> list[str]:
+        """The texts, if these are not too many, or too long. Raises _Refused."""
+        if len(texts) > self.texts:
+            raise _Refused(413, f"{len(texts):,} texts: at most {self.texts:,} in a request")
+        for number, text in enumerate(texts, 1):
+            if len(text) > self.characters:
+                most = f"at most {self.characters:,}: divide it"
+                raise _Refused(413, f"text {number} has {len(text):,} characters, {most}")
+            if not text.isascii() and _HALF.search(text):
+                raise _Refused(422, f"text {number} has half a character: decode it anew")
+        return texts
+
+
+class _Refused(Exception):
+    """A request is answered so, with nothing done."""
+
+    def __init__(self, status: int, detail: str, **headers: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.headers = status, detail, headers
+
+    async def answer(self, send: Send) -> None:
+        body = Refusal(detail=self.detail).model_dump_json().encode()
+        headers = {"content-type": "application/json", "content-length": str(len(body))}
+        pairs = [(k.encode(), v.encode()) for k, v in {**headers, **self.headers}.items()]
+        await send({"type": "http.response.start", "status": self.status, "headers": pairs})
+        await send({"type": "http.response.body", "body": body})
+
+
+# ---- what is asked and answered --------------------------------------------------------------
+
+
+class Question(BaseModel, extra="forbid", strict=True):
+    """One text, or several."""
+
+    text: str | None = Field(None, description="One text; or give `texts`.")
+    texts: list[str] | None = None
+    threshold: float = Field(0.0, ge=0, le=1, description="Leave out what is less sure.")
+    offsets: Literal["characters", "utf16"] = Field(
+        "characters",
+        description="characters: Unicode code points, as Python counts; utf16: code units, as "
+        "JavaScript, Java and C# count.",
+    )
+
+    def shown(self, document: Document) -> Mentions:
+        """What was found, as it was asked for."""
+        wide = [place for place, c in enumerate(document.text) if c > "\uffff"]
+
+        def at(place: int) -> int:
+            return place + bisect_left(wide, place) * (self.offsets == "utf16")
+
+        return Mentions(
+            spans=[
+                FoundSpan(
+                    start=at(span.start),
+                    end=at(span.end),
+                    label=span.label,
+                    confidence=span.confidence,
+                    fragments=[(at(start), at(end)) for start, end in span.fragments],
+                )
+                for span in document.spans
+                if span.confidence is None or span.confidence >= self.threshold
+            ]
+        )
+
+
+class FoundSpan(BaseModel):
+    """A mention in the text as it was sent: start and end (half-open) count as was asked for."""
+
+    start: int
+    end: int
+    label: str
+    confidence: float | None = Field(description="What it is: GET /model says.")
+    fragments: list[tuple[int, int]] = Field(description="Pieces of one that is discontinuous.")
+
+
+class Mentions(BaseModel):
+    """The mentions of one text."""
+
+    spans: list[FoundSpan]
+
+
+class Answer(BaseModel):
+    """As many results as texts came, in their order."""
+
+    results: list[Mentions]
+
+
+class PatientNotes(BaseModel, extra="forbid", strict=True):
+    """Patients, each with notes."""
+
+    patients: dict[str, list[str]]
+
+
+class Findings(BaseModel):
+    """As many results as patients came, in their order."""
+
+    results: list[PatientFinding]
+
+
+class About(BaseModel):
+    """The model that answers."""
+
+    types: list[str]
+    confidence: str
+    version: str
+
+
+class Health(BaseModel):
+    """That the server answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Refusal(BaseModel):
+    """Why nothing was done, and what to do; holds nothing of the texts."""
+
+    detail: str
+
+
+# ---- the model, asked for many at once -------------------------------------------------------
+
+
+class Batches:
+    """Puts what waits to a model together: up to `BATCH` inputs or `CHARACTERS` at a time.
+
+    call: gives as many results as it is given inputs, texts or lists of them; runs in a thread of
+    its own, never twice at a time.
+    """
+
+    def __init__(self, call: Callable[[list[Any]], Sequence[Any]]) -> None:
+        self._call = call
+        self._waiting: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
+        self._seconds = 0.1  # that an input takes, by the last ones
+
+    async def results(self, inputs: Sequence[Any]) -> list[Any]:
+        """The model's results. Raises what the model raised for one of them."""
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in inputs]
+        for pair in zip(inputs, futures, strict=True):
+            self._waiting.put_nowait(pair)
+        try:
+            return list(await asyncio.gather(*futures))
+        finally:
+            for future in futures:  # nobody waits for the others any more
+                future.cancel()
+
+    def soon(self) -> int:
+        """Seconds until what waits now is done, about."""
+        return min(_LONGEST, max(1, math.ceil(self._seconds * self._waiting.qsize())))
+
+    async def work(self) -> None:
+        """Answer until cancelled."""
+        loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, "model")
+        try:
+            while True:
+                chosen = await self._chosen()
+                begin = time.perf_counter()
+                found = await loop.run_in_executor(thread, self._tried, [i for i, _ in chosen])
+                for (_, future), result in zip(chosen, found, strict=True):
+                    if future.done():
+                        continue
+                    if isinstance(result, Exception):
+                        future.set_exception(result)
+                    else:
+                        future.set_result(result)
+                spent = (time.perf_counter() - begin) / max(1, len(chosen))
+                self._seconds += 0.2 * (spent - self._seconds)
+        finally:
+            thread.shutdown(wait=False)
+
+    async def _chosen(self) -> list[tuple[Any, asyncio.Future[Any]]]:
+        """What the model is asked next; waits for something."""
+        chosen, held = [await self._waiting.get()], 0
+        while len(chosen) < BATCH and not self._waiting.empty():
+            held += len("".join(chosen[-1][0]))
+            if held >= CHARACTERS:
+                break
+            chosen.append(self._waiting.get_nowait())
+        return [pair for pair in chosen if not pair[1].done()]
+
+    def _tried(self, inputs: list[Any]) -> Sequence[Any]:
+        """Results; what one input did to the model is its own result alone."""
+        try:
+            return self._call(inputs) if inputs else ()
+        except Exception as error:
+            if len(inputs) == 1:
+                return (error,)
+        return [result for given in inputs for result in self._tried([given])]
+
+
+# ---- who may ask, and how much ---------------------------------------------------------------
+
+
+class _Meters:
+    """What `GET /metrics` says: counts and seconds, nothing of texts."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = own = CollectorRegistry()
+        self.paths: set[str] = set()  # that are counted by name
+        by, kind = ("path", "status"), ("path",)
+        self.requests = Counter("fednotes_requests", "Requests answered.", by, registry=own)
+        about = "Seconds until a request was answered."
+        self.seconds = Histogram("fednotes_request_seconds", about, kind, registry=own)
+        self.under_way = Gauge("fednotes_under_way", "Requests under way.", registry=own)
+        self.texts = Counter("fednotes_texts", "Texts for the model.", registry=own)
+        self.characters = Counter("fednotes_characters", "Their characters.", registry=own)
+
+    def count(self, path: str, status: int, seconds: float) -> None:
+        path = path if path in self.paths else "other"
+        self.requests.labels(path, status).inc()
+        self.seconds.labels(path).observe(seconds)
+
+
+class _Gate:
+    """Stands before all that the application does. app: the ASGI application behind it. soon:
+    seconds until there is room again."""
+
+    def __init__(
+        self, app: Any, limits: Limits, token: str, meters: _Meters, soon: Callable[[], int]
+    ) -> None:
+        self._app, self._limits, self._meters, self._soon = app, limits, meters, soon
+        self._token = _digest(token.encode()) if token else b""
+        self._under_way = 0
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begin, status = time.perf_counter(), _GONE
+
+        async def telling(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._judged(scope, receive, telling)
+        except _Refused as no:
+            await no.answer(telling)
+        except Exception as error:  # its words may hold text
+            log.error("a request failed: %s", _place(error))
+            if status == _GONE:
+                await _Refused(_FAILED, "the model failed; the server's log says where").answer(
+                    telling
+                )
+        finally:
+            self._meters.count(scope["path"], status, time.perf_counter() - begin)
+
+    async def _judged(self, scope: Message, receive: Receive, send: Send) -> None:
+        headers = {key.decode("latin-1"): value for key, value in scope["headers"]}
+        self._require_known(scope["path"], headers)
+        if scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        length = headers.get("content-length", b"0")
+        if not length.isdigit() or int(length) > self._limits.body:
+            raise self._too_large()
+        if self._under_way >= self._limits.under_way:
+            await self._body(receive, keep=False)  # or the connection breaks before it is told
+            detail = "too many requests are under way: come again"
+            raise _Refused(429, detail, **{"retry-after": str(self._soon())})
+        self._under_way += 1
+        self._meters.under_way.set(self._under_way)
+        try:
+            body = await self._body(receive)
+            kind = headers.get("content-type", b"").partition(b";")[0].strip().lower()
+            if kind != b"application/json":
+                raise _Refused(415, "send JSON, with the content-type application/json")
+            with suppress(UnicodeDecodeError):
+                if count_values(body.decode()) > MOST_VALUES:
+                    raise self._too_large()
+            await _unless_gone(self._app, scope, body, receive, send)
+        finally:
+            self._under_way -= 1
+            self._meters.under_way.set(self._under_way)
+
+    def _require_known(self, path: str, headers: Mapping[str, bytes]) -> None:
+        """Raises _Refused for who asks without the token, or, where none is needed, by a name
+        that a web page made lead here."""
+        if not self._token:
+            if not loopback(_hostname(headers.get("host", b"").decode("latin-1"))):
+                raise _Refused(403, "ask by 127.0.0.1 or localhost: without a token no other name")
+        elif path != "/health":
+            scheme, _, given = headers.get("authorization", b"").partition(b" ")
+            right = hmac.compare_digest(_digest(given.strip()), self._token)
+            if scheme.lower() != b"bearer" or not right:
+                more = {"www-authenticate": "Bearer", "connection": "close"}
+                raise _Refused(401, "send the token: authorization: Bearer TOKEN", **more)
+
+    async def _body(self, receive: Receive, keep: bool = True) -> bytes:
+        """The body, read no further than the limit."""
+        parts: list[bytes] = []
+        length, more = 0, True
+        try:
+            async with asyncio.timeout(self._limits.patience):
+                while more:
+                    message = await receive()
+                    part, more = message.get("body", b""), message.get("more_body", False)
+                    length += len(part)
+                    if length > self._limits.body:
+                        raise self._too_large()
+                    if keep:
+                        parts.append(part)
+        except TimeoutError:
+            raise _Refused(408, "the body did not come in time", connection="close") from None
+        return b"".join(parts)
+
+    def _too_large(self) -> _Refused:
+        detail = f"a request has at most {self._limits.body:,} bytes: send fewer texts at a time"
+        return _Refused(413, detail, connection="close")
+
+
+async def _unless_gone(app: Any, scope: Message, body: bytes, receive: Receive, send: Send) -> None:
+    """The application's answer to a body that was read; it stops where nobody waits for it."""
+    unread = [{"type": "http.request", "body": body, "more_body": False}]
+    leaving = asyncio.ensure_future(receive())
+
+    async def again() -> Message:
+        return unread.pop() if unread else await asyncio.shield(leaving)
+
+    answering = asyncio.ensure_future(app(scope, again, send))
+    try:
+        await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            answering.result()
+    finally:
+        answering.cancel()
+        leaving.cancel()
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+def _hostname(host: str) -> str:
+    """Of a Host header, without its port."""
+    name, _, port = host.rpartition(":")
+    return (name if name and port.isdigit() else host).strip("[]").lower()
+
+
+def loopback(name: str) -> bool:
+    """Whether a name is this machine's for itself alone."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(name).is_loopback
+    return name == "localhost"
+
+
+def _place(error: Exception) -> str:
+    """An exception's type and the line that raised it: nothing that it says."""
+    trace, last = error.__traceback__, None
+    while trace is not None:
+        trace, last = trace.tb_next, trace
+    at = f" at {Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}" if last else ""
+    return f"{type(error).__name__}{at}"
+
+
+# ---- the application -------------------------------------------------------------------------
+
+
+def application(model: AnyModel, limits: Limits | None = None, token: str = "") -> FastAPI:
+    """The application of a model. token: what requests must show; "": only loopback's names.
+
+    Raises MissingExtra.
+    """
+    try:
+        import prometheus_client
+        from fastapi import FastAPI
+        from fastapi.exceptions import RequestValidationError
+        from fastapi.responses import PlainTextResponse
+    except ImportError as error:
+        raise MissingExtra(error.name or "fastapi", "serve") from error
+
+    taken, meters = (limits or Limits()).taken, _Meters()
+    batches = Batches(_caller(model))
+
+    @asynccontextmanager
+    async def at_work(app: FastAPI) -> AsyncIterator[None]:
+        worker = asyncio.ensure_future(batches.work())
+        yield
+        worker.cancel()
+
+    app = FastAPI(
+        title="fednotes",
+        version=__version__,
+        docs_url=None,  # these pages load scripts from elsewhere
+        redoc_url=None,
+        lifespan=at_work,
+        responses={s: {"model": Refusal, "description": said} for s, said in _WRONG.items()},
+        # It would tell of exceptions with their messages, wherever the environment says.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+    )
+    app.add_middleware(
+        _Gate, limits=limits or Limits(), token=token, meters=meters, soon=batches.soon
+    )
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong(request: object, error: RequestValidationError) -> None:
+        told = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise _Refused(422, "; ".join(clean(each, 2 * NAME) for each in islice(told, 5)))
+
+    async def results(inputs: list[Any], texts: list[str]) -> list[Any]:
+        meters.texts.inc(len(texts))
+        meters.characters.inc(sum(map(len, texts)))
+        return await batches.results(inputs)
+
+    async def predict(asked: Question) -> Answer:
+        """Find the mentions in one text, or in several."""
+        if (asked.text is None) == (asked.texts is None):
+            raise _Refused(422, "give `text` or `texts`")
+        texts = taken(asked.texts or [] if asked.text is None else [asked.text])
+        return Answer(results=[asked.shown(found) for found in await results(texts, texts)])
+
+    async def predict_patients(asked: PatientNotes) -> Findings:
+        """Find the phenotypes of patients in their notes."""
+        notes = list(asked.patients.values())
+        found = await results(notes, taken([text for own in notes for text in own]))
+        named = zip(asked.patients, found, strict=True)
+        return Findings(results=[replace(one, patient=patient) for patient, one in named])
+
+    app.post("/predict")(predict_patients if isinstance(model, PatientModel) else predict)
+
+    @app.get("/model")
+    async def about() -> About:
+        """What the model finds, and what its confidences are."""
+        return About(types=list(model.types), confidence=model.confidence, version=__version__)
+
+    @app.get("/health")
+    async def health() -> Health:
+        """Whether the server answers; asks for no token."""
+        return Health()
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> str:
+        """Counts and seconds, in the text format of Prometheus."""
+        return prometheus_client.generate_latest(meters.registry).decode()
+
+    meters.paths.update(app.openapi()["paths"])
+    return app
+
+
+def _caller(model: AnyModel) -> Callable[[list[Any]], Sequence[Any]]:
+    """Of texts, or of patients' notes, all that the model says, in their order."""
+    if isinstance(model, PatientModel):
+        return lambda notes: model({str(n): own for n, own in enumerate(notes)})
+    return lambda texts: model(texts)
+
+
+# ---- the process -----------------------------------------------------------------------------
+
+
+def read_token(path: PathLike) -> str:
+    """The token in a file that its owner alone can read. Raises ConfigError."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            mode, raw = os.fstat(file.fileno()).st_mode, file.read(_MOST_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    if mode & 0o077:
+        raise ConfigError(f"{path}: others can read it: chmod 600 {path}")
+    token = raw.decode("latin-1").strip()
+    if not re.fullmatch(r"[\w.~+/=-]+", token, re.ASCII) or len(token) < TOKEN:
+        raise ConfigError(
+            f"{path}: expected one word of {TOKEN} letters and digits or more, such as "
+            "`openssl rand -hex 32` gives"
+        )
+    return token
+
+
+def run(
+    app: Any,
+    host: str,
+    port: int,
+    ready: Callable[[str], None],
+    certificate: PathLike | None = None,
+    key: PathLike | None = None,
+) -> None:
+    """Listen until SIGINT or SIGTERM; requests under way are answered first.
+
+    port: 0 takes a free one. ready: is told the address once somebody can connect. certificate,
+    key: PEM files, for TLS.
+    Raises FednotesError where nothing can listen there, MissingExtra.
+    """
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise MissingExtra("uvicorn", "serve") from error
+
+    class Listening(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            if self.started:
+                number = self.servers[0].sockets[0].getsockname()[1]
+                name = f"[{host}]" if ":" in host else host
+                ready(f"http{'s' if certificate else ''}://{name}:{number}")
+
+    options: dict[str, Any] = {"http": "h11", "ws": "none", "timeout_graceful_shutdown": FAREWELL}
+    options |= {"access_log": False, "server_header": False, "proxy_headers": False}
+    options |= {"log_config": None, "log_level": "critical"}  # its words of an error may hold text
+    if certificate is not None:
+        options |= {"ssl_certfile": certificate, "ssl_keyfile": key}
+    try:
+        Listening(uvicorn.Config(app, host, port, **options)).run()
+    except SystemExit:
+        where = f"{host}:{port}: nothing can listen there"
+        raise FednotesError(f"{where}: is the port in use, or the address another's?") from None
+
+
+def serve(
+    model: PathLike | AnyModel,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    token_file: PathLike | None = None,
+    certificate: PathLike | None = None,
+    key: PathLike | None = None,
+    limits: Limits | None = None,
+    tell: Callable[[str], None] = print,
+) -> None:
+    """Answer requests for a model's predictions until SIGINT or SIGTERM.
+
+    model: its folder, or what `load` gave. host: another than loopback needs a token. token_file:
+    holds it, and others cannot read it. certificate, key: PEM files, for TLS. tell: is told the
+    address.
+    Raises ConfigError, FednotesError where nothing can listen there, MissingExtra.
+    """
+    token = "" if token_file is None else read_token(token_file)
+    if not token and not loopback(host):
+        raise ConfigError(f"--host {host}: others could ask there: name a --token-file FILE")
+    if (certificate is None) != (key is None):
+        raise ConfigError("--certificate and --key go together")
+    opened = load(model) if isinstance(model, str | Path) else model
+    app = application(opened, limits, token)
+    opened(["Aspirin was given."])  # what is compiled or read at the first time
+    if not loopback(host) and certificate is None:
+        tell("note: without --certificate notes and the token can be read on their way here")
+    run(app, host, port, lambda address: tell(f"listening at {address}"), certificate, key)
