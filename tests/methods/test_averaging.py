@@ -637,6 +637,24 @@ def test_error_feedback_sends_everything_in_time(compression: Any) -> None:
         torch.testing.assert_close(total[name] + left[name], 60 * value, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize(("part", "cycle"), [(1.0, 1), (0.1, 2), (0.02, 9)])
+def test_a_small_site_is_late_by_as_much_as_the_page_says(part: float, cycle: int) -> None:
+    """Each number changes by the root mean square. A step is a third of that, and half of one is
+    sent: by hand, after 1 / (6 part) cycles. What was sent and what is left are the whole."""
+    moved, left, sent = torch.ones(4), torch.zeros(4), torch.zeros(4)
+    code = agreed({"w": moved.square().mean(0, keepdim=True)}, "packed", 0)
+    first = 0
+    for now in range(1, 40):
+        words, rest = encode({"w": moved + left}, code, "packed", part, 5)
+        total = Total.of([Update(words, metrics={"part": 5.0})])  # of all five, only this one moves
+        got = decode(opened(total, {"w": moved}, "packed", 5).mean(), code, {"w": moved}, "packed")
+        left, sent = rest["w"], sent + got["w"] * 5 / part
+        first = first or now * bool(got["w"].any())
+        torch.testing.assert_close(sent + left, now * moved, rtol=1e-4, atol=1e-4)
+    assert first == cycle
+    assert float(left.abs().max()) <= 1 / (6 * part) * 1.0001
+
+
 def int32(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.int32)
 

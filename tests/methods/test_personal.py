@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from fault_net import STRICT, Net
 from small_classifiers import document
 from tiny_models import save_encoder
 from tiny_taggers import assert_same, plain_adamw, resumed, values
@@ -348,6 +349,48 @@ def test_a_killed_run_resumes_to_the_same_bits(encoder: Path, tmp_path: Path, ki
         assert_same(values(a.parameters), values(b.parameters))
         assert_same(values(a.own.parameters), values(b.own.parameters))
         assert a.scores == b.scores
+
+
+@pytest.mark.parametrize("least", [2, 3])
+def test_a_site_that_drops_out_does_not_stop_the_others(
+    encoder: Path, tmp_path: Path, least: int
+) -> None:
+    """Between hosts. "c", one of the two that have "Drug", cannot be reached in the second of three
+    cycles: where two sites are enough the others go on, else they wait for it. Expected is what
+    the tasks give that are called here one by one."""
+    sites = three()
+    settings = config(encoder, sites, cycles=3, distil_epochs=0)
+    made: dict[str, Site] = {}
+
+    def make(data: SiteData) -> Site:
+        made[data.id] = Site(data, settings)
+        return made[data.id]
+
+    def come_back() -> None:
+        net.down.clear()
+
+    def go() -> None:
+        net.down.add("c")
+        net.after["evaluate" if least == 2 else "@begin"] = come_back
+
+    net = Net({site.id: partial(make, site) for site in sites}, tmp_path)
+    net.after["evaluate"] = go
+    engine = net.engine([site.id for site in sites], replace(STRICT, min_sites=least))
+    final = personal.train(engine, settings)
+
+    members = [Site(data, settings) for data in sites]
+    server = Server(settings, initial(settings), personal.judged_mentions, None)
+    for cycle in range(3):
+        here = members[: least if cycle == 1 else 3]
+        total = Total.of([member.train(server.sent, cycle=cycle) for member in here])
+        server.step(server.mean(total), total)
+        server.judge(Total.of([m.evaluate(server.shared, cycle=cycle) for m in here]))
+    for member in members:
+        member.finish(server.result)
+        assert_same(values(made[member.id].parameters), values(member.parameters))
+        assert_same(values(made[member.id].own.parameters), values(member.own.parameters))
+        assert made[member.id].scores == member.scores
+    assert_same(dict(final.tensors), dict(server.state().tensors))
 
 
 def test_pooling_and_mistakes(encoder: Path) -> None:
