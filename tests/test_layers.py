@@ -109,6 +109,7 @@ NETWORK = (
     "http.client", "http.server", "ftplib", "smtplib", "xmlrpc",
 )  # fmt: skip
 CARRIER = "fednotes.engines.nvflare"  # nothing else may import NVFlare
+SPACY = "fednotes.serving.spacy_component"  # spaCy alone imports it
 LOCAL = ("socket", "socketserver")  # for a socket in a folder, which is no network
 PICKLES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 CALLS = ("eval", "exec", "torch.load", "torch.save", "yaml.load", "yaml.unsafe_load")
@@ -257,6 +258,7 @@ def beyond_base(source: str, path: Path) -> list[str]:
         if top in BASE | {"fednotes"} or top in sys.stdlib_module_names:
             continue
         carrier = within(module_name(path), (CARRIER,)) and top in ("nvflare", "cryptography")
+        carrier = carrier or (module_name(path) == SPACY and top == "spacy")
         if carrier or (top in EXTRAS and item.local):
             continue
         remedy = "import it in the function that needs it" if top in EXTRAS else "not a dependency"
