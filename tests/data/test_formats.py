@@ -53,7 +53,7 @@ def test_wrong_files(file: File, tmp_path: Path) -> None:
     complains(file("", "empty.tsv"), "empty.tsv: the file is empty")
     complains(file("\ufeff\n \n", "blank.tsv"), "the file is empty")
     complains(file(BIO.encode() + b"caf\xe9\tO\n"), f"byte {len(BIO) + 3} is not UTF-8: convert")
-    complains(file("Just some prose.\nNo tags here.\n", "p"), "name one of ade, bioc, brat")
+    complains(file("Just some prose.\nNo tags here.\n", "p"), "name one of ade, bigbio, bioc")
     with pytest.raises(ConfigError, match="did you mean 'conll'"):
         read(tmp_path, "conl")
 
@@ -71,7 +71,7 @@ def test_folders(file: File) -> None:
     complains(folder, r"mixes formats: conll \(2 files\), jsonl \(1 files\); name one")
     assert len(read(folder, "jsonl")) == 1
     complains(folder, "no file in this folder looks like brat", "brat")
-    complains(file("x", "d/y").parent, "of a known format: ade, bioc")
+    complains(file("x", "d/y").parent, "of a known format: ade, bigbio")
 
 
 def test_ids_are_unique(file: File) -> None:
@@ -151,7 +151,10 @@ def test_brat_round_trip(document: Document, tmp_path: Path) -> None:
 
 def test_a_format_is_one_file(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that is laid into the folder is found, guessed, read, and named in messages."""
-    known = "ade bioc brat conll i2b2 i2b2-2012 jsonl label-studio ontonotes pubtator"
+    known = (
+        "ade bigbio bioc brat conll docbin doccano fhir i2b2 i2b2-2012 jsonl label-studio omop "
+        "ontonotes parquet prodigy pubtator"
+    )
     assert set(FORMATS) == set(known.split())
     folder = file((SAMPLES / "loud_notes.py.txt").read_text(), "more/loud_notes.py").parent
     file("no_format = True", "more/other.py")

@@ -205,15 +205,15 @@ def _disk_error(path: Path, error: OSError) -> FednotesError:
     return FednotesError(f"{path}: cannot be written ({reason}); what was there before is whole")
 
 
-def write_out(path: Path, text: str) -> None:
-    """Write a text as UTF-8 to a place that a person named (`--out`).
+def write_out(path: Path, text: str | bytes) -> None:
+    """Write bytes, or a text as UTF-8, to a place that a person named (`--out`).
 
     A file is written whole or not at all, and keeps the permissions that it had. Through a link
     it is the file that the link leads to; the link stays. A device or a FIFO (/dev/stdout) is
     given the bytes. Raises FednotesError.
     """
     try:
-        data = text.encode("utf-8")
+        data = text.encode("utf-8") if isinstance(text, str) else text
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             mode = path.stat().st_mode

@@ -175,7 +175,11 @@ def lost(documents: Sequence[Document], format: str, path: Path | None = None) -
     if path is None:
         with TemporaryDirectory() as folder:
             return lost(documents, format, Path(folder, "documents"))
-    FORMATS[format].write(documents, path)
+    try:
+        FORMATS[format].write(documents, path)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        told = f"what stands in a document's meta is not what {format} has under that name"
+        raise DataError(told) from None
     try:
         again, _ = examine(path, format)
     except DataError:

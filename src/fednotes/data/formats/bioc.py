@@ -126,32 +126,38 @@ def _plain(element: ElementTree.Element) -> dict[str, Any]:
 
 def _record(value: Any, noting: jsonl.Noting) -> dict[str, Any]:
     """A document of BioC as a record of JSONL."""
-    passages = _all(value, "passages")
-    text = _laid(passages)
-    parts: list[Any] = [value, *passages, *(s for p in passages for s in _all(p, "sentences"))]
+    passages = objects(value, "passages")
+    text = laid(passages)
+    parts: list[Any] = [value, *passages, *(s for p in passages for s in objects(p, "sentences"))]
     spans, known = [], []
-    for annotation in (a for part in parts for a in _all(part, "annotations")):
+    for annotation in (a for part in parts for a in objects(part, "annotations")):
         with noting():
             infons = dict(mapping(annotation.get("infons")))
             label, sure = infons.pop("type", None), infons.pop("confidence", None)
-            starts = [(_int(x, "offset"), _int(x, "length")) for x in _all(annotation, "locations")]
+            starts = [
+                (_int(x, "offset"), _int(x, "length")) for x in objects(annotation, "locations")
+            ]
             places = [(start, start + length) for start, length in starts]
             form = annotation.get("text") or None
             span = jsonl.mention(text, places, label, form, _float(sure))
             spans.append(span)
             known.append({"id": str(annotation.get("id", "")), "span": span, "infons": infons})
     relations = [
-        {"id": str(r.get("id", "")), "infons": mapping(r.get("infons")), "nodes": _all(r, "nodes")}
+        {
+            "id": str(r.get("id", "")),
+            "infons": mapping(r.get("infons")),
+            "nodes": objects(r, "nodes"),
+        }
         for part in parts
-        for r in _all(part, "relations")
+        for r in objects(part, "relations")
     ]
     infons = dict(mapping(value.get("infons")))
     own = infons.pop(_OWN, None)
     rest = dict(mapping(corpus.json_value(own))) if isinstance(own, str) else {}
-    laid = [[_int(p, "offset"), mapping(p.get("infons"))] for p in passages]
+    bounds = [[_int(p, "offset"), mapping(p.get("infons"))] for p in passages]
     kept = {
         "infons": infons,
-        "passages": laid if len(laid) > 1 or any(row[1] for row in laid) else [],
+        "passages": bounds if len(bounds) > 1 or any(row[1] for row in bounds) else [],
         "annotations": known if relations or any(a["infons"] for a in known) else [],
         "relations": relations,
     }
@@ -160,7 +166,8 @@ def _record(value: Any, noting: jsonl.Noting) -> dict[str, Any]:
     return {"id": value.get("id"), **rest, "text": text, "spans": spans}
 
 
-def _all(value: Any, key: str) -> list[Any]:
+def objects(value: Any, key: str) -> list[Any]:
+    """The objects of a list in an object. Raises DataError."""
     found = mapping(value).get(key) or []
     if not isinstance(found, list) or not all(isinstance(own, dict) for own in found):
         raise DataError(f'"{key}" is no list of objects')
@@ -183,11 +190,11 @@ def _float(value: object) -> float | None:
         raise DataError("a confidence is no number") from None
 
 
-def _laid(passages: Iterable[Mapping[str, Any]]) -> str:
+def laid(passages: Iterable[Mapping[str, Any]]) -> str:
     """The text of a document: passages, or their sentences, where their offsets put them."""
     text = ""
     for passage in passages:
-        sentences = [] if passage.get("text") else _all(passage, "sentences")
+        sentences = [] if passage.get("text") else objects(passage, "sentences")
         for part in sentences or [passage]:
             own, gap = part.get("text") or "", _int(part, "offset") - len(text)
             if not 0 <= gap <= _GAP or not isinstance(own, str):
@@ -264,14 +271,12 @@ def _place(span: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _passages(text: str, kept: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The passages that were read, if the text is still theirs; else one."""
-    rows = list(kept.get("passages", ()))
+    rows = [(start, own) for start, own in kept.get("passages", ())]
     ends = [*(offset - 1 for offset, _ in rows[1:]), len(text)][: len(rows)]
-    laid = [
-        (start, text[start:end], infons) for (start, infons), end in zip(rows, ends, strict=True)
-    ]
-    if not laid or laid[0][0] != 0 or _laid(_passage(*row) for row in laid) != text:
-        laid = [(0, text, {})]
-    return [_passage(*row) for row in laid]
+    found = [(start, text[start:end], own) for (start, own), end in zip(rows, ends, strict=True)]
+    if not found or found[0][0] != 0 or laid(_passage(*row) for row in found) != text:
+        found = [(0, text, {})]
+    return [_passage(*row) for row in found]
 
 
 def _passage(offset: int, text: str, infons: Mapping[str, Any]) -> dict[str, Any]:

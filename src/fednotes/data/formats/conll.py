@@ -77,6 +77,21 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
         return []
     if not tags:
         raise DataError("the file holds no tokens")
+    return _found(parts, separator, path)
+
+
+def is_tag(text: str) -> bool:
+    """Whether it is O, or a letter of a scheme and a type."""
+    return _TAG.fullmatch(text) is not None
+
+
+def of_rows(rows: Sequence[tuple[str, list[list[str]]]], path: Path) -> list[corpus.Found]:
+    """Documents of a sentence each: its name or "", and its tokens with their tags."""
+    return _found([_Part("", name, 0, [(pairs, [])]) for name, pairs in rows], "\t", path)
+
+
+def _found(parts: Sequence[_Part], separator: str, path: Path) -> list[corpus.Found]:
+    tags = [[row[-1] for row in rows] for part in parts for rows, _ in part.sentences]
     scheme = _scheme_of(tags)
     types = sorted({tag[2:] for own in tags for tag in own if tag != "O"})
     tagset = TagSet(tuple(map(intern, types)), _BASES.get(scheme, "BIOES"))

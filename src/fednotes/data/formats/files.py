@@ -16,13 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 from fednotes.core.errors import DataError, Problem
 from fednotes.core.parsing import JsonError, NotAFile, parse_json, regular, require_file
 from fednotes.core.types import Document, Offsets, Span
-from fednotes.data.text import normalise
+from fednotes.data.text import normalise, tokenize
 
 _HEAD = 1 << 16  # bytes that are enough to tell a format
 
@@ -209,6 +210,38 @@ def json_file(path: Path) -> Any:
     except JsonError as error:
         told = f"no JSON that can be read ({error}); a large corpus may be a folder of files"
         raise DataError.at(path, error.line, told) from None
+
+
+def json_rows(path: Path) -> list[Any]:
+    """The values of a file of JSON: of its lines if each is one, or of its array, or the one."""
+    first = first_line(path)
+    try:
+        parse_json(first, strict=False)
+    except JsonError:
+        whole = json_file(path)
+        return whole if isinstance(whole, list) else [whole]
+    lines = [json_value(line) for _, line in numbered(path)]
+    return lines[0] if len(lines) == 1 and isinstance(lines[0], list) else lines
+
+
+def cut(document: Document) -> list[tuple[int, int, bool]]:
+    """A text cut into words (start, end, whether a blank follows that is no word) that make all of
+    it again, as spaCy cuts: every end of a mention is an end of a word."""
+    spans = [
+        piece for span in document.spans for piece in ((span.start, span.end), *span.fragments)
+    ]
+    starts, ends = ({piece[i] for piece in spans} for i in (0, 1))
+    text, tokens = document.text, document.tokens or tokenize(document.text).tolist()
+    edges = sorted({0, len(text), *starts, *ends}.union(*tokens))
+    words: list[tuple[int, int, bool]] = []
+    for start, end in pairwise(edges):
+        blank = text[start] == " " and start not in starts and start + 1 not in ends
+        if blank and words and not words[-1][2] and not text[start - 1].isspace():
+            words[-1] = (*words[-1][:2], True)
+            start += 1
+        if start < end:
+            words.append((start, end, False))
+    return words
 
 
 def json_text(record: Any, *keys: str) -> str | None:

@@ -112,7 +112,10 @@ def of_items(
     for number, value in enumerate(items, 1):
         told = f"{item} {number}: "
         with problems.passing("document", path, 0, told):
-            record = parse(value, partial(problems.passing, "mention", path, 0, told))
+            try:
+                record = parse(value, partial(problems.passing, "mention", path, 0, told))
+            except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+                raise DataError("its parts are not those of the format") from None
             document = record and of_record(record, path, number, problems, item)
             if record and document:
                 line = corpus.DERIVED if record.get("id") is None else 0

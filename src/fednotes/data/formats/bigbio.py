@@ -1,0 +1,90 @@
+"""BigBIO's schema for knowledge bases, `bigbio_kb`: JSON, JSONL or (`parquet`) rows of a table.
+
+    {"id": "1", "document_id": "n1", "passages": [{"type", "text": ["…"], "offsets": [[0, 11]]}],
+     "entities": [{"id", "type", "text": ["rash"], "offsets": [[6, 10]], "normalized": []}], …}
+
+Its events, coreferences and relations, and its entities' concepts, are kept in `meta["bigbio"]`;
+they come out again while the mentions are the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.parsing import mapping
+from fednotes.core.store import write_out
+from fednotes.core.types import Document
+from fednotes.data.formats import bioc, jsonl
+from fednotes.data.formats import files as corpus
+
+LOOSE = 0
+_LINKED = ("events", "coreferences", "relations")
+
+
+def accepts(path: Path) -> bool:
+    """Whether the file's first lines name an entity's document and its passages."""
+    start = " ".join(corpus.head(path))
+    return start.lstrip()[:1] in ("{", "[") and '"document_id"' in start and '"passages"' in start
+
+
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+    """A document a row; passages lie where their offsets say."""
+    return corpus.gather(corpus.listing(path, accepts, "BigBIO"), _read_file, problems)
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+    return jsonl.of_items(corpus.json_rows(path), "row", of_row, path, problems)
+
+
+def of_row(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
+    """A row as a record of JSONL."""
+    passages = []
+    for passage in bioc.objects(row, "passages"):
+        for text, offsets in zip(passage["text"], passage["offsets"], strict=True):
+            passages.append({"offset": offsets[0], "text": text})
+    text, spans = bioc.laid(passages), []
+    entities = bioc.objects(row, "entities")
+    for entity in entities:
+        with noting():
+            form = " ".join(entity.get("text") or ())
+            spans.append(jsonl.mention(text, entity.get("offsets") or (), entity.get("type"), form))
+    kept: dict[str, Any] = {name: row[name] for name in _LINKED if row.get(name)}
+    if kept or any(entity.get("normalized") for entity in entities):
+        kept["entities"] = entities
+    meta = {"meta": {"bigbio": kept}} if kept else {}
+    return {"id": row.get("document_id"), "text": text, "spans": spans, **meta}
+
+
+def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
+    """Writes a row a document, on a line of its own."""
+    rows = [jsonl.dumped(d, row) + "\n" for n, d in enumerate(documents) for row in [_row(d, n)]]
+    write_out(Path(path), "".join(rows))
+
+
+def _row(document: Document, number: int) -> dict[str, Any]:
+    text, kept = document.text, mapping(document.meta.get("bigbio"))
+    entities = [
+        {
+            "id": f"{number}_T{n}",
+            "type": span.label,
+            "text": [text[a:b] for a, b in span.pieces],
+            "offsets": [list(piece) for piece in span.pieces],
+            "normalized": [],
+        }
+        for n, span in enumerate(document.spans)
+    ]
+    if kept and list(map(_place, entities)) == list(map(_place, kept.get("entities", ()))):
+        entities = list(kept["entities"])
+    else:
+        kept = {}
+    passage = {"id": f"{number}_P", "type": "note", "text": [text], "offsets": [[0, len(text)]]}
+    head = {"id": str(number), "document_id": document.id, "passages": [passage]}
+    return {**head, "entities": entities, **{name: kept.get(name, []) for name in _LINKED}}
+
+
+def _place(entity: object) -> tuple[Any, ...]:
+    held: Mapping[str, Any] = mapping(entity)
+    return held.get("type"), sorted(tuple(piece) for piece in held.get("offsets", ()))

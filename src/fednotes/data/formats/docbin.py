@@ -1,0 +1,102 @@
+"""spaCy's DocBin (`.spacy`): what `spacy train` reads. Needs the extra "spacy".
+
+Words are cut so that every mention falls on them. All mentions are in the span group "sc", those
+that do not overlap in `doc.ents` too. What spaCy has no place for is JSON in the user data
+"fednotes". A DocBin is compressed msgpack, of which nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.errors import DataError, MissingExtra
+from fednotes.core.store import write_out
+from fednotes.core.types import Document, Offsets, Span
+from fednotes.data.formats import files as corpus
+from fednotes.data.formats import jsonl
+from fednotes.data.tags import flatten
+
+LOOSE = 0
+_GROUP, _OWN = "sc", "fednotes"
+_MOST = 1 << 29  # bytes of a file, unpacked
+
+
+def _spacy() -> tuple[Any, Any, Any, Any]:
+    try:
+        from spacy.tokens import Doc, DocBin
+        from spacy.tokens import Span as SpacySpan
+        from spacy.vocab import Vocab
+    except ImportError:
+        raise MissingExtra("spacy", "spacy") from None
+    return Doc, DocBin, SpacySpan, Vocab
+
+
+def accepts(path: Path) -> bool:
+    """Whether the file's name ends in .spacy."""
+    return path.suffix == ".spacy"
+
+
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+    """A document each; mentions are the group "sc", or the entities where there is none."""
+    return corpus.gather(corpus.listing(path, accepts, "a DocBin"), _read_file, problems)
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+    _, DocBin, _, Vocab = _spacy()
+    with corpus.open_file(path) as file:
+        data = file.read()
+    try:
+        unpacking = zlib.decompressobj()
+        unpacking.decompress(data, _MOST)
+        if unpacking.unconsumed_tail:
+            raise DataError(f"more than {_MOST:,} bytes when it is unpacked: cut it into several")
+        docs = list(DocBin().from_bytes(data).get_docs(Vocab()))
+    except DataError:
+        raise
+    except Exception:  # whatever spaCy meets in a file that it did not write
+        raise DataError("no DocBin that spaCy can read: is the file whole?") from None
+    return jsonl.of_items(docs, "document", _record, path, problems)
+
+
+def _record(doc: Any, noting: jsonl.Noting) -> dict[str, Any]:
+    own = doc.user_data.get(_OWN)
+    rest: Any = corpus.json_value(own) if isinstance(own, str) else {}
+    kept: defaultdict[tuple[int, int, str], list[Any]] = defaultdict(list)
+    for own in reversed(rest.pop("spans", ())):
+        kept[own["start"], own["end"], own["label"]].append(own)
+    given = doc.spans.get(_GROUP, doc.ents)
+    places = ((span.start_char, span.end_char, span.label_) for span in given)
+    names = ("start", "end", "label")
+    spans = [
+        kept[place].pop() if kept[place] else dict(zip(names, place, strict=True))
+        for place in places
+    ]
+    return {**rest, "text": doc.text, "spans": spans}
+
+
+def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
+    """Writes a DocBin, whose Docs have a blank vocabulary."""
+    Doc, DocBin, SpacySpan, Vocab = _spacy()
+    vocab, found = Vocab(), DocBin(store_user_data=True)
+    for document in documents:
+        words = corpus.cut(document)
+        text = document.text
+        doc = Doc(vocab, [text[a:b] for a, b, _ in words], [blank for _, _, blank in words])
+        at: Offsets = tuple((a, b) for a, b, _ in words)
+        first, last = ({own[i]: n for n, own in enumerate(at)} for i in (0, 1))
+
+        def placed(span: Span, doc: Any = doc, first: Any = first, last: Any = last) -> Any:
+            return SpacySpan(doc, first[span.start], last[span.end] + 1, span.label)
+
+        doc.spans[_GROUP] = [placed(span) for span in document.spans]
+        doc.ents = [placed(span) for span in flatten(document.spans, "outermost")[0]]
+        record = jsonl.record(document)
+        del record["text"]
+        doc.user_data[_OWN] = jsonl.dumped(document, record)
+        found.add(doc)
+    write_out(Path(path), found.to_bytes())

@@ -1,0 +1,171 @@
+"""FHIR R4: DocumentReference and DiagnosticReport with a text/plain attachment, in base64.
+
+A Bundle, one resource, or a resource a line (ndjson) is read; a Bundle of the type "collection"
+is written. A mention is an extension of its resource:
+
+    {"url": "urn:fednotes:mention", "extension": [{"url": "label", "valueString": "ADE"},
+      {"url": "start", "valueInteger": 6}, {"url": "end", "valueInteger": 10}]}
+
+with a start and an end for each piece, and "confidence". What FHIR has no place for is JSON in the
+extension "urn:fednotes:document". The rest of a resource that was read is kept in `meta["fhir"]`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fednotes.core.errors import DataError
+from fednotes.core.parsing import mapping
+from fednotes.core.store import write_out
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import files as corpus
+from fednotes.data.formats import jsonl
+from fednotes.data.formats.bioc import objects
+
+LOOSE = 0
+_MENTION, _REST = "urn:fednotes:mention", "urn:fednotes:document"
+_PLACES = {"DocumentReference": "content", "DiagnosticReport": "presentedForm"}
+_ID = re.compile(r"[A-Za-z0-9.-]{1,64}")
+_PLAIN = {"resourceType", "id", "status", "subject"}  # what every resource of ours has
+
+
+def accepts(path: Path) -> bool:
+    """Whether the file is JSON whose first lines name a type of resource."""
+    lines = corpus.head(path)
+    return bool(lines) and lines[0].startswith("{") and '"resourceType"' in "".join(lines)
+
+
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+    """A document for each of the resources that hold notes; other resources are passed over.
+
+    id: the resource's; patient: its subject's. Noted are attachments that are no base64 or no
+    plain text, and texts that are elsewhere: nothing is fetched.
+    """
+    return corpus.gather(corpus.listing(path, accepts, "FHIR"), _read_file, problems)
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+    found: list[Any] = []
+    for value in corpus.json_rows(path):
+        bundle = mapping(value).get("resourceType") == "Bundle"
+        found += [e.get("resource") for e in objects(value, "entry")] if bundle else [value]
+    return jsonl.of_items(found, "resource", _record, path, problems)
+
+
+def _record(resource: Any, noting: jsonl.Noting) -> dict[str, Any] | None:
+    place = _PLACES.get(str(mapping(resource).get("resourceType")))
+    if place is None:
+        return None
+    held = objects(resource, place)
+    attachments = [mapping(a.get("attachment")) for a in held] if place == "content" else held
+    texts = [a for a in attachments if str(a.get("contentType", "")).startswith("text/plain")]
+    if not texts:
+        raise DataError("it has no attachment of the type text/plain")
+    text = "\n".join(map(_text, texts))
+    rest: dict[str, Any] = {}
+    spans, extensions = [], objects(resource, "extension")
+    for extension in extensions:
+        if extension.get("url") == _REST:
+            raw = _decoded(extension.get("valueBase64Binary")).decode("utf-8", "replace")
+            rest = dict(mapping(corpus.json_value(raw)))
+        elif extension.get("url") == _MENTION:
+            with noting():
+                spans.append(_mention(text, objects(extension, "extension")))
+    others = [e for e in extensions if e.get("url") not in (_REST, _MENTION)]
+    kept = {k: v for k, v in resource.items() if k not in (place, "extension")}
+    kept |= {"extension": others} if others else {}
+    if set(kept) - _PLAIN or place != "content":
+        rest["meta"] = {**mapping(rest.get("meta")), "fhir": kept}
+    patient = _patient(mapping(resource.get("subject")))
+    return {"id": resource.get("id"), "patient": patient, **rest, "text": text, "spans": spans}
+
+
+def _patient(subject: Any) -> str | None:
+    return str(subject.get("reference", "")).rpartition("Patient/")[2] or None
+
+
+def _text(attachment: Any) -> str:
+    if "data" not in attachment and "url" in attachment:
+        raise DataError("its text is at a URL, and nothing is fetched: put it into the attachment")
+    charset = re.search(r"charset=\"?([\w-]+)", attachment["contentType"])
+    try:
+        return _decoded(attachment.get("data", "")).decode(charset[1] if charset else "utf-8")
+    except (LookupError, UnicodeDecodeError):
+        raise DataError("its text is not in the character set that it names, or UTF-8") from None
+
+
+def _decoded(data: object) -> bytes:
+    try:
+        return base64.b64decode(re.sub(r"\s", "", str(data)), validate=True)
+    except (binascii.Error, ValueError):
+        raise DataError("the data of an attachment or extension is no base64") from None
+
+
+def _mention(text: str, parts: list[Any]) -> dict[str, Any]:
+    values: dict[str, list[Any]] = {}
+    for part in parts:
+        value = next((v for k, v in part.items() if k.startswith("value")), None)
+        plain = "valueBase64Binary" not in part
+        values.setdefault(str(part.get("url")), []).append(
+            value if plain else _decoded(value).decode("utf-8", "replace")
+        )
+    pieces = list(zip(values.get("start", ()), values.get("end", ()), strict=False))
+    (label, *_), (sure, *_) = values.get("label") or [None], values.get("confidence") or [None]
+    return jsonl.mention(text, pieces, label, None, sure)
+
+
+def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
+    """Writes a Bundle of DocumentReferences (DiagnosticReports where that was read)."""
+    entries = [{"resource": _resource(d, n)} for n, d in enumerate(documents, 1)]
+    bundle = {"resourceType": "Bundle", "type": "collection", "entry": entries}
+    write_out(Path(path), json.dumps(bundle, ensure_ascii=False, indent=1) + "\n")
+
+
+def _resource(document: Document, number: int) -> dict[str, Any]:
+    kept = dict(mapping(document.meta.get("fhir")))
+    kind = kept.get("resourceType")
+    kept = kept if kind in _PLACES else {"resourceType": "DocumentReference"}
+    rest = jsonl.rest(document)
+    if kind in _PLACES:
+        rest["meta"] = {k: v for k, v in rest["meta"].items() if k != "fhir"}
+    named = bool(_ID.fullmatch(document.id))
+    rest |= {} if named else {"id": document.id}
+    if document.patient is not None and _ID.fullmatch(document.patient):
+        del rest["patient"]
+        subject = mapping(kept.get("subject"))
+        if _patient(subject) != document.patient:
+            kept["subject"] = {**subject, "reference": f"Patient/{document.patient}"}
+    data = {"data": _encoded(document.text)} if document.text else {}
+    attachment = {"contentType": "text/plain; charset=utf-8", **data}
+    raw = jsonl.dumped(document, rest) if any(rest.values()) or not named else ""
+    own = [{"url": _REST, "valueBase64Binary": _encoded(raw)}] if raw else []
+    extension = [*kept.pop("extension", ()), *own, *map(_extension, document.spans)]
+    reference = kept["resourceType"] == "DocumentReference"
+    made = {**kept, "id": document.id if named else f"note-{number}"}
+    made[_PLACES[made["resourceType"]]] = [{"attachment": attachment} if reference else attachment]
+    return {"status": "current", **made} | ({"extension": extension} if extension else {})
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _extension(span: Span) -> dict[str, Any]:
+    plain = span.label.isprintable() and span.label == span.label.strip()
+    label = {"valueString": span.label} if plain else {"valueBase64Binary": _encoded(span.label)}
+    places = [
+        {"url": url, "valueInteger": at}
+        for piece in span.pieces
+        for url, at in zip(("start", "end"), piece, strict=True)
+    ]
+    parts: list[dict[str, Any]] = [{"url": "label", **label}, *places]
+    if span.confidence is not None:
+        parts.append({"url": "confidence", "valueDecimal": round(span.confidence, 6)})
+    return {"url": _MENTION, "extension": parts}

@@ -1,0 +1,182 @@
+"""OMOP's common data model 5.4: NOTE with the notes, and NOTE_NLP with the mentions, as CSV.
+
+A folder holds `note.csv` and `note_nlp.csv`. A mention's type, its pieces and a confidence are in
+`term_modifiers` ("label=ADE,pieces=6-10,confidence=0.9"), its start in `offset`. Concepts are 0,
+"no matching concept", where a mention brought none. Other columns of NOTE are kept in
+`meta["omop"]`. A note that had no number gets one; its id is then its `note_source_value`, after
+"fednotes:". Unknown dates of notes are 1970-01-01.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from fednotes.core.errors import DataError, FednotesError
+from fednotes.core.parsing import mapping
+from fednotes.core.store import write_out
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import files as corpus
+from fednotes.data.formats import jsonl
+
+LOOSE = 0
+_NOTE = (
+    "note_id person_id note_date note_datetime note_type_concept_id note_class_concept_id "
+    "note_title note_text encoding_concept_id language_concept_id provider_id "
+    "visit_occurrence_id visit_detail_id note_source_value note_event_id "
+    "note_event_field_concept_id"
+).split()
+_NLP = (
+    "note_nlp_id note_id section_concept_id snippet offset lexical_variant note_nlp_concept_id "
+    "note_nlp_source_concept_id nlp_system nlp_date nlp_datetime term_exists term_temporal "
+    "term_modifiers"
+).split()
+_NEEDED = {
+    **dict.fromkeys(("person_id", "note_type_concept_id", "note_class_concept_id"), "0"),
+    **dict.fromkeys(("encoding_concept_id", "language_concept_id"), "0"),
+    "note_date": "1970-01-01",
+}
+_OURS, _LONGEST, _SHORT = "fednotes:", 250, 50  # characters of OMOP's columns of text
+_LARGEST = 1 << 26  # characters of one field
+
+
+def _heads(path: Path) -> list[str]:
+    return [name.strip(' "').lower() for name in corpus.first_line(path).split(",")]
+
+
+def accepts(path: Path) -> bool:
+    """Whether the file's header is that of NOTE."""
+    return {"note_id", "note_text"} <= {*_heads(path)}
+
+
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+    """A document a row of NOTE; its mentions are those of the NOTE_NLP that lies beside it.
+
+    Noted, with the line, are rows that are none, notes without a number or a text, and mentions
+    without a place or of a note that is not there.
+    """
+    return corpus.gather(corpus.listing(path, accepts, "OMOP's NOTE"), _read_file, problems)
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+    terms: defaultdict[str, list[tuple[int, Mapping[str, str]]]] = defaultdict(list)
+    beside = [p for p in corpus.visible(path.parent) if "note_nlp_id" in _heads(p)]
+    for file in beside:
+        for line, row in _rows(file, problems):
+            terms[row.get("note_id", "").strip()].append((line, row))
+    found = []
+    for line, row in _rows(path, problems):
+        with problems.passing("document", path, line):
+            name = row.get("note_id", "").strip()
+            if not name or "note_text" not in row:
+                raise DataError("note_id or note_text is missing")
+            text, spans = row["note_text"], []
+            for at, term in terms.pop(name, ()):
+                with problems.passing("mention", beside[0], at):
+                    spans.append(_mention(text, term))
+            source = row.get("note_source_value", "")
+            kept = {k: v for k, v in row.items() if v and k not in ("note_text", "note_id")}
+            kept = {k: v for k, v in kept.items() if _NEEDED.get(k) != v and k != "person_id"}
+            if source.startswith(_OURS):
+                name = source.removeprefix(_OURS)
+                del kept["note_source_value"]
+            who = row.get("person_id", "").strip()
+            about = {"patient": who if who not in ("", "0") else None, "meta": {"omop": kept}}
+            record = {"id": name, "text": text, "spans": spans, **about}
+            document = jsonl.of_record(
+                record if kept else {**record, "meta": {}}, path, line, problems
+            )
+            if document is not None:
+                found.append(corpus.Found(document, path, line))
+    for rows in terms.values():
+        problems.note("mention", beside[0], rows[0][0], "NOTE has no note of this note_id")
+    return found
+
+
+def _rows(path: Path, problems: corpus.Problems) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a table, by lower-case heads, with the line that each begins on."""
+    csv.field_size_limit(max(_LARGEST, csv.field_size_limit()))
+    text = corpus.read_text(path, exact=True).removeprefix("\ufeff")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    heads, line = [name.strip().lower() for name in next(reader, [])], 2
+    try:
+        for row in reader:
+            if row and len(row) != len(heads):
+                told = f"the row has {len(row)} columns, the header {len(heads)}"
+                problems.note("line", path, line, told)
+            elif row:
+                yield line, dict(zip(heads, row, strict=True))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        problems.note("line", path, line, f"from here on it is no csv ({error}): is a quote open?")
+
+
+def _mention(text: str, row: Mapping[str, str]) -> dict[str, Any]:
+    told = dict(p.split("=", 1) for p in row.get("term_modifiers", "").split(",") if "=" in p)
+    concepts = (row.get(f"note_nlp_{name}concept_id", "0") for name in ("", "source_"))
+    label = unquote(told.get("label", "")) or next((c for c in concepts if c not in ("0", "")), "")
+    places = re.findall(r"([0-9]{1,9})-([0-9]{1,9})", told.get("pieces", ""))
+    form, start = (
+        row.get("lexical_variant", ""),
+        re.match(r"\s*([0-9]{1,9})", row.get("offset", "")),
+    )
+    if not places and start is None:
+        raise DataError("the offset is no number")
+    if not places and start is not None:
+        places = [(start[1], int(start[1]) + len(form))]
+    pieces = [(int(a), int(b)) for a, b in places]
+    sure = re.fullmatch(r"[01](\.[0-9]+)?", told.get("confidence", ""))
+    whole = form if len(form) < _LONGEST else None
+    return jsonl.mention(text, pieces, label, whole, float(sure[0]) if sure else None)
+
+
+def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
+    """Writes `note.csv` and `note_nlp.csv` into the folder `path`."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise FednotesError(f"{folder}: OMOP's tables need a folder and this is a file")
+    given = list(documents)
+    taken = {d.id for d in given if d.id.isdigit()}
+    fresh = (name for n in range(1, 1 << 40) if (name := str(n)) not in taken)
+    notes, terms = [_NOTE], [_NLP]
+    for document in given:
+        kept = {k: str(v) for k, v in mapping(document.meta.get("omop")).items()}
+        number = document.id if document.id.isdigit() else next(fresh)
+        if number != document.id:
+            source = f"{_OURS}{document.id}"
+            kept["note_source_value"] = source if len(source) <= _SHORT else ""
+        if (document.patient or "").isdigit():
+            kept["person_id"] = str(document.patient)
+        row = {**_NEEDED, **kept, "note_id": number, "note_text": document.text}
+        notes.append([row.get(name, "") for name in _NOTE])
+        for span in document.spans:
+            row = {"note_nlp_id": str(len(terms)), "note_id": number, **_term(document.text, span)}
+            terms.append([row.get(name, "") for name in _NLP])
+    for name, rows in (("note", notes), ("note_nlp", terms)):
+        made = io.StringIO(newline="")
+        csv.writer(made, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
+        write_out(folder / f"{name}.csv", made.getvalue())
+
+
+def _term(text: str, span: Span) -> dict[str, str]:
+    pieces = ";".join(f"{start}-{end}" for start, end in span.pieces)
+    sure = "" if span.confidence is None else f",confidence={round(span.confidence, 6):f}"
+    return {
+        "snippet": text[max(0, span.start - 50) : span.end + 50][:_LONGEST],
+        "offset": str(span.start),
+        "lexical_variant": " ".join(text[a:b] for a, b in span.pieces)[:_LONGEST],
+        "note_nlp_concept_id": "0",
+        "note_nlp_source_concept_id": "0",
+        "nlp_system": "fednotes",
+        "nlp_date": date.today().isoformat(),
+        "term_exists": "Y",
+        "term_modifiers": f"label={quote(span.label, safe=' ')},pieces={pieces}{sure}",
+    }

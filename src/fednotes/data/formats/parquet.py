@@ -1,0 +1,141 @@
+"""Parquet and Arrow files, as Hugging Face's `datasets` has them. Needs the extra "arrow".
+
+Columns: id, text, tokens, ner_tags (the names of its ClassLabel are in the schema's metadata),
+spans, and "fednotes", a JSON of the rest. A table with tokens and ner_tags alone is read too, and
+one of BigBIO's rows (`bigbio`). Arrow files are read, as a stream or as a file; Parquet is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fednotes.core.errors import DataError, MissingExtra
+from fednotes.core.parsing import mapping
+from fednotes.core.store import write_out
+from fednotes.core.types import Document, TagSet
+from fednotes.data.formats import bigbio, conll, jsonl
+from fednotes.data.formats import files as corpus
+from fednotes.data.tags import encode, flatten, types_of
+from fednotes.data.text import tokenize
+
+LOOSE = 0
+_HEADS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
+_MOST = 1 << 20  # rows of a file
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtra("pyarrow", "arrow") from None
+    return pyarrow
+
+
+def accepts(path: Path) -> bool:
+    """Whether the file begins as Parquet or Arrow do."""
+    try:
+        with corpus.open_file(path) as file:
+            return file.read(6).startswith(_HEADS)
+    except (DataError, OSError):
+        return False
+
+
+def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
+    """A document a row. Noted are rows whose tokens and tags do not fit each other."""
+    return corpus.gather(corpus.listing(path, accepts, "Parquet or Arrow"), _read_file, problems)
+
+
+def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
+    pa = _arrow()
+    try:
+        with corpus.open_file(path) as file:
+            head = file.read(6)
+            file.seek(0)
+            if head.startswith(b"PAR1"):
+                table = pa.parquet.ParquetFile(file).read()
+            elif head.startswith(b"ARROW1"):
+                table = pa.ipc.open_file(file).read_all()
+            else:
+                table = pa.ipc.open_stream(file).read_all()
+    except (pa.ArrowException, OSError, ValueError):
+        raise DataError("no Parquet or Arrow that can be read: is the file whole?") from None
+    if table.num_rows > _MOST:
+        raise DataError(f"more than {_MOST:,} rows: cut it into several files")
+    names, schema = {*table.column_names}, dict(table.schema.metadata or {})
+    rows = table.to_pylist()
+    if {"passages", "entities"} <= names:
+        return jsonl.of_items(rows, "row", bigbio.of_row, path, problems)
+    if {"text", "spans"} <= names:
+        return jsonl.of_items(rows, "row", _record, path, problems)
+    if not {"tokens", "ner_tags"} <= names:
+        raise DataError(
+            'its columns are not "text" and "spans", "tokens" and "ner_tags", or BigBIO\'s'
+        )
+    raw = schema.get(b"huggingface", b"{}").decode("utf-8", "replace")
+    info = mapping(corpus.json_value(raw))
+    feature: Any = info.get("info", {}).get("features", {}).get("ner_tags", {})
+    feature = feature.get("feature", feature) if isinstance(feature, dict) else feature
+    tags = (feature[0] if isinstance(feature, list) else feature).get("names")
+    return conll.of_rows(list(_tagged(rows, tags, path, problems)), path)
+
+
+def _tagged(
+    rows: list[Any], names: Any, path: Path, problems: corpus.Problems
+) -> Iterator[tuple[str, list[list[str]]]]:
+    """The id of each row, and its tokens with their tags."""
+    for number, row in enumerate(rows, 1):
+        with problems.passing("document", path, 0, f"row {number}: "):
+            try:
+                tags = [t if isinstance(t, str) else names[t] for t in row["ner_tags"]]
+                pairs = [[str(a), str(b)] for a, b in zip(row["tokens"], tags, strict=True)]
+            except (IndexError, TypeError, ValueError):
+                raise DataError("its tags do not fit its tokens, or have no names") from None
+            if not all(conll.is_tag(tag) and form.strip() for form, tag in pairs):
+                raise DataError("it has an empty token, or a tag that is none (O, B-Drug, …)")
+            if pairs:
+                yield str(row.get("id") or ""), pairs
+
+
+def _record(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
+    rest = mapping(corpus.json_value(row["fednotes"])) if row.get("fednotes") else {}
+    spans = [{k: v for k, v in span.items() if v is not None} for span in row["spans"] or ()]
+    return {"id": row.get("id"), **rest, "text": row["text"], "spans": spans}
+
+
+def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
+    """Writes Parquet with tokens and tags beside text and mentions, as `datasets` reads it."""
+    pa = _arrow()
+    held = list(documents)
+    tagset = TagSet(types_of(held))
+    rows = []
+    for document in held:
+        tokens = (
+            np.array(document.tokens).reshape(-1, 2) if document.tokens else tokenize(document.text)
+        )
+        tags, _ = encode(flatten(document.spans, "outermost")[0], tokens, tagset)
+        record, rest = jsonl.record(document), jsonl.rest(document)
+        row = {name: record[name] for name in ("id", "text", "spans")}
+        row |= {"tokens": [document.text[a:b] for a, b in tokens], "ner_tags": tags.tolist()}
+        rows.append(row | {"fednotes": jsonl.dumped(document, rest) if rest else None})
+    span = {"start": pa.int64(), "end": pa.int64(), "label": pa.string()}
+    span |= {"fragments": pa.list_(pa.list_(pa.int64())), "confidence": pa.float64()}
+    columns = {
+        "id": pa.string(),
+        "text": pa.string(),
+        "spans": pa.list_(pa.struct([*span.items()])),
+    }
+    columns |= {"tokens": pa.list_(pa.string()), "ner_tags": pa.list_(pa.int64())}
+    names = {"names": list(tagset.tags), "_type": "ClassLabel"}
+    features = {"ner_tags": {"feature": names, "_type": "List"}}
+    told = json.dumps({"info": {"features": features}})
+    schema = pa.schema([*columns.items(), ("fednotes", pa.string())], {"huggingface": told})
+    sink = pa.BufferOutputStream()
+    pa.parquet.write_table(pa.Table.from_pylist(rows, schema=schema), sink)
+    write_out(Path(path), sink.getvalue().to_pybytes())
