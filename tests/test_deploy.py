@@ -53,16 +53,20 @@ def test_a_command_is_found() -> None:
 
 
 def test_there_is_a_unit_for_each() -> None:
-    assert [path.stem for path in UNITS] == ["fednotes-server", "fednotes-site"]
+    assert [path.stem for path in UNITS] == ["fednotes-serve", "fednotes-server", "fednotes-site"]
 
 
 @each_unit
 def test_a_unit_runs_what_there_is(path: Path) -> None:
     program, *words = shlex.split(unit(path)["ExecStart"])
     assert Path(program).name == "fednotes"
-    assert words[:2] == [path.stem.partition("-")[2], "run"]
-    assert is_command(*words[:2])
-    assert [words[2]] == unit(path)["ReadWritePaths"].split()
+    name = path.stem.partition("-")[2]
+    given = [name] if name == "serve" else [name, "run"]
+    assert words[: len(given)] == given
+    assert is_command(*given)
+    if name != "serve":  # which writes nothing
+        assert [words[2]] == unit(path)["ReadWritePaths"].split()
+    assert ("ReadWritePaths" in unit(path)) == (name != "serve")
     for given in re.findall(r"bin/fednotes (\w+) (\w+)", path.read_text("utf-8")):
         assert is_command(*given)
 
@@ -102,7 +106,7 @@ def test_a_container_is_nobodys_root_and_runs_what_there_is() -> None:
     assert instructions("USER") == ["10001:10001"]
     assert json.loads(instructions("ENTRYPOINT")[0]) == ["fednotes"]
     assert is_command(*json.loads(instructions("CMD")[0])[:2])
-    for given in re.findall(r"fednotes ((?:site|server) \w+) /kit", CONTAINER):
+    for given in re.findall(r"fednotes ((?:site|server) \w+|serve) /(?:kit|model)", CONTAINER):
         assert is_command(*given.split())
     torch = re.search(r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert torch is not None
@@ -111,5 +115,6 @@ def test_a_container_is_nobodys_root_and_runs_what_there_is() -> None:
     for source in instructions("COPY"):
         assert all((ROOT / name).exists() for name in source.split()[:-1])
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert "deploy" in extras["optional-dependencies"]
+    assert {"deploy", "serve"} <= set(extras["optional-dependencies"])
+    assert "'/build[deploy,serve]'" in CONTAINER
     assert "procps" in instructions("RUN")[0]  # `ps`, by which a kit's processes are found

@@ -32,7 +32,7 @@ def unknown_commands(text: str) -> list[str]:
     """Commands `fednotes …` that our program has not, and options that a command has not."""
     wrong = []
     for piece in code(text):
-        for words in re.findall(r"(?<![\w/=.-])fednotes +([a-z-][^|;&>]*)", piece):
+        for words in re.findall(r"(?<![\w/=.-])(?<!import )fednotes +([a-z-][^|;&>]*)", piece):
             found: Any = get_command(app)
             given = words.split()
             while given and (inside := getattr(found, "commands", {}).get(given[0])):
@@ -67,6 +67,7 @@ def test_the_checks_see() -> None:
     said = ["fednotes site fly KIT", "fednotes site stop KIT --hard: --hard"]
     assert unknown_commands(text) == said
     assert unknown_commands("```sh\nfednotes pay  # fednotes or not\n```") == ["fednotes pay"]
+    assert unknown_commands("`import fednotes as fn`") == []
     here = "tests/jobs/test_documents.py"
     text = f"`{here}::test_the_checks_see`, `::test_no`, `tests/test_no.py`, `test_documents.py`"
     assert unknown_tests(text) == ["test_documents.py::test_no", "tests/test_no.py"]

@@ -17,9 +17,11 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client")
 
 from fastapi.testclient import TestClient
+from patient_files import save_model
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.types import Document, Span
+from fednotes.serving.models import load
 from fednotes.serving.server import BATCH, Limits, application, read_token, serve
 
 LOCAL = "http://127.0.0.1:8000"
@@ -224,6 +226,24 @@ def test_others_are_answered_with_a_token_alone(words: Words) -> None:
     with pytest.raises(ConfigError, match="go together"):
         serve(words, key=Path("key.pem"))
     assert words.asked == []
+
+
+def test_phenotypes_of_patients(tmp_path: Path) -> None:
+    """Of a model whose classifiers are set by hand: present where the notes name it."""
+    folder = save_model(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
+    model = load(folder)
+    with TestClient(application(model), base_url=LOCAL) as client:
+        assert client.get("/model").json()["types"] == ["asthma", "gout"]
+        sent = {"p1": ["Seen today.", "Known gout."], "😀": ["Has asthma."], "": [], "x": [""]}
+        found = client.post("/predict", json={"patients": sent}).json()["results"]
+        ill = {e["patient"]: [n for n, v in e["labels"].items() if v == "present"] for e in found}
+        assert ill == {"p1": ["gout"], "😀": ["asthma"], "": [], "x": []}
+        assert client.post("/predict", json={"text": "Known gout."}).status_code == 422
+        half = b'{"patients": {"\\ud800": ["a"]}}'
+        told = client.post("/predict", content=half, headers={"content-type": "application/json"})
+        assert told.status_code == 422
+        many = {"patients": {"p1": ["a"] * 40, "p2": ["a"] * 40}}
+        assert client.post("/predict", json=many).status_code == 413
 
 
 # ---- many at once ----------------------------------------------------------------------------

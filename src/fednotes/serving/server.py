@@ -10,7 +10,6 @@ FastAPI, uvicorn and prometheus-client are of the extra `serve`.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import ipaddress
 import logging
@@ -18,6 +17,7 @@ import math
 import os
 import re
 import time
+import traceback
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,17 +53,7 @@ _LONGEST = 60  # seconds that Retry-After says at most
 _FAILED, _GONE = 500, 499  # _GONE is counted, and never sent: its sender went away
 _MOST_BYTES = 4096  # of a file with a token
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
-_WRONG = {
-    400: "The body cannot be read.",
-    401: "The token is missing or wrong.",
-    403: "The server was asked by another name than its own.",
-    408: "The body did not come in time.",
-    413: "The body, a text or the number of texts is too large.",
-    415: "The body is not said to be JSON.",
-    422: "The body is not what is asked for here.",
-    429: "Too many requests are under way; Retry-After says in how many seconds to come again.",
-    _FAILED: "The model failed.",
-}
+_REFUSED = (400, 401, 403, 408, 413, 415, 422, 429, _FAILED)
 PathLike = str | Path
 AnyModel = MentionModel | PatientModel
 
@@ -190,12 +180,6 @@ class About(BaseModel):
     version: str
 
 
-class Health(BaseModel):
-    """That the server answers."""
-
-    status: Literal["ok"] = "ok"
-
-
 class Refusal(BaseModel):
     """Why nothing was done, and what to do; holds nothing of the texts."""
 
@@ -306,7 +290,7 @@ class _Gate:
         self, app: Any, limits: Limits, token: str, meters: _Meters, soon: Callable[[], int]
     ) -> None:
         self._app, self._limits, self._meters, self._soon = app, limits, meters, soon
-        self._token = _digest(token.encode()) if token else b""
+        self._token = token.encode()
         self._under_way = 0
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -325,11 +309,12 @@ class _Gate:
         except _Refused as no:
             await no.answer(telling)
         except Exception as error:  # its words may hold text
-            log.error("a request failed: %s", _place(error))
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(where.filename).name}:{where.lineno}"
+            log.error("a request failed: %s at %s", type(error).__name__, place)
             if status == _GONE:
-                await _Refused(_FAILED, "the model failed; the server's log says where").answer(
-                    telling
-                )
+                failed = _Refused(_FAILED, "the model failed; the server's log says where")
+                await failed.answer(telling)
         finally:
             self._meters.count(scope["path"], status, time.perf_counter() - begin)
 
@@ -365,11 +350,12 @@ class _Gate:
         """Raises _Refused for who asks without the token, or, where none is needed, by a name
         that a web page made lead here."""
         if not self._token:
-            if not loopback(_hostname(headers.get("host", b"").decode("latin-1"))):
+            name = re.sub(r":\d+$", "", headers.get("host", b"").decode("latin-1"))
+            if not loopback(name.strip("[]").lower()):
                 raise _Refused(403, "ask by 127.0.0.1 or localhost: without a token no other name")
         elif path != "/health":
             scheme, _, given = headers.get("authorization", b"").partition(b" ")
-            right = hmac.compare_digest(_digest(given.strip()), self._token)
+            right = hmac.compare_digest(given.strip(), self._token)
             if scheme.lower() != b"bearer" or not right:
                 more = {"www-authenticate": "Bearer", "connection": "close"}
                 raise _Refused(401, "send the token: authorization: Bearer TOKEN", **more)
@@ -415,30 +401,11 @@ async def _unless_gone(app: Any, scope: Message, body: bytes, receive: Receive, 
         leaving.cancel()
 
 
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
-
-
-def _hostname(host: str) -> str:
-    """Of a Host header, without its port."""
-    name, _, port = host.rpartition(":")
-    return (name if name and port.isdigit() else host).strip("[]").lower()
-
-
 def loopback(name: str) -> bool:
     """Whether a name is this machine's for itself alone."""
     with suppress(ValueError):
         return ipaddress.ip_address(name).is_loopback
     return name == "localhost"
-
-
-def _place(error: Exception) -> str:
-    """An exception's type and the line that raised it: nothing that it says."""
-    trace, last = error.__traceback__, None
-    while trace is not None:
-        trace, last = trace.tb_next, trace
-    at = f" at {Path(last.tb_frame.f_code.co_filename).name}:{last.tb_lineno}" if last else ""
-    return f"{type(error).__name__}{at}"
 
 
 # ---- the application -------------------------------------------------------------------------
@@ -457,8 +424,7 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
     except ImportError as error:
         raise MissingExtra(error.name or "fastapi", "serve") from error
 
-    taken, meters = (limits or Limits()).taken, _Meters()
-    batches = Batches(_caller(model))
+    most, meters, batches = limits or Limits(), _Meters(), Batches(_caller(model))
 
     @asynccontextmanager
     async def at_work(app: FastAPI) -> AsyncIterator[None]:
@@ -472,13 +438,11 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
         lifespan=at_work,
-        responses={s: {"model": Refusal, "description": said} for s, said in _WRONG.items()},
+        responses={status: {"model": Refusal} for status in _REFUSED},
         # It would tell of exceptions with their messages, wherever the environment says.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
-    app.add_middleware(
-        _Gate, limits=limits or Limits(), token=token, meters=meters, soon=batches.soon
-    )
+    app.add_middleware(_Gate, limits=most, token=token, meters=meters, soon=batches.soon)
 
     @app.exception_handler(RequestValidationError)
     async def wrong(request: object, error: RequestValidationError) -> None:
@@ -494,13 +458,15 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
         """Find the mentions in one text, or in several."""
         if (asked.text is None) == (asked.texts is None):
             raise _Refused(422, "give `text` or `texts`")
-        texts = taken(asked.texts or [] if asked.text is None else [asked.text])
+        texts = most.taken(asked.texts or [] if asked.text is None else [asked.text])
         return Answer(results=[asked.shown(found) for found in await results(texts, texts)])
 
     async def predict_patients(asked: PatientNotes) -> Findings:
         """Find the phenotypes of patients in their notes."""
+        if any(map(_HALF.search, asked.patients)):
+            raise _Refused(422, "a patient's name has half a character: decode it anew")
         notes = list(asked.patients.values())
-        found = await results(notes, taken([text for own in notes for text in own]))
+        found = await results(notes, most.taken([text for own in notes for text in own]))
         named = zip(asked.patients, found, strict=True)
         return Findings(results=[replace(one, patient=patient) for patient, one in named])
 
@@ -512,9 +478,9 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
         return About(types=list(model.types), confidence=model.confidence, version=__version__)
 
     @app.get("/health")
-    async def health() -> Health:
+    async def health() -> dict[Literal["status"], Literal["ok"]]:
         """Whether the server answers; asks for no token."""
-        return Health()
+        return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:
