@@ -89,5 +89,5 @@ def chromium(width: int = 1280, height: int = 900) -> Iterator[Browser]:
                 browser.ask("DELETE", "")
         finally:
             driver.terminate()
-            driver.wait(20)
+            driver.communicate(timeout=20)
             shutil.rmtree(Path(profile), ignore_errors=True)

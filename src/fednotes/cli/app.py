@@ -497,18 +497,21 @@ def reproduce(
 @app.command()
 def ui(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="MODEL [NOTES…]", help="A model, and annotated notes.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN…|MODEL [NOTES…]", help="Runs; a model and notes; a site's kit."
+        ),
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     format: Annotated[str, typer.Option(help="Of the notes; guessed if not given.")] = "",
     corrections: Annotated[
         Path | None,
-        typer.Option(help="Where decisions are kept; NOTES.corrections.json if not given."),
+        typer.Option(help="Where decisions are kept; beside NOTES or RUN if not given."),
     ] = None,
     device: Device = "cpu",
     backbone: Backbone = None,
 ) -> None:
-    """Look at a model's errors in one's own notes, and try it: a page on this computer alone."""
+    """Look at runs, a model's errors in notes, and what left: a page on this computer alone."""
     from fednotes.ui.pages import opened, serve_page
 
     check_device(device)

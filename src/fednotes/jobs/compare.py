@@ -72,8 +72,8 @@ def compare_runs(
         found = compare_patients((a, own, condition), (b, others, against), samples, metric)
         kind = "macro AUROC" if metric == "auroc" else "macro F1"
         return Comparison(kind, condition, against, samples, found, gaps)
-    _require_same(a, job, own)
-    _require_same(b, other_job, others)
+    require_same(a, job, own)
+    require_same(b, other_job, others)
     other = {site.id: [d.text for d in site.test] for site in others}
     found = {}
     for site in own:
@@ -86,7 +86,7 @@ def compare_runs(
     return Comparison(f"{metric} F1", condition, against, samples, found, gaps)
 
 
-def _require_same(run: Path, job: Job, sites: Sequence[SiteData]) -> None:
+def require_same(run: Path, job: Job, sites: Sequence[SiteData]) -> None:
     """Raises DataError unless a run's sites are split as they were when it trained."""
     before = recorded(run).get("notes", {})
     for site in sites:
@@ -108,11 +108,11 @@ def job_of(run: Path) -> Job:
 
 
 def _predict(run: Path, condition: str, site: SiteData) -> tuple[Document, ...]:
-    tagger = load_model(_folder(run, condition, site.id))
+    tagger = load_model(model_folder(run, condition, site.id))
     return tagger.predict(tagger.prepare(site.test, cache=default_cache(), gold=False))
 
 
-def _folder(run: Path, condition: str, site: str) -> Path:
+def model_folder(run: Path, condition: str, site: str) -> Path:
     """The model that a site has under a condition. Raises DataError if there is none."""
     part = run / condition / site if condition == "alone" else run / condition
     places = (part / "sites" / site, part / "sites" / POOLED, part)  # its own, or one for all
@@ -151,7 +151,7 @@ def compare_patients(
             )
         predicted, known, used = [], [], []
         for (run, _, condition), its in ((a, site), (b, other)):
-            used.append(_folder(run, condition, site.id))
+            used.append(model_folder(run, condition, site.id))
             model = load_phenotyper(used[-1])
             known.append(_classes(model, its, used[-1]))
             bags = its.test.bags.take(rows)

@@ -26,7 +26,7 @@ import torch
 import fednotes
 from fednotes.core.errors import ConfigError, FednotesError
 from fednotes.core.federation import EVALUATE, Method, MethodSite
-from fednotes.core.parsing import number, parse_json, read_json
+from fednotes.core.parsing import mapping, number, parse_json, read_json
 from fednotes.core.stopping import goes_on
 from fednotes.core.store import LOCK, held, make_private, private_folder, write_json, write_text
 from fednotes.encoders.features import default_cache
@@ -41,6 +41,7 @@ from fednotes.jobs.results import (
     Outcome,
     RunResult,
     Scores,
+    read_result,
     size,
 )
 from fednotes.metrics.compare import mean_scores, summed_scores
@@ -444,6 +445,21 @@ def recorded(run: Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise ConfigError(f"{run / 'job.json'}: damaged")
     return record
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run was begun in a folder, on this machine or between real sites."""
+    return any((folder / name).is_file() for name in (SUMMARY, "job.json"))
+
+
+def so_far(run: Path) -> RunResult:
+    """What summary.json says of a run; of one that has not ended, what its job.json does."""
+    if (run / SUMMARY).is_file():
+        return read_result(run)
+    record = recorded(run)
+    table = mapping(record.get("table") or record)
+    known = {key: str(table[key]) for key in ("title", "method") if key in table}
+    return RunResult.model_validate({**known, "config": {str(k): v for k, v in table.items()}})
 
 
 def claim(job: Job, out: Path, sites: Sites, resume: bool) -> None:

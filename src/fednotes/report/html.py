@@ -82,6 +82,33 @@ def parts_of_page(result: RunResult, lines: Sequence[Line]) -> dict[str, Any]:
     return _Page(result, lines).parts()
 
 
+def two_runs(runs: Mapping[str, tuple[RunResult, Sequence[Line]]]) -> dict[str, Any]:
+    """Runs side by side: their federated models at each site, and how they came to them."""
+    pages = {name: _Page(*of) for name, of in runs.items()}
+    sites = dict.fromkeys(site for page in pages.values() for site in page.result.sites)
+    rows, dots, curves = [], [], []
+    for kind, (measure, title, _) in ((k, of["dots"]) for k, of in SCORES.items() if "dots" in of):
+        found = {}
+        for site in sites:
+            path = (site, "federated", kind, measure)
+            values = {name: number(page.result.sites, *path) for name, page in pages.items()}
+            found[site] = {name: value for name, value in values.items() if value is not None}
+            if found[site]:
+                rows.append((site, title, [*values.values()]))
+        if any(found.values()):
+            kept = {site: row for site, row in found.items() if row}
+            dots.append(dot_chart(f"two-{kind}", title, kept, [*pages]))
+    for key, of in CURVES.items():
+        every = ((name, page._overall(key)) for name, page in pages.items())
+        made = [(name, points) for name, own in every for c, _, points in own if c == "federated"]
+        series = [(name, [*pages].index(name), points) for name, points in made]
+        if series:
+            title = f"{of['short']}, all sites"
+            curves.append(line_chart(f"two-{key}", title, title, series, None, (460, 230)))
+    caption = "Federated models; the axis need not begin at zero."
+    return {"rows": rows, "dots": _figure(dots, caption), "curves": _figure(curves, caption)}
+
+
 class _Page:
     """What a page shows of a run; the words and tables are in `templates/`."""
 

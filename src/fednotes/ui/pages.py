@@ -12,6 +12,7 @@ import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import resources
 from itertools import pairwise
 from math import ceil
@@ -25,8 +26,13 @@ from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import read
+from fednotes.engines.nvflare.kit import KIT_FILE
+from fednotes.jobs.compare import Comparison, compare_runs
+from fednotes.jobs.results import SUMMARY, read_lines, size
+from fednotes.jobs.simulate import is_run, so_far
 from fednotes.metrics.spans import KINDS
-from fednotes.report.html import environment
+from fednotes.report.html import environment, parts_of_page, two_runs
+from fednotes.rules.ledger import ledger_of, show, verify
 from fednotes.serving.models import MentionModel, load
 from fednotes.taggers.saving import is_model
 from fednotes.ui.review import (
@@ -37,6 +43,7 @@ from fednotes.ui.review import (
     Review,
     compared,
     kinds_of,
+    of_run,
     offered,
 )
 
@@ -48,6 +55,8 @@ HOST = "127.0.0.1"
 MOST_FORM = 2**20  # bytes of what a page sends
 MOST_TEXT = 100_000  # characters of a text to try
 _PAGE = 50  # errors of a list
+_LINES = 100  # of a ledger, the newest
+_AGAIN = 5  # seconds, until a run that goes on is looked at again
 _AROUND = 6_000  # characters of a longer note before and after a mention
 _NEAR = 40  # before a mention in a list; twice as many after it
 _POLICY = (
@@ -82,20 +91,28 @@ Predict = Callable[[Sequence[Document]], Sequence[Document]]
 
 @dataclass
 class Desk:
-    """What the page is about. model: finds mentions; about: its name; sure: what its confidence
-    is."""
+    """What the page is about. runs, kits: folders by name. model: finds mentions; about: its name;
+    sure: what its confidence is."""
 
     review: Later[Review] | None = None
     model: Predict | None = None
     about: str = ""
     sure: str = ""
+    runs: dict[str, Path] = field(default_factory=dict)
+    kits: dict[str, Path] = field(default_factory=dict)
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
 
     @property
     def sections(self) -> list[tuple[str, str]]:
         """The page's parts: address and name."""
-        found = [("/errors", "Errors")] if self.review is not None else []
-        return [*found, *([("/try", "Try")] if self.model is not None else [])]
+        parts = {
+            "Runs": ("/runs", self.runs),
+            "Side by side": ("/compare", len(self.runs) > 1),
+            "What left": ("/ledger", self.kits),
+            "Errors": ("/errors", self.review),
+            "Try": ("/try", self.model),
+        }
+        return [(path, name) for name, (path, there) in parts.items() if there]
 
 
 def application(desk: Desk) -> Callable[..., Any]:
@@ -126,6 +143,10 @@ def application(desk: Desk) -> Callable[..., Any]:
     routes = [
         route("/", pages.start),
         route("/static/{name}", pages.static),
+        route("/runs", pages.runs),
+        route("/runs/{number:int}", pages.run),
+        route("/compare", pages.compare),
+        route("/ledger", pages.ledger),
         route("/errors", pages.errors),
         route("/errors/{number:int}", pages.item),
         route("/errors/{number:int}", pages.decide, "POST"),
@@ -196,6 +217,7 @@ class Pages:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
+        self._tests: dict[tuple[str, str], Later[Comparison]] = {}
         self._templates = environment("fednotes.ui")
         self._templates.globals |= {"NAMES": NAMES, "KINDS": KINDS, "address": address}
         self._templates.filters["note"] = shown
@@ -226,6 +248,65 @@ class Pages:
             return self.refused("there is no such file", 404)
         package, path, kind = found
         return Response(resources.files(package).joinpath(path).read_bytes(), media_type=kind)
+
+    # ---- runs
+
+    def runs(self, request: Request, form: Form) -> Response:
+        """What each run came to; the run itself, where there is one."""
+        if len(self.desk.runs) == 1:
+            return self._run(0)
+        rows = [(name, so_far(folder), (folder / SUMMARY).is_file()) for name, folder in self._runs]
+        return self.page("runs.html", here="/runs", rows=rows)
+
+    def run(self, request: Request, form: Form) -> Response:
+        """What the report says of a run; one that goes on is looked at again and again."""
+        return self._run(request.path_params["number"])
+
+    def _run(self, number: int) -> Response:
+        if number >= len(self._runs):
+            raise ConfigError(f"there is no run {number} here")
+        folder = self._runs[number][1]
+        lines, ended = read_lines(folder), (folder / SUMMARY).is_file()
+        parts = parts_of_page(so_far(folder), lines)
+        parts["title"] = parts["result"].title or folder.name
+        last = lines[-1] if lines else {}
+        poll = 0 if ended else _AGAIN
+        return self.page("run_page.html", here="/runs", poll=poll, ended=ended, last=last, **parts)
+
+    @property
+    def _runs(self) -> list[tuple[str, Path]]:
+        return [*self.desk.runs.items()]
+
+    def compare(self, request: Request, form: Form) -> Response:
+        """Two runs side by side, and on demand a test of their difference."""
+        names = [*self.desk.runs]
+        if len(names) < 2:
+            raise ConfigError("name two runs: fednotes ui RUN RUN")
+        asked = [request.query_params.get(key, "") for key in "ab"]
+        one, two = (a if a in names else names[n] for n, a in enumerate(asked))
+        folders = {name: self.desk.runs[name] for name in (one, two)}
+        parts = two_runs({n: (so_far(f), read_lines(f)) for n, f in folders.items()})
+        tests, asked_for = None, bool(request.query_params.get("test"))
+        if asked_for:
+            begun = Later(partial(_tested, self.desk.runs[one], self.desk.runs[two]))
+            tests = self._tests.setdefault((one, two), begun).get()
+        poll = 2 if asked_for and tests is None else 0
+        parts |= {"names": names, "one": one, "two": two, "tests": tests, "poll": poll}
+        return self.page("compare.html", here="/compare", **parts)
+
+    def ledger(self, request: Request, form: Form) -> Response:
+        """What left each site, by its own ledger."""
+        found = []
+        for name, kit in self.desk.kits.items():
+            path = ledger_of(kit).path
+            lines = [*show(path)]
+            sums: dict[tuple[str, str], list[int]] = {}
+            for line in lines:
+                own = sums.setdefault((line["run"], line["task"]), [0, 0, 0])
+                own[:] = [own[0] + 1, own[1] + line["bytes"], own[2] + bool(line["masked"])]
+            rows = [(*key, n, size(of), masked) for key, (n, of, masked) in sums.items()]
+            found.append((name, verify(path), rows, lines[: -_LINES - 1 : -1]))
+        return self.page("ledger.html", here="/ledger", found=found)
 
     # ---- errors
 
@@ -285,6 +366,7 @@ class Pages:
             source=source,
             document=gold,
             decision=review.decision(item),
+            alternatives=review.alternatives(item),
             place=len(before) + 1,
             total=len(chosen),
             chosen=item in chosen,
@@ -338,6 +420,10 @@ class Pages:
             (found,) = self.desk.model([Document("text", text)])
         note = marked(text, (), found.spans, (0, len(text))) if found else ""
         return self.page("try.html", here="/try", text=text, found=found, note=note)
+
+
+def _tested(one: Path, two: Path) -> Comparison:
+    return compare_runs(one, two, "federated", "federated")
 
 
 def _numbered(review: Review, request: Request) -> Item:
@@ -442,31 +528,41 @@ def opened(
 
     Notes are read at once, and tagged when they are first asked for. Raises FednotesError.
     """
-    models = [path for path in paths if path.is_dir() and is_model(path)]
-    notes = [path for path in paths if path not in models]
+    folders = {path: path.resolve().name for path in paths if path.is_dir()}
+    models = [path for path in folders if is_model(path)]
+    runs = [path for path in folders if path not in models and is_run(path)]
+    kits = [path for path in folders if (path / KIT_FILE).is_file()]
+    notes = [path for path in paths if path not in (*models, *runs, *kits)]
     if len(models) > 1 or (notes and not models):
-        told = "two models" if models else "notes and no model"
-        raise ConfigError(f"these are {told}: fednotes ui MODEL NOTES, one model")
-    model = load(models[0], **options)
-    if not isinstance(model, MentionModel):
-        raise ConfigError(f"{models[0]}: it finds no mentions; the page is for models that do")
-    desk = Desk(model=model, about=str(models[0]), sure=model.confidence)
-    if notes:
-        names = [
-            path.name if len({p.name for p in notes}) == len(notes) else str(path) for path in notes
-        ]
-        read_in = {
-            name: read(path, format or None) for name, path in zip(names, notes, strict=True)
-        }
-        file = file or notes[0].with_name(f"{notes[0].name}.corrections.json")
-        kept, known = file, model.types
+        told = "two models" if models else f"{notes[0]} is no model, no run and no kit"
+        raise ConfigError(f"{told}: fednotes ui MODEL NOTES, with one model, or fednotes ui RUN")
+    desk = Desk(about=str(paths[0]), runs=named(runs), kits=named(kits))
+    beside = (notes or runs or paths)[0].resolve()
+    kept = file or beside.with_name(f"{beside.name}.corrections.json")
+    if models:
+        model = load(models[0], **options)
+        if not isinstance(model, MentionModel):
+            raise ConfigError(f"{models[0]}: it finds no mentions; the page is for models that do")
+        desk.model, desk.about, desk.sure = model, str(models[0]), model.confidence
+        read_in = {name: read(path, format or None) for name, path in named(notes).items()}
 
         def tagged() -> Review:
-            sources = (compared(n, d, known, model) for n, d in read_in.items())
-            return Review(tuple(sources), kept, ", ".join(read_in))
+            made = (compared(name, own, model.types, model) for name, own in read_in.items())
+            sources = tuple(source._replace(explain=model.explain) for source in made)
+            return Review(sources, kept, ", ".join(read_in))
 
+    if notes:
         desk.review = Later(tagged)
+    elif runs:
+        desk.review = Later(partial(of_run, runs[0], kept))
     return desk
+
+
+def named(paths: Sequence[Path]) -> dict[str, Path]:
+    """Paths by their last part, or as they are where two are alike."""
+    names = [path.resolve().name for path in paths]
+    alike = len({*names}) < len(names)
+    return dict(zip(map(str, paths) if alike else names, paths, strict=True))
 
 
 def serve_page(desk: Desk, port: int, say: Callable[[str], None]) -> None:

@@ -13,6 +13,7 @@ import threading
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -25,9 +26,14 @@ from fednotes.core.store import write_json
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import FORMATS
 from fednotes.data.tags import flatten, relabel, types_of
+from fednotes.jobs.compare import job_of, model_folder, require_same
+from fednotes.jobs.job import load_sites
 from fednotes.metrics.spans import KINDS, judged_mentions
+from fednotes.serving.models import MentionModel
+from fednotes.taggers.saving import load_model
 
 EXPORTS = ("jsonl", "brat", "label-studio")  # those of them that are there
+_ALTERNATIVES = 4  # types that are shown of one mention
 ORDERS = ("place", "certain", "uncertain")
 Action = Literal["gold", "predicted", "label-gold", "label-predicted", "delete"]
 Place = tuple[int, int, str]  # of a mention: start, end, label
@@ -49,9 +55,11 @@ class Later(Generic[T]):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, daemon=True)
                 self._thread.start()
-        self._thread.join(wait)
-        if self._error is not None:
-            raise self._error
+            thread = self._thread
+        thread.join(wait)
+        if (error := self._error) is not None:
+            self._thread = self._error = None  # whoever asks again begins it again
+            raise error
         return self._found[0] if self._found else None
 
     def _run(self) -> None:
@@ -62,12 +70,16 @@ class Later(Generic[T]):
 
 
 class ReviewedNotes(NamedTuple):
-    """The notes of one site, or of one file: as they are, what is compared, and predictions."""
+    """The notes of one site, or of one file: as they are, what is compared, and predictions.
+
+    explain: how probable the model finds each type for some words.
+    """
 
     name: str
     documents: tuple[Document, ...]
     gold: tuple[Document, ...]
     predicted: tuple[Document, ...]
+    explain: Callable[[Document, Span], Mapping[str, float]] | None = None
 
 
 def compared(
@@ -87,6 +99,26 @@ def compared(
     ]
     said = [replace(d, spans=tuple(s for s in d.spans if s.label in types)) for d in predict(gold)]
     return ReviewedNotes(name, tuple(documents), tuple(gold), tuple(said))
+
+
+def of_run(run: Path, file: Path) -> Review:
+    """The errors of a run's models, the federated ones where there are any, in its test notes.
+
+    Raises DataError where its notes are not those that it was made with, or it has no model.
+    """
+    job = job_of(run)
+    if job.kind.name != "documents":
+        raise DataError(f"{run}: a run of {job.method!r} finds no mentions")
+    sites = load_sites(job).data
+    require_same(run, job, sites)
+    found = [c for c in ("federated", "pooled", "alone") if (run / c).is_dir()]
+    condition = found[0] if found else "federated"
+    sources = []
+    for site in sites:
+        model = MentionModel(load_model(model_folder(run, condition, site.id)))
+        own = compared(site.id, site.test, site.scored_types, model)
+        sources.append(own._replace(explain=model.explain))
+    return Review(tuple(sources), file, f"{run.name}, {condition}")
 
 
 class Decision(BaseModel):
@@ -240,6 +272,14 @@ class Review:
             if by.takes(item, self.sources[item.source].name, self.decision(item) is not None)
         )
         return sorted(taken, key=by.key)
+
+    def alternatives(self, item: Item) -> list[tuple[str, float]]:
+        """What the model finds possible of an item's words, the most probable first; "O": none."""
+        explain = self.sources[item.source].explain
+        found: Mapping[str, float] = {}
+        with suppress(FednotesError):  # it reads no whole word there, or scores nothing else
+            found = explain(self.document(item), item.predicted or item.span) if explain else {}
+        return sorted(found.items(), key=lambda each: -each[1])[:_ALTERNATIVES]
 
     def counts(self) -> dict[str, Counter[str]]:
         """label → kind → items; a mention with two types stands at its annotated one."""
