@@ -37,7 +37,7 @@ ROOMS: dict[str, frozenset[str]] = {
     "serving": frozenset({*_BELOW_JOBS, "jobs", "report"}),
     "ui": frozenset({*_BELOW_JOBS, "jobs", "report", "serving"}),
     "cli": frozenset({*_BELOW_JOBS, "jobs", "report", "experiments", "serving", "ui"}),
-    "": frozenset({"core", "jobs", "serving"}),  # the public names, of `fednotes` itself
+    "": frozenset({"core", "engines", "jobs", "serving"}),  # the public names, of `fednotes` itself
     "__main__": frozenset({"cli"}),
 }
 

@@ -11,7 +11,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from fednotes.core.errors import FednotesError
+    from fednotes.core.federation import State
     from fednotes.core.types import Document, Span
+    from fednotes.core.update import Update
+    from fednotes.engines.inprocess import InProcess
     from fednotes.jobs.job import Job
     from fednotes.jobs.results import RunResult
     from fednotes.serving.api import (
@@ -30,11 +33,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Document",
     "FednotesError",
+    "InProcess",
     "Job",
     "MentionModel",
     "PatientModel",
     "RunResult",
     "Span",
+    "State",
+    "Update",
     "calibrate",
     "check",
     "compare",
@@ -48,7 +54,10 @@ __all__ = [
 ]
 _PLACES = {
     "core.errors": ("FednotesError",),
+    "core.federation": ("State",),
     "core.types": ("Document", "Span"),
+    "core.update": ("Update",),
+    "engines.inprocess": ("InProcess",),
     "jobs.job": ("Job",),
     "jobs.results": ("RunResult",),
     "serving.api": (

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 from every_kind import DOCUMENTS, WORDS, make
+from patient_files import save_model as save_patients
+from typer.testing import CliRunner
 
 import fednotes as fn
+from fednotes.cli.app import app
 from fednotes.core.errors import ConfigError, DataError, ModelError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import jsonl, read
@@ -35,14 +38,37 @@ def test_the_import_reads_nothing() -> None:
     code = (
         "import sys, fednotes as fn; "
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy', 'pydantic'}), "
-        "[m for m in sys.modules if m.startswith('fednotes.')], fn.load.__name__, "
-        "[n for n in fn.__all__ if not getattr(fn, n)], set(fn.__all__) <= set(dir(fn)), "
-        "hasattr(fn, 'simulat'))"
+        "[m for m in sys.modules if m.startswith('fednotes.')], set(fn.__all__) <= set(dir(fn)))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
-    assert done.stdout == "[] [] load [] True False\n"
+    assert done.stdout == "[] [] True\n"
+    assert all(callable(getattr(fn, name)) for name in fn.__all__)
+    assert not hasattr(fn, "simulat")
+
+
+def test_patients(tmp_path: Path) -> None:
+    """One note, several, or all of each patient, as `fednotes predict` has them; who has no concept
+    has a count of 0. (`test_phenotype_predict.py` has the command.)"""
+    place = save_patients(tmp_path / "model", "synthetic", tmp_path, "asthma", "gout")
+    model = fn.load(place)
+    assert isinstance(model, fn.PatientModel)
+    assert model.types == ("asthma", "gout")
+    assert "not calibrated" in model.confidence
+    of_all = model({"p1": ["Known asthma.", "Known gout."], "p2": "No evidence of gout."})
+    said = CliRunner().invoke(app, ["predict", str(place), "--text", "Known asthma. Known gout."])
+    row = json.loads(said.stdout)
+    assert (of_all[0].probabilities, of_all[0].labels) == (row["probabilities"], row["labels"])
+    assert of_all[0].labels == {"asthma": "present", "gout": "present"}
+    assert [(f.patient, f.concepts) for f in of_all] == [("p1", 2), ("p2", 0)]
+    assert model("Known asthma.").labels == {"asthma": "present", "gout": "absent"}
+    assert [f.patient for f in model(["Known gout.", "Seen today."])] == ["1", "2"]
+    assert model([]) == model({}) == []
+    with pytest.raises(DataError, match="not int"):
+        model({"p1": [3]})  # type: ignore[list-item]
+    with pytest.raises(DataError, match="half a character"):
+        model("\ud83d")
 
 
 def test_the_same_spans_as_the_command(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,28 @@
+"""The Python blocks of docs/python.md do what they say, one after the other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fednotes as fn
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+
+
+def test_the_blocks_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one namespace, in a folder of their own. Every public function is named in the page."""
+    text = PAGE.read_text("utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert len(found) > 5
+    space: dict[str, object] = {}
+    for block in found:
+        line = text.count("\n", 0, block.start(1))
+        exec(compile("\n" * line + block[1], str(PAGE), "exec"), space)  # its own lines in errors
+    assert "discharge federated" in capsys.readouterr().out
+    assert [name for name in fn.__all__ if not re.search(rf"\bfn\.{name}\b", text)] == []
