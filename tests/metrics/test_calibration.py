@@ -10,6 +10,7 @@ import pytest
 
 from fednotes.core.errors import DataError, ModelError
 from fednotes.core.types import Document, Span
+from fednotes.encoders.pretrained import folder_fingerprint
 from fednotes.metrics.calibration import (
     BINS,
     FILE,
@@ -108,8 +109,10 @@ def test_a_calibration_is_of_its_weights(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert Calibration.of(tmp_path) is None
     made = Calibration(0.5, -0.25, weights_digest(tmp_path), 9, 5, (0.2, 0.1), (0.5, 0.4))
+    before = folder_fingerprint(tmp_path)
     made.write(tmp_path)
     assert Calibration.of(tmp_path) == made
+    assert folder_fingerprint(tmp_path) == before  # as an encoder it is what it was
     (document,) = made.on([Document("a", "x", (Span(0, 1, "A", confidence=0.8),))])
     by_hand = 1 / (1 + np.exp(-(0.5 * np.log(4) - 0.25)))
     assert document.spans[0].confidence == pytest.approx(by_hand)

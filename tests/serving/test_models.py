@@ -130,6 +130,7 @@ def test_explained(folder: Path) -> None:
     document = model(DOCUMENTS[2])
     for span in document.spans:
         assert model.explain(document, span)[span.label] == pytest.approx(span.confidence)
+        assert model.explain(document.text, (span.start, span.end)) == model.explain(document, span)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,9 @@ def test_what_is_refused(folder: Path, tmp_path: Path) -> None:
     assert model([]) == []
     with pytest.raises(DataError, match="not int"):
         model([3])  # type: ignore[list-item]
+    for wrong in (None, 3, b"pain", {"text": "pain"}):
+        with pytest.raises(DataError, match=f"not {type(wrong).__name__}"):
+            model(wrong)  # type: ignore[call-overload]
     with pytest.raises(DataError, match="half a character at 5"):
         model("pain \ud83d")
     with pytest.raises(ConfigError, match="several texts"):

@@ -105,7 +105,7 @@ def _plain(value: Any) -> str:
 
 
 def simulate(
-    job: Job,
+    source: Job | PathLike | Mapping[str, Any],
     out: PathLike,
     *,
     progress: Progress | None = None,
@@ -115,13 +115,15 @@ def simulate(
 ) -> RunResult:
     """Train and judge a job's sites on this machine: alone, federated, pooled.
 
+    source: a job, or what `job` makes one of.
     out: the run's folder: its models lie in it, and `fednotes report` makes its page.
     progress(part, round): called after each round of each part, such as "federated". resume: go on
     after a stop. overwrite: an earlier run there becomes `OUT.previous`. Raises FednotesError.
     """
     shown = _Told(progress) if progress else None
+    made = source if isinstance(source, Job) else job(source)
     return simulating.simulate(
-        job, Path(out), resume=resume, overwrite=overwrite, device=device, display=shown
+        made, Path(out), resume=resume, overwrite=overwrite, device=device, display=shown
     )
 
 

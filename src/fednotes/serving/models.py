@@ -89,6 +89,8 @@ class MentionModel:
             raise ConfigError(f"batch = {batch}: at least 1 document is read at a time")
         if isinstance(texts, str | Document):
             raise ConfigError("a stream is of several texts: give a list, or call the model")
+        if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+            raise DataError(f"expected texts or Documents, not {type(texts).__name__}")
         return self._streamed(texts, batch, least)
 
     def _streamed(self, texts: Iterable[Text], batch: int, least: float) -> Iterator[Document]:
@@ -106,15 +108,16 @@ class MentionModel:
             for d in found
         )
 
-    def explain(self, document: Text, span: Span) -> dict[str, float]:
-        """How probable the words of a span are as a mention of each label, with these boundaries;
-        and "O": that none of them is in any mention. The rest of 1 is of other boundaries. These
-        are the model's own numbers, before any calibration.
+    def explain(self, document: Text, span: Span | tuple[int, int]) -> dict[str, float]:
+        """How probable the words of a span (or from one character to another) are as a mention
+        of each label, with these boundaries; and "O": that none of them is in any mention. The
+        rest of 1 is of other boundaries. These are the model's own numbers, before any calibration.
 
         Raises DataError where the model reads no word there, or reads its words apart; ModelError
         for a pointer network, which scores only what it writes.
         """
-        return self.model.alternatives(_document(document, 1), span)
+        asked = span if isinstance(span, Span) else Span(*span, label="")
+        return self.model.alternatives(_document(document, 1), asked)
 
 
 @dataclass(frozen=True)
