@@ -115,6 +115,12 @@ def test_a_threshold(folder: Path) -> None:
     kept = [s.confidence or 0 for d in model(texts(9), threshold=least) for s in d.spans]
     assert sorted(kept) == [c for c in sure if c >= least]
     assert 0 < len(kept) < len(sure)
+    text = max(texts(9), key=len)
+    command = ["predict", str(folder), "--text", text, "--threshold", str(least)]
+    said = json.loads(CliRunner().invoke(app, command).stdout)["spans"]
+    assert [(s["start"], s["end"]) for s in said] == [
+        (s.start, s.end) for s in model(text, threshold=least).spans
+    ]
     for wrong in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError, match="threshold"):
             model("pain", threshold=wrong)

@@ -177,12 +177,13 @@ def test_parts_of_the_loss(model: PromptBart) -> None:
         torch.testing.assert_close(parts.source + parts.target, whole.source)
 
 
-def naive_decode(model: PromptBart, corpus: Any, sentence: int) -> list[int]:
-    """The best of what may come, by a list of all entities and a fresh pass at every step."""
+def naive_decode(model: PromptBart, corpus: Any, sentence: int) -> tuple[list[int], list[float]]:
+    """The best of what may come, by a list of all entities and a fresh pass at every step; and how
+    probable each was among what could come."""
     words = slice(corpus.encoded.bounds[sentence], corpus.encoded.bounds[sentence + 1])
     first, last = corpus.first[words].tolist(), corpus.last[words].tolist()
     left = [(s, -e, t) for s in first for e in last if s <= e for t in range(3)]
-    shift, written = first_position(3), []
+    shift, written, sure = first_position(3), [], []
     view, prompts, _, memory, _ = inner(model, corpus, [sentence])
     for _ in first:  # no more entities than words
         options = {(s + shift, -e + shift, t + 3) for s, e, t in left}
@@ -193,20 +194,30 @@ def naive_decode(model: PromptBart, corpus: Any, sentence: int) -> list[int]:
             ahead = {entity[place] for entity in options} | ({END} if place == 0 else set())
             best = max(ahead, key=lambda i: float(scores[i]))
             if best == END:
-                return written
+                return written, sure
             written.append(best)
+            sure.append(float(scores[best].exp() / scores[sorted(ahead)].exp().sum()))
             options = {entity for entity in options if entity[place] == best}
         chosen = (written[-3] - shift, shift - written[-2], written[-1] - 3)
         left = [entity for entity in left if entity > chosen]
-    return written
+    return written, sure
 
 
 @torch.no_grad()
 def test_decoding_equals_a_naive_program(model: PromptBart) -> None:
     """Cached and batched against `naive_decode`, sentence by sentence. [tagsets eq 4]"""
     corpus = model.prepare(documents())
-    found, _ = model._decode(corpus, np.array([2, 4, 1, 0, 3]), model.prompts())
-    assert [f.tolist() for f in found] == [naive_decode(model, corpus, s) for s in (2, 4, 1, 0, 3)]
+    order = np.array([2, 4, 1, 0, 3])
+    found, sure = model._decode(corpus, order, model.prompts())
+    naive = [naive_decode(model, corpus, s) for s in order.tolist()]
+    assert [f.tolist() for f in found] == [written for written, _ in naive]
+    for row, (written, each) in zip(sure, naive, strict=True):
+        assert row[: len(written)] == pytest.approx(each, rel=1e-3)
+    said = model.predict(corpus, confidence=True)
+    products = sorted(
+        float(np.prod(each[n : n + 3])) for _, each in naive for n in range(0, len(each), 3)
+    )
+    assert sorted(s.confidence for d in said for s in d.spans) == pytest.approx(products, rel=1e-3)
     assert len({len(f) for f in found}) > 1
 
 

@@ -242,6 +242,9 @@ def predict(
         Predictions, typer.Option(help="How predictions are written; csv is for phenotypes.")
     ] = Predictions.jsonl,
     out: Annotated[Path | None, typer.Option(help="A file or folder; stdout if not given.")] = None,
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Leave out mentions of less confidence.")
+    ] = 0.0,
     on_error: OnErrorOption = OnError.refuse,
     device: Device = "cpu",
     backbone: Backbone = None,
@@ -255,10 +258,13 @@ def predict(
     check_device(device)
     given = (model, path, format.value, out, device)
     if is_phenotyper(model):
+        if threshold:
+            raise FednotesError("--threshold is for mentions; phenotypes have probabilities")
         predict_patients(*given, dictionary or backbone, text=text)
     else:
         _no_dictionary(model, dictionary)
-        predict_text(*given, backbone, text=text, on_error=on_error.value)
+        options: Any = {"text": text, "on_error": on_error.value, "threshold": threshold}
+        predict_text(*given, backbone, **options)
 
 
 @app.command()

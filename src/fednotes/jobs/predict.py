@@ -147,11 +147,13 @@ def predict_text(
     *,
     text: str | None = None,
     on_error: OnError = "refuse",
+    threshold: float = 0.0,
 ) -> None:
     """Predict and write.
 
     path: a file or folder, or `-` for stdin. text: a text in place of it. backbone: where the
     frozen encoder is, if it has moved since the model was saved. on_error: as `formats.read`.
+    threshold: as `confident` has it.
 
     Raises ConfigError where brat is asked for without a folder, or `out` is what is read, DataError
     for a bad file.
@@ -162,8 +164,8 @@ def predict_text(
         raise ConfigError("brat is a folder of files: give --out FOLDER")
     _require_apart(path, out)
     recogniser, calibration = load_model(model, device, backbone), Calibration.of(model)
-    predicted = recogniser.predict(documents_of(path, text, on_error), confidence=True)
-    predicted = calibration.on(predicted) if calibration else predicted
+    documents = documents_of(path, text, on_error)
+    predicted = confident(recogniser, calibration, documents, threshold)
     if out is not None:
         FORMATS[format].write(predicted, out)
         return
@@ -171,6 +173,26 @@ def predict_text(
         made = Path(folder) / "predictions"
         FORMATS[format].write(predicted, made)
         sys.stdout.write(made.read_text(encoding="utf-8"))
+
+
+def confident(
+    recogniser: Model,
+    calibration: Calibration | None,
+    documents: Sequence[Document],
+    threshold: float = 0.0,
+) -> tuple[Document, ...]:
+    """The documents with predicted spans and their confidences, calibrated where that is known.
+
+    threshold: spans of less confidence are left out. Raises ConfigError for an impossible one.
+    """
+    if not 0.0 <= threshold <= 1.0:
+        raise ConfigError(f"threshold = {threshold}: a confidence is from 0 to 1")
+    found = recogniser.predict(documents, confidence=True)
+    found = calibration.on(found) if calibration else found
+    return tuple(
+        replace(d, spans=tuple(s for s in d.spans if (s.confidence or 0.0) >= threshold))
+        for d in found
+    )
 
 
 def evaluate_path(

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import overload
 
 from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document, Span
-from fednotes.jobs.predict import PatientReader
+from fednotes.jobs.predict import PatientReader, confident
 from fednotes.metrics.calibration import Calibration
 from fednotes.patients.phenotyper import is_phenotyper, load_phenotyper
 from fednotes.taggers.model import Model
@@ -74,7 +74,7 @@ class MentionModel:
         left out. Raises DataError for what is no text, ConfigError for an impossible threshold.
         """
         if isinstance(text, str | Document):
-            return self._found([_document(text, 1)], _fraction(threshold))[0]
+            return confident(self.model, self.calibration, [_document(text, 1)], threshold)[0]
         return list(self.stream(text, threshold=threshold))
 
     def stream(
@@ -84,29 +84,19 @@ class MentionModel:
 
         batch: documents that are read together, their sentences by like length.
         """
-        least = _fraction(threshold)
         if batch < 1:
             raise ConfigError(f"batch = {batch}: at least 1 document is read at a time")
         if isinstance(texts, str | Document):
             raise ConfigError("a stream is of several texts: give a list, or call the model")
         if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
             raise DataError(f"expected texts or Documents, not {type(texts).__name__}")
-        return self._streamed(texts, batch, least)
+        confident(self.model, self.calibration, [], threshold)  # refused here, not at the first one
+        return self._streamed(texts, batch, threshold)
 
-    def _streamed(self, texts: Iterable[Text], batch: int, least: float) -> Iterator[Document]:
+    def _streamed(self, texts: Iterable[Text], batch: int, threshold: float) -> Iterator[Document]:
         numbered = (_document(text, number) for number, text in enumerate(texts, 1))
         while window := list(islice(numbered, batch)):
-            yield from self._found(window, least)
-
-    def _found(self, documents: Sequence[Document], least: float) -> tuple[Document, ...]:
-        found = self.model.predict(documents, confidence=True)
-        found = self.calibration.on(found) if self.calibration else found
-        if least <= 0:
-            return found
-        return tuple(
-            replace(d, spans=tuple(s for s in d.spans if (s.confidence or 0.0) >= least))
-            for d in found
-        )
+            yield from confident(self.model, self.calibration, window, threshold)
 
     def explain(self, document: Text, span: Span | tuple[int, int]) -> dict[str, float]:
         """How probable the words of a span (or from one character to another) are as a mention
@@ -209,9 +199,3 @@ def _checked(text: str) -> str:
     except UnicodeEncodeError as error:
         raise DataError(f"half a character at {error.start} of a text: decode it anew") from error
     return text
-
-
-def _fraction(threshold: float) -> float:
-    if not 0.0 <= threshold <= 1.0:
-        raise ConfigError(f"threshold = {threshold}: a confidence is from 0 to 1")
-    return float(threshold)
