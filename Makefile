@@ -1,5 +1,6 @@
 # make demo   three synthetic sites train together
 # make test   the test suite
+# make test-medspacy  a model in a medspaCy pipeline, in .venv-medspacy: that holds spaCy 3.7 and NumPy 1.26
 # make mutate each line that docs/papers.md points at is changed: its tests must notice
 # make lint   style and types
 # make bench  every benchmark, a ratio each
@@ -22,13 +23,14 @@ WORKERS ?= -n auto --dist worksteal
 VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := build/tools
+MEDSPACY := .venv-medspacy
 # Errors alone: twice quiet leaves out warnings of caches, versions and users.
 INSTALL := pip install -qq --disable-pip-version-check --root-user-action=ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # two pips must not write into one environment
-.PHONY: help demo test mutate lint format bench docs wheel sbom audit clean
+.PHONY: help demo test test-medspacy mutate lint format bench docs wheel sbom audit clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +40,9 @@ demo: $(VENV)/.base
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+
+test-medspacy: $(MEDSPACY)/.done
+	$(MEDSPACY)/bin/python -m pytest -p no:cacheprovider -m medspacy tests/serving/test_medspacy.py
 
 mutate: $(VENV)/.dev
 	$(BIN)/python tools/mutate.py $(ARGS)
@@ -94,8 +99,15 @@ $(TOOLS)/.done:
 	$(TOOLS)/bin/python -m $(INSTALL) 'build>=1.2,<2' 'cyclonedx-bom>=7,<8' 'pip-audit>=2.9,<3'
 	@touch $@
 
+# medspaCy stays out of .venv, whose NumPy and spaCy are newer than it takes.
+$(MEDSPACY)/.done: pyproject.toml
+	$(PYTHON) -m venv --clear $(MEDSPACY)
+	$(MEDSPACY)/bin/python -m $(INSTALL) '$(TORCH)'
+	$(MEDSPACY)/bin/python -m $(INSTALL) 'medspacy>=1.3.1,<1.4' 'numpy>=1.26,<2' 'pytest>=9,<10' -e .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MEDSPACY) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment with torch alone. Torch comes first and pinned, so that nothing later pulls in

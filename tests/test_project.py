@@ -49,6 +49,13 @@ def test_versions_agree() -> None:
     assert project["version"] == fednotes.__version__
 
 
+def test_every_extra_is_told_of() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "install.md").read_text("utf-8"), re.M)
+    told = re.findall(r"`(\w+)`", " ".join(rows))
+    assert sorted(told) == sorted(project["optional-dependencies"]), "docs/install.md, its table"
+
+
 def test_changelog_covers_the_version() -> None:
     """Its top entry is either what is not released yet or this very version."""
     headings = re.findall(r"^## \[?([^\]\s]+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)

@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fednotes.core.types import SiteData
+from fednotes.core.types import SiteData, TagSet
 from fednotes.data.synthetic import generate
+from fednotes.taggers.corpora import hash_forms
+from fednotes.taggers.saving import build_model, save_model
 from fednotes.taggers.tagger import TaggerConfig
 
 MODEL = TaggerConfig(
@@ -93,3 +95,22 @@ class HashEncoder:
             for place, word in enumerate(words)
         ]
         return np.array(rows).reshape(-1, self.layers, self.dim).astype(np.float16)
+
+
+def save_three_words(path: Path) -> Path:
+    """A saved tagger with numbers set by hand: it marks three words, of one it is less sure."""
+    flat = TaggerConfig(
+        hashed_words=997, word_dim=2, characters=False, cnn_filters=0, lstm_units=0, dropout=0.0
+    )
+    model = build_model(flat, TagSet(("ADR", "Drug")), seed=4)
+    rows = hash_forms(("pain", "nausea", "metoprolol"), 997)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        table, tags = model.get_parameter("words.hashed"), model.tagset.tags
+        table[rows] = torch.tensor([[8.0, 0.0], [5.0, 0.0], [0.0, 8.0]])
+        weight = model.get_parameter("crf.project.weight")
+        weight[tags.index("B-ADR"), 0] = weight[tags.index("B-Drug"), 1] = 1.0
+        model.get_parameter("crf.project.bias")[0] = 3.0
+    save_model(model, path)
+    return path

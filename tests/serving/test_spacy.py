@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from tiny_taggers import save_three_words
 
 import fednotes as fn
 from fednotes.core.errors import FednotesError
-from fednotes.core.types import TagSet
-from fednotes.taggers.corpora import hash_forms
-from fednotes.taggers.saving import build_model, load_model, save_model
-from fednotes.taggers.tagger import TaggerConfig
+from fednotes.taggers.saving import load_model, save_model
 
 spacy = pytest.importorskip("spacy")
 TEXTS = (
@@ -28,23 +25,7 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tagger whose numbers are set by hand: it marks three words, of one it is less sure."""
-    flat = TaggerConfig(
-        hashed_words=997, word_dim=2, characters=False, cnn_filters=0, lstm_units=0, dropout=0.0
-    )
-    model = build_model(flat, TagSet(("ADR", "Drug")), seed=4)
-    rows = hash_forms(("pain", "nausea", "metoprolol"), 997)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        table, tags = model.get_parameter("words.hashed"), model.tagset.tags
-        table[rows] = torch.tensor([[8.0, 0.0], [5.0, 0.0], [0.0, 8.0]])
-        weight = model.get_parameter("crf.project.weight")
-        weight[tags.index("B-ADR"), 0] = weight[tags.index("B-Drug"), 1] = 1.0
-        model.get_parameter("crf.project.bias")[0] = 3.0
-    path = tmp_path_factory.mktemp("spacy") / "model"
-    save_model(model, path)
-    return path
+    return save_three_words(tmp_path_factory.mktemp("spacy") / "model")
 
 
 def offsets(spans: Any) -> list[tuple[int, int, str]]:

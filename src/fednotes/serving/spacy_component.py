@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_type_hints
 
 import numpy as np
 from spacy.language import Language
@@ -134,6 +134,7 @@ def make(
     return Recogniser(model, spans_key, threshold, alignment, device)
 
 
+make.__annotations__ = get_type_hints(make)  # spaCy 3.7 reads no annotation that is a text
 Language.factory(
     "fednotes",
     default_config={"spans_key": "", "threshold": 0.0, "alignment": "expand", "device": "cpu"},
