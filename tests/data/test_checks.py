@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fednotes.core.types import Document, SiteData, Span, TagSet
-from fednotes.data.checks import Finding, check_documents, check_sites
+from fednotes.data.checks import Finding, _identifiers, check_documents, check_sites
 from fednotes.data.formats import FORMATS, corpora, read
 from fednotes.data.notes import read_notes
 from fednotes.data.overlap import (
@@ -376,3 +377,35 @@ def test_a_corpus_is_found_in_itself(corpora: Path) -> None:
     }
     assert len(lines) > 100
     assert all(shares_sentence(line, index) for line in lines)
+
+
+# ---- identifiers ---------------------------------------------------------------------------------
+
+IDENTIFIED = """Patient: Jane Roe, MRN: 00123456, seen by Dr. Okafor on 03/14/2021 and
+March 3rd, 2021. Mary Q. Contrary lives at 12 Old Mill Road, Springfield, IL 62704-1234.
+Call (555) 010-9999 or 555-010-8888 or +49 30 1234 5678, or write to j.roe+x@mail.example.org.
+SSN 078-05-1120."""
+CLEAN = """BP 120/80 on 10 mg; 1/2 tablet; grade 3-4; IL-6; 2-5-10 mg. Seen by Dr.
+[**Last Name 12**] on [**2130-1-1**] and ___, [NAME], <DATE>, XXXX. Parkinson disease.
+May 5 to 10 mg. Call 911. T 36.6."""
+
+
+def test_identifiers_are_counted_by_kind() -> None:
+    """Counted by hand, in an invented note; placeholders and figures of clinical notes are none."""
+    found = check_documents([Document("a", IDENTIFIED), Document("b", CLEAN)])
+    (finding,) = [f for f in found if f.code == "identifiers"]
+    assert finding.counts == {
+        **{"e-mail addresses": 1, "record numbers": 2, "dates": 2, "telephone numbers": 3},
+        **{"addresses": 2, "names": 3, "documents": 1},
+    }
+    assert finding.level == "warning"
+    assert not any(word in finding.message for word in ("Roe", "Okafor", "0012"))
+
+
+def test_identifiers_of_a_long_text_are_found_quickly() -> None:
+    """Texts made to be searched in vain: a second for each million characters at most."""
+    begin = time.monotonic()
+    starts = ("a.", "1-", "Mary ", "[**", "1 A a ", "+1 22 ", "name: ", "_")
+    for start in starts:
+        assert len(list(_identifiers([Document("a", start * 15_000)], "x"))) <= 1
+    assert time.monotonic() - begin < 10

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nervaluate import Evaluator
+from sklearn.metrics import cohen_kappa_score
 from tiny_jobs import JOB, SITES, corpus
 
 from fednotes.core.errors import DataError
 from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.checks import Finding
-from fednotes.data.formats import examine, read
-from fednotes.jobs.checking import Checked, check_files, check_job
+from fednotes.data.formats import examine, read, write
+from fednotes.jobs.checking import Checked, check_against, check_files, check_job
 from fednotes.jobs.predict import evaluate_path
 
 
@@ -350,3 +353,47 @@ def test_runs_are_compared_on_the_data_they_had(tmp_path: Path, give: Any) -> No
     code, _, err = give("compare", run, run, "--samples", 5)
     assert code == 2
     assert "site 'south' has other data, or parts, than when this run was made" in err
+
+
+def test_two_annotators(tmp_path: Path) -> None:
+    """F1 by nervaluate, kappa by scikit-learn, of random annotations of words."""
+    drawn = random.Random(3)
+    words = [[drawn.choice("abc") * 3 for _ in range(12)] for _ in range(9)]
+    tags = [[[drawn.choice(["O", "O", "X", "Y"]) for _ in row] for row in words] for _ in range(2)]
+    made = [
+        tuple(
+            Document(f"d{n}", " ".join(row), tuple(
+                Span(4 * i, 4 * i + 3, tag) for i, tag in enumerate(own[n]) if tag != "O"))
+            for n, row in enumerate(words)
+        )
+        for own in tags
+    ]  # fmt: skip
+    for name, documents in zip("ab", made, strict=True):
+        write([*documents, Document(f"only {name}", "x")], tmp_path / f"{name}.jsonl", "jsonl")
+    found = check_against(tmp_path / "a.jsonl", tmp_path / "b.jsonl", None, "refuse")
+    scores = found.to_dict()["agreement"]
+    flat = [[tag for row in own for tag in row] for own in tags]
+    assert scores["kappa"] == pytest.approx(cohen_kappa_score(*flat), abs=1e-12)
+    spans = [
+        [[{"label": s.label, "start": s.start, "end": s.end} for s in d.spans] for d in own]
+        for own in made
+    ]
+    whole = Evaluator(*spans, tags=["X", "Y"]).evaluate()["overall"]
+    assert scores["strict"] == pytest.approx(whole["strict"].f1, abs=1e-12)
+    assert scores["relaxed"] == pytest.approx(whole["ent_type"].f1, abs=1e-12)
+    assert (scores["documents"], scores["apart"], scores["tokens"]) == (9, 2, 108)
+    told = [f.message for f in found.findings if f.code == "agreement"]
+    assert len(told) == 1
+    assert f"{scores['kappa']:.3f}" in told[0]
+    write([Document("z", "y")], tmp_path / "c.jsonl", "jsonl")
+    with pytest.raises(DataError, match="no document with the id and the text"):
+        check_against(tmp_path / "a.jsonl", tmp_path / "c.jsonl", None, "refuse")
+
+
+def test_annotators_who_say_nothing_agree_in_nothing(tmp_path: Path) -> None:
+    """No mention on either side: no kappa, no division by zero; an empty text has no token."""
+    for name in "ab":
+        write([Document("d", "x y"), Document("e", "")], tmp_path / f"{name}.jsonl", "jsonl")
+    found = check_against(tmp_path / "a.jsonl", tmp_path / "b.jsonl", None, "refuse")
+    assert found.agreement is not None
+    assert (found.agreement["kappa"], found.agreement["tokens"]) == (None, 2)

@@ -402,6 +402,9 @@ def check(
     format: Annotated[str, typer.Option(help="Of the files; guessed if not given.")] = "",
     on_error: OnErrorOption = OnError.refuse,
     settings: Settings = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another annotation of the same documents: do they agree?")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
 ) -> None:
     """What is wrong with a corpus or a job, and what to know of it before training.
@@ -411,7 +414,13 @@ def check(
     """
     from fednotes.serving.api import check as run
 
-    found = run(*targets, format=format, on_error=on_error.value, settings=settings or ())
+    found = run(
+        *targets,
+        format=format,
+        on_error=on_error.value,
+        settings=settings or (),
+        against=against,
+    )
     if json_output:
         console.print_json(data=found.to_dict())
     else:

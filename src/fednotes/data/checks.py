@@ -53,6 +53,13 @@ class Finding:
 
 _TOLD = shipped("data/findings.toml")
 _COUNTED = re.compile(r":[0-9]+$")  # an id that a reader made of a file and a number
+_ASKED = shipped("data/identifiers.toml")
+_PLACEHOLDER = re.compile(_ASKED["placeholder"])
+_LISTS = {"month": _ASKED["month"], "given": "|".join(_ASKED["given"].split())}
+_KINDS = {
+    kind: re.compile(re.sub(r"\{(month|given)\}", lambda m: _LISTS[m[1]], own), re.VERBOSE)
+    for kind, own in _ASKED["kinds"].items()
+}
 RARE = 20  # mentions below which a type can hardly be learnt or measured
 
 
@@ -86,6 +93,7 @@ def check_documents(
     found += _labels(documents, types, tagset is not None, name)
     found += bare_documents(documents, name)
     found += _text(documents, name)
+    found += _identifiers(documents, name)
     if not bad:  # what follows relies on the offsets
         found += _lengths_and_alignment(documents, types, max_tokens, name)
         found += _repeats(documents, name)
@@ -98,6 +106,16 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 def _braces(types: Collection[str]) -> str:
     return "{" + ", ".join(types) + "}"
+
+
+def agreement(scores: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """How well two annotations agree. scores: as `jobs.checking.agreed` counts them."""
+    if apart := scores["apart"]:
+        yield _finding(where, "not_of_both", {"documents": apart})
+    kinds = ("documents", "gold", "predicted", "tokens")
+    rates = ("strict", "relaxed", "kappa")
+    told: dict[str, Any] = {k: "-" if scores[k] is None else f"{scores[k]:.3f}" for k in rates}
+    yield _finding(where, "agreement", {kind: scores[kind] for kind in kinds}, **told)
 
 
 def _labels(
@@ -156,6 +174,22 @@ def _text(documents: Sequence[Document], where: str) -> Iterator[Finding]:
     if odd.total():
         held = sum(number > 0 for number in odd.values())
         yield _finding(where, "unprintable", {"characters": odd.total(), "documents": held})
+
+
+def _identifiers(documents: Sequence[Document], where: str) -> Iterator[Finding]:
+    """What may tell who a patient is, by kind; placeholders of de-identification are none."""
+    found: Counter[str] = Counter()
+    held = 0
+    for document in documents:
+        text, before = _PLACEHOLDER.sub("\n", document.text), found.total()
+        for kind, pattern in _KINDS.items():
+            text, number = pattern.subn("\n", text)
+            found[kind] += number
+        held += found.total() > before
+    if counts := {kind: n for kind, n in found.items() if n}:
+        shown = ", ".join(f"{kind} {n:,}" for kind, n in counts.items())
+        counts = {**counts, "documents": held}
+        yield _finding(where, "identifiers", counts, shown=shown, held=held, of=len(documents))
 
 
 def _lengths_and_alignment(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,20 @@ from fednotes.core.errors import ConfigError, DataError, FednotesError, Problem
 from fednotes.core.types import Document
 from fednotes.data.checks import (
     Finding,
+    agreement,
     check_documents,
     in_two_parts,
     leaks,
     problem_findings,
 )
-from fednotes.data.formats import examine
+from fednotes.data.formats import examine, read
 from fednotes.data.formats.files import OnError
+from fednotes.data.tags import flatten
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.job import Job, Sites
 from fednotes.jobs.job_file import load_job
 from fednotes.jobs.simulate import Part, members_of, parts_of, prepare, summed_securely
+from fednotes.metrics.spans import SpanCounts, token_kappa
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Checked:
     """What a check found.
 
     problems: by file and line, where these are known. number: how many there are, if they are
-    more than are kept. job, sites: of a job, as far as they could be read.
+    more than are kept. job, sites: of a job, as far as they could be read. agreement: with
+    another annotation, as `agreed` counts it.
     """
 
     problems: tuple[Problem, ...] = ()
@@ -40,6 +44,7 @@ class Checked:
     findings: tuple[Finding, ...] = ()
     job: Job | None = None
     sites: Sites | None = None
+    agreement: Mapping[str, Any] | None = None
 
     @property
     def wrong(self) -> tuple[Problem, ...]:
@@ -57,6 +62,7 @@ class Checked:
                 {**asdict(p), "file": p.file or None, "line": p.line or None} for p in wrong
             ],
             "findings": [finding.to_dict() for finding in self.findings],
+            **({} if self.agreement is None else {"agreement": dict(self.agreement)}),
             "counts": {
                 "problems": len(wrong) + left,
                 "kinds": dict(Counter(p.kind for p in wrong)),
@@ -102,6 +108,43 @@ def check_files(
             findings += check_documents(documents, None, name)
     findings += (*in_two_parts(parts, "corpus"), *leaks(parts, "corpus"))
     return Checked(tuple(wrong), number, tuple(findings))
+
+
+def check_against(path: Path, other: Path, format: str | None, on_error: OnError) -> Checked:
+    """Check a corpus, and how well another annotation of the same documents agrees with it.
+
+    Raises as `check_files`, DataError where the other one cannot be read or none of its documents
+    is one of these.
+    """
+    found = check_files([path], format, on_error)
+    documents, _ = examine(path, format)
+    scores = agreed(documents, read(other, None, on_error))
+    if not scores["documents"]:
+        raise DataError(f"{other}: no document with the id and the text of one in {path}")
+    told = (*found.findings, *agreement(scores, path.name))
+    return replace(found, findings=told, agreement=scores)
+
+
+def agreed(one: Iterable[Document], other: Iterable[Document]) -> dict[str, Any]:
+    """How well two annotations agree: of documents with the same id and text.
+
+    F1 of mentions, flattened to the outermost, strict and relaxed (any overlap), over all types
+    and by type; Cohen's kappa of the tokens' types. apart: documents that only one of them has.
+    """
+    known = {document.id: document for document in other}
+    mine = list(one)
+    pairs = [(d, known[d.id]) for d in mine if d.id in known and known[d.id].text == d.text]
+    flat = [
+        [replace(pair[i], spans=flatten(pair[i].spans, "outermost")[0]) for pair in pairs]
+        for i in (0, 1)
+    ]
+    counts = SpanCounts.of(flat[0], flat[1])
+    tokens, kappa = token_kappa(flat[0], flat[1])
+    f1 = {kind: counts.total.score(kind)["f1"] for kind in ("strict", "relaxed")}
+    by_type = {name: own.score("strict")["f1"] for name, own in counts.by_type.items()}
+    numbers = {"documents": len(pairs), "apart": len(mine) + len(known) - 2 * len(pairs)}
+    numbers |= {"gold": counts.total.gold, "predicted": counts.total.predicted, "tokens": tokens}
+    return {**numbers, **f1, "kappa": kappa, "strict_by_type": by_type}
 
 
 def check_job(name: str, settings: tuple[str, ...] = ()) -> Checked:

@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.core.types import Counts, Document, Span
-from fednotes.data.text import normalise
+from fednotes.core.types import Counts, Document, Span, TagSet
+from fednotes.data.tags import encode, flatten, types_of
+from fednotes.data.text import normalise, tokenize
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -193,6 +194,23 @@ def micro_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, Scores]:
     counts = [TypeCounts(**{k: round(v) for k, v in each["counts"].items()}) for each in scores]
     total = sum(counts, TypeCounts())
     return {definition: total.score(definition) for definition in DEFINITIONS}
+
+
+def token_kappa(one: Sequence[Document], other: Sequence[Document]) -> tuple[int, float | None]:
+    """The number of tokens of two annotations of the same documents, and Cohen's kappa of their
+    types (the outermost mention's, or none); None where both have one type throughout.
+
+    J. Cohen, Educational and Psychological Measurement 20 (1960): (p_o - p_e) / (1 - p_e).
+    """
+    tagset = TagSet(types_of([*one, *other]), "IO")
+    table = np.zeros((len(tagset.tags),) * 2)  # tokens by their type in both
+    for documents in zip(one, other, strict=True):
+        tokens = tokenize(documents[0].text)
+        pair = (encode(flatten(d.spans, "outermost")[0], tokens, tagset)[0] for d in documents)
+        np.add.at(table, tuple(pair), 1)
+    number = table.sum()
+    same, chance = np.trace(table), (table.sum(0) * table.sum(1)).sum() / max(number, 1)
+    return int(number), float((same - chance) / (number - chance)) if number > chance else None
 
 
 def forms_of(documents: Sequence[Document]) -> frozenset[str]:

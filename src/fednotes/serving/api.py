@@ -19,7 +19,7 @@ from fednotes.data.formats.files import OnError
 from fednotes.engines.rounds import RoundResult
 from fednotes.jobs import compare as comparing
 from fednotes.jobs import simulate as simulating
-from fednotes.jobs.checking import Checked, check_files, check_job
+from fednotes.jobs.checking import Checked, check_against, check_files, check_job
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import built_in_jobs, load_table, over, parse_job
 from fednotes.jobs.predict import Evaluation, documents_of, evaluate_documents, gold_of
@@ -57,10 +57,12 @@ def check(
     format: str | None = None,
     on_error: OnError = "refuse",
     settings: Sequence[str] = (),
+    against: PathLike | None = None,
 ) -> Checked:
     """What is wrong with a job (its file or name), or with a corpus or the parts of one.
 
-    format, on_error: of a corpus. settings: of a job, such as "seed=2". Counts and places, never
+    format, on_error: of a corpus. settings: of a job, such as "seed=2". against: another annotation
+    of a corpus's documents, whose agreement with it is told. Counts and places, never
     text. Raises DataError for a path that does not exist.
     """
     names = [str(target) for target in targets]
@@ -70,13 +72,17 @@ def check(
     if named := [name for name in names if name.endswith(".toml") or name in known]:
         if len(names) > 1:
             raise ConfigError(f"{named[0]}: check one job at a time, and nothing beside it")
-        if format or on_error == "skip":
-            option = "--format" if format else "--on-error"
+        if format or against or on_error == "skip":
+            option = "--format" if format else "--against" if against else "--on-error"
             raise ConfigError(f"{option} is for a corpus; a job's sites have their own")
         return check_job(named[0], tuple(settings))
     if settings:
         raise ConfigError("--set is for a job; this is a corpus")
-    return check_files([Path(name) for name in names], format or None, on_error)
+    if against is None:
+        return check_files([Path(name) for name in names], format or None, on_error)
+    if len(names) > 1:
+        raise ConfigError("--against compares one corpus with another: name one")
+    return check_against(Path(names[0]), Path(against), format or None, on_error)
 
 
 def job(source: PathLike | Mapping[str, Any] | None = None, /, **changes: Any) -> Job:
