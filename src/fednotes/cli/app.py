@@ -120,6 +120,7 @@ def simulate(
     from fednotes.cli.display import RichDisplay, nothing_judged, result_tables
     from fednotes.jobs.job_file import load_job
     from fednotes.jobs.simulate import simulate as run
+    from fednotes.report.card import write_cards
     from fednotes.report.html import write_report
 
     parsed = load_job(job, tuple(settings or ()))
@@ -141,6 +142,7 @@ def simulate(
     for table in result_tables(result):
         console.print(table)
     _tell(result.notes)
+    write_cards(out)
     say(f"report: {write_report(out)}")
 
 

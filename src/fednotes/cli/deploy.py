@@ -305,6 +305,7 @@ def _abort(out: Path, on: Path | None) -> None:
 
 
 def _told(out: Path, name: str, result: RunResult) -> None:
+    from fednotes.report.card import write_cards
     from fednotes.report.html import write_report
 
     f1 = result.metrics.get("valid_f1")
@@ -314,6 +315,7 @@ def _told(out: Path, name: str, result: RunResult) -> None:
     for sharing, scores in result.sites.items():
         if scores:
             say(f"{sharing} shares its scores: {json.dumps(scores['federated'])[:200]}")
+    write_cards(out)
     say(f"report: {write_report(out)}")
     say(f"each site has its model and its own scores in KIT/results/{name}")
     made = out / "model"

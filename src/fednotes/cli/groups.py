@@ -264,6 +264,21 @@ def export_onnx(
     say(f"{out}: model.onnx, and what it reads; docs/use.md has a program for it")
 
 
+@exports.command("card")
+def export_card(
+    model: Saved, out: Annotated[Path | None, typer.Argument(help="A file; else stdout.")] = None
+) -> None:
+    """What a model is, how it was made and what it can do, as a README.md."""
+    from fednotes.core.store import write_out
+    from fednotes.report.card import card
+
+    text = card(model)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        write_out(out, text)
+
+
 @jobs.command("keys")
 def job_keys(
     table: Annotated[str, typer.Argument(help="Of one table, such as sites, training, top.")] = "",

@@ -25,7 +25,7 @@ from fednotes.core.parsing import (
     shipped,
 )
 from fednotes.core.store import write_json
-from fednotes.metrics.gap import Gap, Verdict, verdict
+from fednotes.metrics.gap import Gap, Verdict, judged, verdict
 
 VERSION = 1  # of summary.json; before it, files had none
 CONDITIONS = ("alone", "federated", "pooled")
@@ -104,6 +104,13 @@ class RunResult(BaseModel):
         """What the federation gave over each site alone: to one site, or to the means."""
         return verdict([*self.sites.values()] if site is None else [self.sites.get(site, {})])
 
+    def interval(self, site: str, condition: str) -> tuple[float, float] | None:
+        """Where the F1 of one site's model lies in 95 % of tests with as much test data."""
+        found = judged(mapping(mapping(self.sites.get(site)).get(condition)))
+        if found is None or found[0] < 0:  # of a loss
+            return None
+        return max(0.0, found[0] - 1.96 * found[1]), min(1.0, found[0] + 1.96 * found[1])
+
     def table(self) -> list[dict[str, Any]]:
         """A row for each site and condition, then for "mean", over sites: scores on test data, as
         fractions, by names such as "strict_f1"."""
@@ -161,7 +168,8 @@ def _cell(value: object) -> str:
 class Outcome(BaseModel):
     """done.json: what a finished part of a run left. scores: of each site, valid likewise.
 
-    described: how much of the model travels, for people. eta: the trained and sent share.
+    examples: of all its sites, that it was trained on. described: how much of the model travels,
+    for people. eta: the trained and sent share.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -171,6 +179,7 @@ class Outcome(BaseModel):
     seconds: float
     bytes_up: int
     bytes_down: int
+    examples: int = 0
     described: str = ""
     eta: float | None = None
     valid: dict[str, float | None] = {}

@@ -273,6 +273,7 @@ class _Run:
             seconds=engine.seconds,
             bytes_up=engine.bytes_up,
             bytes_down=engine.bytes_down,
+            examples=sum(member.num_examples for member in members),
             described=members[0].described(),
             eta=members[0].eta,
             valid={member.id: member.valid_score for member in members},
@@ -339,7 +340,7 @@ def _result(
         by[name.split("/")[0]].append(outcome)
     each = {c: {s: of for o in own for s, of in o.scores.items()} for c, own in by.items()}
     scores = {site: {c: of[site] for c, of in each.items()} for site in ids}
-    spent = ("bytes_down", "bytes_up", "rounds", "seconds")
+    spent = ("bytes_down", "bytes_up", "examples", "rounds", "seconds")
     conditions = {c: {k: sum(getattr(o, k) for o in own) for k in spent} for c, own in by.items()}
     mean = {c: mean_scores([of[site] for site in ids]) for c, of in each.items()}
     federated = outcomes.get("federated")

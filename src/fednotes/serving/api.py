@@ -33,6 +33,7 @@ from fednotes.metrics.calibration import (
 )
 from fednotes.metrics.calibration import calibrate as fit_calibration
 from fednotes.patients.classifiers import fit_platt, platt_sums
+from fednotes.report.card import write_cards
 from fednotes.serving.models import MentionModel, load
 
 Progress = Callable[[str, RoundResult], None]
@@ -128,9 +129,11 @@ def simulate(
     """
     shown = _Told(progress) if progress else None
     made = source if isinstance(source, Job) else job(source)
-    return simulating.simulate(
+    result = simulating.simulate(
         made, Path(out), resume=resume, overwrite=overwrite, device=device, display=shown
     )
+    write_cards(Path(out))
+    return result
 
 
 class _Told(simulating.Display):

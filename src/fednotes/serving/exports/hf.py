@@ -16,6 +16,7 @@ from pathlib import Path
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import read_json
 from fednotes.encoders.pretrained import positions_of
+from fednotes.report.card import CARD, card
 from fednotes.serving.exports import into, require_mentions
 from fednotes.taggers.saving import load_model
 from fednotes.taggers.token_classifier import TokenClassifier
@@ -38,6 +39,7 @@ def export_hf(model: Path, out: Path) -> None:
 
     def fill(folder: Path) -> None:
         loaded.save(folder)
+        (folder / CARD).write_text(card(model), encoding="utf-8")
         config = folder / "config.json"
         facts = read_json(config, strict=False)
         facts["id2label"] = {row: _as_bio(tag) for row, tag in facts["id2label"].items()}

@@ -1,0 +1,152 @@
+"""The card of a saved model: what it is, how it was made, what it can do, as a README.md.
+
+It is written for people who get the model and know nothing of the run, in Hugging Face's form.
+It has sums and means over sites, the scores of the site whose model it is, and no name of a site:
+the others' sizes and scores are theirs to tell. `templates/card.md` has the words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fednotes.core.cleaning import one_line
+from fednotes.core.errors import ModelError
+from fednotes.core.parsing import kept_table, mapping, number
+from fednotes.core.store import write_text
+from fednotes.jobs.results import CONDITIONS, SCORES, SUMMARY, RunResult, read_result
+
+CARD = "README.md"
+_DESCRIBED = ("tagger.json", "model.json", "phenotyper.json", "config.json")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|#$])")  # in Markdown
+_HIDDEN = ("sites", "synthetic", "silos", "title", "method", "seed", "conditions")  # of a job
+_HIDING = 3  # sites; of two, one's scores and the mean tell the other's
+_ABOVE = 6  # folders in which a model's run is looked for
+
+
+def write_cards(run: Path) -> None:
+    """Lay a card beside each model of a run that has none: a person may have edited one."""
+    for folder in sorted(run.rglob("model")):
+        if not (folder / CARD).exists() and _described(folder):
+            write_text(folder / CARD, card(folder, run))
+
+
+def card(model: Path, run: Path | None = None) -> str:
+    """The card of a saved model.
+
+    run: its run's folder; looked for above the model's if not given. Without one the card says what
+    the model is, and the scores that lie beside it. Raises ModelError where there is no model,
+    DataError for a damaged run.
+    """
+    facts = _described(model)
+    if not facts:
+        raise ModelError(f"{model}: no model here; name the folder that training wrote")
+    above = [p for p in model.resolve().parents[:_ABOVE] if (p / SUMMARY).is_file()]
+    place = run or next(iter(above), None)
+    result, job = RunResult(), dict[str, Any]()
+    if place is not None:
+        result, job = read_result(place), kept_table(place / "job.json")
+    condition, site = "federated", ""
+    if place is not None:
+        parts = model.resolve().relative_to(place.resolve()).parts
+        condition = next((p for p in parts if p in CONDITIONS), condition)
+        site = parts[-2] if len(parts) > 2 and parts[-3] == "sites" else ""
+    own = mapping(mapping(result.sites.get(site)).get(condition))
+    own = own or kept_table(model.parent / "scores.json")
+    whole = mapping(result.mean.get(condition))
+    environment = Environment(
+        loader=PackageLoader("fednotes.report"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"plain": _plain, "quoted": _quoted, "code": _code}
+    verdict = result.verdict(site if site in result.sites else None)
+    return environment.get_template("card.md").render(
+        **_model(facts),
+        result=result,
+        verdict=verdict if condition == "federated" else None,
+        condition=condition,
+        of_site=bool(own),
+        scores=list(_scores(own or whole)),
+        mean=list(_scores(whole)) if own and len(result.sites) >= _HIDING else [],
+        types=list(_types(own or whole)),
+        interval=result.interval(site, condition),
+        spent=mapping(result.conditions.get(condition)),
+        tested=number(result.micro, condition, "support"),
+        secure=bool(mapping(result.config.get("federation")).get("secure_sum")),
+        promised=mapping(mapping(result.model_dump().get("privacy")).get(condition)),
+        settings=[(k, v) for k, v in _flat(result.config) if k.split(".")[0] not in _HIDDEN],
+        job={key: str(job.get(key, "")) for key in ("job", "fingerprint")},
+    )
+
+
+def _described(model: Path) -> dict[str, Any]:
+    """What a model's folder says of itself; empty where it is none."""
+    return next((found for name in _DESCRIBED if (found := kept_table(model / name))), {})
+
+
+def _model(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Kind, labels and version, of whatever kind."""
+    labels = [str(t) for t in mapping(facts.get("tagset")).get("types", ())]
+    if "id2label" in facts:
+        tags = [str(tag) for tag in mapping(facts["id2label"]).values()]
+        labels = [*dict.fromkeys(tag.partition("-")[2] for tag in tags if "-" in tag)]
+    own = facts.get("fednotes")
+    patients = facts.get("kind") == "phenotyper"
+    return {
+        "kind": facts.get("kind", "token-classifier"),
+        "library": "transformers" if "id2label" in facts else "fednotes",
+        "labels": facts.get("phenotypes") or facts.get("code_names") if patients else labels,
+        "patients": patients,
+        "version": own.get("version", "?") if isinstance(own, dict) else own or "?",
+    }
+
+
+def _scores(scores: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
+    """Kind, measure and value of whatever was measured."""
+    for kind, of in SCORES.items():
+        for measure in of["measures"]:
+            if (value := number(scores, kind, measure)) is not None:
+                yield of["title"], measure, value
+
+
+def _types(scores: Mapping[str, Any]) -> Iterator[tuple[str, float | None, float | None]]:
+    """Of each type strict and relaxed F1; of each disease F1 and AUROC."""
+    for name, of in mapping(scores.get("by_type")).items():
+        yield name, number(of, "strict", "f1"), number(of, "relaxed", "f1")
+    for name, of in mapping(scores.get("by_output")).items():
+        yield name, number(of, "f1"), number(of, "auroc")
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            text = str(value)
+            with suppress(ValueError):  # a place is nobody's business
+                text = Path(text).name if "/" in text else text
+            yield f"{above}{key}", text
+
+
+def _plain(value: object) -> str:
+    """Anybody's text as a line of Markdown."""
+    return _SPECIAL.sub(r"\\\1", one_line(value, 200))
+
+
+def _code(value: object) -> str:
+    """Anybody's text between backticks."""
+    return one_line(value, 200).replace("`", "'")
+
+
+def _quoted(value: object) -> str:
+    """Anybody's text in YAML."""
+    return json.dumps(one_line(value, 200))

@@ -1,0 +1,126 @@
+"""What stands in a model's card, and what does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_jobs import TABLE
+from typer.testing import CliRunner
+
+from fednotes.cli.app import app
+from fednotes.core.errors import ModelError
+from fednotes.report.card import card, write_cards
+
+yaml = pytest.importorskip("yaml")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three generated sites, alone and federated."""
+    folder = tmp_path_factory.mktemp("cards")
+    table = {
+        **TABLE,
+        "title": "Tiny `job`\n---\nlicense: mit",
+        "conditions": ["alone", "federated"],
+    }
+    tables = {k: v for k, v in table.items() if isinstance(v, dict)}
+    lines = [f"{k} = {json.dumps(v)}" for k, v in table.items() if k not in tables]
+    for name, rows in tables.items():
+        lines += [f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in rows.items())]
+    (folder / "job.toml").write_text("\n".join(lines))
+    made = CliRunner().invoke(
+        app, ["simulate", str(folder / "job.toml"), "--out", str(folder / "run")]
+    )
+    assert made.exit_code == 0, made.output
+    return folder / "run"
+
+
+def head(text: str) -> dict[str, Any]:
+    """The YAML at the beginning."""
+    start, front, _ = text.split("---\n", 2)
+    assert start == ""
+    found: dict[str, Any] = yaml.safe_load(front)
+    return found
+
+
+def test_every_model_of_a_run_has_its_card(run: Path) -> None:
+    """The numbers are those of summary.json; the size of the training data is a sum over sites."""
+    summary = json.loads((run / "summary.json").read_text())
+    cards = {path.parent.relative_to(run): path for path in run.rglob("README.md")}
+    assert len(cards) == 6
+    site = sorted(summary["sites"])[0]
+    text = cards[Path("federated", "sites", site, "model")].read_text()
+    front = head(text)
+    assert front["license"] == "other"
+    assert front["pipeline_tag"] == "token-classification"
+    metrics = {m["name"]: m["value"] for m in front["model-index"][0]["results"][0]["metrics"]}
+    own = summary["sites"][site]["federated"]
+    assert metrics["Strict f1"] == pytest.approx(own["strict"]["f1"], abs=5e-5)
+    assert f"| Strict | f1 | {own['strict']['f1']:.3f} |" in text
+    total = summary["conditions"]["federated"]["examples"]
+    assert total <= 3 * 30
+    assert f"Trained on {total} examples of all sites together" in text
+    assert json.loads((run / "job.json").read_text())["fingerprint"] in text
+    assert "fedner" in text
+    assert "Seed 2;" in text
+    assert "Notes stayed at their sites" in text
+    alone = cards[Path("alone", site, "sites", site, "model")].read_text()
+    assert "by one site on its own notes" in alone
+    assert "Notes stayed" not in alone
+
+
+def test_a_card_names_no_site_and_none_of_its_sizes(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    for path in run.rglob("README.md"):
+        words = path.read_text()
+        assert not any(site in words for site in summary["sites"])
+        assert str(run.parent) not in words
+
+
+def test_of_two_sites_no_mean_tells_the_others_score(run: Path, tmp_path: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    kept = dict(sorted(summary["sites"].items())[:2])
+    (tmp_path / "summary.json").write_text(json.dumps({**summary, "sites": kept}))
+    site = next(iter(kept))
+    model = tmp_path / "federated" / "sites" / site / "model"
+    model.mkdir(parents=True)
+    (model / "tagger.json").write_bytes(
+        (run / "federated" / "sites" / site / "model" / "tagger.json").read_bytes()
+    )
+    mean = f"{summary['mean']['federated']['strict']['f1']:.3f}"
+    assert "mean of the sites" in card(run / "federated" / "sites" / site / "model")
+    assert "mean of the sites" not in card(model)
+    assert mean not in card(model) or mean == f"{kept[site]['federated']['strict']['f1']:.3f}"
+
+
+def test_what_others_wrote_stays_a_line(run: Path) -> None:
+    """A title cannot end the head, nor set the license."""
+    path = next(run.rglob("README.md"))
+    assert "\n# Tiny \\`job\\` --- license: mit\n" in path.read_text()
+    assert head(path.read_text())["license"] == "other"
+
+
+def test_a_card_that_a_person_edited_stays(run: Path) -> None:
+    path = next(run.rglob("README.md"))
+    written = path.read_text()
+    path.write_text("mine")
+    write_cards(run)
+    assert path.read_text() == "mine"
+    again = CliRunner().invoke(app, ["export", "card", str(path.parent), str(path)])
+    assert again.exit_code == 0
+    assert path.read_text() == written
+
+
+def test_a_model_without_its_run_has_a_card_too(run: Path, tmp_path: Path) -> None:
+    source = next((run / "federated").rglob("tagger.json")).parent
+    (tmp_path / "model").mkdir()
+    for name in ("tagger.json", "tagger.safetensors"):
+        (tmp_path / "model" / name).write_bytes((source / name).read_bytes())
+    text = card(tmp_path / "model")
+    assert "model-index" not in head(text)
+    assert "None are known here" in text
+    with pytest.raises(ModelError, match="no model here"):
+        card(tmp_path)
