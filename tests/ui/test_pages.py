@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import zipfile
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from pages import Tree
 
-from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.errors import DataError, FednotesError
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import read
 from fednotes.ui.pages import Desk, application, shown
@@ -249,6 +248,16 @@ def test_decisions_are_kept_and_reach_every_export(file_of: Path, tmp_path: Path
     assert at("codeine", "Drug") in review(file_of).corrected()[0].spans
 
 
+def test_what_a_format_cannot_hold_is_named_before_it_is_saved(file_of: Path) -> None:
+    """A type with a blank in it: brat has words alone."""
+    browser = client(review(file_of, [Document("n", TEXT, (at("rash", "Skin ADR"),))], ()))
+    asked = browser.get("/export/brat")
+    assert (asked.status_code, "cannot hold all" in asked.text) == (409, True)
+    assert 'href="/export/brat?anyway=1"' in asked.text
+    assert browser.get("/export/brat?anyway=1").content.startswith(b"PK")
+    assert browser.get("/export/jsonl").status_code == 200
+
+
 def test_what_the_model_does_not_know_stays_in_the_notes(file_of: Path) -> None:
     """Types of other annotators, nested and discontinuous mentions, which are not compared."""
     broken = Span(5, 24, "Drug", ((5, 12), (17, 24)))
@@ -328,6 +337,7 @@ def test_what_is_too_long_or_no_form_is_refused(file_of: Path) -> None:
     assert "aspirin" in browser.post("/try", data={"text": TEXT}).text
     assert browser.delete("/try").status_code == 405
     assert browser.get("/static/..%2f..%2fpages.py").status_code == 404
+    assert "written are jsonl, brat" in browser.get("/export/exe").text
     for query in ("page=-1", "page=99999999999", "least=nan", "most=1e999", "kind=x&order=y"):
         assert browser.get(f"/errors?{query}").status_code == 200
 
@@ -350,6 +360,3 @@ def test_paths_that_are_no_model_and_notes_are_refused(
     code, _, told = give("ui", tmp_path)
     assert (code, told.count("\n")) == (2, 1)
     assert "fednotes ui MODEL NOTES" in told
-    with pytest.raises(ConfigError, match="written are jsonl, brat"):
-        review(tmp_path / "c.json").export("exe")
-    assert json.dumps(told)

@@ -7,6 +7,7 @@ other site in the same browser reads or writes here. Nothing is fetched from any
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from bisect import bisect_left
@@ -25,9 +26,10 @@ from markupsafe import Markup, escape
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
 from fednotes.core.types import Document, Span
-from fednotes.data.formats import read
+from fednotes.data.formats import LossyError, read
 from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.jobs.compare import Comparison, compare_runs
+from fednotes.jobs.predict import documents_of
 from fednotes.jobs.results import SUMMARY, read_lines, size
 from fednotes.jobs.simulate import is_run, so_far
 from fednotes.metrics.spans import KINDS
@@ -36,6 +38,7 @@ from fednotes.rules.ledger import ledger_of, show, verify
 from fednotes.serving.models import MentionModel, load
 from fednotes.taggers.saving import is_model
 from fednotes.ui.review import (
+    EXPORTS,
     ORDERS,
     Filter,
     Item,
@@ -44,7 +47,6 @@ from fednotes.ui.review import (
     compared,
     kinds_of,
     of_run,
-    offered,
 )
 
 if TYPE_CHECKING:
@@ -339,7 +341,7 @@ class Pages:
             counts=counts,
             sums=kinds_of(counts),
             orders=ORDERS,
-            formats=offered(),
+            exports=EXPORTS,
         )
 
     def item(self, request: Request, form: Form) -> Response:
@@ -397,7 +399,15 @@ class Pages:
         review = self._review()
         if review is None:
             raise ConfigError("the notes are still being read: nothing was exported")
-        name, data = review.export(request.path_params["format"])
+        format = request.path_params["format"]
+        if format not in EXPORTS:
+            raise ConfigError(f"{format}: written are {', '.join(EXPORTS)}")
+        try:
+            name, data = review.export(format, bool(request.query_params.get("anyway")))
+        except LossyError as error:
+            kinds = ", ".join(f"{kind} ({number:,})" for kind, number in error.lost.items())
+            why = f"{EXPORTS[format]} cannot hold all of these notes: {kinds}. The notes are whole."
+            return self.page("message.html", 409, why=why, status=409, anyway=request.url.path)
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(data, media_type="application/octet-stream", headers=headers)
 
@@ -544,7 +554,10 @@ def opened(
         if not isinstance(model, MentionModel):
             raise ConfigError(f"{models[0]}: it finds no mentions; the page is for models that do")
         desk.model, desk.about, desk.sure = model, str(models[0]), model.confidence
-        read_in = {name: read(path, format or None) for name, path in named(notes).items()}
+        read_in = {
+            name: read(path, format) if format else documents_of(str(path))
+            for name, path in named(notes).items()
+        }
 
         def tagged() -> Review:
             made = (compared(name, own, model.types, model) for name, own in read_in.items())
@@ -574,6 +587,7 @@ def serve_page(desk: Desk, port: int, say: Callable[[str], None]) -> None:
     config = uvicorn.Config(
         application(desk), HOST, port, log_config=None, access_log=False, server_header=False
     )
+    logging.getLogger("uvicorn.error").addHandler(logging.NullHandler())  # told in our words below
     try:
         socket = config.bind_socket()
     except SystemExit as error:

@@ -24,7 +24,7 @@ from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.parsing import JsonError, read_json
 from fednotes.core.store import write_json
 from fednotes.core.types import Document, Span
-from fednotes.data.formats import FORMATS
+from fednotes.data.formats import write
 from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.jobs.compare import job_of, model_folder, require_same
 from fednotes.jobs.job import load_sites
@@ -32,7 +32,7 @@ from fednotes.metrics.spans import KINDS, judged_mentions
 from fednotes.serving.models import MentionModel
 from fednotes.taggers.saving import load_model
 
-EXPORTS = ("jsonl", "brat", "label-studio")  # those of them that are there
+EXPORTS = {"jsonl": "JSONL", "brat": "brat (.zip)", "label-studio": "Label Studio"}
 _ALTERNATIVES = 4  # types that are shown of one mention
 ORDERS = ("place", "certain", "uncertain")
 Action = Literal["gold", "predicted", "label-gold", "label-predicted", "delete"]
@@ -357,26 +357,21 @@ class Review:
                 found.append(replace(document, id=name, spans=spans))
         return tuple(found)
 
-    def export(self, format: str) -> tuple[str, bytes]:
-        """A file's name and content: the corrected notes; a folder is one .zip."""
-        if format not in offered():
-            raise ConfigError(f"{format}: written are {', '.join(offered())}")
+    def export(self, format: str, allow_loss: bool = False) -> tuple[str, bytes]:
+        """A file's name and content: the corrected notes; a folder is one .zip.
+
+        Raises LossyError for what the format cannot hold, unless that is agreed to.
+        """
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "corrected"
-            FORMATS[format].write(self.corrected(), target)
+            write(self.corrected(), target, format, allow_loss)
             if target.is_file():
-                ending = "jsonl" if format == "jsonl" else "json"
-                return f"corrected.{ending}", target.read_bytes()
+                return f"corrected.{'jsonl' if format == 'jsonl' else 'json'}", target.read_bytes()
             packed = io.BytesIO()
             with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
                 for file in sorted(path for path in target.rglob("*") if path.is_file()):
                     archive.write(file, file.relative_to(target).as_posix())
             return "corrected.zip", packed.getvalue()
-
-
-def offered() -> list[str]:
-    """The formats of corrected notes."""
-    return [name for name in EXPORTS if hasattr(FORMATS.get(name), "write")]
 
 
 def kinds_of(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
