@@ -151,3 +151,17 @@ def test_what_fits_nowhere_is_refused(runs: Path) -> None:
     for paths in ([runs / "nothing"], [runs], models):
         with pytest.raises(ConfigError, match="fednotes ui MODEL NOTES"):
             opened(paths)
+
+
+def test_names_of_runs_and_sites_are_text(runs: Path, tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    shutil.copytree(runs / "one", tmp_path / hostile)
+    kept = tmp_path / hostile / SUMMARY
+    table = json.loads(kept.read_text("utf-8"))
+    table["title"], table["sites"] = hostile, {hostile: next(iter(table["sites"].values()))}
+    kept.write_text(json.dumps(table), "utf-8")
+    browser = client(opened([runs / "one", tmp_path / hostile]))
+    for path in ("/runs", "/runs/1", "/compare"):
+        text = browser.get(path).text
+        assert "&lt;img src=x onerror=alert(1)&gt;" in text
+        assert "<img" not in text
