@@ -456,6 +456,10 @@ def test_fhir_of_hospitals(file: File, tmp_path: Path) -> None:
             {"contentType": "text/plain; charset=klingon", "data": "QQ=="},
             "not in the character set",
         ),
+        (
+            {"contentType": "text/plain; charset=punycode", "data": "QQ=="},
+            "not in the character set",
+        ),
         ({"contentType": "text/html", "data": ""}, "no attachment of the type text/plain"),
         ("x", "parts|no attachment"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import threading
@@ -110,7 +111,7 @@ def test_the_schema_names_what_is_asked_and_answered(client: TestClient) -> None
     ("body", "status", "said"),
     [
         (b"", 422, "body"),
-        (b"{", 422, "JSON"),
+        (b"{\n[", 422, "line 2"),
         (b"[1, 2]", 422, "body"),
         (b'{"text": "%s", "more": 1}' % SECRET.encode(), 422, "more"),
         (b'{"text": ["%s"]}' % SECRET.encode(), 422, "body.text"),
@@ -120,15 +121,16 @@ def test_the_schema_names_what_is_asked_and_answered(client: TestClient) -> None
         (b'{"text": "a", "texts": ["b"]}', 422, "`text` or `texts`"),
         (b"{}", 422, "`text` or `texts`"),
         (b'{"text": "a", "threshold": 2}', 422, "body.threshold"),
-        (b'{"text": "a", "threshold": NaN}', 422, "body.threshold"),
+        (b'{"text": "a", "threshold": NaN}', 422, "NaN"),
         (b'{"text": "a", "threshold": "%s"}' % SECRET.encode(), 422, "body.threshold"),
         (b'{"text": "a", "offsets": "%s"}' % SECRET.encode(), 422, "body.offsets"),
         (b'{"text": "%s \\ud800"}' % SECRET.encode(), 422, "half a character"),
-        (b'{"text": "\xff"}', 400, ""),
-        (b"[" * 100_000, 400, ""),
+        (b'{"text": "\xff"}', 422, "UTF-8"),
+        (b'{"text": "%s", "text": "b"}' % SECRET.encode(), 422, "twice"),
+        (b"[" * 100_000, 422, "too deep"),
         (b'{"texts": [%s]}' % b",".join([b'"a"'] * 65), 413, "at most 64"),
         (b'{"text": "%s"}' % (b"a" * 100_001), 413, "text 1 has 100,001"),
-        (b'{"text": "%s"}' % (b"," * 2_100_000), 413, "at most"),
+        (b'{"text": "%s"}' % (b"," * 2_100_000), 422, "values"),
         (b'{"text": "%s"}' % (b"a" * 4_000_000), 413, "at most 4,000,000 bytes"),
     ],
 )
@@ -244,6 +246,71 @@ def test_phenotypes_of_patients(tmp_path: Path) -> None:
         assert told.status_code == 422
         many = {"patients": {"p1": ["a"] * 40, "p2": ["a"] * 40}}
         assert client.post("/predict", json=many).status_code == 413
+
+
+# ---- FHIR ------------------------------------------------------------------------------------
+
+
+def _document(text: str, **more: Any) -> dict[str, Any]:
+    data = base64.b64encode(text.encode()).decode()
+    held = {"contentType": "text/plain; charset=utf-8", "data": data, "title": "Note"}
+    resource = {"resourceType": "DocumentReference", "id": "d1", "status": "current"}
+    return {**resource, "content": [{"attachment": held}], **more}
+
+
+def test_fhir_comes_back_with_mentions_and_is_else_as_it_was(client: TestClient) -> None:
+    """The answer is valid by fhir.resources, and without the extensions what was sent."""
+    valid = pytest.importorskip("fhir.resources.R4B.bundle").Bundle
+    other = {"url": "urn:other", "valueString": "stays"}
+    old = {"url": "urn:fednotes:mention", "extension": [{"url": "label", "valueString": "OLD"}]}
+    text = "😀 Anna saw Bo \r\n and Cy"
+    first = _document(text, extension=[other, old], subject={"reference": "Patient/7"})
+    second = {
+        **{"resourceType": "DiagnosticReport", "id": "r1", "status": "final"},
+        "code": {"text": "Discharge summary"},
+        "presentedForm": [first["content"][0]["attachment"]],
+    }
+    patient = {"resourceType": "Patient", "id": "7"}
+    held = [{"resource": each} for each in (patient, first, second)]
+    sent = {"resourceType": "Bundle", "type": "collection", "entry": held}
+    headers = {"content-type": "application/fhir+json; charset=utf-8"}
+    answer = client.post("/fhir?threshold=0.4", content=json.dumps(sent), headers=headers)
+    assert answer.headers["content-type"] == "application/fhir+json"
+    valid.model_validate(answer.json())
+    got = [entry["resource"] for entry in answer.json()["entry"]]
+    assert [each["id"] for each in got] == ["d1", "r1"]
+    for each, was in zip(got, (first, second), strict=True):
+        found = each.pop("extension")
+        assert {k: v for k, v in was.items() if k != "extension"} == each
+        mentions = [e["extension"] for e in found if e["url"] == "urn:fednotes:mention"]
+        places = [[p["valueInteger"] for p in m if "valueInteger" in p] for m in mentions]
+        assert [text[start:end] for start, end in places] == ["Bo", "Cy"]
+        assert [e for e in found if e["url"] == "urn:other"] == [other] * (was is first)
+
+
+@pytest.mark.parametrize(
+    ("resource", "code", "said"),
+    [
+        ({"resourceType": "Bundle", "entry": 5}, "invalid", "entry"),
+        (
+            _document("a", content=[{"attachment": {"contentType": "text/html"}}]),
+            "invalid",
+            "plain",
+        ),
+        (_document("a" * 100_001), "too-long", "100,001"),
+        ([1], "invalid", "dictionary"),
+    ],
+)
+def test_fhir_that_is_wrong_is_an_outcome(
+    client: TestClient, words: Words, resource: Any, code: str, said: str
+) -> None:
+    valid = pytest.importorskip("fhir.resources.R4B.operationoutcome").OperationOutcome
+    answer = client.post("/fhir", json=resource)
+    assert answer.status_code in (413, 422)
+    (issue,) = valid.model_validate(answer.json()).issue
+    assert issue.code == code
+    assert said in issue.diagnostics
+    assert words.asked == []
 
 
 # ---- many at once ----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import json
 import logging
 import math
 import os
@@ -31,10 +32,11 @@ from pydantic import BaseModel, Field
 
 from fednotes import __version__
 from fednotes.core.cleaning import NAME, clean
-from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
-from fednotes.core.parsing import MOST_VALUES, count_values, regular
+from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra
+from fednotes.core.parsing import JsonError, parse_json, regular
 from fednotes.core.settings import checked
-from fednotes.core.types import Document
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import fhir
 from fednotes.serving.models import MentionModel, PatientFinding, PatientModel, load
 
 if TYPE_CHECKING:
@@ -53,7 +55,9 @@ _LONGEST = 60  # seconds that Retry-After says at most
 _FAILED, _GONE = 500, 499  # _GONE is counted, and never sent: its sender went away
 _MOST_BYTES = 4096  # of a file with a token
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
-_REFUSED = (400, 401, 403, 408, 413, 415, 422, 429, _FAILED)
+_REFUSED = (401, 403, 408, 413, 415, 422, 429, _FAILED)
+_FHIR = "application/fhir+json"
+_ISSUES = {401: "login", 413: "too-long", 422: "invalid", 429: "throttled", _FAILED: "exception"}
 PathLike = str | Path
 AnyModel = MentionModel | PatientModel
 
@@ -93,9 +97,17 @@ class _Refused(Exception):
         super().__init__(detail)
         self.status, self.detail, self.headers = status, detail, headers
 
-    async def answer(self, send: Send) -> None:
-        body = Refusal(detail=self.detail).model_dump_json().encode()
-        headers = {"content-type": "application/json", "content-length": str(len(body))}
+    async def answer(self, scope: Message, send: Send) -> None:
+        kind, told = "application/json", dict[str, Any](detail=self.detail)
+        if scope["path"] == "/fhir":
+            issue = {"severity": "error", "code": _ISSUES.get(self.status, "processing")}
+            told = {
+                "resourceType": "OperationOutcome",
+                "issue": [issue | {"diagnostics": self.detail}],
+            }
+            kind = _FHIR
+        body = json.dumps(told).encode()
+        headers = {"content-type": kind, "content-length": str(len(body))}
         pairs = [(k.encode(), v.encode()) for k, v in {**headers, **self.headers}.items()]
         await send({"type": "http.response.start", "status": self.status, "headers": pairs})
         await send({"type": "http.response.body", "body": body})
@@ -104,12 +116,15 @@ class _Refused(Exception):
 # ---- what is asked and answered --------------------------------------------------------------
 
 
+Share = Annotated[float, Field(ge=0, le=1, description="Leave out what is less sure.")]
+
+
 class Question(BaseModel, extra="forbid", strict=True):
     """One text, or several."""
 
     text: str | None = Field(None, description="One text; or give `texts`.")
     texts: list[str] | None = None
-    threshold: float = Field(0.0, ge=0, le=1, description="Leave out what is less sure.")
+    threshold: Share = 0.0
     offsets: Literal["characters", "utf16"] = Field(
         "characters",
         description="characters: Unicode code points, as Python counts; utf16: code units, as "
@@ -133,9 +148,13 @@ class Question(BaseModel, extra="forbid", strict=True):
                     fragments=[(at(start), at(end)) for start, end in span.fragments],
                 )
                 for span in document.spans
-                if span.confidence is None or span.confidence >= self.threshold
+                if _sure(span, self.threshold)
             ]
         )
+
+
+def _sure(span: Span, threshold: float) -> bool:
+    return span.confidence is None or span.confidence >= threshold
 
 
 class FoundSpan(BaseModel):
@@ -307,14 +326,14 @@ class _Gate:
         try:
             await self._judged(scope, receive, telling)
         except _Refused as no:
-            await no.answer(telling)
+            await no.answer(scope, telling)
         except Exception as error:  # its words may hold text
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
             log.error("a request failed: %s at %s", type(error).__name__, place)
             if status == _GONE:
                 failed = _Refused(_FAILED, "the model failed; the server's log says where")
-                await failed.answer(telling)
+                await failed.answer(scope, telling)
         finally:
             self._meters.count(scope["path"], status, time.perf_counter() - begin)
 
@@ -336,11 +355,12 @@ class _Gate:
         try:
             body = await self._body(receive)
             kind = headers.get("content-type", b"").partition(b";")[0].strip().lower()
-            if kind != b"application/json":
+            if kind not in (b"application/json", _FHIR.encode()):
                 raise _Refused(415, "send JSON, with the content-type application/json")
-            with suppress(UnicodeDecodeError):
-                if count_values(body.decode()) > MOST_VALUES:
-                    raise self._too_large()
+            try:
+                parse_json(body)
+            except JsonError as error:
+                raise _Refused(422, f"the body's line {error.line}: {error}") from None
             await _unless_gone(self._app, scope, body, receive, send)
         finally:
             self._under_way -= 1
@@ -420,7 +440,7 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
         import prometheus_client
         from fastapi import FastAPI
         from fastapi.exceptions import RequestValidationError
-        from fastapi.responses import PlainTextResponse
+        from fastapi.responses import JSONResponse, PlainTextResponse
     except ImportError as error:
         raise MissingExtra(error.name or "fastapi", "serve") from error
 
@@ -437,6 +457,7 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
         version=__version__,
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # to wherever the request says that it was sent
         lifespan=at_work,
         responses={status: {"model": Refusal} for status in _REFUSED},
         # It would tell of exceptions with their messages, wherever the environment says.
@@ -470,7 +491,32 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
         named = zip(asked.patients, found, strict=True)
         return Findings(results=[replace(one, patient=patient) for patient, one in named])
 
-    app.post("/predict")(predict_patients if isinstance(model, PatientModel) else predict)
+    class FhirResponse(JSONResponse):
+        media_type = _FHIR
+
+    async def annotate(resource: dict[str, Any], threshold: Share = 0.0) -> dict[str, Any]:
+        """Find the mentions in the notes of a DocumentReference, a DiagnosticReport or a Bundle.
+
+        The answer is a Bundle of these resources, with an extension for each mention; others of
+        the Bundle are left out. Errors are an OperationOutcome.
+        """
+        try:
+            given = [(one, fhir.text_of(one)) for one in fhir.resources(resource)]
+        except DataError as error:
+            raise _Refused(422, f"a resource cannot be read: {error}") from None
+        notes = [(one, text) for one, text in given if text is not None]
+        texts = most.taken([text for _, text in notes])
+        pairs = zip(notes, await results(texts, texts), strict=True)
+        return fhir.bundle(
+            fhir.with_mentions(one, (s for s in document.spans if _sure(s, threshold)))
+            for (one, _), document in pairs
+        )
+
+    if isinstance(model, PatientModel):
+        app.post("/predict")(predict_patients)
+    else:
+        app.post("/predict")(predict)
+        app.post("/fhir", response_class=FhirResponse)(annotate)
 
     @app.get("/model")
     async def about() -> About:

@@ -17,7 +17,7 @@ import binascii
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ LOOSE = 0
 _MENTION, _REST = "urn:fednotes:mention", "urn:fednotes:document"
 _PLACES = {"DocumentReference": "content", "DiagnosticReport": "presentedForm"}
 _ID = re.compile(r"[A-Za-z0-9.-]{1,64}")
+_CHARSET = re.compile(r"utf|(us-)?ascii$|iso-8859-|latin-?\d|windows-\d|cp\d", re.IGNORECASE)
 _PLAIN = {"resourceType", "id", "status", "subject"}  # what every resource of ours has
 
 
@@ -54,12 +55,18 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
 def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     found: list[Any] = []
     for value in corpus.json_rows(path):
-        bundle = mapping(value).get("resourceType") == "Bundle"
-        found += [e.get("resource") for e in objects(value, "entry")] if bundle else [value]
+        found += resources(value)
     return jsonl.of_items(found, "resource", _record, path, problems)
 
 
-def _record(resource: Any, noting: jsonl.Noting) -> dict[str, Any] | None:
+def resources(value: Any) -> list[Any]:
+    """Those of a Bundle; else the one that it is. Raises DataError."""
+    bundle = mapping(value).get("resourceType") == "Bundle"
+    return [e.get("resource") for e in objects(value, "entry")] if bundle else [value]
+
+
+def text_of(resource: Any) -> str | None:
+    """The note that a resource holds; None where its type holds none. Raises DataError."""
     place = _PLACES.get(str(mapping(resource).get("resourceType")))
     if place is None:
         return None
@@ -68,7 +75,27 @@ def _record(resource: Any, noting: jsonl.Noting) -> dict[str, Any] | None:
     texts = [a for a in attachments if str(a.get("contentType", "")).startswith("text/plain")]
     if not texts:
         raise DataError("it has no attachment of the type text/plain")
-    text = "\n".join(map(_text, texts))
+    return "\n".join(map(_text, texts))
+
+
+def with_mentions(resource: Mapping[str, Any], spans: Iterable[Span]) -> dict[str, Any]:
+    """The resource with these mentions in the place of its own, and all else as it was."""
+    others = [e for e in objects(resource, "extension") if e.get("url") != _MENTION]
+    extension = [*others, *map(_extension, spans)]
+    kept = {key: value for key, value in resource.items() if key != "extension"}
+    return kept | ({"extension": extension} if extension else {})
+
+
+def bundle(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Resources as a Bundle."""
+    held = [{"resource": resource} for resource in entries]
+    return {"resourceType": "Bundle", "type": "collection", "entry": held}
+
+
+def _record(resource: Any, noting: jsonl.Noting) -> dict[str, Any] | None:
+    if (text := text_of(resource)) is None:
+        return None
+    place = _PLACES[resource["resourceType"]]
     rest: dict[str, Any] = {}
     spans, extensions = [], objects(resource, "extension")
     for extension in extensions:
@@ -94,9 +121,12 @@ def _patient(subject: Any) -> str | None:
 def _text(attachment: Any) -> str:
     if "data" not in attachment and "url" in attachment:
         raise DataError("its text is at a URL, and nothing is fetched: put it into the attachment")
-    charset = re.search(r"charset=\"?([\w-]+)", attachment["contentType"])
+    named = re.search(r"charset=\"?([\w-]+)", attachment["contentType"])
+    charset = named[1] if named else "utf-8"
     try:
-        return _decoded(attachment.get("data", "")).decode(charset[1] if charset else "utf-8")
+        if not _CHARSET.match(charset):  # Python has more, and some that take their time
+            raise LookupError
+        return _decoded(attachment.get("data", "")).decode(charset)
     except (LookupError, UnicodeDecodeError):
         raise DataError("its text is not in the character set that it names, or UTF-8") from None
 
@@ -123,9 +153,8 @@ def _mention(text: str, parts: list[Any]) -> dict[str, Any]:
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes a Bundle of DocumentReferences (DiagnosticReports where that was read)."""
-    entries = [{"resource": _resource(d, n)} for n, d in enumerate(documents, 1)]
-    bundle = {"resourceType": "Bundle", "type": "collection", "entry": entries}
-    write_out(Path(path), json.dumps(bundle, ensure_ascii=False, indent=1) + "\n")
+    made = bundle(_resource(document, number) for number, document in enumerate(documents, 1))
+    write_out(Path(path), json.dumps(made, ensure_ascii=False, indent=1) + "\n")
 
 
 def _resource(document: Document, number: int) -> dict[str, Any]:
