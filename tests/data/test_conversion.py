@@ -39,6 +39,7 @@ from fednotes.data.formats import (
     LossyError,
     convert,
     differences,
+    guess_format,
     lost,
     read,
     table,
@@ -226,6 +227,25 @@ def test_what_cannot_be_read_is_left_out_only_if_asked(file: File, tmp_path: Pat
         convert(source, tmp_path / "b.xml", "bioc")
     number, _, problems = convert(source, tmp_path / "b.xml", "bioc", on_error="skip")
     assert (number, str(problems)) == (1, "1 document")
+
+
+def test_lines_that_keep_what_another_format_had_are_lines(file: File, tmp_path: Path) -> None:
+    """What `meta` holds is no mark of a format; a long first value hides none."""
+    kept = {"documents": 1, "passages": [], "infons": {}, "resourceType": "x", "document_id": 2}
+    path = file(json.dumps({"text": "a", "meta": kept, "entities": []}), "a.jsonl")
+    assert guess_format(path) == "jsonl"
+    for name, (place, _) in MAY_LOSE.items():
+        made = Document("a", "Had rash", (Span(4, 8, "ADE"),))
+        write([made], tmp_path / name / place, name.split()[0])
+        folder = tmp_path / name / place
+        guessed = guess_format(folder)
+        assert guessed == ("jsonl" if name in ("prodigy", "doccano") else name.split()[0])
+    late = [
+        {"id": 1, "annotations": [{"result": [], "x": ["y" * 9] * 9000}], "data": {"text": "a"}}
+    ]
+    assert guess_format(file(json.dumps(late), "late.json")) == "label-studio"
+    with pytest.raises(DataError, match="no document in it"):
+        convert(file("[]", "none.json"), tmp_path / "none", "brat", "label-studio")
 
 
 def test_the_page_has_the_table() -> None:

@@ -290,6 +290,8 @@ def convert(
     documents, problems = examine(source, of)
     if on_error == "refuse" or not documents:
         problems.refuse()
+    if not documents:
+        raise DataError(f"{source}: there is no document in it: nothing was written")
     return len(documents), write(documents, out, to, allow_loss), problems
 
 

@@ -26,8 +26,7 @@ _LINKED = ("events", "coreferences", "relations")
 
 def accepts(path: Path) -> bool:
     """Whether the file's first lines name an entity's document and its passages."""
-    start = " ".join(corpus.head(path))
-    return start.lstrip()[:1] in ("{", "[") and '"document_id"' in start and '"passages"' in start
+    return {"document_id", "passages"} <= corpus.json_keys(path)
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:

@@ -36,7 +36,6 @@ _LISTS = {name: f"{name}s" for name in "passage sentence annotation relation loc
 _GAP = 1 << 20  # characters between two passages, at most
 _FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _OWN = "fednotes"
-_JSON = re.compile(r'"documents"\s*:|"infons"\s*:.*"passages"\s*:|"passages"\s*:.*"infons"\s*:')
 
 
 def accepts(path: Path) -> bool:
@@ -44,7 +43,10 @@ def accepts(path: Path) -> bool:
     lines = corpus.head(path)
     if lines and lines[0].startswith("<"):
         return any("<collection" in line for line in lines[:10])
-    return bool(lines) and lines[0].lstrip().startswith("{") and bool(_JSON.search(" ".join(lines)))
+    keys = corpus.json_keys(path)
+    return not keys & {"text", "[", "resourceType"} and bool(
+        "documents" in keys or {"infons", "passages"} <= keys
+    )
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:

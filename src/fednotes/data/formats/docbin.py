@@ -37,8 +37,8 @@ def _spacy() -> tuple[Any, Any, Any, Any]:
 
 
 def accepts(path: Path) -> bool:
-    """Whether the file's name ends in .spacy."""
-    return path.suffix == ".spacy"
+    """Whether the file's name ends in .spacy, or it begins as what zlib packs."""
+    return path.suffix == ".spacy" or corpus.begins(path, (b"x\x9c",))
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:

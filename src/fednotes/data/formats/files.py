@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import stat
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -94,6 +95,13 @@ def head(path: Path) -> list[str]:
     if len(data) == _HEAD and len(lines) > 1:
         lines.pop()  # cut in its middle
     return [line.rstrip("\r") for line in lines if line.strip()]
+
+
+def begins(path: Path, heads: tuple[bytes, ...]) -> bool:
+    """Whether a file begins with one of these; False if it cannot be read."""
+    with suppress(DataError, OSError), open_file(path) as file:
+        return file.read(6).startswith(heads)
+    return False
 
 
 def first_line(path: Path) -> str:
@@ -201,6 +209,27 @@ def json_value(line: str) -> Any:
         return parse_json(line, strict=False)
     except JsonError as error:
         raise DataError(f"no JSON ({error}): expected one whole object a line") from None
+
+
+_MARK = re.compile(r'"((?:[^"\\]|\\.)*)"(\s*:)?|[\[{]|[\]}]')
+
+
+def json_keys(path: Path) -> frozenset[str]:
+    """The names in a file's first JSON object, or in the first of its array ("[" is one more
+    then), as far as its first lines show them."""
+    text = "\n".join(head(path)).lstrip()
+    if text[:1] not in ("[", "{"):
+        return frozenset()
+    found, depth = {"["} if text[0] == "[" else set(), 0
+    base = 1 + len(found)
+    for mark in _MARK.finditer(text):
+        first = mark[0][0]
+        depth += (first in "[{") - (first in "]}")
+        if first in "]}" and depth < base:
+            break
+        if mark[2] and depth == base:
+            found.add(mark[1])
+    return frozenset(found)
 
 
 def json_file(path: Path) -> Any:

@@ -27,9 +27,8 @@ LOOSE = 0
 
 def accepts(path: Path) -> bool:
     """Whether the file is an array of JSON whose first lines name a task's data."""
-    lines = corpus.head(path)
-    start = "".join(line.strip() for line in lines[:3])
-    return start.startswith("[") and '"data"' in "".join(lines)
+    keys = corpus.json_keys(path)
+    return "[" in keys and bool(keys & {"data", "annotations", "completions", "predictions"})
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:

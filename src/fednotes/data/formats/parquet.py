@@ -40,11 +40,7 @@ def _arrow() -> Any:
 
 def accepts(path: Path) -> bool:
     """Whether the file begins as Parquet or Arrow do."""
-    try:
-        with corpus.open_file(path) as file:
-            return file.read(6).startswith(_HEADS)
-    except (DataError, OSError):
-        return False
+    return corpus.begins(path, _HEADS)
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
