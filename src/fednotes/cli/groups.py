@@ -264,6 +264,19 @@ def export_onnx(
     say(f"{out}: model.onnx, and what it reads; docs/use.md has a program for it")
 
 
+@exports.command("sklearn")
+def export_sklearn(
+    model: Saved,
+    out: New,
+    dictionary: Annotated[str | None, typer.Option(help="Where it is, if it has moved.")] = None,
+) -> None:
+    """A phenotyping model as a scikit-learn pipeline, without a pickle."""
+    from fednotes.serving.exports import sklearn
+
+    sklearn.export_sklearn(model, out, dictionary)
+    say(f'{out}: skops.io.load("{out}/pipeline.skops")')
+
+
 @exports.command("card")
 def export_card(
     model: Saved, out: Annotated[Path | None, typer.Argument(help="A file; else stdout.")] = None
