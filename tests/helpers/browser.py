@@ -6,9 +6,11 @@ import json
 import shutil
 import subprocess
 import tempfile
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,15 @@ class Browser:
     def run(self, script: str, *arguments: Any) -> Any:
         """What a script returns; a promise's value."""
         return self.ask("POST", "/execute/sync", script=script, args=list(arguments))
+
+    def until(self, script: str) -> None:
+        """Wait until a script says yes: what a key begins ends later."""
+        for _ in range(200):
+            with suppress(urllib.error.HTTPError):  # between two pages
+                if self.run(script):
+                    return
+            time.sleep(0.1)
+        raise AssertionError(script)
 
     def press(self, keys: str) -> None:
         """Keys, as a person gives them to the page."""

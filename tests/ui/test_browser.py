@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,10 +61,7 @@ def browser(page: tuple[str, Path]) -> Iterator[Browser]:
     with chromium() as made:
         made.go(page[0])
         made.go(page[0].split("/?")[0] + "/errors")
-        for _ in range(100):
-            if "Errors in" in made.run("return document.body.innerText"):
-                break
-            time.sleep(0.2)
+        made.until("return document.body.innerText.includes('Errors in')")
         yield made
 
 
@@ -78,12 +74,13 @@ def test_keys_go_on_and_decide(browser: Browser, page: tuple[str, Path]) -> None
     browser.go(links[0])
     for key, at in (("j", 1), ("j", 2), ("k", 1), ("x", 2)):
         browser.press(key)
-        assert browser.run("return location.href") == links[at], key
+        browser.until(f"return location.href == {links[at]!r} && document.readyState == 'complete'")
     assert '"action": "delete"' in kept.read_text("utf-8")
     browser.press("k")
-    assert "Decided: no mention" in browser.run("return document.body.innerText")
+    decided = "document.readyState == 'complete' && document.body.innerText.includes('Decided: no')"
+    browser.until(f"return {decided}")
     browser.press("u")
-    assert "Decided: no mention" not in browser.run("return document.body.innerText")
+    browser.until(f"return document.readyState == 'complete' && !({decided})")
     browser.press("e")
     assert browser.run("return document.activeElement.id") == "label"
     browser.press("jk")  # into the field, and nowhere else

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -256,6 +257,26 @@ def test_what_a_format_cannot_hold_is_named_before_it_is_saved(file_of: Path) ->
     assert 'href="/export/brat?anyway=1"' in asked.text
     assert browser.get("/export/brat?anyway=1").content.startswith(b"PK")
     assert browser.get("/export/jsonl").status_code == 200
+
+
+def test_an_export_that_takes_long_is_waited_for(
+    file_of: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page in between; a decision since begins it anew."""
+    made, go = review(file_of), threading.Event()
+    whole = made.export
+    monkeypatch.setattr("fednotes.ui.pages._PATIENCE", 0.01)
+    monkeypatch.setattr(made, "export", lambda *given: go.wait(10) and whole(*given))
+    browser = client(made)
+    assert 'data-poll="2"' in browser.get("/export/jsonl").text
+    go.set()
+    for _ in range(200):
+        if not (found := browser.get("/export/jsonl")).text.startswith("<!DOCTYPE"):
+            break
+    assert '"label": "ADR"' in found.text
+    made.decide(made.items[4], "label-gold", "Pain")
+    monkeypatch.setattr("fednotes.ui.pages._PATIENCE", 10.0)
+    assert '"label": "Pain"' in browser.get("/export/jsonl").text
 
 
 def test_what_the_model_does_not_know_stays_in_the_notes(file_of: Path) -> None:

@@ -58,6 +58,7 @@ MOST_FORM = 2**20  # bytes of what a page sends
 MOST_TEXT = 100_000  # characters of a text to try
 _PAGE = 50  # errors of a list
 _LINES = 100  # of a ledger, the newest
+_PATIENCE = 2.0  # seconds, until a page says that something is written still
 _AGAIN = 5  # seconds, until a run that goes on is looked at again
 _AROUND = 6_000  # characters of a longer note before and after a mention
 _NEAR = 40  # before a mention in a list; twice as many after it
@@ -219,6 +220,7 @@ class Pages:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
+        self._written: tuple[tuple[Any, ...], Later[tuple[str, bytes]]] | None = None
         self._tests: dict[tuple[str, str], Later[Comparison]] = {}
         self._templates = environment("fednotes.ui")
         self._templates.globals |= {"NAMES": NAMES, "KINDS": KINDS, "address": address}
@@ -402,12 +404,18 @@ class Pages:
         format = request.path_params["format"]
         if format not in EXPORTS:
             raise ConfigError(f"{format}: written are {', '.join(EXPORTS)}")
+        key = (format, bool(request.query_params.get("anyway")), review.decisions)
+        if self._written is None or self._written[0] != key:
+            self._written = key, Later(partial(review.export, *key[:2]))
         try:
-            name, data = review.export(format, bool(request.query_params.get("anyway")))
+            made = self._written[1].get(_PATIENCE)
         except LossyError as error:
             kinds = ", ".join(f"{kind} ({number:,})" for kind, number in error.lost.items())
             why = f"{EXPORTS[format]} cannot hold all of these notes: {kinds}. The notes are whole."
             return self.page("message.html", 409, why=why, status=409, anyway=request.url.path)
+        if made is None:
+            return self.page("wait.html", here="/errors", poll=2, what="The notes are written")
+        name, data = made
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(data, media_type="application/octet-stream", headers=headers)
 

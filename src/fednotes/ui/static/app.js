@@ -32,6 +32,13 @@ let last = "";
 async function again() {
   try {
     const answer = await fetch(location.href, { cache: "no-store" });
+    if (!answer.headers.get("content-type").startsWith("text/html")) {
+      document.querySelector("h1").textContent = "Done";
+      document.querySelector("[role=status]").textContent = "The file is among your downloads.";
+      document.querySelector(".moving").remove();
+      location.reload();
+      return;
+    }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const [main, own] = [page.querySelector("main"), document.querySelector("main")];
     if (main && main.innerHTML !== last) {
