@@ -130,6 +130,13 @@ def test_a_run_without_models_says_so_and_may_be_asked_again(runs: Path, tmp_pat
     assert "Errors in run, federated" in waited(browser, "/errors")
 
 
+def test_a_run_that_finds_no_mentions_has_no_errors_to_look_at(runs: Path, tmp_path: Path) -> None:
+    table = json.loads((runs / "one" / SUMMARY).read_text("utf-8"))
+    (tmp_path / SUMMARY).write_text(json.dumps({**table, "holds": "patients"}), "utf-8")
+    assert [name for _, name in opened([tmp_path]).sections] == ["Runs"]
+    assert [name for _, name in opened([runs / "one"]).sections] == ["Runs", "Errors"]
+
+
 def test_what_left_a_site_is_shown_with_its_verdict(tmp_path: Path, instant_disk: None) -> None:
     kit = tmp_path / "north"
     kit.mkdir()
