@@ -1,0 +1,232 @@
+"""Sentences a second of `model.stream`, against the same model one sentence at a time.
+
+    python benchmarks/predict.py [--train 800] [--repeats 3] [--floor 5] [--no-encoder]
+
+Two models are trained on the same sentences: the light tagger of the demo, and a token classifier
+on MiniLM. Beside them stand what one would take else: spaCy's entity recogniser (a CNN on hashed
+words, of like size) trained on the same sentences and read by `nlp.pipe`, and the token classifier,
+exported, in transformers' pipeline, a sentence at a time as it is by default and in batches of 32.
+All predict test sentences from their text on one thread. Sentences: NCBI disease below
+$FEDNOTES_CORPORA where set, else generated ones. Exit code 1 below the floor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fednotes as fn
+from fednotes.core.types import Document, Span
+from fednotes.data.formats import jsonl
+from fednotes.data.split import sentence_documents
+from fednotes.data.synthetic import generate
+from fednotes.metrics.spans import SpanCounts
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
+from scratch import scratch
+
+ONE_BY_ONE = 300  # test sentences that are read one at a time
+LIGHT = {
+    "method": "fedner",
+    "model": {
+        "tagger": "cnn-clstm-crf",
+        "hashed_words": 2048,
+        "word_dim": 32,
+        "char_dim": 24,
+        "char_filters": 64,
+        "cnn_filters": 96,
+        "lstm_units": 64,
+    },
+    "training": {"learning_rate": 0.004, "epochs": 15},
+}
+ENCODER = {"method": "finetune", "training": {"cycles": 8}}
+Found = Callable[[Sequence[str]], Iterable[Sequence[Span]]]
+
+
+def corpus(train: int) -> tuple[str, dict[str, tuple[Document, ...]]]:
+    """A name for the sentences, and the sentences of each part."""
+    root = os.environ.get("FEDNOTES_CORPORA")
+    if root:
+        folder = Path(root) / "ncbi_disease"
+        files = {"train": "train.tsv", "valid": "devel.tsv", "test": "test.tsv"}
+        parts = {part: sentence_documents(fn.read(folder / name)) for part, name in files.items()}
+        name = "NCBI disease"
+    else:
+        data = generate(num_sites=1, sentences_per_site=train, seed=1)[0].data
+        parts = {"train": data.train, "valid": data.valid, "test": data.test}
+        parts = {part: sentence_documents(found) for part, found in parts.items()}
+        name = "generated"
+    parts = {part: tuple(d for d in found if d.text.strip()) for part, found in parts.items()}
+    random.Random(1).shuffle(kept := list(parts["train"]))
+    return name, parts | {"train": tuple(kept[:train]), "valid": parts["valid"][: train // 5]}
+
+
+def trained(job: dict[str, Any], files: dict[str, str], out: Path) -> fn.MentionModel:
+    """The model of one site that trains alone."""
+    table = job | {"seed": 1, "conditions": ["alone"], "sites": {"here": files}}
+    fn.simulate(fn.job(table), out)
+    model = fn.load(next(path for path in sorted(out.glob("alone/**/model")) if path.is_dir()))
+    assert isinstance(model, fn.MentionModel)
+    return model
+
+
+def spacy_model(train: Sequence[Document], valid: Sequence[Document]) -> Any:
+    """spaCy's entity recogniser after the best of 15 epochs, or None where there is no spaCy."""
+    try:
+        import spacy
+        from spacy.training import Example
+    except ImportError:
+        return None
+    nlp = spacy.blank("en")
+    network = {"@architectures": "spacy.HashEmbedCNN.v2", "pretrained_vectors": None}
+    network |= {"width": 64, "depth": 4, "embed_size": 1000, "window_size": 1}
+    network |= {"maxout_pieces": 3, "subword_features": True}
+    parser = {"@architectures": "spacy.TransitionBasedParser.v2", "state_type": "ner"}
+    parser |= {"extra_state_tokens": False, "hidden_width": 64, "maxout_pieces": 2}
+    nlp.add_pipe("ner", config={"model": parser | {"use_upper": True, "tok2vec": network}})
+
+    def example(document: Document) -> Any:
+        doc = nlp.make_doc(document.text)
+        spans = [
+            doc.char_span(s.start, s.end, s.label, alignment_mode="expand") for s in document.spans
+        ]
+        doc.set_ents(spacy.util.filter_spans([span for span in spans if span is not None]))
+        return Example(nlp.make_doc(document.text), doc)
+
+    examples = [example(document) for document in train]
+    optimizer = nlp.initialize(lambda: examples)
+    order, best = random.Random(1), (-1.0, b"")
+    for _ in range(15):
+        order.shuffle(examples)
+        for batch in spacy.util.minibatch(examples, 32):
+            nlp.update(batch, sgd=optimizer, drop=0.2)
+        score = f1(valid, map(spans_of, nlp.pipe(document.text for document in valid)))
+        best = max(best, (score, nlp.to_bytes()), key=lambda pair: pair[0])
+    return nlp.from_bytes(best[1])
+
+
+def f1(gold: Sequence[Document], found: Iterable[Sequence[Span]]) -> float:
+    """Strict, in percent."""
+    pairs = zip(gold, found, strict=True)
+    predicted = [replace(document, spans=tuple(sorted(spans))) for document, spans in pairs]
+    return 100 * SpanCounts.of(gold, predicted).scores()["strict"]["f1"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--train", type=int, default=800, help="training sentences")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--floor", type=float, default=5.0)
+    parser.add_argument(
+        "--no-encoder", action="store_true", help="the light tagger and spaCy alone"
+    )
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    name, parts = corpus(given.train)
+    gold = parts["test"]
+    texts = [document.text for document in gold]
+    few = min(ONE_BY_ONE, len(texts))
+    print(f"{name}: {len(parts['train'])} sentences to train, {len(texts)} to read, one thread")
+    runs: dict[str, tuple[Found, int]] = {}  # how it finds spans, and in how many sentences
+    with scratch() as path:
+        files = {part: str(path / f"{part}.jsonl") for part in parts}
+        for part, documents in parts.items():
+            jsonl.write(documents, Path(files[part]))
+        light = trained(LIGHT, files, path / "light")
+        runs["tagger, model.stream"] = ours(light), len(texts)
+        runs["tagger, one at a time"] = (lambda t: [light(one).spans for one in t]), few
+        print(f"tagger: {size(light.model):,} parameters")
+        if (nlp := spacy_model(parts["train"], parts["valid"])) is None:
+            print("spaCy is left out: pip install 'fednotes[spacy]'")
+        else:
+            runs["spaCy, nlp.pipe"] = (
+                (lambda t: [spans_of(doc) for doc in nlp.pipe(t, batch_size=256)]),
+                len(texts),
+            )
+            weights = sum(
+                node.get_param(key).size
+                for node in nlp.get_pipe("ner").model.walk()
+                for key in node.param_names
+                if node.has_param(key)
+            )
+            print(f"spaCy: {weights:,} parameters")
+        if not given.no_encoder:
+            classifier = trained(ENCODER, files, path / "encoder")
+            runs["token classifier, model.stream"] = ours(classifier), len(texts)
+            runs["token classifier, one at a time"] = (
+                (lambda t: [classifier(one).spans for one in t]),
+                few,
+            )
+            for batch in (1, 32):
+                runs[f"token classifier, transformers' pipeline, batch {batch}"] = (
+                    (in_pipeline(classifier, path / f"hf{batch}", batch)),
+                    (few if batch == 1 else len(texts)),
+                )
+        rates = measured(runs, texts, given.repeats)
+        print(f"{'':53} sentences/s  strict F1 of the first {few}")
+        for label, (find, _) in runs.items():
+            score = f1(gold[:few], find(texts[:few]))
+            print(f"{label:53} {rates[label]:11.0f}  {score:9.1f}")
+    ratio = rates["tagger, model.stream"] / rates["tagger, one at a time"]
+    print(f"predict ratio={ratio:.1f} against one-at-a-time")
+    return 0 if ratio >= given.floor else 1
+
+
+def ours(model: fn.MentionModel) -> Found:
+    return lambda texts: [document.spans for document in model.stream(texts, batch=256)]
+
+
+def size(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def spans_of(doc: Any) -> list[Span]:
+    return [Span(span.start_char, span.end_char, span.label_) for span in doc.ents]
+
+
+def in_pipeline(model: fn.MentionModel, folder: Path, batch: int) -> Found:
+    """The exported model, as transformers reads it."""
+    from transformers import logging, pipeline
+
+    from fednotes.serving.exports.hf import export_hf
+
+    logging.disable_progress_bar()
+    model.model.save(folder / "model")
+    export_hf(folder / "model", folder / "hf")
+    find = pipeline("token-classification", str(folder / "hf"), aggregation_strategy="first")
+
+    def found(texts: Sequence[str]) -> list[list[Span]]:
+        with warnings.catch_warnings(action="ignore"):
+            rows = find(list(texts), batch_size=batch)
+        return [[Span(r["start"], r["end"], r["entity_group"]) for r in row] for row in rows]
+
+    return found
+
+
+def measured(
+    runs: dict[str, tuple[Found, int]], texts: Sequence[str], repeats: int
+) -> dict[str, float]:
+    """Sentences a second, the median; in turn, so that other load on the machine meets all."""
+    rates: dict[str, list[float]] = {label: [] for label in runs}
+    for repeat in range(repeats + 1):
+        for label, (find, count) in runs.items():
+            begun = time.perf_counter()
+            list(find(texts[:count]))
+            if repeat:  # the first warms up
+                rates[label].append(count / (time.perf_counter() - begun))
+    return {label: statistics.median(found) for label, found in rates.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
