@@ -10,11 +10,13 @@ import csv
 import io
 import json
 import os
+import random
 import re
 import time
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -256,6 +258,28 @@ def test_the_page_has_the_table() -> None:
     page = (ROOT / "docs" / "formats.md").read_text("utf-8")
     assert [line for line in lines if line not in page.splitlines()] == []
     assert set(FORMATS) == set(re.findall(r"^\| ([\w-]+) \| (?:yes|no) \|", page, re.MULTILINE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAY_LOSE)
+def test_damaged_files_are_refused_or_read(name: str, tmp_path: Path) -> None:
+    """Bytes changed, cut out, put in and moved, 300 times: a DataError at worst."""
+    path, format = tmp_path / MAY_LOSE[name][0], name.split()[0]
+    write([NOTE], path, format, allow_loss=True)
+    files = [path] if path.is_file() else sorted(path.iterdir())
+    drawn = random.Random(name)
+    for _ in range(300):
+        file = drawn.choice(files)
+        whole = file.read_bytes()
+        data = bytearray(whole)
+        for _ in range(drawn.randint(1, 3)):
+            at, other = drawn.randrange(len(data)), drawn.randrange(len(data))
+            put = (b"-1", b"null", b"[]", b'"', b"9" * 12, b"\0", b"<a>", data[other : other + 5])
+            data[at : at + drawn.randint(0, 9)] = drawn.choice(put) or b" "
+        file.write_bytes(data)
+        with suppress(DataError):
+            read(path, format)
+        file.write_bytes(whole)
 
 
 # ---- BioC, by the package `bioc` -----------------------------------------------------------------

@@ -106,8 +106,9 @@ def _rows(path: Path, problems: corpus.Problems) -> Iterator[tuple[int, dict[str
     csv.field_size_limit(max(_LARGEST, csv.field_size_limit()))
     text = corpus.read_text(path, exact=True).removeprefix("\ufeff")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    heads, line = [name.strip().lower() for name in next(reader, [])], 2
+    line = 1
     try:
+        heads, line = [name.strip().lower() for name in next(reader, [])], 2
         for row in reader:
             if row and len(row) != len(heads):
                 told = f"the row has {len(row)} columns, the header {len(heads)}"

@@ -60,12 +60,12 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
                 table = pa.ipc.open_file(file).read_all()
             else:
                 table = pa.ipc.open_stream(file).read_all()
+        if table.num_rows > _MOST:
+            raise DataError(f"more than {_MOST:,} rows: cut it into several files")
+        names, schema = {*table.column_names}, dict(table.schema.metadata or {})
+        rows = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError):
         raise DataError("no Parquet or Arrow that can be read: is the file whole?") from None
-    if table.num_rows > _MOST:
-        raise DataError(f"more than {_MOST:,} rows: cut it into several files")
-    names, schema = {*table.column_names}, dict(table.schema.metadata or {})
-    rows = table.to_pylist()
     if {"passages", "entities"} <= names:
         return jsonl.of_items(rows, "row", bigbio.of_row, path, problems)
     if {"text", "spans"} <= names:
