@@ -272,7 +272,7 @@ def predict(
 @app.command()
 def serve(
     model: Annotated[Path, typer.Argument(help="A saved model's folder.")],
-    host: Annotated[str, typer.Option(help="Listen here; but on loopback give a token.")] = (
+    host: Annotated[str, typer.Option(help="Listen here; all but loopback need a token.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
