@@ -65,6 +65,20 @@ def test_patients(tmp_path: Path) -> None:
     assert model("Known asthma.").labels == {"asthma": "present", "gout": "absent"}
     assert [f.patient for f in model(["Known gout.", "Seen today."])] == ["1", "2"]
     assert model([]) == model({}) == []
+    labelled = [
+        {"patient": str(n), "text": t, "labels": {"gout": "present"}}
+        for n, t in enumerate(["Known gout.", "No evidence of gout.", "Known gout.", "Seen today."])
+    ]
+    (tmp_path / "gold.jsonl").write_text("".join(json.dumps(row) + "\n" for row in labelled))
+    found = fn.evaluate(model, tmp_path / "gold.jsonl")
+    command = ["evaluate", str(place), str(tmp_path / "gold.jsonl"), "--json"]
+    assert found.scores == json.loads(CliRunner().invoke(app, command).stdout)
+    assert found.scores["by_output"]["gout"]["present"]["recall"] == 0.5
+    for wrong in (lambda: fn.evaluate(model, []), lambda: fn.reliability(model, [])):
+        with pytest.raises(ConfigError, match=r"patients|phenotypes"):
+            wrong()
+    with pytest.raises(ConfigError, match="calibrated in training"):
+        fn.calibrate(place, [])
     with pytest.raises(DataError, match="not int"):
         model({"p1": [3]})  # type: ignore[list-item]
     with pytest.raises(DataError, match="half a character"):

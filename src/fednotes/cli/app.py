@@ -370,14 +370,12 @@ def calibrate(
     """
     from fednotes.cli.display import reliability_table
     from fednotes.serving import api
-    from fednotes.serving.models import MentionModel, load
+    from fednotes.serving.models import load
 
     check_device(device)
     renamed = _renamed(label_map)
     if check:
         loaded = load(model, device, backbone)
-        if not isinstance(loaded, MentionModel):
-            raise FednotesError(f"{model}: finds phenotypes; --check is for models of mentions")
         found: Any = api.reliability(loaded, notes, label_map=renamed)
         shown, told = [("as they are", found)], loaded.confidence
     else:

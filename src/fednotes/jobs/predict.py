@@ -439,9 +439,20 @@ def evaluate_patients(
     and differ, neither holds, and how many there are goes to stderr.
     Raises DataError if no phenotype is in common.
     """
-    phenotyper = load_phenotyper(model, device)
+    reader = PatientReader.of(model, load_phenotyper(model, device), place)
+    return patient_scores(reader, path, label_map, labels)
+
+
+def patient_scores(
+    reader: PatientReader,
+    path: Path,
+    label_map: Mapping[str, str] | None = None,
+    labels: Path | None = None,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """As `evaluate_patients`, of a model that was read."""
+    phenotyper = reader.model
     if phenotyper.machines is None:
-        raise ConfigError(f"{model} ends with stage 1: it predicts codes, no phenotypes to score")
+        raise ConfigError("the model ends with stage 1: it predicts codes, no phenotypes to score")
     if labels is None:
         notes, gold = read_gold(path)
     else:
@@ -466,7 +477,7 @@ def evaluate_patients(
             f"{labels or path} labels {', '.join(found) or 'nothing'}, the model knows "
             f"{', '.join(phenotyper.phenotypes)}: name them alike with --map OLD=NEW"
         )
-    patients, inputs = PatientReader.of(model, phenotyper, place).read(notes)
+    patients, inputs = reader.read(notes)
     names = phenotyper.phenotypes
     rows = [[gold[p].get(n, UNLABELLED) for n in names] for p in patients]
     truth = np.array(rows, np.int8).reshape(len(patients), len(names))

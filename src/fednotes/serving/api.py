@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fednotes.core.errors import ConfigError
+from fednotes.core.errors import ConfigError, DataError
 from fednotes.core.types import Document
 from fednotes.data import formats
 from fednotes.data.formats.files import OnError
@@ -22,7 +22,13 @@ from fednotes.jobs import simulate as simulating
 from fednotes.jobs.checking import Checked, check_against, check_files, check_job
 from fednotes.jobs.job import Job
 from fednotes.jobs.job_file import built_in_jobs, load_table, over, parse_job
-from fednotes.jobs.predict import Evaluation, documents_of, evaluate_documents, gold_of
+from fednotes.jobs.predict import (
+    Evaluation,
+    documents_of,
+    evaluate_documents,
+    gold_of,
+    patient_scores,
+)
 from fednotes.jobs.results import RunResult
 from fednotes.metrics.calibration import (
     Calibrated,
@@ -34,7 +40,7 @@ from fednotes.metrics.calibration import (
 from fednotes.metrics.calibration import calibrate as fit_calibration
 from fednotes.patients.classifiers import fit_platt, platt_sums
 from fednotes.report.card import write_cards
-from fednotes.serving.models import MentionModel, load
+from fednotes.serving.models import MentionModel, PatientModel, load
 
 Progress = Callable[[str, RoundResult], None]
 PathLike = str | Path
@@ -48,6 +54,8 @@ def read(
     format: guessed from the content if not given. on_error: with "skip", what cannot be used is
     left out. Raises DataError with file and line for what is wrong.
     """
+    if not Path(path).exists():
+        raise DataError(f"{path}: no such file or folder")
     if format is not None:
         return formats.read(Path(path), format, on_error)
     return documents_of(str(path), on_error=on_error)
@@ -150,17 +158,26 @@ class _Told(simulating.Display):
 
 
 def evaluate(
-    model: MentionModel,
+    model: MentionModel | PatientModel,
     documents: PathLike | Sequence[Document],
     *,
     types: Sequence[str] = (),
     label_map: Mapping[str, str] | None = None,
+    labels: PathLike | None = None,
 ) -> Evaluation:
-    """Scores of a model on annotated documents, or a file or folder of them.
+    """Scores of a model on annotated documents, or a file or folder of them; or on patients.
 
     Scored are the model's types that they annotate, or `types`. label_map: labels by other names.
-    Raises DataError where no label is common.
+    A model of patients takes a file or folder of labelled patients, or of notes, with a table of
+    `labels` beside it. Raises DataError where no label is common.
     """
+    if isinstance(model, PatientModel):
+        if types or not isinstance(documents, str | Path):
+            raise ConfigError("patients are scored in a file or folder, and all their phenotypes")
+        beside = None if labels is None else Path(labels)
+        return Evaluation(*patient_scores(model.reader, Path(documents), label_map, beside))
+    if labels is not None:
+        raise ConfigError("a table of labels is of patients, and this model finds mentions")
     return evaluate_documents(model.model, *_documents(documents), label_map, types=types)
 
 
@@ -172,13 +189,15 @@ def _documents(given: PathLike | Sequence[Document]) -> tuple[tuple[Document, ..
 
 
 def reliability(
-    model: MentionModel,
+    model: MentionModel | PatientModel,
     documents: PathLike | Sequence[Document],
     *,
     label_map: Mapping[str, str] | None = None,
 ) -> Reliability:
     """How far the model's confidences are what they say, on annotated documents that it did not
-    learn from. Arguments and errors as of `evaluate`."""
+    learn from. Arguments and errors as of `evaluate`; ConfigError for a model of patients."""
+    if not isinstance(model, MentionModel):
+        raise ConfigError("confidences are of mentions, and this model finds phenotypes")
     chances, right, owner = _judged(model, documents, label_map, model.calibration)
     return Reliability.of(chances, right, len(np.unique(owner)))
 

@@ -130,21 +130,22 @@ Notes = str | Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
 class PatientModel:
-    """A model that finds phenotypes of patients, or their billing codes, in their notes."""
+    """A model that finds phenotypes of patients, or their billing codes, in their notes. reader:
+    what `evaluate` works with."""
 
     def __init__(self, reader: PatientReader) -> None:
-        self._reader = reader
+        self.reader = reader
 
     @property
     def types(self) -> tuple[str, ...]:
         """The phenotypes that it predicts; after stage 1 alone, the codes."""
-        model = self._reader.model
+        model = self.reader.model
         return model.phenotypes or model.code_names
 
     @property
     def confidence(self) -> str:
         """What the probabilities are, in words."""
-        model = self._reader.model
+        model = self.reader.model
         if not model.phenotypes:
             return "the network's probability of each billing code; not calibrated"
         if model.platt is None:
@@ -173,7 +174,7 @@ class PatientModel:
         }
         if not given:
             return []
-        rows = {row["patient"]: row for row in self._reader.results(given, told=False)}
+        rows = {row["patient"]: row for row in self.reader.results(given, told=False)}
         found = []
         for patient in given:
             row = rows.get(patient, {})
