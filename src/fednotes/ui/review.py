@@ -28,6 +28,7 @@ from fednotes.data.formats import write
 from fednotes.data.tags import flatten, relabel, types_of
 from fednotes.jobs.compare import job_of, model_folder, require_same
 from fednotes.jobs.job import load_sites
+from fednotes.metrics.calibration import Calibration
 from fednotes.metrics.spans import KINDS, judged_mentions
 from fednotes.serving.models import MentionModel
 from fednotes.taggers.saving import load_model
@@ -115,7 +116,8 @@ def of_run(run: Path, file: Path) -> Review:
     condition = found[0] if found else "federated"
     sources = []
     for site in sites:
-        model = MentionModel(load_model(model_folder(run, condition, site.id)))
+        folder = model_folder(run, condition, site.id)
+        model = MentionModel(load_model(folder), Calibration.of(folder))
         own = compared(site.id, site.test, site.scored_types, model)
         sources.append(own._replace(explain=model.explain))
     return Review(tuple(sources), file, f"{run.name}, {condition}")
