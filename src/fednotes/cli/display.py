@@ -90,10 +90,11 @@ class RichDisplay(Display):
         rounds, seconds = self._pace.since(result)
         pace = rounds * self._sentences / seconds if seconds > 0 else 0.0
         rate = f"{pace:.0f} {self._part.unit}/s  " if self._sentences else ""
-        line = (
-            f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}  {rate}"
-            f"↑{size(result.bytes_up)} ↓{size(result.bytes_down)}"
-        )
+        done = f"loss {result.metrics.get('loss', 0):.3f}  {self._scores}"
+        if self._part.promised:  # no loss leaves a site
+            epsilon = result.metrics.get("epsilon")
+            done = "" if epsilon is None else f"ε {epsilon:.2f}"
+        line = f"{done}  {rate}↑{size(result.bytes_up)} ↓{size(result.bytes_down)}"
         self._bar.update(self._task, completed=result.round + 1, line=line)
         left = self._pace.left(result)
         if result.evaluated and not self.console.is_terminal:

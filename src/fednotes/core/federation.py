@@ -173,6 +173,8 @@ class Method:
     adds to the published method, in a word for tables. one_model(config): whether sites end with
     equal models, of which one copy is kept. save(config, final, folder): write the model that all
     sites end with, made of the last state; False where there is none, or not at the server.
+    private: how it trains with differential privacy (`methods/private.py`); None: it cannot.
+    promise(config): what is promised then (`privacy/promise.py`); None: nothing is.
     """
 
     Config: type[Any]
@@ -193,3 +195,5 @@ class Method:
     beyond: Callable[[Any], str] = lambda config: ""
     one_model: Callable[[Any], bool] = lambda config: False
     save: Callable[[Any, State, Path], bool] = lambda config, final, folder: False
+    private: Any = None
+    promise: Callable[[Any], Any] = lambda config: None

@@ -5,6 +5,7 @@
 [synthetic]    SyntheticConfig: generated sites in place of files
 [silos]        SilosConfig: hospitals simulated from what the sites' tables name
 [federation]   FederationConfig: how the sites' answers are gathered
+[privacy]      Privacy: what is promised of single patients, documents or sentences
 
 Of patients (`method = "phenotype"`):
 
@@ -37,9 +38,11 @@ from fednotes.core.federation import Method, MethodConfig
 from fednotes.core.settings import build, checked, expand
 from fednotes.core.types import Scheme, SiteData
 from fednotes.data.checks import Finding
+from fednotes.methods.private import privately
 from fednotes.patients.codes import parse, system_of
 from fednotes.patients.features import SYNTHETIC, ConceptsConfig, TextConfig
 from fednotes.patients.labels import Judgment, Unmentioned
+from fednotes.privacy.promise import Privacy
 
 POOLED = "pooled"  # the site that has every site's sentences
 Fraction = Annotated[float, Interval(ge=0, le=1)]
@@ -521,11 +524,13 @@ class Job:
     federation: FederationConfig = field(default_factory=FederationConfig)
     tags: TagsConfig | None = None
     patients: PatientTables | None = None
+    privacy: Privacy | None = None
 
     @property
     def module(self) -> Method:
-        """What the method does."""
-        return methods.find(self.method)
+        """What the method does, with differential privacy if the job asks for it."""
+        found = methods.find(self.method)
+        return found if self.privacy is None else privately(found)
 
     @property
     def data(self) -> str:

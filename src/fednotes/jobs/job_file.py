@@ -38,14 +38,15 @@ from fednotes.jobs.job import (
 from fednotes.jobs.kinds import documents, notes, patients
 from fednotes.jobs.results import CONDITIONS
 from fednotes.patients.features import ConceptsConfig, TextConfig
+from fednotes.privacy.promise import Privacy
 
 KINDS = {kind.name: kind for kind in (documents.KIND, notes.KIND, patients.KIND)}
 # Of a Config, by the job itself.
 FILLED_IN = {
     *("seed", "tags", "platforms", "model", "space", "phenotypes", "questionable", "vectors"),
-    *("shared_tags", "sites"),
+    *("shared_tags", "sites", "privacy", "min_sites"),
 }
-_TABLES = {"training", "model", "sites", "synthetic", "silos", "federation"}.union(
+_TABLES = {"training", "model", "sites", "synthetic", "silos", "federation", "privacy"}.union(
     *(kind.tables for kind in KINDS.values())
 )
 _FILES = (  # of [model]: they may stand beside the job
@@ -141,6 +142,12 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         raise ConfigError(
             f"{where}: preset = {top.preset!r}; {nearest(top.preset, method.presets)}"
         )
+    federation = build(FederationConfig, table.get("federation", {}), f"{where} [federation]")
+    privacy: Privacy | None = None
+    filled: dict[str, Any] = {"seed": top.seed}
+    if "privacy" in table:
+        privacy = _privacy(method, top.method, table["privacy"], where)
+        filled |= {"privacy": privacy, "min_sites": federation.min_sites}
     preset = method.presets[top.preset]
     synthetic, sites = _sources(table, where, kind)
     silos = build(SilosConfig, table["silos"], f"{where} [silos]") if "silos" in table else None
@@ -151,16 +158,28 @@ def parse_job(table: Mapping[str, Any], name: str, folder: Path, where: str) -> 
         seed=top.seed,
         conditions=tuple(c for c in CONDITIONS if c in top.conditions),
         threads=top.threads,
-        config=_config(method, preset, table, folder, where, top.seed),
+        config=_config(method, preset, table, folder, where, filled),
         kind=kind,
         sites=sites,
         synthetic=synthetic,
         table=table,
         folder=folder,
         silos=silos,
-        federation=build(FederationConfig, table.get("federation", {}), f"{where} [federation]"),
+        federation=federation,
+        privacy=privacy,
         **kind.more(_with_concepts(table, preset), where),
     )
+
+
+def _privacy(method: Method, name: str, table: Mapping[str, Any], where: str) -> Privacy:
+    """The [privacy] table of a method that can keep it. Raises ConfigError."""
+    if method.private is None:
+        able = [other for other in methods.names() if methods.find(other).private is not None]
+        raise ConfigError(
+            f"{where} [privacy]: method = {name!r} keeps no promise of differential privacy; "
+            f"{' and '.join(able)} can"
+        )
+    return build(Privacy, table, f"{where} [privacy]")
 
 
 def _sources(table: Mapping[str, Any], where: str, kind: SiteKind) -> tuple[Any, dict[str, Any]]:
@@ -194,9 +213,9 @@ def _config(
     table: Mapping[str, Any],
     folder: Path,
     where: str,
-    seed: int,
+    filled: Mapping[str, Any],
 ) -> Any:
-    """The method's Config. The seed is given here, other keys of FILLED_IN once sites are read."""
+    """The method's Config. filled: keys of FILLED_IN; others follow once sites are read."""
     given = table.get("training", {})
     training = {f.name for f in fields(method.Config)} - FILLED_IN
     for key in given:
@@ -204,7 +223,8 @@ def _config(
             raise ConfigError(f"{where} [training]: {key!r} does not belong here")
         if key not in training:
             raise ConfigError(f"{where} [training]: unknown key {key!r}; {nearest(key, training)}")
-    values = preset.get("training", {}) | given | {"seed": seed}
+    kept = method.private.settings if "privacy" in filled else {}
+    values = preset.get("training", {}) | dict(kept) | given | filled
     settings = _expand(table.get("model", {}), folder)
     if method.models and [*method.models()] == [settings.get("kind")]:
         del settings["kind"]  # of the only one that the method has
@@ -219,6 +239,11 @@ def _config(
         told = str(error).removeprefix("model: ").removeprefix("model ")  # [model] says so
         raise ConfigError(f"{where} [model]: {told}") from error
     made: Any = build(method.Config, values | {"model": model}, f"{where} [training]")
+    if "privacy" in filled:
+        try:
+            method.private.require(made)
+        except ConfigError as error:
+            raise ConfigError(f"{where} [training]: {error}") from error
     return made
 
 
@@ -259,6 +284,7 @@ _SHARED: dict[str, type[Any]] = {
     "tags": TagsConfig,
     "silos": SilosConfig,
     "federation": FederationConfig,
+    "privacy": Privacy,
     "concepts": ConceptsConfig,
     "text": TextConfig,
     "hold_out": HoldOutConfig,

@@ -46,8 +46,9 @@ class RunResult(BaseModel):
     holds: what the method's sites hold. run: its name, between real sites; command: what repeats
     a simulation. annotated: each site's own types. sites: site → condition → its scores on test
     data; empty where a site keeps them. mean: condition → plain means over sites; micro: of all
-    test data together; valid: what the kept models were judged by, `mean` and `sites`. metrics: of
-    sums, between real sites. conditions: rounds, seconds and bytes of each. config: the job's
+    test data together; valid: what the kept models were judged by, `mean` and `sites`. privacy:
+    condition → what its training promises (`privacy/promise.py`). metrics: of sums, between real
+    sites. conditions: rounds, seconds and bytes of each. config: the job's
     tables.
     """
 
@@ -69,6 +70,7 @@ class RunResult(BaseModel):
     mean: dict[str, dict[str, Any]] = {}
     micro: dict[str, dict[str, Any]] = {}
     valid: dict[str, dict[str, Any]] = {}
+    privacy: dict[str, dict[str, Any]] = {}
     metrics: dict[str, Any] = {}
     conditions: dict[str, dict[str, Any]] = {}
     config: dict[str, Any] = {}

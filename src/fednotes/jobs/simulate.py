@@ -67,6 +67,11 @@ class Part:
     unit: str = "sent"
 
     @property
+    def promised(self) -> bool:
+        """Whether it is trained with differential privacy."""
+        return getattr(self.config, "privacy", None) is not None
+
+    @property
     def name(self) -> str:
         """The part's folder below the run's."""
         return f"{self.condition}/{self.site}" if self.site else self.condition
@@ -169,7 +174,8 @@ def traffic(job: Job, config: Any, sites: Sequence[Any]) -> Traffic | None:
     sizes = [job.kind.size(site) for site in sites]
     told = job.module.traffic(config, sizes)
     if told and job.federation.secure_sum:  # makes eight bytes of four, and has no smaller ones
-        told = told[0] * (1 if getattr(config, "compression", "") == "packed" else 2), told[1]
+        whole = job.privacy is not None or getattr(config, "compression", "") == "packed"
+        told = told[0] * (1 if whole else 2), told[1]
     return told and Traffic(job.module.planned(config, sizes)[0], *told)
 
 
@@ -360,6 +366,11 @@ def _result(
         mean=mean,
         micro={c: sums for c, of in each.items() if (sums := summed_scores([of[s] for s in ids]))},
         valid={c: _validation(own) for c, own in by.items()},
+        privacy={
+            part.condition: promise.told()
+            for part in parts
+            if (promise := job.module.promise(part.config)) is not None
+        },
         conditions=conditions,
         config=dict(job.table),
         versions=versions(),

@@ -42,6 +42,7 @@ from fednotes.data.batches import buckets
 from fednotes.data.split import pool
 from fednotes.data.text import split_sentences
 from fednotes.methods import presets, word_rows
+from fednotes.methods.private import Privately
 from fednotes.methods.sites import (
     Adam,
     Best,
@@ -59,6 +60,7 @@ from fednotes.methods.sites import (
     parted,
 )
 from fednotes.metrics.spans import SpanCounts
+from fednotes.privacy.promise import Privacy
 from fednotes.taggers.corpora import PreparedCorpus
 from fednotes.taggers.tagger import LAYERS, Tagger, TaggerConfig, build_tagger, tagger_config
 
@@ -87,7 +89,7 @@ class Config:
     personal_epochs: epochs of the whole tagger at each site alone, after the federation
         ends; with "best", kept only where the site's own validation F1 rises.
     tags: the complete tag set, the union over the sites. sites: how many there are; 0: not
-        known. A job fills both in.
+        known. A job fills both in, and what it says of privacy and of `min_sites`.
     """
 
     model: TaggerConfig = field(default_factory=TaggerConfig)
@@ -106,6 +108,8 @@ class Config:
     seed: int = 0
     tags: TagSet = field(default_factory=lambda: TagSet(()))
     sites: int = 0
+    privacy: Privacy | None = None
+    min_sites: int = 0
 
     def __post_init__(self) -> None:
         for name in self.private:  # a known layer that this tagger lacks may be named
@@ -493,6 +497,16 @@ def _batch_of(config: Config, sizes: Sequence[int]) -> int:
     return sum(batch_share(size, sum(sizes), config) for size in sizes)
 
 
+def private_rounds(config: Config, epoch: int) -> int:
+    """The rounds of a run with differential privacy, of so many to an epoch."""
+    return config.rounds or config.epochs * epoch
+
+
+def private_loss(site: Site, indices: np.ndarray) -> torch.Tensor:
+    """The mean loss of some sentences."""
+    return site.model.loss(site.train_set, indices)
+
+
 def beyond(config: Config) -> str:
     """What a setting adds to the published method, in a word for tables."""
     return "local fine-tuning" if config.personal_epochs else ""
@@ -513,4 +527,10 @@ METHOD = Method(
     alone=alone,
     traffic=traffic,
     beyond=beyond,
+    private=Privately(
+        {"exchange": "gradients", "select": "last", "personal_epochs": 0},
+        initial,
+        private_loss,
+        private_rounds,
+    ),
 )

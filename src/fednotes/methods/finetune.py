@@ -13,6 +13,7 @@ this same model (`kind = "token-classifier"`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from fednotes.methods.averaging import (
     run_cycles,
     traffic_of,
 )
+from fednotes.methods.private import Privately
 from fednotes.methods.sites import (
     Count,
     MentionSite,
@@ -51,6 +53,7 @@ from fednotes.methods.sites import (
     parted,
     save_global,
 )
+from fednotes.privacy.promise import Privacy
 from fednotes.taggers.corpora import EncoderCorpus
 from fednotes.taggers.model import Model, ModelConfig
 from fednotes.taggers.saving import build_model, kinds, model_class
@@ -64,7 +67,8 @@ class Config(Averaging):
 
     private: layers that never leave a site: "classifier", "encoder" ("crf", "lora", "prompts"
         of an encoder-tagger).
-    tags: the complete tag set, the union over the sites; a job fills it in.
+    tags: the complete tag set, the union over the sites; a job fills it in, and what it says of
+        privacy and of `min_sites`.
     """
 
     model: ModelConfig = field(default_factory=TokenClassifierConfig)
@@ -72,6 +76,8 @@ class Config(Averaging):
     learning_rate: Rate = 2e-5
     private: tuple[str, ...] = ()
     tags: TagSet = field(default_factory=lambda: TagSet(()))
+    privacy: Privacy | None = None
+    min_sites: int = 0
 
 
 def train(federation: Federation, config: Config) -> State:
@@ -249,6 +255,18 @@ def warnings(config: Config) -> tuple[str, ...]:
     )
 
 
+def private_rounds(config: Config, epoch: int) -> int:
+    """The rounds of a run with differential privacy, of so many to an epoch."""
+    each = config.local_steps or config.local_epochs * epoch
+    return math.ceil(config.cycles * each)
+
+
+def private_loss(site: Site, indices: np.ndarray) -> Tensor:
+    """The mean loss of the words of some units."""
+    part = _Sentences(site.model, site._read, indices)
+    return part.loss([part])
+
+
 def one_model(config: Config) -> bool:
     """Whether sites end with equal models, of which one copy is kept."""
     return not config.private
@@ -277,4 +295,15 @@ METHOD = Method(
     warnings=warnings,
     one_model=one_model,
     save=save,
+    private=Privately(
+        {
+            **{"server": "average", "server_learning_rate": 0.0, "compression": "none"},
+            **{"batch": "each", "accumulate": 1, "keep_cycle": 0, "proximal": 0.0, "clip": 0.0},
+            **{"decay": "constant", "warmup": 0.0, "weight_decay": 0.0, "lora_learning_rate": 0.0},
+            "precision": "float32",
+        },
+        initial,
+        private_loss,
+        private_rounds,
+    ),
 )

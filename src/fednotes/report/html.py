@@ -182,6 +182,11 @@ class _Page:
         if gap is not None:
             closed = "–" if gap.closed is None else f"{100 * gap.closed:.0f} %"
             yield "Gap closed", closed, gap.why or "of pooled − alone"
+        for condition, promise in result.privacy.items():
+            epsilon, delta = number(promise, "epsilon"), number(promise, "delta")
+            if condition == "federated" and epsilon is not None and delta is not None:
+                told = f"at δ = {delta:g}, of each {promise.get('unit', 'unit')} of a site"
+                yield "ε promised", f"{epsilon:.2f}", told
         if result.sites:
             yield "Sites", str(len(result.sites)), ""
         if result.seconds is not None:

@@ -2,24 +2,33 @@
 
 Approvals and what waits for one lie in the kit's `rules` folder, the ledger is `ledger.jsonl`
 there. All is asked anew with each message, so a decision of a person counts at once.
+
+`rules/privacy.json` has what all jobs together have spent of the site's ε. An answer is written
+there before it leaves, so what is not there has not left. One that is sent again, or made again
+with the same noise, is the same answer and costs nothing; any other counts, whatever round the
+server says it is of. ε and δ of different jobs add (basic composition).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from fednotes.core.cleaning import NAME, clean
 from fednotes.core.errors import ConfigError, FednotesError, RefusedError
 from fednotes.core.federation import TRAIN
 from fednotes.core.messages import BEGIN, OURS, Frame, Reply, Request, decode_reply
 from fednotes.core.parsing import read_json
-from fednotes.core.store import write_json
+from fednotes.core.store import alone, write_json
 from fednotes.core.update import Update
+from fednotes.privacy.promise import Promise
 from fednotes.rules.approval import Approvals, Decision, Quorum, Signer, fingerprint
 from fednotes.rules.ledger import (
     Entry,
@@ -32,7 +41,7 @@ from fednotes.rules.ledger import (
     stamp,
     tensors_of,
 )
-from fednotes.rules.policy import Policy, check_job, check_request, check_update
+from fednotes.rules.policy import Policy, PolicyRefusal, check_job, check_request, check_update
 
 RULES = "rules"  # in a kit
 REJECTED = "has rejected this job"  # in what the server is told
@@ -41,6 +50,7 @@ SERVER = "server"  # the only receiver
 WORDS = "words"  # in what is attached to a reply: a masked update
 CLOCK = timedelta(minutes=5)  # that a clock may be behind the ledger
 SPARE = 100  # more of a task that trains nothing: sums for a calibration come after the rounds
+SHORT = 16  # characters of an answer's hash in what was spent
 COVERED = ("tokens", "steps", "patients")  # of training behind an update, as a line has them
 Covered = Callable[[str], Mapping[str, int]]  # task → tokens, steps, patients behind an update
 
@@ -171,6 +181,88 @@ class _Behind:
     covered: Mapping[str, int]
 
 
+# ---- what jobs have spent of a site's ε --------------------------------------------------------
+
+
+class Spent(BaseModel):
+    """Of one job. answers: short hashes of the different ones that left."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    epsilon: FiniteFloat = 0.0
+    delta: FiniteFloat = 0.0
+    answers: list[str] = []
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One job's part in it. kit: the site's. job: its fingerprint. promise: None: it has none."""
+
+    path: Path
+    job: str
+    promise: Promise | None
+
+    def spend(self, answer: str, policy: Policy) -> None:
+        """Note that an answer is about to leave. answer: its hash.
+
+        Raises PolicyRefusal where the promise does not cover it, or the site's budget;
+        ConfigError where the file is damaged.
+        """
+        if self.promise is None:
+            self.require(policy)
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with alone(self.path.with_suffix(".lock")):
+            spent = read_spent(self.path)
+            own = spent.setdefault(self.job, Spent())
+            if answer[:SHORT] in own.answers:
+                return
+            rounds, number = self.promise.rounds, len(own.answers) + 1
+            if number > rounds:
+                raise PolicyRefusal(
+                    "max_epsilon",
+                    f"refused: the job's promise is of {rounds:,} answers of this site, and this "
+                    f"would be number {number:,}; a new job can be approved, whose ε adds to it",
+                )
+            own.answers.append(answer[:SHORT])
+            own.epsilon = self.promise.epsilon(number)
+            own.delta = self.promise.privacy.delta
+            self._require(policy, sum(job.epsilon for job in spent.values()))
+            write_json(self.path, {key: job.model_dump() for key, job in spent.items()})
+
+    def require(self, policy: Policy) -> None:
+        """Before the site joins. Raises PolicyRefusal, ConfigError."""
+        if not policy.max_epsilon:
+            return
+        if self.promise is None:
+            policy.require(
+                False, "max_epsilon", "the job promises no ε ([privacy])", f"{policy.max_epsilon:g}"
+            )
+            return
+        others = [job.epsilon for key, job in read_spent(self.path).items() if key != self.job]
+        self._require(policy, sum(others) + self.promise.epsilon())
+
+    @staticmethod
+    def _require(policy: Policy, epsilon: float) -> None:
+        asked = f"ε of all jobs at this site would be {epsilon:.3g}"
+        within = not policy.max_epsilon or epsilon <= policy.max_epsilon * (1 + 1e-9)
+        policy.require(within, "max_epsilon", asked, f"{policy.max_epsilon:g} in all")
+
+
+def read_spent(path: Path) -> dict[str, Spent]:
+    """Job → what it spent. Raises ConfigError for a damaged file: nothing may leave then."""
+    try:
+        table: Mapping[str, Any] = read_json(path)
+        return {key: Spent.model_validate(of) for key, of in table.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{path}: damaged, so it is not known what was spent of ε and nothing may leave: put "
+            "back a copy; its ledger has what left"
+        ) from error
+
+
 class SiteGuard:
     """The rules of one run at one site, which its host asks.
 
@@ -191,11 +283,14 @@ class SiteGuard:
         *,
         secure: bool,
         threshold: int,
+        promise: Promise | None = None,
     ) -> None:
+        """promise: of differential privacy, if the job makes one."""
         self._kit, self._site, self._run, self._table = kit, site, run, table
         self._policy, self._secure, self._threshold = policy, secure, threshold
         self._sites = frozenset(table.get("sites", ()))
         self._job, self._ledger = fingerprint(table), ledger_of(kit)
+        self._budget = Budget(kit / RULES / "privacy.json", self._job, promise)
         self._past = Past(self._ledger.path, self._job)
         self._newest: _Behind | None = None  # of the newest task that was done
         self.covered: Covered = lambda task: {}
@@ -204,6 +299,8 @@ class SiteGuard:
         """Before the site joins; any job's evaluations count at each site. Raises PolicyRefusal."""
         policy, secure = self._rules(), self._secure
         check_job(policy, method, sites, self._threshold, rounds=rounds, secure=secure)
+        with self._withheld():
+            self._budget.require(policy)
 
     def request(self, request: Request) -> None:
         """Raises NotApproved, PolicyRefusal."""
@@ -241,6 +338,9 @@ class SiteGuard:
                 scores=not self._secure and bool(sent.update.metrics),
                 left=self._left(about, policy) if policy.max_rounds and about.tensors else None,
             )
+            if about.tensors:
+                with self._withheld():
+                    self._budget.spend(hash_of(about.tensors), policy)
         if sent.update is None or not (masked or sent.update.tensors):
             about = nothing
         entry = Entry(
@@ -329,9 +429,15 @@ class SiteGuard:
             raise Withheld(f"{self._ledger.path}: {error}", public, later=True) from error
 
     def _rules(self) -> Policy:
-        """The policy as it is now. Raises Withheld where the site's file is no good."""
-        try:
+        """The policy as it is now."""
+        with self._withheld():
             return self._policy()
+
+    @contextmanager
+    def _withheld(self) -> Iterator[None]:
+        """Raises Withheld where a file of the site's is no good."""
+        try:
+            yield
         except ConfigError as error:
             public = f"site {self._site!r} cannot read its own file"
             raise Withheld(str(error), public, later=True) from error

@@ -71,13 +71,15 @@ class Policy:
     not leave. freeze_embeddings: tensors with a row per word stay. min_tokens, min_steps,
     min_patients: behind an update that holds tensors; min_batch: examples of a mini-batch (of
     many steps the rest of an epoch may have fewer); not said is refused. max_rounds: by the
-    server's word and by the site's own count. hours: such as "19:00-06:00", the end excluded; an
-    update of a request that was served may leave later. timezone: "local", "UTC" or a name.
-    steady_replies: under a secure sum, answers leave at times that say little of how many notes
-    there are. share_scores: the server may see this site's scores, and outside a secure sum the
-    counts that they are made of. methods: empty: all. approvals, approvers: how many people must
-    approve a job, and their public keys (`rules/approval.py`). source: how messages call the
-    table; no key of it. docs/deploy.md says more.
+    server's word and by the site's own count. max_epsilon: of differential privacy, over all jobs
+    together (`rules/guard.py`); a job without [privacy] is then refused. hours: such as
+    "19:00-06:00", the end excluded; an update of a request that was served may leave later.
+    timezone: "local", "UTC" or a name. steady_replies: under a secure sum, answers leave at times
+    that say little of how many notes there are. share_scores: the server may see this site's
+    scores, and outside a secure sum the counts that they are made of. methods: empty: all.
+    approvals, approvers: how many people must approve a job, and their public keys
+    (`rules/approval.py`). source: how messages call the table; no key of it. docs/deploy.md says
+    more.
 
     Raises ConfigError for a value that is no rule.
     """
@@ -93,6 +95,7 @@ class Policy:
     min_batch: Count = 0
     max_rounds: Count = 0
     max_bytes: Count = 0
+    max_epsilon: Annotated[float, Ge(0)] = 0.0
     hours: str = ""
     timezone: str = "local"
     steady_replies: bool = True

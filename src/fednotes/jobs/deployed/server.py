@@ -188,6 +188,7 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
     final = job.module.train(engine, config)
     progress.trained = True
     shared = _shared_scores(engine)
+    promise = job.module.promise(config)
     spent = {"seconds": engine.seconds, "bytes_up": engine.bytes_up}
     spent |= {"bytes_down": engine.bytes_down, "rounds": final.round}
     result = RunResult(
@@ -202,10 +203,12 @@ def _run(setup: Setup, job: Job, progress: Progress) -> None:
         bytes_down=engine.bytes_down,
         # Of sites whose policy shares them.
         sites={s: {"federated": shared[s]} if s in shared else {} for s in setup.sites},
+        privacy={} if promise is None else {"federated": promise.told()},
         metrics=dict(progress.metrics),
         conditions={"federated": spent},
         config=dict(setup.job["job"]),
         versions=versions(),
+        notes=[] if promise is None else [str(promise)],
     )
     job.module.save(config, final, setup.folder / "model")
     result.write(setup.folder)

@@ -9,6 +9,7 @@ site's own log.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -28,7 +29,7 @@ from fednotes.core.errors import (
     TrainingError,
 )
 from fednotes.core.federation import MethodSite, Option, State
-from fednotes.core.store import write_json
+from fednotes.core.store import private_folder, replace_file, write_json
 from fednotes.core.update import Tensors, Update
 from fednotes.encoders.features import default_cache
 from fednotes.engines.history import OPENED
@@ -51,11 +52,13 @@ from fednotes.jobs.deployed.agreement import (
 )
 from fednotes.jobs.deployed.site_file import SITE_FILE, job_of_site, load_own, of_kit, whole_table
 from fednotes.jobs.job import Job
+from fednotes.privacy.secure_sum.crypto import KEY_BYTES
 from fednotes.rules.approval import fingerprint
 from fednotes.rules.guard import SiteGuard, require_approved
 from fednotes.rules.policy import Policy, PolicyRefusal
 
 RESULTS = "results"
+SECRET = "noise.key"  # in a run's state
 logger = logging.getLogger("fednotes.jobs.deployed.site")
 _OPEN = (RefusedError, TrainingError, MissingExtra)  # they speak of rules, numbers and packages
 _ABOUT: tuple[tuple[type[FednotesError], str], ...] = (
@@ -83,8 +86,17 @@ def _host(setup: Setup) -> SiteHost:
     require_approved(kit, site, table, file.policy)
     job, key = job_of_site(setup.job, site, file), fingerprint(table)
     least, secure = threshold(job, setup), job.federation.secure_sum
+    asked: Any = job.config
+    of_all = replace(asked, sites=len(setup.sites)) if job.privacy else asked
     guard = SiteGuard(
-        kit, site, setup.run, table, lambda: _rules(kit), secure=secure, threshold=least
+        kit,
+        site,
+        setup.run,
+        table,
+        lambda: _rules(kit),
+        secure=secure,
+        threshold=least,
+        promise=job.module.promise(of_all),
     )
     guard.job(job.method, len(setup.sites), planned_rounds(job, job.config))
     torch.set_num_threads(file.threads or job.threads)
@@ -97,8 +109,10 @@ def _host(setup: Setup) -> SiteHost:
     told = packed(asdict(described))
 
     def member(config: Any) -> Any:
-        cache = file.cache or default_cache()
-        return job.module.Site(data, config, directory=results, device=file.device, cache=cache)
+        given: dict[str, Any] = {"cache": file.cache or default_cache(), "device": file.device}
+        if job.privacy is not None:
+            given["secret"] = kept_secret(setup.state / SECRET)
+        return job.module.Site(data, config, directory=results, **given)
 
     def make() -> Any:  # anew, on notes that are read once
         made = AgreedSite(data.id, job, setup.sites, described, member, results)
@@ -122,6 +136,17 @@ def _host(setup: Setup) -> SiteHost:
         tell=lambda line: logger.info("%s", line),
         outward=outward,
     )
+
+
+def kept_secret(path: Path) -> bytes:
+    """What a site's noise for a job is made of: the same after a restart. A file that is not whole
+    is made anew; noise of a new secret is spent anew."""
+    kept = path.read_bytes() if path.is_file() else b""
+    if len(kept) != KEY_BYTES:
+        kept = secrets.token_bytes(KEY_BYTES)
+        private_folder(path.parent)
+        replace_file(path, kept)
+    return kept
 
 
 def _rules(kit: Path) -> Policy:

@@ -234,7 +234,15 @@ def parsed(declared: Mapping[str, Any], folder: Path, where: str) -> Job:
     except ConfigError:
         kind = "documents"  # `parse_job` says what is wrong
     filled = _each_site(sites, lambda site: {**site, **_SOMEWHERE[kind]})
-    return parse_job({**table, "conditions": ["federated"], "sites": filled}, name, folder, where)
+    table = {**table, "conditions": ["federated"], "sites": filled}
+    job = parse_job(table, name, folder, where)
+    if job.privacy and job.privacy.where == "sum" and not job.federation.secure_sum:
+        raise ConfigError(
+            f'{where} [privacy] where = "sum": each site adds a part of the noise, which hides it '
+            "in a secure sum alone ([federation] secure_sum = true, three sites or more); without "
+            'one set where = "site"'
+        )
+    return job
 
 
 def _require_unmasked(site: Any, where: str) -> None:

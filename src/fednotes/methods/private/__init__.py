@@ -1,0 +1,305 @@
+"""Training with differential privacy: any method whose sites descend one gradient together.
+
+Abadi et al. 2016, "Deep learning with differential privacy", with the noise of many sites in
+whole numbers (Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian mechanism").
+
+    q           `Privacy.rate`: each unit of a site is in a round by chance, whoever else is
+    g_u         the gradient of a unit's mean loss: of shared and private layers, one vector
+    C           `Privacy.clip`: g_u · min(1, C / |g_u|), then cut to the grid towards zero
+    σ           `Promise.noise`, of a sum; a site adds `Promise.share` to what is shared, and all
+                of it to its private layers, which nobody else's noise hides
+    N           `Config.batch_size`, a constant: no number of units leaves a site or divides here
+
+A site adds whole numbers of its grid, so a sum is exact, under the secure sum too, and its
+sensitivity is C: cutting towards zero lengthens no vector. What leaves is that sum: no loss, no
+number of sentences, no count of an evaluation. docs/privacy.md has the argument.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.federation import Federation, Method, MethodSite, State
+from fednotes.core.seeds import seed_of
+from fednotes.core.tensors import below, fingerprint, load_into, nbytes, prefixed
+from fednotes.core.types import SiteData
+from fednotes.core.update import Tensors, Total, Update
+from fednotes.methods.sites import Adam, Best, RoundServer
+from fednotes.privacy.noise import Stream, chosen, cut, discrete_gaussian
+from fednotes.privacy.promise import Promise, Unit
+from fednotes.privacy.secure_sum.crypto import digest, receipt
+
+NOISY = "noisy_gradients"  # the task of a round
+TOGETHER = 64  # sentences of a unit in one pass
+
+
+@dataclass(frozen=True)
+class Privately:
+    """What a method says of itself, that it can be trained so.
+
+    settings: those that must have one value; a job need not say so. initial(config): what sites
+    share, before training. loss(site, indices): mean loss of some sentences. rounds(config, epoch):
+    the most rounds, of so many to an epoch.
+    """
+
+    settings: Mapping[str, Any]
+    initial: Callable[[Any], dict[str, Tensor]]
+    loss: Callable[[Any, np.ndarray], Tensor]
+    rounds: Callable[[Any, int], int]
+
+    def require(self, config: Any) -> None:
+        """Raises ConfigError for a setting that no promise can be kept with."""
+        for name, value in self.settings.items():
+            if getattr(config, name) != value:
+                raise ConfigError(
+                    f"{name} = {getattr(config, name)!r}: under [privacy] it must be {value!r}, "
+                    "where each round is one sum of clipped gradients and nothing else leaves"
+                )
+
+    def promise(self, config: Any) -> Promise:
+        """What a job with these settings promises. Raises ConfigError where it cannot be."""
+        own = config.privacy
+        rounds = self.rounds(config, math.ceil(1 / own.rate))
+        return Promise.of(own, rounds, config.sites, config.min_sites)
+
+
+def privately(method: Method) -> Method:
+    """A method that has `private`, with training of this module in place of its own."""
+    how: Privately = method.private
+
+    class Site(PrivateSite):
+        of, made = how, method.Site
+
+    def server(federation: Federation, config: Any) -> State:
+        return train(federation, config, how.promise(config), how.initial(config))
+
+    def alone(config: Any, sites: Sequence[SiteData]) -> tuple[Any, ...]:
+        given = {"sites": 1, "batch_size": config.batch_size}  # no number of this site's divides
+        return tuple(replace(own, **given) for own in method.alone(config, sites))
+
+    def pooled(config: Any, sites: Any, complete: Any) -> tuple[tuple[Any, ...], Any]:
+        together, own = method.pooled(config, sites, complete)
+        return together, replace(own, sites=len(together))
+
+    def planned(config: Any, sizes: Sequence[int]) -> tuple[int, int]:
+        return how.promise(config).rounds, math.ceil(config.privacy.rate * sum(sizes))
+
+    def traffic(config: Any, sizes: Sequence[int]) -> tuple[int, int]:
+        rounds, each = how.promise(config).rounds, nbytes(how.initial(config))
+        return 2 * rounds * each, (rounds + 1) * each  # eight bytes a number
+
+    return replace(
+        method,
+        Site=Site,
+        train=server,
+        alone=alone,
+        pooled=pooled,
+        planned=planned,
+        traffic=traffic,
+        trains=(),
+        promise=how.promise,
+    )
+
+
+def train(
+    federation: Federation, config: Any, promise: Promise, initial: dict[str, Tensor]
+) -> State:
+    """All rounds of a promise: a sum of clipped gradients each, and a step of Adam along it."""
+    server = Server(config, promise, initial, federation.resume())
+    every = config.evaluate_every * math.ceil(1 / promise.privacy.rate)
+    for round in federation.rounds(server.round, promise.rounds):
+        server.step(federation.sum(NOISY, server.shared, round=round.number))
+        told = server.round % every == 0 or server.round == promise.rounds
+        server.metrics = {"epsilon": promise.epsilon(server.round)} if told else {}
+        round.commit(server.state(), server.metrics, evaluated=told)
+    federation.sum("finish", server.shared)
+    return server.state()
+
+
+class Server(RoundServer):
+    """What sites share, and its optimizer."""
+
+    def __init__(
+        self, config: Any, promise: Promise, initial: dict[str, Tensor], resumed: State | None
+    ) -> None:
+        self._adam = Adam(initial, config.learning_rate)
+        self._unit = promise.grids[0] / config.batch_size
+        super().__init__(config, initial, Best(False, "never"), resumed)
+
+    def step(self, total: Total) -> None:
+        """θ_s ← θ_s − α (Σ clipped g_u + noise) / N, by Adam."""
+        self._adam.step(
+            {name: (value * self._unit).float() for name, value in total.tensors.items()}
+        )
+        self.round += 1
+
+    def state(self) -> State:
+        """Everything that the next round depends on."""
+        state = super().state()
+        return replace(state, tensors={**state.tensors, **self._adam.state()})
+
+    def _restore(self, state: State) -> None:
+        super()._restore(state)
+        self._adam.restore(state.tensors)
+
+
+class PrivateSite(MethodSite):
+    """One site of a method, of which nothing leaves but noisy sums.
+
+    secret: 32 bytes that are this site's alone, for who knows them can take its noise off; new
+    ones if none are given. Other options are those of the method's own site.
+
+    Which units are in a round and what noise they get follow from the secret and all that the
+    round's answer depends on. So what is done again after a fault has the same answer, and the
+    same noise is never added to another.
+
+    Raises ConfigError where training data do not say which unit they are of.
+    """
+
+    tasks: ClassVar[frozenset[str]] = frozenset({NOISY, "finish"})
+    of: ClassVar[Privately]
+    made: ClassVar[type[Any]]
+
+    def __init__(
+        self, data: SiteData, config: Any, *, secret: bytes | None = None, **options: Any
+    ) -> None:
+        self.promise = self.of.promise(config)
+        self.site = self.made(data, config, **options)
+        self.num_examples, self.scores = self.site.num_examples, self.site.scores
+        self._secret = secret or secrets.token_bytes(32)
+        self.units = units_of(data.id, self.site.train_set, self.promise.privacy.unit)
+        if self.promise.privacy.delta * len(self.units) >= 1:
+            raise ConfigError(
+                f"delta = {self.promise.privacy.delta:g}: site {data.id!r} has {len(self.units):,} "
+                "units; a delta of 1 / units and more promises none of them anything"
+            )
+        self._config, self.steps = config, 0
+        self._shared: dict[str, torch.nn.Parameter] = self.site.shared
+        self._own: dict[str, torch.nn.Parameter] = self.site.private
+        self._adam = Adam(self._own, config.learning_rate)
+        share, whole = self.promise.grids
+        self._grids = dict.fromkeys(self._shared, share) | dict.fromkeys(self._own, whole)
+        self._data = _digest(data)
+
+    def noisy_gradients(self, tensors: Tensors, *, round: int) -> Update:
+        """Σ of the round's units' clipped gradients, with noise, in whole numbers of the grid."""
+        if self.steps >= self.promise.rounds:
+            raise RefusedError(
+                f"site {self.id!r}: the job's promise is of {self.promise.rounds:,} rounds, and "
+                "all of them are done"
+            )
+        load_into(self._shared, tensors)
+        stream = Stream(self._key())
+        total = {n: torch.zeros(p.shape, dtype=torch.int64) for n, p in self._parameters.items()}
+        self.site.model.train(True)
+        for unit in np.flatnonzero(chosen(stream, len(self.units), self.promise.privacy.rate)):
+            torch.manual_seed(seed_of(self._config.seed, "dropout", self.id, self.steps, int(unit)))
+            for name, part in self.clipped(self.units[unit]).items():
+                total[name] += part
+        for value in total.values():
+            noise = torch.from_numpy(discrete_gaussian(stream, value.numel()))
+            value += noise.reshape(value.shape)
+        self.steps += 1
+        if self._own:
+            unit = self.promise.grids[1] / self._config.batch_size
+            self._adam.step({n: (total[n] * unit).to(p) for n, p in self._own.items()})
+        return Update({name: total[name] for name in self._shared})
+
+    @property
+    def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        return {**self._shared, **self._own}
+
+    def clipped(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """A unit's gradient, at most C long, in whole numbers. indices: of its sentences."""
+        found = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
+        for at in range(0, len(indices), TOGETHER):
+            part = indices[at : at + TOGETHER]
+            loss = self.of.loss(self.site, part) * (len(part) / len(indices))
+            own = torch.autograd.grad(loss, [*self._parameters.values()], allow_unused=True)
+            for value, gradient in zip(found.values(), own, strict=True):
+                if gradient is not None:
+                    value += gradient
+        return cut(found, self.promise.privacy.clip, self._grids)
+
+    def _key(self) -> bytes:
+        """Of the randomness of the next answer."""
+        question = fingerprint({n: p.detach() for n, p in self._parameters.items()})
+        where = (platform.node(), torch.__version__, torch.get_num_threads())
+        return receipt(self._secret, repr(self.promise), self.steps, question, self._data, *where)
+
+    def finish(self, tensors: Tensors) -> Update:
+        """Test the last round's model, and save it; what comes of it stays here."""
+        load_into(self._shared, tensors)
+        self.site.tested()
+        self.scores = self.site.scores
+        return Update()
+
+    # what a job asks of a site
+
+    @property
+    def id(self) -> str:
+        """The site's name in the job."""
+        return str(self.site.id)
+
+    def described(self) -> str:
+        """What is shared, what stays, and what is promised."""
+        return f"{self.site.described()}; {self.promise}"
+
+    def scores_on(self, site: SiteData) -> dict[str, Any]:
+        """The finished model's scores on another site's test data."""
+        found: dict[str, Any] = self.site.scores_on(site)
+        return found
+
+    def covered(self, task: str) -> dict[str, int]:
+        """One step, of as many sentences as are expected."""
+        expected = int(self.promise.privacy.rate * self.num_examples)
+        return {"steps": 1, "batch": expected} if task == NOISY else {}
+
+    def state(self) -> State:
+        """Private layers, their optimizer, the secret."""
+        own = prefixed("private.", {name: p.detach() for name, p in self._own.items()})
+        return State(self.steps, own | self._adam.state(), {"secret": self._secret.hex()})
+
+    def restore(self, state: State) -> None:
+        """Go back to a kept state."""
+        load_into(self._own, below(state.tensors, "private."))
+        self._adam.restore(state.tensors)
+        self._secret, self.steps = bytes.fromhex(state.fact("secret", str)), state.round
+
+
+def units_of(site: str, corpus: Any, unit: Unit) -> list[np.ndarray]:
+    """The sentences of each unit of a corpus, all of them together in one.
+
+    Raises ConfigError where a document's patient is not known.
+    """
+    documents, owners = corpus.documents, corpus.encoded.sentence_document
+    if unit == "sentence":
+        return [np.array([at]) for at in range(len(owners))]
+    if unit == "patient" and (unknown := sum(d.patient is None for d in documents)):
+        raise ConfigError(
+            f'[privacy] unit = "patient": {unknown:,} of {len(documents):,} training documents '
+            f"of site {site!r} have no patient; the largest unit that is known is a document: "
+            'set unit = "document", or name the patients in the files'
+        )
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for at, owner in enumerate(owners.tolist()):
+        document = documents[owner]
+        note = () if unit == "patient" else (document.meta.get("document", document.id),)
+        found.setdefault((document.patient, *note), []).append(at)
+    return [np.array(indices) for indices in found.values()]
+
+
+def _digest(data: SiteData) -> bytes:
+    """Of the training data."""
+    parts = ((d.id, str(d.patient), d.text, repr(d.spans)) for d in data.train)
+    return digest(*(part for document in parts for part in document))

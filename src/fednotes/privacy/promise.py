@@ -1,0 +1,193 @@
+"""What a job promises of single units of training data, and what is spent of it.
+
+(ε, δ)-differential privacy, of data sets of one site that differ by one unit that is added or
+removed. A round at a site: each unit is in it with probability q, all gradients of a unit
+together are clipped to the norm C, and what leaves is their sum with discrete Gaussian noise of
+σ C (`noise.py`; methods/private.py). Rounds compose by Rényi differential privacy of the
+Poisson-subsampled Gaussian (Mironov, Talwar, Zhang 2019, "Rényi differential privacy of the
+sampled Gaussian mechanism"), at whole orders alone: there the moments are binomial sums of
+moments that the discrete Gaussian has no larger than the continuous one (Canonne, Kamath, Steinke
+2020). Rényi to (ε, δ): Canonne et al. too, by `dp-accounting`, the extra "privacy".
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Interval
+
+from fednotes.core.errors import ConfigError, MissingExtra
+from fednotes.core.settings import checked
+from fednotes.privacy.noise import SCALE
+
+ORDERS = (*range(2, 33), 36, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 512, 1024)
+STEP = 1e-4  # noise that is solved for is rounded up to it: the same number on every machine
+LEAST_NOISE, MOST_NOISE = 0.1, 1000.0
+Unit = Literal["patient", "document", "sentence"]
+
+
+@checked(frozen=True)
+class Privacy:
+    """Differential privacy of training, and what it promises (`docs/privacy.md`).
+
+    unit: whose presence is hidden: all that a site holds of a "patient", of a "document", or a
+        "sentence". epsilon: ε after all rounds, for which the noise is solved; or noise, the
+        multiplier σ itself. delta: δ, far below 1 / units of a site.
+    clip: C, the most that one unit's gradient may be (L2), of shared and private layers together.
+    rate: q, the chance of each unit to be in a round; an epoch has 1 / q rounds.
+    where: "sum", sites add parts of the noise, which hides them where the server sees sums alone
+        (secure_sum); or "site", each adds all of it and needs to trust nobody.
+    colluding: with "sum", so many sites' noise does not count: a site knows its own.
+    """
+
+    unit: Unit = "patient"
+    epsilon: Annotated[float, Ge(0), Interval(le=100)] = 0.0
+    noise: Annotated[float, Ge(0), Interval(le=MOST_NOISE)] = 0.0
+    delta: Annotated[float, Interval(gt=0, lt=0.1)] = 1e-5
+    clip: Annotated[float, Gt(0), Interval(le=1e6)] = 1.0
+    rate: Annotated[float, Interval(ge=1e-6, le=1)] = 0.05
+    where: Literal["sum", "site"] = "sum"
+    colluding: Annotated[int, Ge(0)] = 1
+
+    def __post_init__(self) -> None:
+        if bool(self.epsilon) == bool(self.noise):
+            raise ConfigError("give either epsilon, which is promised, or noise, the multiplier σ")
+        if self.noise and self.noise < LEAST_NOISE:
+            raise ConfigError(f"noise = {self.noise}: at least {LEAST_NOISE}, or nothing is hidden")
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A job's promise, with every number that it depends on.
+
+    noise: σ of a sum in clips. rounds: the most that are answered. shares: sites whose noise
+    counts in a sum, of `least` sites; 1: each adds all of it.
+    """
+
+    privacy: Privacy
+    noise: float
+    rounds: int
+    shares: int
+
+    @classmethod
+    def of(cls, privacy: Privacy, rounds: int, sites: int, least: int = 0) -> Promise:
+        """sites: of the job. least: fewest of a sum; 0: all, as everywhere.
+
+        Raises ConfigError where no noise keeps it, MissingExtra without `dp-accounting`.
+        """
+        shares = 1
+        if privacy.where == "sum" and sites > 1:
+            opened = max(least or sites, sites // 2 + 1)
+            shares, least = opened - privacy.colluding, (sites + privacy.colluding) // 2 + 1
+            if opened < least:  # then a server that lies, and they, open smaller sums
+                raise ConfigError(
+                    f"colluding = {privacy.colluding}: a sum may be of {opened} of {sites} sites; "
+                    f"against so many, [federation] min_sites must be {least} and more (of {sites}"
+                    '); or lower it, or set where = "site"'
+                )
+        noise = privacy.noise
+        if not noise:
+            noise = noise_for(privacy.epsilon, privacy.delta, privacy.rate, rounds)
+        return cls(privacy, noise, rounds, shares)
+
+    @property
+    def share(self) -> float:
+        """σ of one site's noise, in clips."""
+        return self.noise / math.sqrt(self.shares)
+
+    @property
+    def grids(self) -> tuple[float, float]:
+        """What a whole number stands for where a site adds its share of the noise, or all of it."""
+        share, whole = (n * self.privacy.clip / SCALE for n in (self.share, self.noise))
+        return share, whole
+
+    def epsilon(self, rounds: int | None = None) -> float:
+        """ε of so many rounds, or of all."""
+        spent = self.rounds if rounds is None else rounds
+        return epsilon_of(self.noise, self.privacy.delta, self.privacy.rate, spent)
+
+    def told(self) -> dict[str, Any]:
+        """For a run's summary."""
+        own = self.privacy
+        return {
+            "epsilon": self.epsilon(),
+            "delta": own.delta,
+            "unit": own.unit,
+            "noise": self.noise,
+            "clip": own.clip,
+            "rate": own.rate,
+            "rounds": self.rounds,
+            "where": own.where,
+            "shares": self.shares,
+        }
+
+    def __str__(self) -> str:
+        own, of = self.privacy, "anybody" if self.shares == 1 else "whoever sees sums alone"
+        return (
+            f"differential privacy of each {own.unit} of a site, against {of}: "
+            f"ε = {math.ceil(100 * self.epsilon() - 1e-9) / 100:.2f} at δ = {own.delta:g} "
+            f"after {self.rounds:,} rounds "
+            f"(σ = {self.noise:g}, C = {own.clip:g}, q = {own.rate:g})"
+        )
+
+
+@lru_cache(maxsize=256)
+def epsilon_of(noise: float, delta: float, rate: float, rounds: int) -> float:
+    """ε of rounds of the Poisson-subsampled Gaussian, by Rényi differential privacy."""
+    if not rounds:
+        return 0.0
+    with _accounting() as (events, rdp, _):
+        accountant = rdp.RdpAccountant(list(ORDERS))
+        return float(accountant.compose(_round(events, noise, rate), rounds).get_epsilon(delta))
+
+
+def tight_epsilon(noise: float, delta: float, rate: float, rounds: int) -> float:
+    """The same of continuous noise, by its privacy loss distribution: smaller, and no promise."""
+    with _accounting() as (events, _, pld):
+        accountant = pld.PLDAccountant()
+        return float(accountant.compose(_round(events, noise, rate), rounds).get_epsilon(delta))
+
+
+@lru_cache(maxsize=64)
+def noise_for(epsilon: float, delta: float, rate: float, rounds: int) -> float:
+    """The least multiplier σ that keeps (ε, δ) over all rounds, rounded up to `STEP`.
+
+    Raises ConfigError where none does.
+    """
+    low, high = math.floor(LEAST_NOISE / STEP), math.ceil(MOST_NOISE / STEP)
+    if epsilon_of(high * STEP, delta, rate, rounds) > epsilon:
+        raise ConfigError(
+            f"epsilon = {epsilon:g}: no noise keeps it at delta = {delta:g} over {rounds:,} rounds "
+            f"of rate {rate:g}: ask for more, or train less"
+        )
+    while low + 1 < high:
+        middle = (low + high) // 2
+        enough = epsilon_of(middle * STEP, delta, rate, rounds) <= epsilon
+        low, high = (low, middle) if enough else (middle, high)
+    return high * STEP
+
+
+def _round(events: Any, noise: float, rate: float) -> Any:
+    return events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(noise))
+
+
+@contextmanager
+def _accounting() -> Iterator[tuple[Any, Any, Any]]:
+    """`dp-accounting`: its events and both accountants. Raises MissingExtra."""
+    load = importlib.import_module
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            events = load("dp_accounting.dp_event")
+            rdp = load("dp_accounting.rdp.rdp_privacy_accountant")
+            pld = load("dp_accounting.pld.pld_privacy_accountant")
+        except ImportError as error:
+            raise MissingExtra("dp-accounting", "privacy") from error
+        yield events, rdp, pld

@@ -1,0 +1,179 @@
+"""What rounds of noise promise, against formulas written anew and against Opacus."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from fednotes.core.errors import ConfigError, MissingExtra
+from fednotes.privacy import promise as module
+from fednotes.privacy.promise import (
+    ORDERS,
+    Privacy,
+    Promise,
+    epsilon_of,
+    noise_for,
+    tight_epsilon,
+)
+
+
+def moment(order: int, noise: float, rate: float) -> float:
+    """log E[((1 - q) + q μ1/μ0)^α] of the Gaussian: Mironov, Talwar, Zhang 2019, section 3.3."""
+    return math.log(
+        math.fsum(
+            math.comb(order, k)
+            * (1 - rate) ** (order - k)
+            * rate**k
+            * math.exp((k * k - k) / (2 * noise**2))
+            for k in range(order + 1)
+        )
+    )
+
+
+def by_hand(noise: float, delta: float, rate: float, rounds: int) -> float:
+    """Canonne, Kamath, Steinke 2020, Proposition 12, the least over orders that fit a float."""
+    return min(
+        rounds * moment(a, noise, rate) / (a - 1)
+        + math.log((a - 1) / a)
+        - (math.log(delta) + math.log(a)) / (a - 1)
+        for a in ORDERS
+        if a <= 32
+    )
+
+
+@pytest.mark.parametrize(
+    ("noise", "delta", "rate", "rounds"),
+    [(1.0, 1e-5, 64 / 5000, 1560), (1.5, 1e-5, 0.05, 600), (2.0, 1e-6, 0.2, 100)],
+)
+def test_epsilon_is_that_of_the_formulas(
+    noise: float, delta: float, rate: float, rounds: int
+) -> None:
+    wanted = by_hand(noise, delta, rate, rounds)
+    assert epsilon_of(noise, delta, rate, rounds) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_published_setting() -> None:
+    """σ = 1, q = 64/5000, 1,560 rounds, δ = 1e-5: 3.31 by Rényi, 3.00 by privacy losses."""
+    assert epsilon_of(1.0, 1e-5, 64 / 5000, 1560) == pytest.approx(3.31, abs=0.01)
+    assert tight_epsilon(1.0, 1e-5, 64 / 5000, 1560) == pytest.approx(3.00, abs=0.02)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 5])
+@pytest.mark.parametrize("shift", [1, 3])
+@pytest.mark.parametrize("order", [2, 3, 8])
+def test_the_discrete_gaussian_promises_no_less(scale: int, shift: int, order: int) -> None:
+    """Its moment on whole numbers, summed, is at most the continuous one; so is that of the
+    other direction, of removing a unit."""
+    rate, wide = 0.3, range(-60 * scale - shift, 60 * scale + 2 * shift)
+
+    def weight(x: int) -> float:
+        return math.exp(-(x**2) / (2 * scale**2))
+
+    whole = math.fsum(map(weight, wide))
+    mixed = {x: (1 - rate) * weight(x) + rate * weight(x - shift) for x in wide}
+    kept = [x for x in wide if weight(x) > 1e-290 and weight(x - shift) > 1e-290]
+    ratio = {x: math.log(mixed[x]) - math.log(weight(x)) for x in kept}
+    adding = math.fsum(math.exp(order * ratio[x] + math.log(weight(x) / whole)) for x in kept)
+    removing = math.fsum(math.exp((1 - order) * ratio[x]) * weight(x) / whole for x in kept)
+    bound = moment(order, scale / shift, rate)
+    assert math.log(adding) <= bound + 1e-9
+    assert math.log(removing) <= bound + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "rate", "rounds", "opacus"),
+    [
+        (4.0, 1e-5, 0.05, 600, 1.64165),
+        (1.0, 1e-5, 0.01, 1000, 1.51321),
+        (8.0, 1e-6, 0.1, 300, 1.45360),
+    ],
+)
+def test_noise_is_that_of_opacus(
+    epsilon: float, delta: float, rate: float, rounds: int, opacus: float
+) -> None:
+    """Opacus 1.6.0: get_noise_multiplier(target_epsilon=…, target_delta=…, sample_rate=…,
+    steps=…, accountant="rdp", epsilon_tolerance=1e-4); it has broken orders too."""
+    noise = noise_for(epsilon, delta, rate, rounds)
+    assert noise == pytest.approx(opacus, rel=0.01)
+    assert epsilon_of(noise, delta, rate, rounds) <= epsilon
+    assert epsilon_of(noise - 2e-4, delta, rate, rounds) > epsilon  # no more than is needed
+
+
+def test_epsilon_grows_with_rounds() -> None:
+    promise = Promise.of(Privacy(noise=1.0), 50, 3)
+    spent = [promise.epsilon(rounds) for rounds in (0, 1, 10, 50)]
+    assert spent[0] == 0
+    assert all(a < b for a, b in pairwise(spent))
+    assert spent[-1] == promise.epsilon() == promise.told()["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("sites", "least", "where", "colluding", "shares"),
+    [
+        (1, 0, "sum", 1, 1),
+        (2, 0, "sum", 1, 1),
+        (3, 0, "sum", 1, 2),
+        (10, 0, "sum", 1, 9),
+        (10, 6, "sum", 1, 5),  # a sum may be of six, one of which knows its own noise
+        (10, 7, "sum", 3, 4),
+        (10, 2, "sum", 0, 6),  # no secure sum is opened with fewer than six of ten
+        (10, 0, "site", 1, 1),
+        (3, 0, "sum", 0, 3),
+    ],
+)
+def test_the_noise_of_the_fewest_honest_sites_is_all(
+    sites: int, least: int, where: str, colluding: int, shares: int
+) -> None:
+    given = {"noise": 2.0, "where": where, "colluding": colluding}
+    promise = Promise.of(Privacy(**given), 10, sites, least)
+    assert promise.shares == shares
+    assert promise.share**2 * shares == pytest.approx(2.0**2)
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({}, "give either epsilon"),
+        ({"epsilon": 1.0, "noise": 1.0}, "give either epsilon"),
+        ({"noise": 0.05}, "at least 0.1"),
+        ({"epsilon": 1.0, "delta": 0.5}, "delta = 0.5"),
+        ({"epsilon": 1.0, "clip": 0.0}, "clip = 0.0"),
+        ({"epsilon": 1.0, "rate": 0.0}, "rate = 0.0"),
+        ({"epsilon": -1.0}, "epsilon = -1.0"),
+        ({"epsilon": float("nan")}, "epsilon"),
+        ({"epsilon": 1.0, "clip": float("inf")}, "clip"),
+        ({"epsilon": 1.0, "unit": "word"}, "unit = 'word'"),
+    ],
+)
+def test_what_promises_nothing_is_refused(table: dict[str, float], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Privacy(**table)
+
+
+def test_what_no_noise_keeps_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no noise keeps it"):
+        Promise.of(Privacy(epsilon=1e-4, rate=1.0), 10_000, 3)
+
+
+@pytest.mark.parametrize(
+    ("sites", "least", "colluding", "needed"),
+    [(3, 2, 1, 3), (5, 3, 1, 4), (10, 6, 3, 7), (3, 3, 3, 4)],
+)
+def test_sums_that_colluding_sites_could_open_are_refused(
+    sites: int, least: int, colluding: int, needed: int
+) -> None:
+    """t > (n + c) / 2, of the secure sum's paper: else c sites and a lying server read others."""
+    with pytest.raises(ConfigError, match=rf"min_sites must be {needed} and more"):
+        Promise.of(Privacy(noise=1.0, colluding=colluding), 10, sites, least)
+    assert 2 * needed > sites + colluding >= 2 * (needed - 1)
+
+
+def test_without_the_package_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(module.importlib, "import_module", missing)
+    with pytest.raises(MissingExtra, match=r"dp-accounting.*fednotes\[privacy\]"):
+        epsilon_of(1.2345, 1e-5, 0.1, 7)
