@@ -630,6 +630,18 @@ def test_parquet_and_arrow_of_others(tmp_path: Path, old: bool) -> None:
         read(tmp_path / "c.parquet")
 
 
+def test_a_folder_that_datasets_saved(file: File, tmp_path: Path) -> None:
+    """`save_to_disk` puts two JSON files beside its Arrow files: no part of the corpus."""
+    table = pyarrow.table({"text": ["a rash"], "spans": [[{"start": 2, "end": 6, "label": "X"}]]})
+    folder = file('{\n  "features": {}\n}', "d/dataset_info.json").parent
+    file('{\n  "_split": null\n}', "d/state.json")
+    sink = str(folder / "data-00000-of-00001.arrow")
+    with pyarrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    assert guess_format(folder) == "parquet"
+    assert read(folder)[0].spans == (Span(2, 6, "X"),)
+
+
 # ---- Prodigy, doccano, BigBIO, n2c2 --------------------------------------------------------------
 
 

@@ -29,12 +29,15 @@ from fednotes.data.text import joined
 
 # Keys that hold spans; those of the second pair mean something else beside one of the first.
 _SPAN_KEYS = (("spans", "entities"), ("labels", "label"))
+_NO_CORPUS = {"state.json", "dataset_info.json", "dataset_dict.json"}  # of a `datasets` folder
 _REST = ("patient", "codes", "meta", "sentences", "tokens")
 _OWN_KEYS = {"id", "text", *_REST}
 
 
 def accepts(path: Path) -> bool:
     """Whether the first line begins a JSON object, or the file's name says so."""
+    if path.name in _NO_CORPUS:
+        return False
     return path.suffix == ".jsonl" or corpus.first_line(path).lstrip().startswith("{")
 
 
