@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-import json
 import logging
 import math
 import os
@@ -26,7 +25,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
@@ -60,6 +59,7 @@ _FHIR = "application/fhir+json"
 _ISSUES = {401: "login", 413: "too-long", 422: "invalid", 429: "throttled", _FAILED: "exception"}
 PathLike = str | Path
 AnyModel = MentionModel | PatientModel
+T = TypeVar("T")
 
 
 @checked(frozen=True)
@@ -78,26 +78,28 @@ class Limits:
     patience: Annotated[float, Field(gt=0)] = 15.0
 
     def taken(self, texts: list[str]) -> list[str]:
-        """The texts, if these are not too many, or too long. Raises _Refused."""
+        """The texts, if these are not too many, or too long. Raises Refused."""
         if len(texts) > self.texts:
-            raise _Refused(413, f"{len(texts):,} texts: at most {self.texts:,} in a request")
+            raise Refused(413, f"{len(texts):,} texts: at most {self.texts:,} in a request")
         for number, text in enumerate(texts, 1):
             if len(text) > self.characters:
                 most = f"at most {self.characters:,}: divide it"
-                raise _Refused(413, f"text {number} has {len(text):,} characters, {most}")
+                raise Refused(413, f"text {number} has {len(text):,} characters, {most}")
             if not text.isascii() and _HALF.search(text):
-                raise _Refused(422, f"text {number} has half a character: decode it anew")
+                raise Refused(422, f"text {number} has half a character: decode it anew")
         return texts
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """A request is answered so, with nothing done."""
 
     def __init__(self, status: int, detail: str, **headers: str) -> None:
         super().__init__(detail)
         self.status, self.detail, self.headers = status, detail, headers
 
-    async def answer(self, scope: Message, send: Send) -> None:
+    async def answer(self, scope: Message, receive: Receive, send: Send) -> None:
+        from starlette.responses import JSONResponse
+
         kind, told = "application/json", dict[str, Any](detail=self.detail)
         if scope["path"] == "/fhir":
             issue = {"severity": "error", "code": _ISSUES.get(self.status, "processing")}
@@ -106,11 +108,7 @@ class _Refused(Exception):
                 "issue": [issue | {"diagnostics": self.detail}],
             }
             kind = _FHIR
-        body = json.dumps(told).encode()
-        headers = {"content-type": kind, "content-length": str(len(body))}
-        pairs = [(k.encode(), v.encode()) for k, v in {**headers, **self.headers}.items()]
-        await send({"type": "http.response.start", "status": self.status, "headers": pairs})
-        await send({"type": "http.response.body", "body": body})
+        await JSONResponse(told, self.status, self.headers, kind)(scope, receive, send)
 
 
 # ---- what is asked and answered --------------------------------------------------------------
@@ -173,22 +171,16 @@ class Mentions(BaseModel):
     spans: list[FoundSpan]
 
 
-class Answer(BaseModel):
-    """As many results as texts came, in their order."""
+class Results(BaseModel, Generic[T]):
+    """As many as texts or patients came, in their order."""
 
-    results: list[Mentions]
+    results: list[T]
 
 
 class PatientNotes(BaseModel, extra="forbid", strict=True):
     """Patients, each with notes."""
 
     patients: dict[str, list[str]]
-
-
-class Findings(BaseModel):
-    """As many results as patients came, in their order."""
-
-    results: list[PatientFinding]
 
 
 class About(BaseModel):
@@ -325,15 +317,15 @@ class _Gate:
 
         try:
             await self._judged(scope, receive, telling)
-        except _Refused as no:
-            await no.answer(scope, telling)
+        except Refused as no:
+            await no.answer(scope, receive, telling)
         except Exception as error:  # its words may hold text
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
             log.error("a request failed: %s at %s", type(error).__name__, place)
             if status == _GONE:
-                failed = _Refused(_FAILED, "the model failed; the server's log says where")
-                await failed.answer(scope, telling)
+                failed = Refused(_FAILED, "the model failed; the server's log says where")
+                await failed.answer(scope, receive, telling)
         finally:
             self._meters.count(scope["path"], status, time.perf_counter() - begin)
 
@@ -343,64 +335,70 @@ class _Gate:
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        length = headers.get("content-length", b"0")
-        if not length.isdigit() or int(length) > self._limits.body:
-            raise self._too_large()
-        if self._under_way >= self._limits.under_way:
-            await self._body(receive, keep=False)  # or the connection breaks before it is told
+        length, most = headers.get("content-length", b"0"), self._limits
+        if not length.isdigit() or int(length) > most.body:
+            raise _too_large(most.body)
+        if self._under_way >= most.under_way:  # unread, the connection breaks before it is told
+            await read_body(receive, most.body, most.patience, keep=False)
             detail = "too many requests are under way: come again"
-            raise _Refused(429, detail, **{"retry-after": str(self._soon())})
+            raise Refused(429, detail, **{"retry-after": str(self._soon())})
         self._under_way += 1
         self._meters.under_way.set(self._under_way)
         try:
-            body = await self._body(receive)
+            body = await read_body(receive, most.body, most.patience)
             kind = headers.get("content-type", b"").partition(b";")[0].strip().lower()
             if kind not in (b"application/json", _FHIR.encode()):
-                raise _Refused(415, "send JSON, with the content-type application/json")
+                raise Refused(415, "send JSON, with the content-type application/json")
             try:
                 parse_json(body)
             except JsonError as error:
-                raise _Refused(422, f"the body's line {error.line}: {error}") from None
+                raise Refused(422, f"the body's line {error.line}: {error}") from None
             await _unless_gone(self._app, scope, body, receive, send)
         finally:
             self._under_way -= 1
             self._meters.under_way.set(self._under_way)
 
     def _require_known(self, path: str, headers: Mapping[str, bytes]) -> None:
-        """Raises _Refused for who asks without the token, or, where none is needed, by a name
+        """Raises Refused for who asks without the token, or, where none is needed, by a name
         that a web page made lead here."""
         if not self._token:
             name = re.sub(r":\d+$", "", headers.get("host", b"").decode("latin-1"))
             if not loopback(name.strip("[]").lower()):
-                raise _Refused(403, "ask by 127.0.0.1 or localhost: without a token no other name")
+                raise Refused(403, "ask by 127.0.0.1 or localhost: without a token no other name")
         elif path != "/health":
             scheme, _, given = headers.get("authorization", b"").partition(b" ")
             right = hmac.compare_digest(given.strip(), self._token)
             if scheme.lower() != b"bearer" or not right:
                 more = {"www-authenticate": "Bearer", "connection": "close"}
-                raise _Refused(401, "send the token: authorization: Bearer TOKEN", **more)
+                raise Refused(401, "send the token: authorization: Bearer TOKEN", **more)
 
-    async def _body(self, receive: Receive, keep: bool = True) -> bytes:
-        """The body, read no further than the limit."""
-        parts: list[bytes] = []
-        length, more = 0, True
-        try:
-            async with asyncio.timeout(self._limits.patience):
-                while more:
-                    message = await receive()
-                    part, more = message.get("body", b""), message.get("more_body", False)
-                    length += len(part)
-                    if length > self._limits.body:
-                        raise self._too_large()
-                    if keep:
-                        parts.append(part)
-        except TimeoutError:
-            raise _Refused(408, "the body did not come in time", connection="close") from None
-        return b"".join(parts)
 
-    def _too_large(self) -> _Refused:
-        detail = f"a request has at most {self._limits.body:,} bytes: send fewer texts at a time"
-        return _Refused(413, detail, connection="close")
+async def read_body(receive: Receive, most: int, patience: float, keep: bool = True) -> bytes:
+    """A request's body, read no further than `most` bytes, in seconds of patience.
+
+    keep: False reads and forgets it. Raises Refused.
+    """
+    parts: list[bytes] = []
+    length, more = 0, True
+    try:
+        async with asyncio.timeout(patience):
+            while more:
+                message = await receive()
+                part, more = message.get("body", b""), message.get("more_body", False)
+                length += len(part)
+                if length > most:
+                    raise _too_large(most)
+                if keep:
+                    parts.append(part)
+    except TimeoutError:
+        raise Refused(408, "the body did not come in time", connection="close") from None
+    return b"".join(parts)
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(
+        413, f"a request has at most {most:,} bytes: send less at a time", connection="close"
+    )
 
 
 async def _unless_gone(app: Any, scope: Message, body: bytes, receive: Receive, send: Send) -> None:
@@ -468,28 +466,28 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
     @app.exception_handler(RequestValidationError)
     async def wrong(request: object, error: RequestValidationError) -> None:
         told = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise _Refused(422, "; ".join(clean(each, 2 * NAME) for each in islice(told, 5)))
+        raise Refused(422, "; ".join(clean(each, 2 * NAME) for each in islice(told, 5)))
 
     async def results(inputs: list[Any], texts: list[str]) -> list[Any]:
         meters.texts.inc(len(texts))
         meters.characters.inc(sum(map(len, texts)))
         return await batches.results(inputs)
 
-    async def predict(asked: Question) -> Answer:
+    async def predict(asked: Question) -> Results[Mentions]:
         """Find the mentions in one text, or in several."""
         if (asked.text is None) == (asked.texts is None):
-            raise _Refused(422, "give `text` or `texts`")
+            raise Refused(422, "give `text` or `texts`")
         texts = most.taken(asked.texts or [] if asked.text is None else [asked.text])
-        return Answer(results=[asked.shown(found) for found in await results(texts, texts)])
+        return Results(results=[asked.shown(found) for found in await results(texts, texts)])
 
-    async def predict_patients(asked: PatientNotes) -> Findings:
+    async def predict_patients(asked: PatientNotes) -> Results[PatientFinding]:
         """Find the phenotypes of patients in their notes."""
         if any(map(_HALF.search, asked.patients)):
-            raise _Refused(422, "a patient's name has half a character: decode it anew")
+            raise Refused(422, "a patient's name has half a character: decode it anew")
         notes = list(asked.patients.values())
         found = await results(notes, most.taken([text for own in notes for text in own]))
         named = zip(asked.patients, found, strict=True)
-        return Findings(results=[replace(one, patient=patient) for patient, one in named])
+        return Results(results=[replace(one, patient=patient) for patient, one in named])
 
     class FhirResponse(JSONResponse):
         media_type = _FHIR
@@ -503,7 +501,7 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
         try:
             given = [(one, fhir.text_of(one)) for one in fhir.resources(resource)]
         except DataError as error:
-            raise _Refused(422, f"a resource cannot be read: {error}") from None
+            raise Refused(422, f"a resource cannot be read: {error}") from None
         notes = [(one, text) for one, text in given if text is not None]
         texts = most.taken([text for _, text in notes])
         pairs = zip(notes, await results(texts, texts), strict=True)
@@ -572,17 +570,18 @@ def run(
     ready: Callable[[str], None],
     certificate: PathLike | None = None,
     key: PathLike | None = None,
+    extra: str = "serve",
 ) -> None:
     """Listen until SIGINT or SIGTERM; requests under way are answered first.
 
     port: 0 takes a free one. ready: is told the address once somebody can connect. certificate,
-    key: PEM files, for TLS.
+    key: PEM files, for TLS. extra: that brings what this needs.
     Raises FednotesError where nothing can listen there, MissingExtra.
     """
     try:
         import uvicorn
     except ImportError as error:
-        raise MissingExtra("uvicorn", "serve") from error
+        raise MissingExtra("uvicorn", extra) from error
 
     class Listening(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:

@@ -7,14 +7,12 @@ other site in the same browser reads or writes here. Nothing is fetched from any
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib import resources
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -26,16 +24,17 @@ from markupsafe import Markup, escape
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
 from fednotes.core.types import Document, Span
-from fednotes.data.formats import LossyError, read
+from fednotes.data.formats import LossyError
 from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.jobs.compare import Comparison, compare_runs
-from fednotes.jobs.predict import documents_of
 from fednotes.jobs.results import SUMMARY, read_lines, size
 from fednotes.jobs.simulate import is_run, so_far
 from fednotes.metrics.spans import KINDS
 from fednotes.report.html import environment, parts_of_page, two_runs
 from fednotes.rules.ledger import ledger_of, show, verify
+from fednotes.serving.api import read
 from fednotes.serving.models import MentionModel, load
+from fednotes.serving.server import Refused, read_body, run
 from fednotes.taggers.saving import is_model
 from fednotes.ui.review import (
     EXPORTS,
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 MOST_FORM = 2**20  # bytes of what a page sends
+_SLOWEST = 15.0  # seconds in which it must come
 MOST_TEXT = 100_000  # characters of a text to try
 _PAGE = 50  # errors of a list
 _LINES = 100  # of a ledger, the newest
@@ -73,12 +73,6 @@ _HEADERS = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-}
-_STATIC = {
-    "app.css": ("fednotes.ui", "static/app.css", "text/css"),
-    "app.js": ("fednotes.ui", "static/app.js", "text/javascript"),
-    "icon.svg": ("fednotes.ui", "static/icon.svg", "image/svg+xml"),
-    "report.css": ("fednotes.report", "templates/style.css", "text/css"),
 }
 NAMES = {
     "correct": "Right",
@@ -119,33 +113,42 @@ class Desk:
 
 
 def application(desk: Desk) -> Callable[..., Any]:
-    """The ASGI application of a page."""
+    """The ASGI application of a page, for those who have its token."""
     try:
         from starlette.applications import Starlette
         from starlette.concurrency import run_in_threadpool
         from starlette.exceptions import HTTPException
-        from starlette.routing import Route
+        from starlette.middleware.base import BaseHTTPMiddleware
+        from starlette.routing import Mount, Route
+        from starlette.staticfiles import StaticFiles
     except ImportError as error:
         raise MissingExtra("starlette", "ui") from error
     pages = Pages(desk)
 
     def route(path: str, handler: Callable[[Request, Form], Response], *methods: str) -> Route:
         async def answer(request: Request) -> Response:
-            form = await _form(request) if request.method == "POST" else {}
             try:
+                form = await _form(request) if request.method == "POST" else {}
                 return await run_in_threadpool(handler, request, form)
+            except _Soon as soon:
+                if request.method == "POST":
+                    return pages.refused("the notes are still being read: nothing was done", 400)
+                return pages.page("wait.html", poll=2, what=str(soon))
+            except Refused as no:
+                return pages.refused(no.detail, no.status)
             except FednotesError as error:
                 return pages.refused(str(error), 400)
 
         return Route(path, answer, methods=methods or ("GET",))
 
     async def failed(request: Request, error: Exception) -> Response:
-        told = error if isinstance(error, HTTPException) else None
-        return pages.refused(told.detail if told else "", told.status_code if told else 500)
+        assert isinstance(error, HTTPException)
+        return pages.refused(error.detail, error.status_code)
 
+    folders: Any = [("fednotes.ui", "static"), ("fednotes.report", "templates")]
     routes = [
         route("/", pages.start),
-        route("/static/{name}", pages.static),
+        Mount("/static", StaticFiles(packages=folders)),
         route("/runs", pages.runs),
         route("/runs/{number:int}", pages.run),
         route("/compare", pages.compare),
@@ -156,63 +159,21 @@ def application(desk: Desk) -> Callable[..., Any]:
         route("/export/{format}", pages.export),
         route("/try", pages.trial, "GET", "POST"),
     ]
-    return _guarded(Starlette(routes=routes, exception_handlers={HTTPException: failed}), pages)
-
-
-def _guarded(app: Callable[..., Any], pages: Pages) -> Callable[..., Any]:
-    """The application for those who have the token, and for nobody else."""
-    from starlette.requests import Request
-    from starlette.responses import RedirectResponse, Response
-
-    token = pages.desk.token.encode()
-
-    async def guarded(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await app(scope, receive, send)
-            return
-        request, port = Request(scope), (scope.get("server") or (HOST, 80))[1]
-        hosts = (f"{HOST}:{port}", f"localhost:{port}")
-        host, cookie = request.headers.get("host", ""), f"fednotes-{port}"
-        given = request.query_params.get("token", "").encode()
-        held = request.cookies.get(cookie, "").encode()
-
-        async def sent(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                more = [(k.encode(), v.encode()) for k, v in _HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *more]}
-            await send(message)
-
-        answer: Response | None = None
-        if host not in hosts:
-            answer = Response("not a name of this page", 421)
-        elif request.method not in ("GET", "HEAD") and (
-            request.headers.get("origin") != f"http://{host}"
-        ):
-            answer = pages.refused("this came from another page: nothing was done", 403)
-        elif given and secrets.compare_digest(given, token):
-            answer = RedirectResponse(scope["path"], 303)
-            answer.set_cookie(cookie, pages.desk.token, httponly=True, samesite="strict")
-        elif not secrets.compare_digest(held, token):
-            answer = pages.refused("open the whole address that the terminal shows", 403)
-        await (answer or app)(scope, receive, sent)
-
-    return guarded
+    app = Starlette(routes=routes, exception_handlers={HTTPException: failed})
+    return BaseHTTPMiddleware(app, dispatch=pages.guarded)
 
 
 async def _form(request: Request) -> Form:
-    """The fields that a page sends, bounded before they are parsed."""
-    from starlette.exceptions import HTTPException
-
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MOST_FORM:
-            raise HTTPException(413, f"over {MOST_FORM:,} bytes: send less")
+    """The fields that a page sends, bounded before they are parsed. Raises Refused."""
+    body = await read_body(request.receive, MOST_FORM, _SLOWEST)
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=50))
     except ValueError as error:
-        raise HTTPException(400, "not what a form of this page sends") from error
+        raise Refused(400, "not what a form of this page sends") from error
+
+
+class _Soon(Exception):
+    """What is asked for is being made; says what goes on. The page asks again by itself."""
 
 
 class Pages:
@@ -223,19 +184,45 @@ class Pages:
         self._written: tuple[tuple[Any, ...], Later[tuple[str, bytes]]] | None = None
         self._tests: dict[tuple[str, str], Later[Comparison]] = {}
         self._templates = environment("fednotes.ui")
-        self._templates.globals |= {"NAMES": NAMES, "KINDS": KINDS, "address": address}
+        self._templates.globals |= {"NAMES": NAMES, "KINDS": KINDS, "ORDERS": ORDERS}
+        self._templates.globals |= {"EXPORTS": EXPORTS, "address": address, "desk": desk}
         self._templates.filters["note"] = shown
 
     def page(self, name: str, code: int = 200, **values: Any) -> Response:
         """A template, filled."""
         from starlette.responses import HTMLResponse
 
-        given = {"desk": self.desk, "here": "", "poll": 0, **values}
+        given = {"here": "", "poll": 0, **values}
         return HTMLResponse(self._templates.get_template(name).render(given), code)
 
     def refused(self, why: str, status: int) -> Response:
         """Why something was not done."""
         return self.page("message.html", status, why=why or "something went wrong", status=status)
+
+    async def guarded(self, request: Request, go_on: Callable[[Request], Any]) -> Response:
+        """The answer for who has the token; a refusal for anybody else."""
+        from starlette.responses import RedirectResponse
+
+        port, token = (request.scope.get("server") or (HOST, 80))[1], self.desk.token.encode()
+        host, cookie = request.headers.get("host", ""), f"fednotes-{port}"
+        given = request.query_params.get("token", "").encode()
+        held = request.cookies.get(cookie, "").encode()
+        answer: Response
+        if host not in (f"{HOST}:{port}", f"localhost:{port}"):
+            answer = self.refused("not a name of this page", 421)
+        elif request.method not in ("GET", "HEAD") and (
+            request.headers.get("origin") != f"http://{host}"
+        ):
+            answer = self.refused("this came from another page: nothing was done", 403)
+        elif given and secrets.compare_digest(given, token):
+            answer = RedirectResponse(request.scope["path"], 303)
+            answer.set_cookie(cookie, self.desk.token, httponly=True, samesite="strict")
+        elif not secrets.compare_digest(held, token):
+            answer = self.refused("open the whole address that the terminal shows", 403)
+        else:
+            answer = await go_on(request)
+        answer.headers.update(_HEADERS)
+        return answer
 
     def start(self, request: Request, form: Form) -> Response:
         """The first part that there is."""
@@ -243,30 +230,20 @@ class Pages:
 
         return RedirectResponse(self.desk.sections[0][0], 303)
 
-    def static(self, request: Request, form: Form) -> Response:
-        """Style sheets and the script."""
-        from starlette.responses import Response
-
-        found = _STATIC.get(request.path_params["name"])
-        if found is None:
-            return self.refused("there is no such file", 404)
-        package, path, kind = found
-        return Response(resources.files(package).joinpath(path).read_bytes(), media_type=kind)
-
     # ---- runs
 
     def runs(self, request: Request, form: Form) -> Response:
         """What each run came to; the run itself, where there is one."""
-        if len(self.desk.runs) == 1:
-            return self._run(0)
+        from starlette.responses import RedirectResponse
+
+        if len(self._runs) == 1:
+            return RedirectResponse("/runs/0", 303)
         rows = [(name, so_far(folder), (folder / SUMMARY).is_file()) for name, folder in self._runs]
         return self.page("runs.html", here="/runs", rows=rows)
 
     def run(self, request: Request, form: Form) -> Response:
         """What the report says of a run; one that goes on is looked at again and again."""
-        return self._run(request.path_params["number"])
-
-    def _run(self, number: int) -> Response:
+        number: int = request.path_params["number"]
         if number >= len(self._runs):
             raise ConfigError(f"there is no run {number} here")
         folder = self._runs[number][1]
@@ -292,7 +269,8 @@ class Pages:
         parts = two_runs({n: (so_far(f), read_lines(f)) for n, f in folders.items()})
         tests, asked_for = None, bool(request.query_params.get("test"))
         if asked_for:
-            begun = Later(partial(_tested, self.desk.runs[one], self.desk.runs[two]))
+            test = partial(compare_runs, condition="federated", against="federated")
+            begun = Later(partial(test, folders[one], folders[two]))
             tests = self._tests.setdefault((one, two), begun).get()
         poll = 2 if asked_for and tests is None else 0
         parts |= {"names": names, "one": one, "two": two, "tests": tests, "poll": poll}
@@ -317,8 +295,6 @@ class Pages:
     def errors(self, request: Request, form: Form) -> Response:
         """Counts by type and kind, and a list of the errors that a filter takes."""
         review, by = self._review(), _filter(request.query_params)
-        if review is None:
-            return self.page("wait.html", here="/errors", poll=2, what="The model reads the notes")
         chosen = review.select(by)
         pages = max(1, ceil(len(chosen) / _PAGE))
         number = min(pages, _whole(request.query_params.get("page", "1")))
@@ -342,19 +318,13 @@ class Pages:
             pages=pages,
             counts=counts,
             sums=kinds_of(counts),
-            orders=ORDERS,
-            exports=EXPORTS,
         )
 
     def item(self, request: Request, form: Form) -> Response:
         """One mention in its note, and what can be decided of it."""
         review, by = self._review(), _filter(request.query_params)
-        if review is None:
-            return self.page("wait.html", here="/errors", poll=2, what="The model reads the notes")
         item = _numbered(review, request)
-        chosen = review.select(by)
-        before = [each for each in chosen if by.key(each) < by.key(item)]
-        after = [each for each in chosen if by.key(each) > by.key(item)]
+        chosen, (before, after) = review.shows(item, by), review.around(item, by)
         source, gold = review.sources[item.source], review.document(item)
         said = source.predicted[item.document]
         first = max(0, item.span.start - _AROUND)
@@ -372,8 +342,8 @@ class Pages:
             decision=review.decision(item),
             alternatives=review.alternatives(item),
             place=len(before) + 1,
-            total=len(chosen),
-            chosen=item in chosen,
+            chosen=chosen,
+            total=len(before) + chosen + len(after),
             previous=before[-1] if before else None,
             following=after[0] if after else None,
             window=None if whole else window,
@@ -385,10 +355,8 @@ class Pages:
         from starlette.responses import RedirectResponse
 
         review, by = self._review(), _filter(request.query_params)
-        if review is None:
-            raise ConfigError("the notes are still being read: nothing was decided")
         item = _numbered(review, request)
-        after = [each for each in review.select(by) if by.key(each) > by.key(item)]
+        after = review.around(item, by)[1]
         action = form.get("action", "")
         review.decide(item, action, form.get("label", "").strip())
         to = item if action == "undo" or not after else after[0]
@@ -399,8 +367,6 @@ class Pages:
         from starlette.responses import Response
 
         review = self._review()
-        if review is None:
-            raise ConfigError("the notes are still being read: nothing was exported")
         format = request.path_params["format"]
         if format not in EXPORTS:
             raise ConfigError(f"{format}: written are {', '.join(EXPORTS)}")
@@ -414,15 +380,17 @@ class Pages:
             why = f"{EXPORTS[format]} cannot hold all of these notes: {kinds}. The notes are whole."
             return self.page("message.html", 409, why=why, status=409, anyway=request.url.path)
         if made is None:
-            return self.page("wait.html", here="/errors", poll=2, what="The notes are written")
+            raise _Soon("The notes are written")
         name, data = made
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(data, media_type="application/octet-stream", headers=headers)
 
-    def _review(self) -> Review | None:
+    def _review(self) -> Review:
         if self.desk.review is None:
             raise ConfigError("there are no notes here: fednotes ui MODEL NOTES")
-        return self.desk.review.get()
+        if (found := self.desk.review.get()) is None:
+            raise _Soon("The model reads the notes")
+        return found
 
     # ---- a text
 
@@ -438,10 +406,6 @@ class Pages:
             (found,) = self.desk.model([Document("text", text)])
         note = marked(text, (), found.spans, (0, len(text))) if found else ""
         return self.page("try.html", here="/try", text=text, found=found, note=note)
-
-
-def _tested(one: Path, two: Path) -> Comparison:
-    return compare_runs(one, two, "federated", "federated")
 
 
 def _numbered(review: Review, request: Request) -> Item:
@@ -562,15 +526,13 @@ def opened(
         if not isinstance(model, MentionModel):
             raise ConfigError(f"{models[0]}: it finds no mentions; the page is for models that do")
         desk.model, desk.about, desk.sure = model, str(models[0]), model.confidence
-        read_in = {
-            name: read(path, format) if format else documents_of(str(path))
-            for name, path in named(notes).items()
-        }
+        held = {name: read(path, format or None) for name, path in named(notes).items()}
 
         def tagged() -> Review:
-            made = (compared(name, own, model.types, model) for name, own in read_in.items())
-            sources = tuple(source._replace(explain=model.explain) for source in made)
-            return Review(sources, kept, ", ".join(read_in))
+            made = (
+                compared(name, own, model.types, model, model.explain) for name, own in held.items()
+            )
+            return Review(tuple(made), kept, ", ".join(held))
 
     if notes:
         desk.review = Later(tagged)
@@ -588,19 +550,8 @@ def named(paths: Sequence[Path]) -> dict[str, Path]:
 
 def serve_page(desk: Desk, port: int, say: Callable[[str], None]) -> None:
     """Listen until somebody stops it. port: 0 takes a free one. Raises FednotesError."""
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise MissingExtra("uvicorn", "ui") from error
-    config = uvicorn.Config(
-        application(desk), HOST, port, log_config=None, access_log=False, server_header=False
-    )
-    logging.getLogger("uvicorn.error").addHandler(logging.NullHandler())  # told in our words below
-    try:
-        socket = config.bind_socket()
-    except SystemExit as error:
-        raise FednotesError(f"--port {port}: cannot be listened on; 0 takes a free one") from error
-    with socket:
-        place = f"http://{HOST}:{socket.getsockname()[1]}"
+
+    def ready(place: str) -> None:
         say(f"open {place}/?token={desk.token} in a browser on this computer; Ctrl-C ends it")
-        uvicorn.Server(config).run(sockets=[socket])
+
+    run(application(desk), HOST, port, ready, extra="ui")

@@ -7,10 +7,9 @@ Notes are read and tagged once, in a thread of their own. Decisions stand in a f
 from __future__ import annotations
 
 import hashlib
-import io
+import shutil
 import tempfile
 import threading
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +37,7 @@ _ALTERNATIVES = 4  # types that are shown of one mention
 ORDERS = ("place", "certain", "uncertain")
 Action = Literal["gold", "predicted", "label-gold", "label-predicted", "delete"]
 Place = tuple[int, int, str]  # of a mention: start, end, label
+Explain = Callable[[Document, Span], Mapping[str, float]]
 T = TypeVar("T")
 
 
@@ -80,7 +80,7 @@ class ReviewedNotes(NamedTuple):
     documents: tuple[Document, ...]
     gold: tuple[Document, ...]
     predicted: tuple[Document, ...]
-    explain: Callable[[Document, Span], Mapping[str, float]] | None = None
+    explain: Explain | None = None
 
 
 def compared(
@@ -88,6 +88,7 @@ def compared(
     documents: Sequence[Document],
     known: Sequence[str],
     predict: Callable[[Sequence[Document]], Sequence[Document]],
+    explain: Explain | None = None,
 ) -> ReviewedNotes:
     """A source of documents; of the types that a model knows, those count that are annotated.
 
@@ -99,7 +100,7 @@ def compared(
         replace(d, spans=flatten(d.spans, "outermost")[0]) for d in relabel(documents, {}, types)
     ]
     said = [replace(d, spans=tuple(s for s in d.spans if s.label in types)) for d in predict(gold)]
-    return ReviewedNotes(name, tuple(documents), tuple(gold), tuple(said))
+    return ReviewedNotes(name, tuple(documents), tuple(gold), tuple(said), explain)
 
 
 def of_run(run: Path, file: Path) -> Review:
@@ -118,8 +119,7 @@ def of_run(run: Path, file: Path) -> Review:
     for site in sites:
         folder = model_folder(run, condition, site.id)
         model = MentionModel(load_model(folder), Calibration.of(folder))
-        own = compared(site.id, site.test, site.scored_types, model)
-        sources.append(own._replace(explain=model.explain))
+        sources.append(compared(site.id, site.test, site.scored_types, model, model.explain))
     return Review(tuple(sources), file, f"{run.name}, {condition}")
 
 
@@ -266,14 +266,18 @@ class Review:
         """What was decided of it."""
         return self.decisions.get(item.key)
 
+    def shows(self, item: Item, by: Filter) -> bool:
+        """Whether a filter takes an item."""
+        return by.takes(item, self.sources[item.source].name, self.decision(item) is not None)
+
     def select(self, by: Filter) -> list[Item]:
         """The items that a filter takes, in its order."""
-        taken = (
-            item
-            for item in self.items
-            if by.takes(item, self.sources[item.source].name, self.decision(item) is not None)
-        )
-        return sorted(taken, key=by.key)
+        return sorted((item for item in self.items if self.shows(item, by)), key=by.key)
+
+    def around(self, item: Item, by: Filter) -> tuple[list[Item], list[Item]]:
+        """Those of them that come before an item, and after it."""
+        chosen, own = self.select(by), by.key(item)
+        return [i for i in chosen if by.key(i) < own], [i for i in chosen if by.key(i) > own]
 
     def alternatives(self, item: Item) -> list[tuple[str, float]]:
         """What the model finds possible of an item's words, the most probable first; "O": none."""
@@ -329,16 +333,13 @@ class Review:
             return {}, None
         try:
             found = Corrections.model_validate(read_json(self.file, strict=False))
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, first["loc"]))
+        except (OSError, JsonError, ValidationError) as error:
+            why = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors(include_url=False, include_input=False)[0]
+                why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             raise DataError(
-                f"{self.file}: {place}: {first['msg']}: not a file of corrections; name another "
-                "with --corrections"
-            ) from error
-        except (OSError, JsonError) as error:
-            raise DataError(
-                f"{self.file}: cannot be read as corrections ({error}); name another with "
+                f"{self.file}: cannot be read as corrections ({why}); name another with "
                 "--corrections"
             ) from error
         rows = ((d.site, d.document, d.text, d.gold, d.predicted) for d in found.decisions)
@@ -369,11 +370,8 @@ class Review:
             write(self.corrected(), target, format, allow_loss)
             if target.is_file():
                 return f"corrected.{'jsonl' if format == 'jsonl' else 'json'}", target.read_bytes()
-            packed = io.BytesIO()
-            with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-                for file in sorted(path for path in target.rglob("*") if path.is_file()):
-                    archive.write(file, file.relative_to(target).as_posix())
-            return "corrected.zip", packed.getvalue()
+            packed = Path(shutil.make_archive(str(target), "zip", target))
+            return packed.name, packed.read_bytes()
 
 
 def kinds_of(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

@@ -10,11 +10,11 @@ A word's tag is that of its first sub-word, so the pipeline has to be asked for 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from fednotes.core.errors import ConfigError
 from fednotes.core.parsing import read_json
+from fednotes.core.store import write_json
 from fednotes.encoders.pretrained import positions_of
 from fednotes.report.card import CARD, card
 from fednotes.serving.exports import into, require_mentions
@@ -44,10 +44,11 @@ def export_hf(model: Path, out: Path) -> None:
         facts = read_json(config, strict=False)
         facts["id2label"] = {row: _as_bio(tag) for row, tag in facts["id2label"].items()}
         facts["label2id"] = {_as_bio(tag): row for tag, row in facts["label2id"].items()}
-        _write(config, facts)
+        write_json(config, facts, private=False)
         settings = folder / "tokenizer_config.json"
         window = loaded.config.window or positions_of(loaded.tokenizer, loaded.library)
-        _write(settings, read_json(settings, strict=False) | {"model_max_length": window})
+        facts = read_json(settings, strict=False) | {"model_max_length": window}
+        write_json(settings, facts, private=False)
 
     into(out, fill)
 
@@ -55,7 +56,3 @@ def export_hf(model: Path, out: Path) -> None:
 def _as_bio(tag: str) -> str:
     prefix, dash, name = tag.partition("-")
     return f"{_AS_BIO.get(prefix, prefix)}{dash}{name}"
-
-
-def _write(path: Path, facts: object) -> None:
-    path.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

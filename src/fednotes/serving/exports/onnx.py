@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fednotes.core.errors import ConfigError, MissingExtra, ModelError
+from fednotes.core.store import write_json
 from fednotes.data.tags import allowed_transitions
 from fednotes.data.text import TOKEN
 from fednotes.encoders.pretrained import Frame, quiet
@@ -76,8 +76,7 @@ def export_onnx(model: Path, out: Path, int8: bool = False) -> None:
             loaded.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
         if int8:
             _quantise(graph)
-        text = json.dumps(facts, indent=2, ensure_ascii=False)
-        (folder / "fednotes.json").write_text(text + "\n", encoding="utf-8")
+        write_json(folder / "fednotes.json", facts, private=False)
 
     into(out, fill)
 

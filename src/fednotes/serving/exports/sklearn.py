@@ -11,7 +11,6 @@ a `MinMaxScaler` that clips at zero.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from fednotes.core.errors import ConfigError, MissingExtra
+from fednotes.core.store import write_json
 from fednotes.patients.cohort import LABELS
 from fednotes.patients.features import ConceptFeatures, opened
 from fednotes.patients.phenotyper import Phenotyper, is_phenotyper, load_phenotyper
@@ -60,8 +60,7 @@ def export_sklearn(model: Path, out: Path, dictionary: str | None = None) -> Non
 
     def fill(folder: Path) -> None:
         skops.io.dump(pipeline, folder / "pipeline.skops")
-        text = json.dumps(facts, indent=2, ensure_ascii=False)
-        (folder / "fednotes.json").write_text(text + "\n", encoding="utf-8")
+        write_json(folder / "fednotes.json", facts, private=False)
 
     into(out, fill)
 
