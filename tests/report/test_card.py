@@ -72,7 +72,7 @@ def test_every_model_of_a_run_has_its_card(run: Path) -> None:
     assert "Notes stayed" not in alone
 
 
-def test_a_card_names_no_site_and_none_of_its_sizes(run: Path) -> None:
+def test_a_card_names_no_site(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     for path in run.rglob("README.md"):
         words = path.read_text()
@@ -80,20 +80,29 @@ def test_a_card_names_no_site_and_none_of_its_sizes(run: Path) -> None:
         assert str(run.parent) not in words
 
 
-def test_of_two_sites_no_mean_tells_the_others_score(run: Path, tmp_path: Path) -> None:
+def test_one_site_alone_is_not_told_as_all_sites(run: Path) -> None:
+    for path in (run / "alone").rglob("README.md"):
+        assert "examples of all sites" not in path.read_text()
+
+
+@pytest.mark.parametrize("whose", ["sites/{site}/model", "model"])
+def test_of_two_sites_nothing_tells_the_others(run: Path, tmp_path: Path, whose: str) -> None:
+    """Neither the model of one, nor one of both; what is hidden is there with three."""
     summary = json.loads((run / "summary.json").read_text())
-    kept = dict(sorted(summary["sites"].items())[:2])
-    (tmp_path / "summary.json").write_text(json.dumps({**summary, "sites": kept}))
-    site = next(iter(kept))
-    model = tmp_path / "federated" / "sites" / site / "model"
-    model.mkdir(parents=True)
-    (model / "tagger.json").write_bytes(
-        (run / "federated" / "sites" / site / "model" / "tagger.json").read_bytes()
-    )
+    first, second, third = sorted(summary["sites"].items())
+    source = run / "federated" / "sites" / first[0] / "model" / "tagger.json"
     mean = f"{summary['mean']['federated']['strict']['f1']:.3f}"
-    assert "mean of the sites" in card(run / "federated" / "sites" / site / "model")
-    assert "mean of the sites" not in card(model)
-    assert mean not in card(model) or mean == f"{kept[site]['federated']['strict']['f1']:.3f}"
+    for sites in ((first, second), (first, second, third), ()):
+        place = tmp_path / str(len(sites))
+        model = place / "federated" / whose.format(site=first[0])
+        model.mkdir(parents=True)
+        (place / "summary.json").write_text(json.dumps({**summary, "sites": dict(sites)}))
+        (model / "tagger.json").write_bytes(source.read_bytes())
+        text = card(model)
+        own = f"{first[1]['federated']['strict']['f1']:.3f}"
+        assert ("examples of all sites together" in text) == (len(sites) == 3)
+        assert (mean in text.replace(own, "")) == (len(sites) == 3 and mean != own)
+        assert ("mean of the sites" in text) == (len(sites) == 3)
 
 
 def test_what_others_wrote_stays_a_line(run: Path) -> None:

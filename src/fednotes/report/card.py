@@ -26,7 +26,7 @@ CARD = "README.md"
 _DESCRIBED = ("tagger.json", "model.json", "phenotyper.json", "config.json")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#$])")  # in Markdown
 _HIDDEN = ("sites", "synthetic", "silos", "title", "method", "seed", "conditions")  # of a job
-_HIDING = 3  # sites; of two, one's scores and the mean tell the other's
+_TELLING = 2  # sites of which what is one's own, and the sum or the mean, tell the other's
 _ABOVE = 6  # folders in which a model's run is looked for
 
 
@@ -59,7 +59,11 @@ def card(model: Path, run: Path | None = None) -> str:
         site = parts[-2] if len(parts) > 2 and parts[-3] == "sites" else ""
     own = mapping(mapping(result.sites.get(site)).get(condition))
     own = own or kept_table(model.parent / "scores.json")
-    whole = mapping(result.mean.get(condition))
+    of_all = len(result.sites) not in (0, _TELLING)  # whether sums and means are told
+    whole = mapping(result.mean.get(condition)) if of_all else {}
+    spent = mapping(result.conditions.get(condition))
+    if condition == "alone" or not of_all:  # alone, they are of trainings that are not this one
+        spent = {key: value for key, value in spent.items() if key != "examples"}
     environment = Environment(
         loader=PackageLoader("fednotes.report"),
         undefined=StrictUndefined,
@@ -68,7 +72,8 @@ def card(model: Path, run: Path | None = None) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"plain": _plain, "quoted": _quoted, "code": _code}
-    verdict = result.verdict(site if site in result.sites else None)
+    named = site in result.sites
+    verdict = result.verdict(site if named else None) if named or of_all else None
     return environment.get_template("card.md").render(
         **_model(facts),
         result=result,
@@ -76,11 +81,10 @@ def card(model: Path, run: Path | None = None) -> str:
         condition=condition,
         of_site=bool(own),
         scores=list(_scores(own or whole)),
-        mean=list(_scores(whole)) if own and len(result.sites) >= _HIDING else [],
+        mean=list(_scores(whole)) if own else [],
         types=list(_types(own or whole)),
         interval=result.interval(site, condition),
-        spent=mapping(result.conditions.get(condition)),
-        tested=number(result.micro, condition, "support"),
+        spent=spent,
         secure=bool(mapping(result.config.get("federation")).get("secure_sum")),
         promised=mapping(mapping(result.model_dump().get("privacy")).get(condition)),
         settings=[(k, v) for k, v in _flat(result.config) if k.split(".")[0] not in _HIDDEN],
