@@ -22,7 +22,9 @@ from fednotes.data.split import pool
 from fednotes.engines.inprocess import InProcess
 from fednotes.methods import distill, finetune, personal
 from fednotes.methods.finetune import Config, Site, _Sentences, num_notes
+from fednotes.methods.private import privately
 from fednotes.metrics.spans import SpanCounts
+from fednotes.privacy.promise import Privacy
 from fednotes.taggers.encoder_tagger import EncoderTaggerConfig
 from fednotes.taggers.saving import build_model, load_model, save_model
 from fednotes.taggers.token_classifier import TokenClassifierConfig
@@ -68,6 +70,30 @@ def train(sites: Sequence[SiteData], config: Config, **options: Any) -> list[Sit
     members = [Site(data, config, directory=out and out / data.id) for data in sites]
     finetune.train(InProcess(members, **options), config)
     return members
+
+
+def test_it_is_trained_with_differential_privacy(bert: Path, tmp_path: Path) -> None:
+    """Two rounds of three silos whose classifiers are private: a document's gradient has length C
+    over encoder and classifier together, by NumPy; sites end with one encoder and save models."""
+    sites = [site_data(name, seed, 5) for seed, name in enumerate("abc")]
+    settings = {**finetune.METHOD.private.settings, "cycles": 1, "local_steps": 2}
+    made = config(bert, sites, private=("classifier",), **settings)
+    made = replace(made, privacy=Privacy(noise=0.5, unit="document", rate=0.8, clip=0.1))
+    method = privately(finetune.METHOD)
+    members = [method.Site(data, made, directory=tmp_path / data.id) for data in sites]
+    for unit in members[0].units:
+        parts = members[0].clipped(unit).items()
+        whole = [v.numpy().ravel() * members[0]._grids[name] for name, v in parts]
+        length = float(np.linalg.norm(np.concatenate(whole)))
+        assert 0.0999 < length <= 0.1
+    before = [copied(member.site.private) for member in members]
+    final = method.train(InProcess(members, secure=True), made)
+    assert final.round == 2
+    for member, own in zip(members, before, strict=True):
+        assert (tmp_path / member.id / "model").is_dir()
+        for name, value in member.site.shared.items():
+            assert torch.equal(value, final.tensors[f"shared.{name}"])
+        assert not any(torch.equal(value, own[n]) for n, value in member.site.private.items())
 
 
 def values(site: Site) -> dict[str, torch.Tensor]:
