@@ -37,7 +37,8 @@ ROOMS: dict[str, frozenset[str]] = {
     "serving": frozenset({*_BELOW_JOBS, "jobs", "report"}),
     "ui": frozenset({*_BELOW_JOBS, "jobs", "report", "serving"}),
     "cli": frozenset({*_BELOW_JOBS, "jobs", "report", "experiments", "serving", "ui"}),
-    "": frozenset({"core", "engines", "jobs", "serving"}),  # the public names, of `fednotes` itself
+    # The public names, of `fednotes` itself.
+    "": frozenset({"core", "data", "engines", "jobs", "serving"}),
     "__main__": frozenset({"cli"}),
 }
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fednotes.core.federation import State
     from fednotes.core.types import Document, Span
     from fednotes.core.update import Update
+    from fednotes.data.formats import convert
     from fednotes.engines.inprocess import InProcess
     from fednotes.jobs.job import Job
     from fednotes.jobs.results import RunResult
@@ -44,6 +45,7 @@ __all__ = [
     "calibrate",
     "check",
     "compare",
+    "convert",
     "evaluate",
     "job",
     "load",
@@ -57,6 +59,7 @@ _PLACES = {
     "core.federation": ("State",),
     "core.types": ("Document", "Span"),
     "core.update": ("Update",),
+    "data.formats": ("convert",),
     "engines.inprocess": ("InProcess",),
     "jobs.job": ("Job",),
     "jobs.results": ("RunResult",),

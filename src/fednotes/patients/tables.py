@@ -35,8 +35,7 @@ from defusedxml import DefusedXmlException, DTDForbidden
 from defusedxml.sax import make_parser
 
 from fednotes.core.errors import ConfigError, DataError, nearest
-from fednotes.data.formats.files import BROKEN, broken, open_bytes, visible
-from fednotes.data.notes import LARGEST
+from fednotes.data.formats.files import BROKEN, LARGEST, broken, open_bytes, visible
 from fednotes.patients.codes import SYSTEMS, code_of, system_of
 
 EXAMPLES: Final = 10  # damaged rows that a report names

@@ -20,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError, MissingExtra, nearest
 from fednotes.core.parsing import mapping, shipped
@@ -268,31 +268,37 @@ def _seen_place(document: Document) -> Callable[[Span], Span]:
     return placed
 
 
+class Converted(NamedTuple):
+    """How many documents were written; what was lost of them, by kind; what could not be read."""
+
+    documents: int
+    lost: Counter[str]
+    problems: Problems
+
+
 def convert(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     to: str,
-    of: str | None = None,
+    format: str | None = None,
     *,
     allow_loss: bool = False,
     on_error: OnError = "refuse",
-) -> tuple[int, Counter[str], Problems]:
-    """Reads a corpus and writes it in another format.
+) -> Converted:
+    """Reads a corpus and writes it in the format `to`, to a new file or folder `out`.
 
-    Returns the number of documents, what was lost, and what of the corpus could not be used.
-
-    of, on_error: as `read`. Raises as `read` and `write`, FednotesError where `out` lies in what
-    is read: it would be a part of that corpus.
+    format, on_error: as `read`; allow_loss: as `write`. Raises as these, and FednotesError where
+    `out` lies in what is read: it would be a part of that corpus.
     """
     inside = Path(os.path.realpath(out)).is_relative_to(os.path.realpath(source))
     if inside:
         raise FednotesError(f"{out} lies in {source}, which is read: name a place elsewhere")
-    documents, problems = examine(source, of)
+    documents, problems = examine(source, format)
     if on_error == "refuse" or not documents:
         problems.refuse()
     if not documents:
         raise DataError(f"{source}: there is no document in it: nothing was written")
-    return len(documents), write(documents, out, to, allow_loss), problems
+    return Converted(len(documents), write(documents, out, to, allow_loss), problems)
 
 
 _RASH = (Span(4, 8, "ADE"),)

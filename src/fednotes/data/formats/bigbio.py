@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from fednotes.core.parsing import mapping
-from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.formats import bioc, jsonl
 from fednotes.data.formats import files as corpus
@@ -59,8 +59,8 @@ def of_row(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes a row a document, on a line of its own."""
-    rows = [jsonl.dumped(d, row) + "\n" for n, d in enumerate(documents) for row in [_row(d, n)]]
-    write_out(Path(path), "".join(rows))
+    numbers = count()
+    jsonl.write_lines(documents, path, lambda document: _row(document, next(numbers)))
 
 
 def _row(document: Document, number: int) -> dict[str, Any]:

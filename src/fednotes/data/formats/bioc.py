@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from defusedxml.common import DefusedXmlException
-from defusedxml.ElementTree import XMLParser
+from defusedxml.ElementTree import iterparse
 
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import MOST_DEPTH, MOST_VALUES, mapping
@@ -69,49 +70,28 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     return jsonl.of_items(items, "document", _record, path, problems)
 
 
-class _Builder(ElementTree.TreeBuilder):
-    """Gives each document away when it has ended; bounded in depth and number of elements."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ready: list[dict[str, Any]] = []
-        self._depth = self._number = 0
-
-    def start(self, tag: Any, attrs: Any) -> Any:
-        self._depth += 1
-        self._number += 1
-        if self._depth > MOST_DEPTH or self._number > MOST_VALUES:
-            raise DataError("a document of more elements, or deeper ones, than are read")
-        return super().start(tag, attrs)
-
-    def end(self, tag: str) -> Any:
-        element = super().end(tag)
-        self._depth -= 1
-        if tag == "document":
-            self.ready.append(_plain(element))
-            element.clear()
-            self._number = 0
-        return element
-
-
 def _elements(path: Path) -> Iterator[dict[str, Any]]:
-    """The documents of an XML file, as they stand in BioC's JSON."""
-    builder = _Builder()
-    parser = XMLParser(target=builder)
+    """The documents of an XML file, one by one, as they stand in BioC's JSON; each is bounded in
+    depth and number of elements, and goes when it has been given."""
+    depth = elements = 0
     try:
         with corpus.open_bytes(path) as file:
-            while data := file.read(1 << 20):
-                parser.feed(data)
-                yield from builder.ready
-                builder.ready.clear()
-        parser.close()
+            for event, element in iterparse(file, ("start", "end")):
+                begins = event == "start"
+                depth += 1 if begins else -1
+                elements += begins
+                if depth > MOST_DEPTH or elements > MOST_VALUES:
+                    raise DataError("a document of more elements, or deeper ones, than are read")
+                if element.tag == "document" and not begins:
+                    yield _plain(element)
+                    element.clear()
+                    elements = 0
     except ElementTree.ParseError as error:
         raise DataError.at(path, error.position[0], "this is no whole XML") from None
     except DefusedXmlException:
         raise DataError("the XML declares entities, which are not read") from None
     except corpus.BROKEN as error:
         raise corpus.broken(path, error) from None
-    yield from builder.ready
 
 
 def _plain(element: ElementTree.Element) -> dict[str, Any]:
@@ -136,22 +116,20 @@ def _record(value: Any, noting: jsonl.Noting) -> dict[str, Any]:
         with noting():
             infons = dict(mapping(annotation.get("infons")))
             label, sure = infons.pop("type", None), infons.pop("confidence", None)
-            starts = [
-                (_int(x, "offset"), _int(x, "length")) for x in objects(annotation, "locations")
+            places = [
+                (start, start + _int(place, "length"))
+                for place in objects(annotation, "locations")
+                for start in [_int(place, "offset")]
             ]
-            places = [(start, start + length) for start, length in starts]
             form = annotation.get("text") or None
             span = jsonl.mention(text, places, label, form, _float(sure))
             spans.append(span)
             known.append({"id": str(annotation.get("id", "")), "span": span, "infons": infons})
     relations = [
-        {
-            "id": str(r.get("id", "")),
-            "infons": mapping(r.get("infons")),
-            "nodes": objects(r, "nodes"),
-        }
+        {"id": str(r.get("id", "")), "infons": mapping(r.get("infons")), "nodes": nodes}
         for part in parts
         for r in objects(part, "relations")
+        for nodes in [objects(r, "nodes")]
     ]
     infons = dict(mapping(value.get("infons")))
     own = infons.pop(_OWN, None)
@@ -236,25 +214,24 @@ def _document(document: Document, kept: Mapping[str, Any]) -> dict[str, Any]:
         rest["id"] = document.id
     own = {_OWN: jsonl.dumped(document, rest, ascii=True)} if rest else {}
     passages = _passages(document.text, kept)
-    known = [dict(mapping(value)) for value in kept.get("annotations", ())]
-    ids = {known_id for value in known if (known_id := value.get("id"))}
+    known: defaultdict[object, list[Mapping[str, Any]]] = defaultdict(list)
+    for value in reversed(kept.get("annotations", ())):
+        known[_place(value["span"])].append(value)
+    ids = {value.get("id") for own in known.values() for value in own}
     fresh = (name for n in range(1, 1 << 30) if (name := f"T{n}") not in ids)
     held: set[str] = set()
-    for raw in jsonl.record(document)["spans"]:
-        same = next((k for k in known if _place(k["span"]) == _place(raw)), None)
-        if same is not None:
-            known.remove(same)
-        pieces = raw.get("fragments") or [(raw["start"], raw["end"])]
-        sure = {"confidence": repr(raw["confidence"])} if "confidence" in raw else {}
-        name = same["id"] if same is not None and same["id"] else next(fresh)
+    for span, raw in zip(document.spans, jsonl.record(document)["spans"], strict=True):
+        same = alike.pop() if (alike := known[_place(raw)]) else {}
+        name = same.get("id") or next(fresh)
         held.add(name)
+        sure = {"confidence": repr(raw["confidence"])} if "confidence" in raw else {}
         annotation = {
             "id": name,
-            "infons": {"type": raw["label"], **sure, **(same["infons"] if same else {})},
-            "locations": [{"offset": a, "length": b - a} for a, b in pieces],
-            "text": " ".join(document.text[a:b] for a, b in pieces),
+            "infons": {"type": span.label, **sure, **same.get("infons", {})},
+            "locations": [{"offset": a, "length": b - a} for a, b in span.pieces],
+            "text": " ".join(document.text[a:b] for a, b in span.pieces),
         }
-        within = [p for p in passages if p["offset"] <= raw["start"]]
+        within = [p for p in passages if p["offset"] <= span.start]
         within[-1]["annotations"].append(annotation)
     relations = [
         relation

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
+from typing import Any
 
-from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.formats import jsonl
 from fednotes.data.formats.jsonl import read as read
@@ -21,10 +20,9 @@ from fednotes.data.formats.prodigy import accepts as accepts
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes a line a document."""
-    write_out(Path(path), "".join(map(_line, documents)))
+    jsonl.write_lines(documents, path, _record)
 
 
-def _line(document: Document) -> str:
+def _record(document: Document) -> dict[str, Any]:
     labels = [[span.start, span.end, span.label] for span in document.spans]
-    made = {"text": document.text, "label": labels, "id": document.id, **jsonl.rest(document)}
-    return jsonl.dumped(document, made) + "\n"
+    return {"text": document.text, "label": labels, "id": document.id} | jsonl.rest(document)

@@ -8,6 +8,7 @@ A reader goes on behind what it cannot use; all of it is refused together, or le
 
 from __future__ import annotations
 
+import csv
 import gzip
 import os
 import re
@@ -27,6 +28,7 @@ from fednotes.core.types import Document, Offsets, Span
 from fednotes.data.text import normalise, tokenize
 
 _HEAD = 1 << 16  # bytes that are enough to tell a format
+LARGEST = 1 << 26  # characters of one note; more is a quote that was never closed
 
 
 def open_file(path: Path) -> BinaryIO:
@@ -195,6 +197,31 @@ def in_text(start: int, end: int, length: int) -> tuple[int, int]:
     if not 0 <= start < end <= length:
         raise DataError(f"{start}:{end} is no stretch of the text ({length} characters)")
     return start, end
+
+
+def table_rows(
+    lines: Iterable[str], path: Path, first: int = 1, delimiter: str = ","
+) -> Iterator[tuple[int, list[str]]]:
+    """The rows of csv that hold something, and the line that each begins on.
+
+    first: the number of the first line. Raises DataError, behind which nothing can be read.
+    """
+    # The default, 131,072, is less than a long stay's summary.
+    csv.field_size_limit(max(LARGEST, csv.field_size_limit()))
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    line = first
+    try:
+        for row in reader:
+            if row:
+                yield line, row
+            line = first + reader.line_num
+    except csv.Error as error:
+        told = f"the row is no csv ({error})"
+        if "field larger" in str(error):
+            told = f"a field has more than {LARGEST:,} characters: is a quote not closed?"
+        elif "unexpected end" in str(error):
+            told = "the file ends inside a quoted field that begins in this row: it is broken off"
+        raise DataError.at(path, line, told) from None
 
 
 def mixed(folder: Path, counts: Mapping[str, int]) -> DataError:

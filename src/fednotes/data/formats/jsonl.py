@@ -231,10 +231,16 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
 
     (Sequences in `meta` come back as tuples.) Raises DataError for meta that is not JSON.
     """
-    lines = []
-    for document in documents:
-        lines.append(dumped(document, record(document)) + "\n")
-    write_out(Path(path), "".join(lines))
+    write_lines(documents, path, record)
+
+
+def write_lines(
+    documents: Iterable[Document],
+    path: str | os.PathLike[str],
+    value: Callable[[Document], Any],
+) -> None:
+    """Writes what `value` makes of each document, on a line of its own. Raises as `write`."""
+    write_out(Path(path), "".join(f"{dumped(own, value(own))}\n" for own in documents))
 
 
 def dumped(document: Document, value: Any, *, ascii: bool = False) -> str:

@@ -87,17 +87,13 @@ def _regions(task: Any) -> list[Any] | None:
 def _place(text: str, value: Any) -> tuple[Any, Any]:
     """The offsets of a region; those counted in UTF-16, as older versions did, are turned."""
     start, end, form = value.get("start"), value.get("end"), value.get("text")
-    if (
-        text.isascii()
-        or not isinstance(form, str)
-        or type(start) is not int
-        or type(end) is not int
-    ):
+    whole = type(start) is int and type(end) is int and 0 <= start < end
+    if text.isascii() or not whole or not isinstance(form, str):
         return start, end
-    if 0 <= start < end and not corpus.same_text(text[start:end], form):
+    if not corpus.same_text(text[start:end], form):
         units = text.encode("utf-16-le")
-        before, own = (units[2 * a : 2 * b].decode("utf-16-le", "replace") for a, b in
-                       ((0, start), (start, end)))  # fmt: skip
+        bounds = ((0, start), (start, end))
+        before, own = (units[2 * a : 2 * b].decode("utf-16-le", "replace") for a, b in bounds)
         if corpus.same_text(own, form):
             return len(before), len(before) + len(own)
     return start, end

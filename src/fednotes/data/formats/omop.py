@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
-from fednotes.core.errors import DataError, FednotesError
+from fednotes.core.errors import DataError
 from fednotes.core.parsing import mapping
 from fednotes.core.store import write_out
 from fednotes.core.types import Document, Span
@@ -45,7 +45,6 @@ _NEEDED = {
     "note_date": "1970-01-01",
 }
 _OURS, _LONGEST, _SHORT = "fednotes:", 250, 50  # characters of OMOP's columns of text
-_LARGEST = 1 << 26  # characters of one field
 
 
 def _heads(path: Path) -> list[str]:
@@ -103,21 +102,16 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
 
 def _rows(path: Path, problems: corpus.Problems) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a table, by lower-case heads, with the line that each begins on."""
-    csv.field_size_limit(max(_LARGEST, csv.field_size_limit()))
     text = corpus.read_text(path, exact=True).removeprefix("\ufeff")
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    line = 1
-    try:
-        heads, line = [name.strip().lower() for name in next(reader, [])], 2
-        for row in reader:
-            if row and len(row) != len(heads):
-                told = f"the row has {len(row)} columns, the header {len(heads)}"
-                problems.note("line", path, line, told)
-            elif row:
+    rows = corpus.table_rows(io.StringIO(text, newline=""), path)
+    with problems.passing("line", path):
+        heads = [name.strip().lower() for name in next(rows, (0, []))[1]]
+        for line, row in rows:
+            with problems.passing("line", path, line) as wrong:
+                if len(row) != len(heads):
+                    raise DataError(f"the row has {len(row)} columns, the header {len(heads)}")
+            if not wrong:
                 yield line, dict(zip(heads, row, strict=True))
-            line = reader.line_num + 1
-    except csv.Error as error:
-        problems.note("line", path, line, f"from here on it is no csv ({error}): is a quote open?")
 
 
 def _mention(text: str, row: Mapping[str, str]) -> dict[str, Any]:
@@ -125,13 +119,11 @@ def _mention(text: str, row: Mapping[str, str]) -> dict[str, Any]:
     concepts = (row.get(f"note_nlp_{name}concept_id", "0") for name in ("", "source_"))
     label = unquote(told.get("label", "")) or next((c for c in concepts if c not in ("0", "")), "")
     places = re.findall(r"([0-9]{1,9})-([0-9]{1,9})", told.get("pieces", ""))
-    form, start = (
-        row.get("lexical_variant", ""),
-        re.match(r"\s*([0-9]{1,9})", row.get("offset", "")),
-    )
-    if not places and start is None:
-        raise DataError("the offset is no number")
-    if not places and start is not None:
+    form = row.get("lexical_variant", "")
+    if not places:
+        start = re.match(r"\s*([0-9]{1,9})", row.get("offset", ""))
+        if start is None:
+            raise DataError("the offset is no number")
         places = [(start[1], int(start[1]) + len(form))]
     pieces = [(int(a), int(b)) for a, b in places]
     sure = re.fullmatch(r"[01](\.[0-9]+)?", told.get("confidence", ""))
@@ -142,8 +134,6 @@ def _mention(text: str, row: Mapping[str, str]) -> dict[str, Any]:
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes `note.csv` and `note_nlp.csv` into the folder `path`."""
     folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise FednotesError(f"{folder}: OMOP's tables need a folder and this is a file")
     given = list(documents)
     taken = {d.id for d in given if d.id.isdigit()}
     fresh = (name for n in range(1, 1 << 40) if (name := str(n)) not in taken)

@@ -13,8 +13,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from fednotes.core.store import write_out
 from fednotes.core.types import Document
 from fednotes.data.formats import files as corpus
 from fednotes.data.formats import jsonl
@@ -28,17 +28,17 @@ def accepts(path: Path) -> bool:
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes a line a document, to be shown by ner.manual or spans.manual."""
-    write_out(Path(path), "".join(map(_line, documents)))
+    jsonl.write_lines(documents, path, _record)
 
 
-def _line(document: Document) -> str:
-    starts, ends = ({own[i]: n for n, own in enumerate(document.tokens)} for i in (0, 1))
+def _record(document: Document) -> dict[str, Any]:
     tokens = document.tokens
-    if not all(s.start in starts and s.end in ends for s in document.spans) or not tokens:
+    edges = [{own[i] for own in tokens} for i in (0, 1)]
+    if not tokens or not all(s.start in edges[0] and s.end in edges[1] for s in document.spans):
         tokens = tuple((start, end) for start, end, _ in corpus.cut(document))
-        starts, ends = ({own[i]: n for n, own in enumerate(tokens)} for i in (0, 1))
+    starts, ends = ({own[i]: n for n, own in enumerate(tokens)} for i in (0, 1))
     made = jsonl.record(replace(document, tokens=tokens))
     for span in made["spans"]:
         span.pop("fragments", None)
         span |= {"token_start": starts[span["start"]], "token_end": ends[span["end"]]}
-    return jsonl.dumped(document, made | {"answer": "accept"}) + "\n"
+    return made | {"answer": "accept"}

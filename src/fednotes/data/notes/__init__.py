@@ -28,10 +28,9 @@ from fednotes.core.errors import ConfigError, DataError, nearest
 from fednotes.core.parsing import JsonError, parse_json, shipped
 from fednotes.data.formats import files as corpus
 
-LARGEST = 1 << 26  # characters of one note; more is a quote that was never closed
-
 Key = tuple[str, ...]
 _HEAD = 1 << 16  # characters that hold any header
+_LARGEST = corpus.LARGEST
 _TEXT_SUFFIXES = (".txt", ".text")
 _MANY_CATEGORIES = 1000  # remembered for a message
 _FEW_CATEGORIES = 30  # more may be titles that say something of a patient
@@ -256,9 +255,9 @@ def _stem(path: Path) -> str:
 def _text_note(path: Path, root: Path, source: str) -> Note:
     """A text file as a note; its id is its path below `root` without the suffix."""
     with _reading(path) as file:
-        text = file.read(LARGEST + 1)
-    if len(text) > LARGEST:
-        raise DataError(f"{path}: over {LARGEST:,} characters in one note: give one file a note")
+        text = file.read(_LARGEST + 1)
+    if len(text) > _LARGEST:
+        raise DataError(f"{path}: over {_LARGEST:,} characters in one note: give one file a note")
     name = path.relative_to(root).parent / _stem(path) if path != root else Path(_stem(path))
     return Note(name.as_posix(), _plain(text), None, None, source)
 
@@ -270,10 +269,10 @@ def _json_notes(path: Path, column: str | None, source: str) -> Iterator[Note | 
     """
     number = 0
     with _reading(path) as file:
-        while line := file.readline(LARGEST):
+        while line := file.readline(_LARGEST):
             number += 1
-            if len(line) == LARGEST:
-                raise DataError.at(path, number, f"the line has {LARGEST:,} characters or more")
+            if len(line) == _LARGEST:
+                raise DataError.at(path, number, f"the line has {_LARGEST:,} characters or more")
             if not line.strip():
                 continue
             try:
@@ -327,39 +326,22 @@ def _table_notes(
 
     categorised: whether a category is needed.
     """
-    if csv.field_size_limit() < LARGEST:
-        csv.field_size_limit(LARGEST)  # the default, 131,072, is less than a long stay's summary
-    line = 2
     with _reading(path, newline="") as file:
-        try:
-            first = file.readline()
-            header = _header(first)
-            at = _columns(path, header, table, column, categorised)
-            prefix = "" if "own_ids" in table else f"{_stem(path)}:"
-            reader = csv.reader(file, delimiter=_delimiter(first), strict=True)
-            for row in reader:
-                if row and len(row) != len(header):
-                    told = f"the row has {len(row)} columns, the header {len(header)}: "
-                    raise DataError.at(path, line, f"{told}is the file broken off, or a quote?")
-                if row:
-                    mistake, name, patient, category = (
-                        next((row[i].strip() for i in at[what] if row[i].strip()), None)
-                        for what in ("error", "id", "patient", "category")
-                    )
-                    wrong = mistake in ("1", "1.0", "True", "true")
-                    about = _plain(row[at["text"][0]]), patient, category, source
-                    yield None if wrong else Note(f"{prefix}{name or line}", *about)
-                line = reader.line_num + 2
-        except csv.Error as error:
-            raise DataError.at(path, line, _csv_message(error)) from None
-
-
-def _csv_message(error: csv.Error) -> str:
-    if "field larger" in str(error):
-        return f"a field has more than {LARGEST:,} characters: is a quote not closed?"
-    if "unexpected end" in str(error):
-        return "the file ends inside a quoted field that begins in this row: it is broken off"
-    return f"the row is no csv ({error})"
+        first = file.readline()
+        header = _header(first)
+        at = _columns(path, header, table, column, categorised)
+        prefix = "" if "own_ids" in table else f"{_stem(path)}:"
+        for line, row in corpus.table_rows(file, path, 2, _delimiter(first)):
+            if len(row) != len(header):
+                told = f"the row has {len(row)} columns, the header {len(header)}: "
+                raise DataError.at(path, line, f"{told}is the file broken off, or a quote?")
+            mistake, name, patient, category = (
+                next((row[i].strip() for i in at[what] if row[i].strip()), None)
+                for what in ("error", "id", "patient", "category")
+            )
+            wrong = mistake in ("1", "1.0", "True", "true")
+            about = _plain(row[at["text"][0]]), patient, category, source
+            yield None if wrong else Note(f"{prefix}{name or line}", *about)
 
 
 def _columns(
