@@ -113,7 +113,8 @@ def test_the_schema_names_what_is_asked_and_answered(client: TestClient) -> None
         (b"", 422, "body"),
         (b"{\n[", 422, "line 2"),
         (b"[1, 2]", 422, "body"),
-        (b'{"text": "%s", "more": 1}' % SECRET.encode(), 422, "more"),
+        (b'{"text": "%s", "more": 1}' % SECRET.encode(), 422, "body.…: Extra"),
+        (b'{"text": "a", "%s": 1}' % SECRET.encode(), 422, "body.…: Extra"),
         (b'{"text": ["%s"]}' % SECRET.encode(), 422, "body.text"),
         (b'{"text": {"%s": 1}}' % SECRET.encode(), 422, "body.text"),
         (b'{"texts": "%s"}' % SECRET.encode(), 422, "body.texts"),
@@ -241,6 +242,8 @@ def test_phenotypes_of_patients(tmp_path: Path) -> None:
         ill = {e["patient"]: [n for n, v in e["labels"].items() if v == "present"] for e in found}
         assert ill == {"p1": ["gout"], "😀": ["asthma"], "": [], "x": []}
         assert client.post("/predict", json={"text": "Known gout."}).status_code == 422
+        odd = client.post("/predict", json={"patients": {SECRET: [1]}})
+        assert odd.json()["detail"].startswith("body.patients.….0: ")
         half = b'{"patients": {"\\ud800": ["a"]}}'
         told = client.post("/predict", content=half, headers={"content-type": "application/json"})
         assert told.status_code == 422

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -279,6 +281,53 @@ def test_an_export_that_takes_long_is_waited_for(
     assert '"label": "Pain"' in browser.get("/export/jsonl").text
 
 
+def test_two_exports_at_a_time_both_end(file_of: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tabs that ask in turns: neither begins the other's anew."""
+    made, begun = review(file_of), list[str]()
+    whole = made.export
+
+    def slow(format: str, allow_loss: bool) -> tuple[str, bytes]:
+        begun.append(format)
+        time.sleep(0.1)
+        return whole(format, allow_loss)
+
+    monkeypatch.setattr("fednotes.ui.pages._PATIENCE", 0.01)
+    monkeypatch.setattr(made, "export", slow)
+    browser, waiting = client(made), {"jsonl", "label-studio"}
+    for _ in range(200):
+        for format in sorted(waiting):
+            if not browser.get(f"/export/{format}").text.startswith("<!DOCTYPE"):
+                waiting.remove(format)
+    assert not waiting
+    assert sorted(begun) == ["jsonl", "label-studio"]
+
+
+def test_mentions_in_pieces_keep_them(file_of: Path) -> None:
+    """Of two with the same start, end and type one is compared; the other stays as it is."""
+    one, two = (Span(5, 31, "Drug", ((5, 12), (last, 31))) for last in (13, 25))
+    documents = [Document("note", TEXT, (one, two))]
+    made = review(file_of, documents, ())
+    (item,) = made.items
+    assert item.gold == one
+    made.decide(item, "delete")
+    assert [*made.corrected()[0].spans] == [two]
+    made.decide(item, "label-gold", "Dose")
+    for each in (made, review(file_of, documents, ())):
+        assert [*each.corrected()[0].spans] == [replace(one, label="Dose"), two]
+
+
+def test_decisions_of_version_1_are_read(file_of: Path) -> None:
+    made = review(file_of)
+    made.decide(made.items[2], "delete")
+    table = json.loads(file_of.read_text("utf-8"))
+    for decision in table["decisions"]:
+        for side in ("gold", "predicted"):
+            decision[side] = decision[side] and decision[side][:3]
+    file_of.write_text(json.dumps({**table, "version": 1}), "utf-8")
+    again = review(file_of)
+    assert (again.strays, again.corrected()) == (0, made.corrected())
+
+
 def test_what_the_model_does_not_know_stays_in_the_notes(file_of: Path) -> None:
     """Types of other annotators, nested and discontinuous mentions, which are not compared."""
     broken = Span(5, 24, "Drug", ((5, 12), (17, 24)))
@@ -312,10 +361,12 @@ def test_decisions_of_another_text_are_kept_and_change_nothing(file_of: Path) ->
         (4, "label-gold", "x" * 201, "over 200"),
         (4, "fly", "", "no such action"),
         (5, "gold", "", "there is no mention 5"),
+        ("9" * 5000, "gold", "", "there is no mention 999"),
+        ("-1", "gold", "", "there is no mention -1"),
     ],
 )
 def test_impossible_decisions_are_refused(
-    number: int, action: str, label: str, told: str, file_of: Path
+    number: object, action: str, label: str, told: str, file_of: Path
 ) -> None:
     answer = client(review(file_of)).post(
         f"/errors/{number}", data={"action": action, "label": label}
@@ -337,7 +388,7 @@ def test_a_file_that_changed_meanwhile_is_not_written_over(file_of: Path) -> Non
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"version": 2}', '{"decisions": [{"action": "fly"}]}', "\xff", "[" * 10_000],
+    ["", "{", "[]", '{"version": 3}', '{"decisions": [{"action": "fly"}]}', "\xff", "[" * 10_000],
 )
 def test_another_file_is_refused_and_stays(content: str, file_of: Path) -> None:
     file_of.write_text(content, "latin-1")

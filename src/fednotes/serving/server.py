@@ -465,7 +465,7 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
 
     @app.exception_handler(RequestValidationError)
     async def wrong(request: object, error: RequestValidationError) -> None:
-        told = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        told = (f"{'.'.join(map(_known, e['loc']))}: {e['msg']}" for e in error.errors())
         raise Refused(422, "; ".join(clean(each, 2 * NAME) for each in islice(told, 5)))
 
     async def results(inputs: list[Any], texts: list[str]) -> list[Any]:
@@ -533,6 +533,12 @@ def application(model: AnyModel, limits: Limits | None = None, token: str = "") 
 
     meters.paths.update(app.openapi()["paths"])
     return app
+
+
+def _known(part: str | int) -> str:
+    """A part of a place in what was sent; names that are not ours may be text, or a patient's."""
+    known = {"body", "query", *Question.model_fields, *PatientNotes.model_fields}
+    return str(part) if isinstance(part, int) or part in known else "…"
 
 
 def _caller(model: AnyModel) -> Callable[[list[Any]], Sequence[Any]]:

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from markupsafe import Markup, escape
@@ -83,6 +83,7 @@ NAMES = {
     "spurious": "Spurious",
 }
 Form = Mapping[str, str]
+T = TypeVar("T")
 Predict = Callable[[Sequence[Document]], Sequence[Document]]
 
 
@@ -150,12 +151,12 @@ def application(desk: Desk) -> Callable[..., Any]:
         route("/", pages.start),
         Mount("/static", StaticFiles(packages=folders)),
         route("/runs", pages.runs),
-        route("/runs/{number:int}", pages.run),
+        route("/runs/{number}", pages.run),
         route("/compare", pages.compare),
         route("/ledger", pages.ledger),
         route("/errors", pages.errors),
-        route("/errors/{number:int}", pages.item),
-        route("/errors/{number:int}", pages.decide, "POST"),
+        route("/errors/{number}", pages.item),
+        route("/errors/{number}", pages.decide, "POST"),
         route("/export/{format}", pages.export),
         route("/try", pages.trial, "GET", "POST"),
     ]
@@ -181,7 +182,7 @@ class Pages:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self._written: tuple[tuple[Any, ...], Later[tuple[str, bytes]]] | None = None
+        self._written: dict[tuple[str, bool], tuple[Any, Later[tuple[str, bytes]]]] = {}
         self._tests: dict[tuple[str, str], Later[Comparison]] = {}
         self._templates = environment("fednotes.ui")
         self._templates.globals |= {"NAMES": NAMES, "KINDS": KINDS, "ORDERS": ORDERS}
@@ -243,10 +244,7 @@ class Pages:
 
     def run(self, request: Request, form: Form) -> Response:
         """What the report says of a run; one that goes on is looked at again and again."""
-        number: int = request.path_params["number"]
-        if number >= len(self._runs):
-            raise ConfigError(f"there is no run {number} here")
-        folder = self._runs[number][1]
+        folder = _numbered(self._runs, request, "run")[1]
         lines, ended = read_lines(folder), (folder / SUMMARY).is_file()
         parts = parts_of_page(so_far(folder), lines)
         parts["title"] = parts["result"].title or folder.name
@@ -323,7 +321,7 @@ class Pages:
     def item(self, request: Request, form: Form) -> Response:
         """One mention in its note, and what can be decided of it."""
         review, by = self._review(), _filter(request.query_params)
-        item = _numbered(review, request)
+        item = _numbered(review.items, request, "mention")
         chosen, (before, after) = review.shows(item, by), review.around(item, by)
         source, gold = review.sources[item.source], review.document(item)
         said = source.predicted[item.document]
@@ -355,7 +353,7 @@ class Pages:
         from starlette.responses import RedirectResponse
 
         review, by = self._review(), _filter(request.query_params)
-        item = _numbered(review, request)
+        item = _numbered(review.items, request, "mention")
         after = review.around(item, by)[1]
         action = form.get("action", "")
         review.decide(item, action, form.get("label", "").strip())
@@ -370,11 +368,12 @@ class Pages:
         format = request.path_params["format"]
         if format not in EXPORTS:
             raise ConfigError(f"{format}: written are {', '.join(EXPORTS)}")
-        key = (format, bool(request.query_params.get("anyway")), review.decisions)
-        if self._written is None or self._written[0] != key:
-            self._written = key, Later(partial(review.export, *key[:2]))
+        key, decided = (format, bool(request.query_params.get("anyway"))), review.decisions
+        begun = self._written.get(key)
+        if begun is None or begun[0] != decided:
+            begun = self._written[key] = decided, Later(partial(review.export, *key))
         try:
-            made = self._written[1].get(_PATIENCE)
+            made = begun[1].get(_PATIENCE)
         except LossyError as error:
             kinds = ", ".join(f"{kind} ({number:,})" for kind, number in error.lost.items())
             why = f"{EXPORTS[format]} cannot hold all of these notes: {kinds}. The notes are whole."
@@ -408,11 +407,12 @@ class Pages:
         return self.page("try.html", here="/try", text=text, found=found, note=note)
 
 
-def _numbered(review: Review, request: Request) -> Item:
-    number: int = request.path_params["number"]
-    if number >= len(review.items):
-        raise ConfigError(f"there is no mention {number}: there are {len(review.items)}")
-    return review.items[number]
+def _numbered(all: Sequence[T], request: Request, what: str) -> T:
+    """The one that an address names by its number."""
+    text = request.path_params["number"]
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= len(all):
+        raise ConfigError(f"there is no {what} {clean(text, 20)}: there are {len(all)}")
+    return all[int(text)]
 
 
 def _whole(text: str) -> int:

@@ -36,7 +36,6 @@ EXPORTS = {"jsonl": "JSONL", "brat": "brat (.zip)", "label-studio": "Label Studi
 _ALTERNATIVES = 4  # types that are shown of one mention
 ORDERS = ("place", "certain", "uncertain")
 Action = Literal["gold", "predicted", "label-gold", "label-predicted", "delete"]
-Place = tuple[int, int, str]  # of a mention: start, end, label
 Explain = Callable[[Document, Span], Mapping[str, float]]
 T = TypeVar("T")
 
@@ -96,11 +95,15 @@ def compared(
     """
     found = set(types_of(documents))
     types = [t for t in known if t in found] or list(known)
-    gold = [
-        replace(d, spans=flatten(d.spans, "outermost")[0]) for d in relabel(documents, {}, types)
-    ]
+    gold = [replace(d, spans=_outermost(d.spans)) for d in relabel(documents, {}, types)]
     said = [replace(d, spans=tuple(s for s in d.spans if s.label in types)) for d in predict(gold)]
     return ReviewedNotes(name, tuple(documents), tuple(gold), tuple(said), explain)
+
+
+def _outermost(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """What is compared, each as it is annotated: of discontinuous ones, with their pieces."""
+    whole = {(s.start, s.end, s.label): s for s in sorted(spans, reverse=True)}
+    return tuple(whole[s.start, s.end, s.label] for s in flatten(spans, "outermost")[0])
 
 
 def of_run(run: Path, file: Path) -> Review:
@@ -121,6 +124,15 @@ def of_run(run: Path, file: Path) -> Review:
         model = MentionModel(load_model(folder), Calibration.of(folder))
         sources.append(compared(site.id, site.test, site.scored_types, model, model.explain))
     return Review(tuple(sources), file, f"{run.name}, {condition}")
+
+
+class Place(NamedTuple):
+    """What tells a mention from others of its note."""
+
+    start: int
+    end: int
+    label: str
+    fragments: tuple[tuple[int, int], ...] = ()
 
 
 class Decision(BaseModel):
@@ -146,15 +158,17 @@ class Decision(BaseModel):
         if self.action in ("gold", "predicted"):
             return self.gold if self.action == "gold" else self.predicted
         place = self.gold if self.action == "label-gold" else self.predicted
-        return None if self.action == "delete" or place is None else (*place[:2], self.label)
+        if place is None or self.action == "delete":
+            return None
+        return place._replace(label=self.label)
 
 
 class Corrections(BaseModel):
-    """The file of decisions."""
+    """The file of decisions. version 1 has no fragments."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 2
     decisions: list[Decision] = []
 
 
@@ -388,7 +402,7 @@ def _corrected(spans: Sequence[Span], decisions: Iterable[Decision]) -> tuple[Sp
 
 
 def _place(span: Span | None) -> Place | None:
-    return None if span is None else (span.start, span.end, span.label)
+    return None if span is None else Place(span.start, span.end, span.label, span.fragments)
 
 
 def _digest(text: str) -> str:
