@@ -22,7 +22,7 @@ def test_what_holds_notes_shows_no_text_and_no_patient() -> None:
     for value in (*held, Note("n1", "Took Xylozan.", "Erika", None, "x"), {"of": held}):
         assert not [t for t in ("Took", "Xylozan", "Erika", "F32", "Hugo") if t in repr(value)]
     assert repr(note) == (
-        "Document(id='n1', spans=(Span(start=5, end=12, label='Drug', fragments=()),), "
-        "sentences=(), tokens=())"
+        "Document(id='n1', spans=(Span(start=5, end=12, label='Drug', fragments=(), "
+        "confidence=None),), sentences=(), tokens=())"
     )
     assert "mercy" in repr(site)
