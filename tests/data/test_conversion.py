@@ -396,7 +396,7 @@ def _task(text: str, regions: list[tuple[int, int, str, str]], **more: Any) -> d
     return {"id": 1, "data": {"text": text}, "annotations": [{"result": result, **more}]}
 
 
-def test_label_studio_exports(file: File) -> None:
+def test_label_studio_exports(file: File, tmp_path: Path) -> None:
     """The last annotation counts, skipped tasks go, offsets as JavaScript counts are turned."""
     text = "💩This is rash."
     right, utf16 = (9, 13, "rash", "ADE"), (10, 14, "rash", "ADE")
@@ -413,6 +413,11 @@ def test_label_studio_exports(file: File) -> None:
         *[[("rash", "ADE")]] * 4, []]  # fmt: skip
     assert [d.id for d in found] == [f"export:{n}" for n in (1, 2, 3, 5, 6)]
     assert found[4].meta == {"n": 3}
+    with pytest.raises(LossyError) as caught:
+        convert(tmp_path / "export.json", tmp_path / "out", "jsonl")
+    others = {"annotations of others": 1, "relations, and answers that are no mentions": 1}
+    assert caught.value.lost == others
+    assert not (tmp_path / "out").exists()
 
 
 def test_label_studio_imports(tmp_path: Path) -> None:
@@ -488,6 +493,30 @@ def test_fhir_of_hospitals(file: File, tmp_path: Path) -> None:
     kinds = [type(entry.resource).__name__ for entry in again.entry]
     assert kinds == ["DiagnosticReport", "DocumentReference"]
     assert again.entry[1].resource.type.text == "Discharge"
+    (link, _) = again.entry[0].resource.presentedForm
+    assert (link.contentType, link.url) == ("application/pdf", "x")
+
+
+def test_fhir_of_hospitals_comes_out_again(file: File, tmp_path: Path) -> None:
+    """All of it but what is derived from the text; two texts made one are counted."""
+    note = {**_attached("Rash."), "title": "Visit", "creation": "2020-01-02", "size": 5}
+    pdf = {"attachment": {"contentType": "application/pdf", "data": "QUJD", "title": "Scan"}}
+    coding = {"code": "urn:x"}
+    held = {"resourceType": "DocumentReference", "id": "d", "status": "superseded"}
+    held |= {"content": [pdf, {"attachment": note, "format": coding}]}
+    out = tmp_path / "b.json"
+    assert convert(file(json.dumps(held), "a.json"), out, "fhir").lost == {}
+    (entry,) = Bundle.model_validate_json(out.read_text()).entry
+    again = json.loads(entry.resource.model_dump_json())
+    text = again["content"][1]["attachment"]
+    assert base64.b64decode(text.pop("data")) == b"Rash."
+    assert text.pop("contentType") == "text/plain; charset=utf-8"
+    assert text == {"title": "Visit", "creation": "2020-01-02"}
+    assert (again["content"][0], again["content"][1]["format"]) == (pdf, coding)
+    assert again["status"] == "superseded"
+    held["content"] += [{"attachment": _attached("More.")}]
+    with pytest.raises(LossyError, match="meta fhir: 1"):
+        convert(file(json.dumps(held), "a.json"), tmp_path / "c.json", "fhir")
 
 
 @pytest.mark.parametrize(
@@ -559,6 +588,30 @@ def test_omop_of_another_system(file: File, tmp_path: Path) -> None:
     assert (two.id, two.patient, two.spans) == ("6", None, ())
     assert write([one, two], tmp_path / "again", "omop") == {}
     assert "2020-01-02" in (tmp_path / "again/note.csv").read_text()
+
+
+def test_a_finding_that_omop_denies_stays_denied(file: File, tmp_path: Path) -> None:
+    """All that a row of NOTE_NLP says comes out again, or is named as lost."""
+    file('note_id,note_text\n5,"No rash seen, rash before."\n', "o/note.csv")
+    heads = "note_nlp_id,note_id,section_concept_id,offset,lexical_variant,note_nlp_concept_id,"
+    heads += "nlp_system,nlp_date,term_exists,term_temporal,term_modifiers"
+    denied = '7,5,99,3,rash,140214,cTAKES,2020-01-02,N,Past history,"negated=true,subject=patient"'
+    file(f"{heads}\n{denied}\n8,5,0,14,rash,140214,cTAKES,2020-01-02,Y,,\n", "o/note_nlp.csv")
+    assert convert(tmp_path / "o", tmp_path / "again", "omop").lost == {}
+    old, new = (list(csv.DictReader(io.StringIO((tmp_path / name / "note_nlp.csv").read_text())))
+                for name in ("o", "again"))  # fmt: skip
+    told = [row.pop("term_modifiers") for row in new]
+    assert told[0] == "label=140214,pieces=3-7,negated=true,subject=patient"
+    held = [
+        {k: v for k, v in row.items() if k in old[0] and k != "note_nlp_id" and v not in ("", "0")}
+        for row in new
+    ]
+    assert held == [
+        {k: v for k, v in row.items() if k in held[0] and v not in ("", "0")} for row in old
+    ]
+    assert (held[0]["term_exists"], held[0]["section_concept_id"]) == ("N", "99")
+    with pytest.raises(LossyError, match="meta omop: 1"):
+        convert(tmp_path / "o", tmp_path / "brat", "brat")
 
 
 # ---- DocBin by spaCy, Parquet by pyarrow ---------------------------------------------------------
@@ -677,6 +730,11 @@ def test_bigbio_rows(file: File, tmp_path: Path) -> None:
         write([document], tmp_path / f"again-{path.name}.jsonl", "bigbio")
         again = json.loads((tmp_path / f"again-{path.name}.jsonl").read_text())
         assert (again["relations"], again["entities"]) == ([relation], [entity])
+        assert again["passages"] == passages
+        write([replace(document, text="Rash. Had pain.", spans=())], tmp_path / "n", "bigbio", True)
+        (whole,) = json.loads((tmp_path / "n").read_text())["passages"]
+        assert whole["text"] == ["Rash. Had pain."]
+        (tmp_path / "n").unlink()
     with pytest.raises(DataError, match="row 1: its parts are not those"):
         read(file('{"document_id": 1, "passages": [{"text": 3}]}', "c.json"), "bigbio")
 

@@ -135,13 +135,14 @@ def write(
     path: str | os.PathLike[str],
     format: str,
     allow_loss: bool = False,
+    unread: Counter[str] | None = None,
 ) -> Counter[str]:
     """Writes documents to a new file or folder, whole or not at all.
 
     They are written beside their place and read again; only what came back as it was, or with
-    `allow_loss`, is put there. Returns what was lost, by kind. Raises LossyError where anything
-    would be and nobody agreed, ConfigError for a format that does not write, FednotesError where
-    something lies at the path.
+    `allow_loss`, is put there. Returns what was lost, by kind: with `unread`, what their reader
+    passed over. Raises LossyError where anything would be and nobody agreed, ConfigError for a
+    format that does not write, FednotesError where something lies at the path.
     """
     path = Path(path)
     if os.path.lexists(path):
@@ -150,7 +151,7 @@ def write(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(stage, mode=0o700):
-            gone = lost(documents, format, stage / path.name)
+            gone = lost(documents, format, stage / path.name) + (unread or Counter())
             if gone and not allow_loss:
                 raise LossyError(format, gone)
             os.rename(stage / path.name, path)
@@ -223,7 +224,8 @@ def _told(document: Document) -> dict[str, Any]:
     meta = dict(document.meta)
     if set(mapping(meta.get("conll"))) <= {"scheme", "separator", "marker"}:
         meta.pop("conll", None)
-    if all(str(line)[:1] in ("T", "") for line in meta.get("brat") or ("",)):
+    brat = meta.get("brat") or ("",)
+    if isinstance(brat, list | tuple) and all(str(line)[:1] in ("T", "") for line in brat):
         meta.pop("brat", None)
     return meta
 
@@ -298,7 +300,8 @@ def convert(
         problems.refuse()
     if not documents:
         raise DataError(f"{source}: there is no document in it: nothing was written")
-    return Converted(len(documents), write(documents, out, to, allow_loss), problems)
+    gone = write(documents, out, to, allow_loss, problems.unread)
+    return Converted(len(documents), gone, problems)
 
 
 _RASH = (Span(4, 8, "ADE"),)

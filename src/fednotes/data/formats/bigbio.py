@@ -3,8 +3,8 @@
     {"id": "1", "document_id": "n1", "passages": [{"type", "text": ["…"], "offsets": [[0, 11]]}],
      "entities": [{"id", "type", "text": ["rash"], "offsets": [[6, 10]], "normalized": []}], …}
 
-Its events, coreferences and relations, and its entities' concepts, are kept in `meta["bigbio"]`;
-they come out again while the mentions are the same.
+Its events, coreferences and relations, its entities' concepts, and passages other than one of the
+type "note" are kept in `meta["bigbio"]`; they come out again while mentions and text are the same.
 """
 
 from __future__ import annotations
@@ -40,11 +40,8 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
 
 def of_row(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
     """A row as a record of JSONL."""
-    passages = []
-    for passage in bioc.objects(row, "passages"):
-        for text, offsets in zip(passage["text"], passage["offsets"], strict=True):
-            passages.append({"offset": offsets[0], "text": text})
-    text, spans = bioc.laid(passages), []
+    given = bioc.objects(row, "passages")
+    text, spans = _laid(given), []
     entities = bioc.objects(row, "entities")
     for entity in entities:
         with noting():
@@ -53,8 +50,18 @@ def of_row(row: Any, noting: jsonl.Noting) -> dict[str, Any]:
     kept: dict[str, Any] = {name: row[name] for name in _LINKED if row.get(name)}
     if kept or any(entity.get("normalized") for entity in entities):
         kept["entities"] = entities
+    if len(given) > 1 or any(p.get("type") != "note" or len(p["text"]) > 1 for p in given):
+        kept["passages"] = [{k: v for k, v in own.items() if k != "text"} for own in given]
     meta = {"meta": {"bigbio": kept}} if kept else {}
     return {"id": row.get("document_id"), "text": text, "spans": spans, **meta}
+
+
+def _laid(passages: Iterable[Mapping[str, Any]]) -> str:
+    return bioc.laid(
+        {"offset": offsets[0], "text": text}
+        for passage in passages
+        for text, offsets in zip(passage["text"], passage["offsets"], strict=True)
+    )
 
 
 def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
@@ -77,11 +84,17 @@ def _row(document: Document, number: int) -> dict[str, Any]:
     ]
     if kept and list(map(_place, entities)) == list(map(_place, kept.get("entities", ()))):
         entities = list(kept["entities"])
+        linked = {name: kept.get(name, []) for name in _LINKED}
     else:
-        kept = {}
-    passage = {"id": f"{number}_P", "type": "note", "text": [text], "offsets": [[0, len(text)]]}
-    head = {"id": str(number), "document_id": document.id, "passages": [passage]}
-    return {**head, "entities": entities, **{name: kept.get(name, []) for name in _LINKED}}
+        linked = {name: [] for name in _LINKED}
+    passages = [
+        {**p, "text": [text[a:b] for a, b in p["offsets"]]} for p in kept.get("passages", ())
+    ]
+    if not passages or _laid(passages) != text:
+        whole = {"id": f"{number}_P", "type": "note", "text": [text], "offsets": [[0, len(text)]]}
+        passages = [whole]
+    head = {"id": str(number), "document_id": document.id, "passages": passages}
+    return {**head, "entities": entities, **linked}
 
 
 def _place(entity: object) -> tuple[Any, ...]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from defusedxml.ElementTree import iterparse
 from fednotes.core.errors import DataError
 from fednotes.core.parsing import MOST_DEPTH, MOST_VALUES, mapping
 from fednotes.core.store import write_out
-from fednotes.core.types import Document, Offsets
+from fednotes.core.types import Document
 from fednotes.data.formats import files as corpus
 from fednotes.data.formats import jsonl
 
@@ -214,14 +213,12 @@ def _document(document: Document, kept: Mapping[str, Any]) -> dict[str, Any]:
         rest["id"] = document.id
     own = {_OWN: jsonl.dumped(document, rest, ascii=True)} if rest else {}
     passages = _passages(document.text, kept)
-    known: defaultdict[object, list[Mapping[str, Any]]] = defaultdict(list)
-    for value in reversed(kept.get("annotations", ())):
-        known[_place(value["span"])].append(value)
-    ids = {value.get("id") for own in known.values() for value in own}
+    known = jsonl.beside(kept.get("annotations", ()))
+    ids = {value.get("id") for value in kept.get("annotations", ())}
     fresh = (name for n in range(1, 1 << 30) if (name := f"T{n}") not in ids)
     held: set[str] = set()
     for span, raw in zip(document.spans, jsonl.record(document)["spans"], strict=True):
-        same = alike.pop() if (alike := known[_place(raw)]) else {}
+        same = known(span)
         name = same.get("id") or next(fresh)
         held.add(name)
         sure = {"confidence": repr(raw["confidence"])} if "confidence" in raw else {}
@@ -241,11 +238,6 @@ def _document(document: Document, kept: Mapping[str, Any]) -> dict[str, Any]:
     infons = {**mapping(kept.get("infons")), **own}
     made: dict[str, Any] = {"id": document.id, "infons": infons, "passages": passages}
     return made | {"annotations": [], "relations": relations}
-
-
-def _place(span: Mapping[str, Any]) -> tuple[Any, ...]:
-    pieces: Offsets = tuple(map(tuple, span.get("fragments", ())))
-    return span["start"], span["end"], span["label"], pieces
 
 
 def _passages(text: str, kept: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -33,8 +33,8 @@ LOOSE = 0
 _MENTION, _REST = "urn:fednotes:mention", "urn:fednotes:document"
 _PLACES = {"DocumentReference": "content", "DiagnosticReport": "presentedForm"}
 _ID = re.compile(r"[A-Za-z0-9.-]{1,64}")
+_PLAIN = {"attachment": {"contentType": "text/plain"}}
 _CHARSET = re.compile(r"utf|(us-)?ascii$|iso-8859-|latin-?\d|windows-\d|cp\d", re.IGNORECASE)
-_PLAIN = {"resourceType", "id", "status", "subject"}  # what every resource of ours has
 
 
 def accepts(path: Path) -> bool:
@@ -71,10 +71,24 @@ def text_of(resource: Any) -> str | None:
         return None
     held = objects(resource, place)
     attachments = [mapping(a.get("attachment")) for a in held] if place == "content" else held
-    texts = [a for a in attachments if str(a.get("contentType", "")).startswith("text/plain")]
+    texts = [a for a in attachments if _is_text(a)]
     if not texts:
         raise DataError("it has no attachment of the type text/plain")
     return "\n".join(map(_text, texts))
+
+
+def _is_text(attachment: Mapping[str, Any]) -> bool:
+    return str(attachment.get("contentType", "")).startswith("text/plain")
+
+
+def _bare(held: Mapping[str, Any]) -> dict[str, Any]:
+    """What holds an attachment, without what is said by, or of, the text in it."""
+    if "attachment" in held:
+        return {**held, "attachment": _bare(mapping(held["attachment"]))}
+    if not _is_text(held):
+        return dict(held)
+    kept = {k: v for k, v in held.items() if k not in ("data", "size", "hash")}
+    return kept | {"contentType": "text/plain"}
 
 
 def with_mentions(resource: Mapping[str, Any], spans: Iterable[Span]) -> dict[str, Any]:
@@ -105,11 +119,14 @@ def _record(resource: Any, noting: jsonl.Noting) -> dict[str, Any] | None:
             with noting():
                 spans.append(_mention(text, objects(extension, "extension")))
     others = [e for e in extensions if e.get("url") not in (_REST, _MENTION)]
-    kept = {k: v for k, v in resource.items() if k not in (place, "extension")}
+    kept = {k: v for k, v in resource.items() if k != "extension"}
+    kept |= {place: [_bare(held) for held in objects(resource, place)]}
     kept |= {"extension": others} if others else {}
-    if set(kept) - _PLAIN or place != "content":
-        rest["meta"] = {**mapping(rest.get("meta")), "fhir": kept}
     patient = _patient(mapping(resource.get("subject")))
+    plain = {"resourceType": "DocumentReference", "id": resource.get("id"), "status": "current"}
+    plain |= {"subject": {"reference": f"Patient/{patient}"}, place: [_PLAIN]}
+    if any(value != plain.get(key) for key, value in kept.items()):
+        rest["meta"] = {**mapping(rest.get("meta")), "fhir": kept}
     return {"id": resource.get("id"), "patient": patient, **rest, "text": text, "spans": spans}
 
 
@@ -170,15 +187,30 @@ def _resource(document: Document, number: int) -> dict[str, Any]:
         subject = mapping(kept.get("subject"))
         if _patient(subject) != document.patient:
             kept["subject"] = {**subject, "reference": f"Patient/{document.patient}"}
-    data = {"data": _encoded(document.text)} if document.text else {}
-    attachment = {"contentType": "text/plain; charset=utf-8", **data}
     raw = jsonl.dumped(document, rest) if any(rest.values()) or not named else ""
     own = [{"url": _REST, "valueBase64Binary": _encoded(raw)}] if raw else []
     extension = [*kept.pop("extension", ()), *own, *map(_extension, document.spans)]
-    reference = kept["resourceType"] == "DocumentReference"
     made = {**kept, "id": document.id if named else f"note-{number}"}
-    made[_PLACES[made["resourceType"]]] = [{"attachment": attachment} if reference else attachment]
+    place = _PLACES[made["resourceType"]]
+    made[place] = _filled(made.get(place) or [_PLAIN if place == "content" else {}], document.text)
     return {"status": "current", **made} | ({"extension": extension} if extension else {})
+
+
+def _filled(held: Iterable[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+    """What holds attachments, as it was read, with the text in the first that is for text; others
+    of that kind were a part of it."""
+    data = {"data": _encoded(text)} if text else {}
+    made, texts = [], 0
+    for own in held:
+        inner = mapping(own.get("attachment", own))
+        if not inner or _is_text(inner):
+            texts += 1
+            filled = {**inner, "contentType": "text/plain; charset=utf-8", **data}
+            if texts == 1:
+                made.append({**own, "attachment": filled} if "attachment" in own else filled)
+        else:
+            made.append(dict(own))
+    return made
 
 
 def _encoded(text: str) -> str:

@@ -346,12 +346,14 @@ class Problems:
 
     found: each problem, the first 10,000. counts: all, by what was left out. repeated: documents
     whose id an earlier one has; they are read. without: texts that have no annotation file.
+    unread: what was passed over of items that are read, by kind: nothing is wrong with it.
     """
 
     def __init__(self) -> None:
         self.found: list[Problem] = []
         self.repeated: list[Problem] = []
         self.counts: Counter[str] = Counter()
+        self.unread: Counter[str] = Counter()
         self.without = 0
 
     @property

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -142,6 +143,17 @@ def mention(
             raise DataError(f"{start}:{end} is not what the text holds there")
     made = {"start": start, "end": end, "label": label, "confidence": sure}
     return made | ({"fragments": [list(piece) for piece in whole]} if len(whole) > 1 else {})
+
+
+def beside(rows: Iterable[Any]) -> Callable[[Span], Mapping[str, Any]]:
+    """What was kept beside mentions, as rows with a mention of a record in "span": gives the row
+    of an equal span, each once, and {} where there is none."""
+    kept: defaultdict[Span, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in reversed(tuple(rows)):
+        own = row["span"]
+        pieces = tuple((start, end) for start, end in own.get("fragments", ()))
+        kept[Span(own["start"], own["end"], own["label"], pieces)].append(row)
+    return lambda span: kept[span].pop() if kept[span] else {}
 
 
 def _span_key(record: Mapping[str, Any]) -> str | None:

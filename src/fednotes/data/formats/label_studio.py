@@ -11,7 +11,9 @@ document stands in its data, id and patient as they are, the others under "fedno
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +47,24 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     tasks = corpus.json_file(path)
     if not isinstance(tasks, list):
         raise DataError("no array of tasks: export as JSON from Label Studio")
-    return jsonl.of_items(tasks, "task", _record, path, problems)
+    record = partial(_record, unread=problems.unread)
+    return jsonl.of_items(tasks, "task", record, path, problems)
 
 
-def _record(task: Any, noting: jsonl.Noting) -> dict[str, Any] | None:
+def _record(task: Any, noting: jsonl.Noting, unread: Counter[str]) -> dict[str, Any] | None:
     data = mapping(mapping(task).get("data"))
     strings = [key for key, value in data.items() if isinstance(value, str)]
     key = "text" if "text" in data or len(strings) != 1 else strings[0]
     text = data.get(key)
     if not isinstance(text, str):
         raise DataError('its data has no "text"')
-    regions = _regions(mapping(task))
-    if regions is None:
+    annotation, others = _last(mapping(task))
+    if annotation.get("was_cancelled"):
         return None
+    results = list(map(mapping, annotation.get("result") or ()))
+    regions = [own for own in results if "start" in mapping(own.get("value"))]
+    unread["annotations of others"] += others
+    unread["relations, and answers that are no mentions"] += len(results) - len(regions)
     spans = []
     for region in regions:
         value = mapping(region.get("value"))
@@ -73,15 +80,12 @@ def _record(task: Any, noting: jsonl.Noting) -> dict[str, Any] | None:
     return rest | {**mapping(data.get("fednotes")), "id": name, "text": text, "spans": spans}
 
 
-def _regions(task: Any) -> list[Any] | None:
-    """The regions of a task that are stretches of text; None if an annotator skipped it."""
+def _last(task: Any) -> tuple[dict[str, Any], int]:
+    """The last annotation of a task, else its last prediction; and how many stand beside it."""
     for name in ("annotations", "completions", "predictions"):
         if given := [own for own in task.get(name) or () if isinstance(own, dict)]:
-            if given[-1].get("was_cancelled"):
-                return None
-            regions = map(mapping, given[-1].get("result") or ())
-            return [r for r in regions if "start" in mapping(r.get("value"))]
-    return []
+            return given[-1], len(given) - 1
+    return {}, 0
 
 
 def _place(text: str, value: Any) -> tuple[Any, Any]:

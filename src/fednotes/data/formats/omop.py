@@ -2,9 +2,10 @@
 
 A folder holds `note.csv` and `note_nlp.csv`. A mention's type, its pieces and a confidence are in
 `term_modifiers` ("label=ADE,pieces=6-10,confidence=0.9"), its start in `offset`. Concepts are 0,
-"no matching concept", where a mention brought none. Other columns of NOTE are kept in
-`meta["omop"]`. A note that had no number gets one; its id is then its `note_source_value`, after
-"fednotes:". Unknown dates of notes are 1970-01-01.
+"no matching concept", where a mention brought none. Other columns of NOTE and, under "terms", of
+NOTE_NLP (that a term is denied, or past) are kept in `meta["omop"]`. A note that had no number
+gets one; its id is then its `note_source_value`, after "fednotes:". Unknown dates of notes are
+1970-01-01.
 """
 
 from __future__ import annotations
@@ -39,12 +40,15 @@ _NLP = (
     "note_nlp_source_concept_id nlp_system nlp_date nlp_datetime term_exists term_temporal "
     "term_modifiers"
 ).split()
+_SYSTEM = "fednotes"
 _NEEDED = {
     **dict.fromkeys(("person_id", "note_type_concept_id", "note_class_concept_id"), "0"),
     **dict.fromkeys(("encoding_concept_id", "language_concept_id"), "0"),
     "note_date": "1970-01-01",
 }
-_OURS, _LONGEST, _SHORT = "fednotes:", 250, 50  # characters of OMOP's columns of text
+_FOUND = ("note_nlp_id", "note_id", "snippet", "offset", "lexical_variant")  # made anew
+_TOLD = ("label", "pieces", "confidence")  # in term_modifiers, by us
+_OURS, _LONGEST, _SHORT = f"{_SYSTEM}:", 250, 50  # characters of OMOP's columns of text
 
 
 def _heads(path: Path) -> list[str]:
@@ -77,16 +81,22 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
             name = row.get("note_id", "").strip()
             if not name or "note_text" not in row:
                 raise DataError("note_id or note_text is missing")
-            text, spans = row["note_text"], []
+            text, spans, besides = row["note_text"], list[Any](), list[Any]()
             for at, term in terms.pop(name, ()):
                 with problems.passing("mention", beside[0], at):
                     spans.append(_mention(text, term))
+                    if columns := _columns(term):
+                        besides.append({"span": spans[-1], "columns": columns})
             source = row.get("note_source_value", "")
-            kept = {k: v for k, v in row.items() if v and k not in ("note_text", "note_id")}
+            kept: dict[str, Any] = {
+                k: v for k, v in row.items() if v and k not in ("note_text", "note_id")
+            }
             kept = {k: v for k, v in kept.items() if _NEEDED.get(k) != v and k != "person_id"}
             if source.startswith(_OURS):
                 name = source.removeprefix(_OURS)
                 del kept["note_source_value"]
+            if besides:
+                kept["terms"] = besides
             who = row.get("person_id", "").strip()
             about = {"patient": who if who not in ("", "0") else None, "meta": {"omop": kept}}
             record = {"id": name, "text": text, "spans": spans, **about}
@@ -114,6 +124,21 @@ def _rows(path: Path, problems: corpus.Problems) -> Iterator[tuple[int, dict[str
                 yield line, dict(zip(heads, row, strict=True))
 
 
+def _columns(row: Mapping[str, str]) -> dict[str, str]:
+    """What a row of NOTE_NLP says besides place, type and confidence."""
+    others = [p for p in row.get("term_modifiers", "").split(",") if p.split("=")[0] not in _TOLD]
+    said = {**row, "term_modifiers": ",".join(filter(None, others))}
+    if said.get("nlp_system") == _SYSTEM:
+        said["nlp_date"] = ""
+    plain = {"nlp_system": _SYSTEM, "term_exists": "Y"}
+    empty = ("", "0")
+    return {
+        name: value
+        for name, value in said.items()
+        if name not in _FOUND and value != plain.get(name) and value not in empty
+    }
+
+
 def _mention(text: str, row: Mapping[str, str]) -> dict[str, Any]:
     told = dict(p.split("=", 1) for p in row.get("term_modifiers", "").split(",") if "=" in p)
     concepts = (row.get(f"note_nlp_{name}concept_id", "0") for name in ("", "source_"))
@@ -139,7 +164,9 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     fresh = (name for n in range(1, 1 << 40) if (name := str(n)) not in taken)
     notes, terms = [_NOTE], [_NLP]
     for document in given:
-        kept = {k: str(v) for k, v in mapping(document.meta.get("omop")).items()}
+        before = mapping(document.meta.get("omop"))
+        kept = {k: str(v) for k, v in before.items() if k != "terms"}
+        said = jsonl.beside(before.get("terms", ()))
         number = document.id if document.id.isdigit() else next(fresh)
         if number != document.id:
             source = f"{_OURS}{document.id}"
@@ -149,7 +176,8 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
         row = {**_NEEDED, **kept, "note_id": number, "note_text": document.text}
         notes.append([row.get(name, "") for name in _NOTE])
         for span in document.spans:
-            row = {"note_nlp_id": str(len(terms)), "note_id": number, **_term(document.text, span)}
+            row = _term(document.text, span, said(span).get("columns", {}))
+            row |= {"note_nlp_id": str(len(terms)), "note_id": number}
             terms.append([row.get(name, "") for name in _NLP])
     for name, rows in (("note", notes), ("note_nlp", terms)):
         made = io.StringIO(newline="")
@@ -157,7 +185,9 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
         write_out(folder / f"{name}.csv", made.getvalue())
 
 
-def _term(text: str, span: Span) -> dict[str, str]:
+def _term(text: str, span: Span, said: Mapping[str, str]) -> dict[str, str]:
+    """A row of NOTE_NLP. said: what another row said besides, as `_columns` has it."""
+    more = f",{said['term_modifiers']}" if said.get("term_modifiers") else ""
     pieces = ";".join(f"{start}-{end}" for start, end in span.pieces)
     sure = "" if span.confidence is None else f",confidence={round(span.confidence, 6):f}"
     return {
@@ -166,8 +196,9 @@ def _term(text: str, span: Span) -> dict[str, str]:
         "lexical_variant": " ".join(text[a:b] for a, b in span.pieces)[:_LONGEST],
         "note_nlp_concept_id": "0",
         "note_nlp_source_concept_id": "0",
-        "nlp_system": "fednotes",
+        "nlp_system": _SYSTEM,
         "nlp_date": date.today().isoformat(),
         "term_exists": "Y",
-        "term_modifiers": f"label={quote(span.label, safe=' ')},pieces={pieces}{sure}",
+        **said,
+        "term_modifiers": f"label={quote(span.label, safe=' ')},pieces={pieces}{sure}{more}",
     }
