@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import ssl
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,6 +25,7 @@ httpx2 = pytest.importorskip("httpx2")
 pytestmark = pytest.mark.network
 
 TOKEN = "0123456789abcdef0123456789abcdef"
+BEGUN: list[Popen[str]] = []
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +40,7 @@ class Process:
 
     def __init__(self, place: Place, *words: object) -> None:
         self.process: Popen[str] = place.begin("serve", *map(str, words), "--port", "0")
+        BEGUN.append(self.process)
         assert self.process.stdout is not None
         self.said = ""
         while "listening at " not in self.said:
@@ -52,8 +57,13 @@ class Process:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A folder for servers; they end with the test."""
+    yield Place(tmp_path)
+    while BEGUN:
+        process = BEGUN.pop()
+        process.kill()
+        process.communicate()
 
 
 def test_requests_under_way_are_answered_before_it_ends(place: Place, model: Path) -> None:
@@ -87,6 +97,31 @@ def test_an_endless_body_is_cut_off(place: Place, model: Path) -> None:
     assert wrong.status_code == 413
     assert httpx2.get(f"{served.address}/health").status_code == 200
     assert served.end(signal.SIGTERM) == (143, "stopped\n")
+
+
+def test_connections_that_say_nothing_stop_nobody(place: Place, model: Path) -> None:
+    """More half requests than it may have files open; each goes, and none fills the log."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, limits[1]))
+    try:
+        served = Process(place, model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    host, port = served.address.removeprefix("http://").split(":")
+    lines = [socket.create_connection((host, int(port)), timeout=30) for _ in range(150)]
+    try:
+        for line in lines:
+            with suppress(OSError):
+                line.sendall(b"GET /health HTTP/1.1\r\nHost: loc")
+        for _ in range(3):
+            assert httpx2.get(f"{served.address}/health", timeout=5).status_code == 200
+        for line in lines:
+            with suppress(ConnectionError):
+                assert line.recv(1) == b""
+    finally:
+        for line in lines:
+            line.close()
+    assert served.end() == (130, "stopped\n")
 
 
 def test_a_token_and_tls(place: Place, model: Path) -> None:

@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import re
+import resource
 import time
 import traceback
 from bisect import bisect_left
@@ -50,6 +51,8 @@ log = logging.getLogger(__name__)
 TOKEN = 20  # characters of a token at least
 BATCH, CHARACTERS = 32, 200_000  # texts and characters that are put to the model at once
 FAREWELL = 30  # seconds that requests under way have to end
+HEAD = 10.0  # seconds in which a request's first lines must come
+_CONNECTIONS = 1000  # at a time, or half of the files that may be open
 _LONGEST = 60  # seconds that Retry-After says at most
 _FAILED, _GONE = 500, 499  # _GONE is counted, and never sent: its sender went away
 _MOST_BYTES = 4096  # of a file with a token
@@ -569,6 +572,51 @@ def read_token(path: PathLike) -> str:
     return token
 
 
+def _prompt() -> Any:
+    """uvicorn's protocol, with a deadline for a request's first lines. Where there are too many
+    connections, the one goes that such lines have been missing on for longest."""
+    import h11
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = min(_CONNECTIONS, files // 2) if files > 0 else _CONNECTIONS  # -1: no limit
+    silent: dict[Any, asyncio.TimerHandle] = {}  # since when: the first one longest
+
+    class Prompt(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.waits()
+            if len(self.connections) > most:
+                oldest = next(iter(silent))
+                oldest.came()
+                oldest.transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.came()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state is not h11.IDLE:
+                self.came()
+
+        def on_response_complete(self) -> None:
+            self.came()
+            self.waits()
+            super().on_response_complete()
+            if self.conn.their_state is not h11.IDLE:  # of the next request
+                self.came()
+
+        def waits(self) -> None:
+            silent[self] = self.loop.call_later(HEAD, self.transport.abort)
+
+        def came(self) -> None:
+            if (deadline := silent.pop(self, None)) is not None:
+                deadline.cancel()
+
+    return Prompt
+
+
 def run(
     app: Any,
     host: str,
@@ -597,7 +645,9 @@ def run(
                 name = f"[{host}]" if ":" in host else host
                 ready(f"http{'s' if certificate else ''}://{name}:{number}")
 
-    options: dict[str, Any] = {"http": "h11", "ws": "none", "timeout_graceful_shutdown": FAREWELL}
+    logging.getLogger("asyncio").addHandler(logging.NullHandler())  # or lines without end
+    options: dict[str, Any] = {"ws": "none", "timeout_graceful_shutdown": FAREWELL}
+    options |= {"backlog": 128, "http": _prompt()}
     options |= {"access_log": False, "server_header": False, "proxy_headers": False}
     options |= {"log_config": None, "log_level": "critical"}  # its words of an error may hold text
     if certificate is not None:
