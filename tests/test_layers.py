@@ -103,7 +103,7 @@ EXTRAS = frozenset(
         *("nvflare", "cryptography", "sklearn", "scipy", "pandas", "pyarrow"),
         "dp_accounting",
         *("onnx", "onnxruntime", "onnxscript", "spacy", "skops"),
-        *("fastapi", "prometheus_client", "starlette", "uvicorn"),
+        *("fastapi", "prometheus_client", "starlette", "uvicorn", "h11"),
     }
 )
 NETWORK = (
