@@ -141,6 +141,10 @@ def test_scores_are_the_commands(sure: tuple[Path, Path]) -> None:
     assert json.loads(said.stdout) == json.loads(json.dumps(found.to_dict()))
     assert 0.6 < found.scores["strict"]["precision"] < 0.75
     assert fn.evaluate(model, fn.read(notes)) == found
+    assert fn.evaluate(sure[0], notes) == found
+    with pytest.raises(ConfigError, match="expected a model's folder, not NoneType"):
+        fn.evaluate(None, notes)
+    assert repr(model) == f"<MentionModel tagger: {[*model.types]}>"
     with pytest.raises(ConfigError, match="finds mentions"):
         fn.evaluate(model, notes, labels="labels.csv")
     with pytest.raises(DataError, match=r"^nowhere: no such file or folder$"):

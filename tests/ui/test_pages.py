@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 from pages import Tree
+from tiny_taggers import MODEL
 
-from fednotes.core.errors import DataError, FednotesError
-from fednotes.core.types import Document, Span
+from fednotes.core.errors import ConfigError, DataError, FednotesError
+from fednotes.core.types import Document, Span, TagSet
 from fednotes.data.formats import read
-from fednotes.ui.pages import Desk, application, shown
+from fednotes.taggers.saving import build_model, save_model
+from fednotes.ui.pages import Desk, application, opened, shown
 from fednotes.ui.review import Filter, Later, Review, compared
 
 pytest.importorskip("starlette")
@@ -424,6 +426,36 @@ def test_notes_are_read_while_the_page_waits(file_of: Path) -> None:
     browser = TestClient(application(desk), base_url=ROOT)
     answer = browser.get(f"/errors?token={desk.token}")
     assert (answer.status_code, "n.tsv:3: no tag" in answer.text) == (400, True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained tagger; tests only read it."""
+    folder = tmp_path_factory.mktemp("model") / "model"
+    save_model(build_model(MODEL, TagSet(("ADR", "Drug")), 1), folder)
+    return folder
+
+
+def test_wrong_lines_of_notes_may_be_left_out(model: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.jsonl"
+    notes.write_text('{"text": "A rash."}\n{"text": \n')
+    with pytest.raises(DataError, match=r"notes.jsonl:2"):
+        opened([model, notes])
+    found = opened([model, notes], on_error="skip").review
+    assert found is not None
+    assert (made := found.get(20)) is not None
+    assert len(made.sources[0].documents) == 1
+
+
+def test_where_decisions_cannot_be_written_is_said_at_the_start(
+    model: Path, tmp_path: Path
+) -> None:
+    notes = tmp_path / "note.txt"
+    notes.write_text("A rash.")
+    for file in (notes / "kept.json", tmp_path):
+        with pytest.raises(ConfigError, match=f"{file}: decisions cannot be written there"):
+            opened([model, notes], file=file)
+    opened([model, notes], file=tmp_path / "new" / "kept.json")
 
 
 def test_paths_that_are_no_model_and_notes_are_refused(

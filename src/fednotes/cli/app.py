@@ -519,6 +519,7 @@ def ui(
     ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
     format: Annotated[str, typer.Option(help="Of the notes; guessed if not given.")] = "",
+    on_error: OnErrorOption = OnError.refuse,
     corrections: Annotated[
         Path | None,
         typer.Option(help="Where decisions are kept; beside NOTES or RUN if not given."),
@@ -530,8 +531,8 @@ def ui(
     from fednotes.ui.pages import opened, serve_page
 
     check_device(device)
-    site = opened(paths, format, corrections, device=device, backbone=backbone)
-    serve_page(site, port, say)
+    options: Any = {"device": device, "backbone": backbone}
+    serve_page(opened(paths, format, corrections, on_error.value, **options), port, say)
 
 
 def main() -> None:

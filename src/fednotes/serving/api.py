@@ -158,7 +158,7 @@ class _Told(simulating.Display):
 
 
 def evaluate(
-    model: MentionModel | PatientModel,
+    model: MentionModel | PatientModel | PathLike,
     documents: PathLike | Sequence[Document],
     *,
     types: Sequence[str] = (),
@@ -167,10 +167,12 @@ def evaluate(
 ) -> Evaluation:
     """Scores of a model on annotated documents, or a file or folder of them; or on patients.
 
-    Scored are the model's types that they annotate, or `types`. label_map: labels by other names.
-    A model of patients takes a file or folder of labelled patients, or of notes, with a table of
-    `labels` beside it. Raises DataError where no label is common.
+    model: opened, or its folder. Scored are its types that they annotate, or `types`. label_map:
+    labels by other names. A model of patients takes a file or folder of labelled patients, or of
+    notes, with a table of `labels` beside it. Raises DataError where no label is common.
     """
+    if not isinstance(model, MentionModel | PatientModel):
+        model = load(model)
     if isinstance(model, PatientModel):
         if types or not isinstance(documents, str | Path):
             raise ConfigError("patients are scored in a file or folder, and all their phenotypes")

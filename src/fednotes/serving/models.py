@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -30,8 +32,11 @@ def load(
 
     backbone: where its frozen encoder is, or a phenotyping model's dictionary, if it has moved.
     calibrated: whether a calibration that is in its folder is used.
-    Raises ModelError for a folder that holds no model, or a damaged one; MissingExtra.
+    Raises ConfigError for what is no path, ModelError for a folder that holds no model, or a
+    damaged one, MissingExtra.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"expected a model's folder, not {type(path).__name__}")
     folder = Path(path)
     if is_phenotyper(folder):
         model = load_phenotyper(folder, device)
@@ -47,6 +52,9 @@ class MentionModel:
 
     def __init__(self, model: Model, calibration: Calibration | None = None) -> None:
         self.model, self.calibration = model, calibration
+
+    def __repr__(self) -> str:
+        return f"<MentionModel {self.model.config.kind}: {reprlib.repr([*self.types])}>"
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -135,6 +143,9 @@ class PatientModel:
 
     def __init__(self, reader: PatientReader) -> None:
         self.reader = reader
+
+    def __repr__(self) -> str:
+        return f"<PatientModel: {reprlib.repr([*self.types])}>"
 
     @property
     def types(self) -> tuple[str, ...]:

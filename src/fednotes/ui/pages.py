@@ -25,6 +25,7 @@ from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import LossyError
+from fednotes.data.formats.files import OnError
 from fednotes.engines.nvflare.kit import KIT_FILE
 from fednotes.jobs.compare import Comparison, compare_runs
 from fednotes.jobs.results import SUMMARY, read_lines, size
@@ -46,6 +47,7 @@ from fednotes.ui.review import (
     compared,
     kinds_of,
     of_run,
+    require_writable,
 )
 
 if TYPE_CHECKING:
@@ -504,9 +506,14 @@ def marked(
 
 
 def opened(
-    paths: Sequence[Path], format: str = "", file: Path | None = None, **options: Any
+    paths: Sequence[Path],
+    format: str = "",
+    file: Path | None = None,
+    on_error: OnError = "refuse",
+    **options: Any,
 ) -> Desk:
-    """What paths are about: a model, and notes. file: of corrections; options: of `load`.
+    """What paths are about: a model, and notes. file: of corrections; on_error: as `read`;
+    options: of `load`.
 
     Notes are read at once, and tagged when they are first asked for. Raises FednotesError.
     """
@@ -521,12 +528,14 @@ def opened(
     desk = Desk(about=str(paths[0]), runs=named(runs), kits=named(kits))
     beside = (notes or runs or paths)[0].resolve()
     kept = file or beside.with_name(f"{beside.name}.corrections.json")
+    if file or notes:
+        require_writable(kept)
     if models:
         model = load(models[0], **options)
         if not isinstance(model, MentionModel):
             raise ConfigError(f"{models[0]}: it finds no mentions; the page is for models that do")
         desk.model, desk.about, desk.sure = model, str(models[0]), model.confidence
-        held = {name: read(path, format or None) for name, path in named(notes).items()}
+        held = {name: read(path, format or None, on_error) for name, path in named(notes).items()}
 
         def tagged() -> Review:
             made = (

@@ -7,6 +7,7 @@ Notes are read and tagged once, in a thread of their own. Decisions stand in a f
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
 import threading
@@ -391,6 +392,17 @@ class Review:
 def kinds_of(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     """kind → items of all types."""
     return {kind: sum(row.get(kind, 0) for row in counts.values()) for kind in KINDS}
+
+
+def require_writable(file: Path) -> None:
+    """Raises ConfigError where decisions cannot be written to a file."""
+    with suppress(OSError):
+        folder = next(each for each in file.absolute().parents if each.exists())
+        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and not file.is_dir():
+            return
+    raise ConfigError(
+        f"{file}: decisions cannot be written there: name another file with --corrections"
+    )
 
 
 def _corrected(spans: Sequence[Span], decisions: Iterable[Decision]) -> tuple[Span, ...]:
