@@ -362,11 +362,13 @@ def test_bioc_that_attacks(file: File) -> None:
     start = time.monotonic()
     bomb = '<?xml version="1.0"?><!DOCTYPE collection [<!ENTITY a "Zyx"><!ENTITY b "&a;&a;">]>'
     deep = "<collection><document>" + "<passage>" * 200_000
+    far = [{"offset": n << 19, "text": "a"} for n in range(9)]  # 4.5 MB of blanks
     for text, why in (
         (f"{bomb}<collection>&b;</collection>", "declares entities"),
         (deep, "more elements, or deeper ones"),
         ("<collection><document><id>1</id>", "no whole XML"),
         ('{"documents": {"a": 1}, "infons": 1, "passages": 1}', "no"),
+        (json.dumps({"infons": {}, "passages": far}), "lies far behind it"),
     ):
         path = file(text, "a.bioc")
         with pytest.raises(DataError, match=why) as caught:
@@ -590,6 +592,19 @@ def test_omop_of_another_system(file: File, tmp_path: Path) -> None:
     assert "2020-01-02" in (tmp_path / "again/note.csv").read_text()
 
 
+def test_numbers_of_omop_are_those_of_a_database(file: File, tmp_path: Path) -> None:
+    """007 and 7 are one number there, and ² is none: such notes keep their ids beside a number."""
+    made = [Document(name, "a", (), name) for name in ("007", "7", "\u00b2")]
+    assert write(made, tmp_path / "o", "omop", allow_loss=True) == {"patient": 2}
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "o/note.csv").read_text())))
+    assert [(row["note_id"], row["person_id"]) for row in rows] == [
+        ("1", "0"), ("7", "7"), ("2", "0")]  # fmt: skip
+    assert {d.id for d in read(tmp_path / "o")} == {"007", "7", "\u00b2"}
+    # What lies beside a table that was named is not its business.
+    (tmp_path / "o/other").symlink_to(file("x", "elsewhere"))
+    assert len(read(tmp_path / "o/note.csv")) == 3
+
+
 def test_a_finding_that_omop_denies_stays_denied(file: File, tmp_path: Path) -> None:
     """All that a row of NOTE_NLP says comes out again, or is named as lost."""
     file('note_id,note_text\n5,"No rash seen, rash before."\n', "o/note.csv")
@@ -683,6 +698,37 @@ def test_parquet_and_arrow_of_others(tmp_path: Path, old: bool) -> None:
         read(tmp_path / "c.parquet")
 
 
+@pytest.mark.parametrize(
+    ("info", "tag"),
+    [
+        *[(told, 0) for told in ([], {"features": []}, {"features": {"ner_tags": "x"}})],
+        ({"features": {"ner_tags": {"feature": []}}}, 0),
+        ({"features": {"ner_tags": {"feature": {"names": ["O", "B-X"]}}}}, -1),
+    ],
+)
+def test_parquet_whose_tags_have_no_names(info: Any, tag: int, tmp_path: Path) -> None:
+    """A negative number names no tag, and least of all the last one."""
+    table = pyarrow.table({"tokens": [["a", "b"]], "ner_tags": [[0, tag]]})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": info})})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="row 1: its tags do not fit its tokens, or have no names"):
+        read(tmp_path / "a.parquet")
+
+
+def test_parquet_that_grows_is_not_unpacked(tmp_path: Path, monkeypatch: Any) -> None:
+    """A million rows of one value are a few bytes of file: they are counted piece by piece."""
+    table = pyarrow.table({"text": ["x" * 999] * 9999, "spans": [[]] * 9999})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 9999
+    monkeypatch.setattr("fednotes.data.formats.parquet._BYTES", 3 << 20)
+    with pytest.raises(DataError, match="more than 1,048,576 rows, or 3,145,728 bytes of them"):
+        read(tmp_path / "a.parquet")
+    monkeypatch.setattr("fednotes.data.formats.parquet._BYTES", 1 << 30)
+    monkeypatch.setattr("fednotes.data.formats.parquet._MOST", 9998)
+    with pytest.raises(DataError, match="more than 9,998 rows"):
+        read(tmp_path / "a.parquet")
+
+
 def test_a_folder_that_datasets_saved(file: File, tmp_path: Path) -> None:
     """`save_to_disk` puts two JSON files beside its Arrow files: no part of the corpus."""
     table = pyarrow.table({"text": ["a rash"], "spans": [[{"start": 2, "end": 6, "label": "X"}]]})
@@ -752,6 +798,24 @@ def test_n2c2_2018_is_brat(file: File, tmp_path: Path) -> None:
     assert document.spans[2].fragments == ((36, 47), (52, 56))
     convert(folder, tmp_path / "o", "brat")
     assert (tmp_path / "o/100035.ann").read_text() == ann
+
+
+def test_a_quote_that_is_not_closed_costs_no_time(file: File) -> None:
+    """64 kB took minutes when a string was tried from each of its quotes."""
+    start = time.monotonic()
+    for end in ("x", "\\"):
+        with pytest.raises(DataError, match=r"cannot tell the format|no JSON"):
+            read(file('["' + '\\"' * 30_000 + end, "a.json"))
+    assert time.monotonic() - start < 5
+    same = file(json.dumps({"id": "a", "text": "x"}) + "\n", "same.jsonl")
+    same.write_text(same.read_text() * 20_000)
+    assert read(same)[-1].id == "a~20000"
+    assert time.monotonic() - start < 10
+
+
+def test_meta_that_brat_never_wrote_is_compared(file: File, tmp_path: Path) -> None:
+    source = file(json.dumps({"text": "a", "brat": 1}), "a.jsonl")
+    assert convert(source, tmp_path / "b.jsonl", "jsonl").lost == {}
 
 
 @pytest.mark.parametrize("key", ["bigbio", "fhir", "omop"])

@@ -33,7 +33,7 @@ from fednotes.data.formats import jsonl
 
 LOOSE = 0
 _LISTS = {name: f"{name}s" for name in "passage sentence annotation relation location node".split()}
-_GAP = 1 << 20  # characters between two passages, at most
+_GAP = 1 << 20  # characters between the passages of a document, at most
 _FORBIDDEN = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _OWN = "fednotes"
 
@@ -74,7 +74,7 @@ def _elements(path: Path) -> Iterator[dict[str, Any]]:
     depth and number of elements, and goes when it has been given."""
     depth = elements = 0
     try:
-        with corpus.open_bytes(path) as file:
+        with corpus.open_file(path) as file:
             for event, element in iterparse(file, ("start", "end")):
                 begins = event == "start"
                 depth += 1 if begins else -1
@@ -171,12 +171,13 @@ def _float(value: object) -> float | None:
 
 def laid(passages: Iterable[Mapping[str, Any]]) -> str:
     """The text of a document: passages, or their sentences, where their offsets put them."""
-    text = ""
+    text, spare = "", _GAP
     for passage in passages:
         sentences = [] if passage.get("text") else objects(passage, "sentences")
         for part in sentences or [passage]:
             own, gap = part.get("text") or "", _int(part, "offset") - len(text)
-            if not 0 <= gap <= _GAP or not isinstance(own, str):
+            spare -= gap
+            if gap < 0 or spare < 0 or not isinstance(own, str):
                 raise DataError("a passage overlaps the one before, or lies far behind it")
             text += f"{' ' * (gap - 1)}\n"[:gap] if part is passage else " " * gap
             text += own

@@ -137,13 +137,15 @@ def listing(
     return found
 
 
-def visible(folder: Path, below: bool = False) -> list[Path]:
+def visible(folder: Path, below: bool = False, named: str = "") -> list[Path]:
     """Files of a folder in a fixed order, hidden ones left out; links to folders are no folders.
 
-    Raises DataError for a link that leads out of the folder, and for what is no file.
+    named: what their names have in them, in lower case; no other file is looked at. Raises
+    DataError for a link that leads out of the folder, and for what is no file.
     """
     try:
         found = sorted(folder.rglob("*") if below else folder.iterdir())
+        found = [p for p in found if named in p.name.lower()]
         shown = [p for p in found if not any(q[0] == "." for q in p.relative_to(folder).parts)]
         return [path for path in shown if is_inside(path, folder)]
     except OSError as error:
@@ -238,7 +240,8 @@ def json_value(line: str) -> Any:
         raise DataError(f"no JSON ({error}): expected one whole object a line") from None
 
 
-_MARK = re.compile(r'"((?:[^"\\]|\\.)*)"(\s*:)?|[\[{]|[\]}]')
+# A string that is cut off ends the text, or it would be tried from each quote in it.
+_MARK = re.compile(r'"((?:[^"\\]|\\.)*+)(?:"(\s*:)?|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
 
 
 def json_keys(path: Path) -> frozenset[str]:
@@ -424,18 +427,19 @@ def unique(found: Iterable[Found], problems: Problems) -> tuple[Document, ...]:
     """The documents, later ones of the same id renamed `id~2`, `id~3` …, which is noted."""
     given = list(found)
     taken = {document.id for document, _, _ in given}
-    seen: set[str] = set()
+    seen: Counter[str] = Counter()
     result: list[Document] = []
     for document, path, line in given:
         if document.id in seen:
             if line != DERIVED and len(problems.repeated) < _KEPT:
                 told = "an earlier document has the same id"
                 problems.repeated.append(Problem(str(path), line, "repeated_id", told))
-            number = 2
-            while f"{document.id}~{number}" in taken:
+            name, number = document.id, seen[document.id] + 1
+            while f"{name}~{number}" in taken:
                 number += 1
-            document = replace(document, id=f"{document.id}~{number}")
+            document = replace(document, id=f"{name}~{number}")
             taken.add(document.id)
-        seen.add(document.id)
+            seen[name] = number
+        seen[document.id] = max(1, seen[document.id])
         result.append(document)
     return tuple(result)

@@ -41,6 +41,7 @@ _NLP = (
     "term_modifiers"
 ).split()
 _SYSTEM = "fednotes"
+_NUMBER = re.compile("0|[1-9][0-9]{0,17}")  # as a database gives it back
 _NEEDED = {
     **dict.fromkeys(("person_id", "note_type_concept_id", "note_class_concept_id"), "0"),
     **dict.fromkeys(("encoding_concept_id", "language_concept_id"), "0"),
@@ -61,7 +62,8 @@ def accepts(path: Path) -> bool:
 
 
 def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
-    """A document a row of NOTE; its mentions are those of the NOTE_NLP that lies beside it.
+    """A document a row of NOTE; its mentions are those of the NOTE_NLP that lies beside it
+    (a file with "nlp" in its name).
 
     Noted, with the line, are rows that are none, notes without a number or a text, and mentions
     without a place or of a note that is not there.
@@ -71,7 +73,8 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
 
 def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     terms: defaultdict[str, list[tuple[int, Mapping[str, str]]]] = defaultdict(list)
-    beside = [p for p in corpus.visible(path.parent) if "note_nlp_id" in _heads(p)]
+    near = corpus.visible(path.parent, named="nlp")
+    beside = [p for p in near if "note_nlp_id" in _heads(p)]
     for file in beside:
         for line, row in _rows(file, problems):
             terms[row.get("note_id", "").strip()].append((line, row))
@@ -160,18 +163,18 @@ def write(documents: Iterable[Document], path: str | os.PathLike[str]) -> None:
     """Writes `note.csv` and `note_nlp.csv` into the folder `path`."""
     folder = Path(path)
     given = list(documents)
-    taken = {d.id for d in given if d.id.isdigit()}
+    taken = {d.id for d in given if _NUMBER.fullmatch(d.id)}
     fresh = (name for n in range(1, 1 << 40) if (name := str(n)) not in taken)
     notes, terms = [_NOTE], [_NLP]
     for document in given:
         before = mapping(document.meta.get("omop"))
         kept = {k: str(v) for k, v in before.items() if k != "terms"}
         said = jsonl.beside(before.get("terms", ()))
-        number = document.id if document.id.isdigit() else next(fresh)
+        number = document.id if document.id in taken else next(fresh)
         if number != document.id:
             source = f"{_OURS}{document.id}"
             kept["note_source_value"] = source if len(source) <= _SHORT else ""
-        if (document.patient or "").isdigit():
+        if _NUMBER.fullmatch(document.patient or ""):
             kept["person_id"] = str(document.patient)
         row = {**_NEEDED, **kept, "note_id": number, "note_text": document.text}
         notes.append([row.get(name, "") for name in _NOTE])

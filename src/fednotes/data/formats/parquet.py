@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from fednotes.data.text import tokenize
 
 LOOSE = 0
 _HEADS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
-_MOST = 1 << 20  # rows of a file
+_MOST, _BYTES = 1 << 20, 1 << 30  # rows of a file, and bytes of them in memory
 
 
 def _arrow() -> Any:
@@ -52,16 +52,7 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
     pa = _arrow()
     try:
         with corpus.open_file(path) as file:
-            head = file.read(6)
-            file.seek(0)
-            if head.startswith(b"PAR1"):
-                table = pa.parquet.ParquetFile(file).read()
-            elif head.startswith(b"ARROW1"):
-                table = pa.ipc.open_file(file).read_all()
-            else:
-                table = pa.ipc.open_stream(file).read_all()
-        if table.num_rows > _MOST:
-            raise DataError(f"more than {_MOST:,} rows: cut it into several files")
+            table = _table(pa, file)
         names, schema = {*table.column_names}, dict(table.schema.metadata or {})
         rows = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError):
@@ -75,11 +66,37 @@ def _read_file(path: Path, problems: corpus.Problems) -> list[corpus.Found]:
             'its columns are not "text" and "spans", "tokens" and "ner_tags", or BigBIO\'s'
         )
     raw = schema.get(b"huggingface", b"{}").decode("utf-8", "replace")
-    info = mapping(corpus.json_value(raw))
-    feature: Any = info.get("info", {}).get("features", {}).get("ner_tags", {})
-    feature = feature.get("feature", feature) if isinstance(feature, dict) else feature
-    tags = (feature[0] if isinstance(feature, list) else feature).get("names")
+    info = mapping(mapping(corpus.json_value(raw)).get("info"))
+    feature: Any = mapping(info.get("features")).get("ner_tags")
+    feature = mapping(feature).get("feature", feature)
+    tags = mapping(next(iter(feature), None) if isinstance(feature, list) else feature).get("names")
     return conll.of_rows(list(_tagged(rows, tags, path, problems)), path)
+
+
+def _table(pa: Any, file: BinaryIO) -> Any:
+    """The file's rows, which are unpacked piece by piece. Raises DataError where they are many."""
+    head = file.read(6)
+    file.seek(0)
+    if head.startswith(b"PAR1"):
+        source = pa.parquet.ParquetFile(file)
+        told, schema = source.metadata, source.schema_arrow
+        sizes = [told.row_group(i).total_byte_size for i in range(told.num_row_groups)]
+        # Rows may share a value, which is no larger than the whole group.
+        batches = source.iter_batches(min(1024, max(1, _BYTES // max(1, *sizes, 0))))
+    elif head.startswith(b"ARROW1"):
+        source = pa.ipc.open_file(file)
+        batches, schema = map(source.get_batch, range(source.num_record_batches)), source.schema
+    else:
+        batches = pa.ipc.open_stream(file)
+        schema = batches.schema
+    found, rows, held = [], 0, 0
+    for batch in batches:
+        rows, held = rows + batch.num_rows, held + batch.nbytes
+        if rows > _MOST or held > _BYTES:
+            told = f"more than {_MOST:,} rows, or {_BYTES:,} bytes of them"
+            raise DataError(f"{told}: cut it into several files")
+        found.append(batch)
+    return pa.Table.from_batches(found, schema)
 
 
 def _tagged(
@@ -89,6 +106,8 @@ def _tagged(
     for number, row in enumerate(rows, 1):
         with problems.passing("document", path, 0, f"row {number}: "):
             try:
+                if any(not isinstance(t, str) and t < 0 for t in row["ner_tags"]):
+                    raise IndexError
                 tags = [t if isinstance(t, str) else names[t] for t in row["ner_tags"]]
                 pairs = [[str(a), str(b)] for a, b in zip(row["tokens"], tags, strict=True)]
             except (IndexError, TypeError, ValueError):
