@@ -65,7 +65,7 @@ def review(
 def client(made: Review, *, enter: bool = True) -> TestClient:
     """A browser of the page, with its cookie."""
     desk = Desk(Later(lambda: made), lambda given: [replace(d, spans=SAID[:1]) for d in given])
-    found = TestClient(application(desk), base_url=ROOT, headers={"origin": ROOT})
+    found = TestClient(application(desk), base_url=ROOT + desk.root, headers={"origin": ROOT})
     if enter:
         assert found.get(f"/?token={desk.token}").status_code == 200
     return found
@@ -89,6 +89,19 @@ def test_nobody_reads_without_the_token(file_of: Path) -> None:
     assert not file_of.exists()
 
 
+def test_the_cookie_is_for_no_other_program_of_this_computer(file_of: Path) -> None:
+    """Cookies know no ports: what tells them apart is a folder that nobody else is told."""
+    browser = client(review(file_of))
+    (cookie,) = browser.cookies.jar
+    assert re.fullmatch(r"/[\w-]{22}", cookie.path)
+    assert browser.get(f"{ROOT}{cookie.path}/errors").status_code == 200
+    with TestClient(browser.app, base_url=ROOT, cookies=None) as stranger:
+        for path in ("/", "/errors", cookie.path, f"{cookie.path}/", f"{cookie.path}/errors"):
+            answer = stranger.get(path)
+            assert answer.status_code == 403
+            assert cookie.path not in answer.text + str(answer.headers)
+
+
 def test_another_site_in_the_browser_neither_reads_nor_writes(file_of: Path) -> None:
     """A name that leads here (DNS rebinding) is refused, and so is another page's form."""
     browser = client(review(file_of))
@@ -108,8 +121,9 @@ def test_what_every_answer_says(file_of: Path) -> None:
         assert headers["content-security-policy"].startswith("default-src 'self'; base-uri 'none'")
         assert headers["cache-control"] == "no-store"
         assert headers["x-content-type-options"] == "nosniff"
-    cookie = TestClient(application(Desk(token="t")), base_url=ROOT).get(
-        "/?token=t", follow_redirects=False
+    desk = Desk(model=lambda given: given)
+    cookie = TestClient(application(desk), base_url=ROOT).get(
+        f"{desk.root}/?token={desk.token}", follow_redirects=False
     )
     said = cookie.headers["set-cookie"].lower()
     assert "httponly" in said
@@ -146,7 +160,7 @@ def test_errors_are_counted_filtered_and_found_by_their_neighbours(file_of: Path
     assert [item.number for item in made.select(Filter(label="ADR"))] == [3, 4]
     page = browser.get("/errors/3?label=ADR").text
     assert "1 of 2" in page
-    assert 'rel="next" href="/errors/4?label=ADR#here"' in page
+    assert re.search(r'rel="next" href="/[\w-]{22}/errors/4\?label=ADR#here"', page)
     assert 'rel="prev"' not in page
     assert "[annotated ADR:" in page  # for who does not see lines
     assert "predicted Drug:" in page
@@ -258,7 +272,7 @@ def test_what_a_format_cannot_hold_is_named_before_it_is_saved(file_of: Path) ->
     browser = client(review(file_of, [Document("n", TEXT, (at("rash", "Skin ADR"),))], ()))
     asked = browser.get("/export/brat")
     assert (asked.status_code, "cannot hold all" in asked.text) == (409, True)
-    assert 'href="/export/brat?anyway=1"' in asked.text
+    assert '/export/brat?anyway=1"' in asked.text
     assert browser.get("/export/brat?anyway=1").content.startswith(b"PK")
     assert browser.get("/export/jsonl").status_code == 200
 
@@ -423,7 +437,7 @@ def test_notes_are_read_while_the_page_waits(file_of: Path) -> None:
         raise DataError("n.tsv:3: no tag")
 
     desk = Desk(Later(fail))
-    browser = TestClient(application(desk), base_url=ROOT)
+    browser = TestClient(application(desk), base_url=ROOT + desk.root)
     answer = browser.get(f"/errors?token={desk.token}")
     assert (answer.status_code, "n.tsv:3: no tag" in answer.text) == (400, True)
 

@@ -41,7 +41,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def client(desk: Desk) -> TestClient:
-    found = TestClient(application(desk), base_url=ROOT, headers={"origin": ROOT})
+    found = TestClient(application(desk), base_url=ROOT + desk.root, headers={"origin": ROOT})
     assert found.get(f"/?token={desk.token}").status_code == 200
     return found
 

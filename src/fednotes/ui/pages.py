@@ -1,8 +1,10 @@
 """The local page: what its addresses show, and who may ask.
 
-It listens on 127.0.0.1 alone. A random token in the first address becomes a cookie; the Host that
-a request names, and the Origin of one that changes something, must be this page's own, so that no
-other site in the same browser reads or writes here. Nothing is fetched from anywhere.
+It listens on 127.0.0.1 alone. A random token in the first address becomes a cookie. Cookies go to
+every port of a computer, those of other users' programs too; so all addresses begin with a random
+folder, and the cookie is sent to that alone. The Host that a request names, and the Origin of one
+that changes something, must be this page's own, so that no other site in the same browser reads or
+writes here. Nothing is fetched from anywhere.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ Predict = Callable[[Sequence[Document]], Sequence[Document]]
 @dataclass
 class Desk:
     """What the page is about. runs, kits: folders by name. model: finds mentions; about: its name;
-    sure: what its confidence is."""
+    sure: what its confidence is. root: with what all addresses begin."""
 
     review: Later[Review] | None = None
     model: Predict | None = None
@@ -101,6 +103,7 @@ class Desk:
     runs: dict[str, Path] = field(default_factory=dict)
     kits: dict[str, Path] = field(default_factory=dict)
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    root: str = field(default_factory=lambda: f"/{secrets.token_urlsafe(16)}")
 
     @property
     def sections(self) -> list[tuple[str, str]]:
@@ -162,7 +165,8 @@ def application(desk: Desk) -> Callable[..., Any]:
         route("/export/{format}", pages.export),
         route("/try", pages.trial, "GET", "POST"),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: failed})
+    folder = [Mount(desk.root, routes=routes)]
+    app = Starlette(routes=folder, exception_handlers={HTTPException: failed})
     return BaseHTTPMiddleware(app, dispatch=pages.guarded)
 
 
@@ -188,7 +192,8 @@ class Pages:
         self._tests: dict[tuple[str, str], Later[Comparison]] = {}
         self._templates = environment("fednotes.ui")
         self._templates.globals |= {"NAMES": NAMES, "KINDS": KINDS, "ORDERS": ORDERS}
-        self._templates.globals |= {"EXPORTS": EXPORTS, "address": address, "desk": desk}
+        self._templates.globals |= {"EXPORTS": EXPORTS, "address": self.address}
+        self._templates.globals |= {"desk": desk, "root": desk.root}
         self._templates.filters["note"] = shown
 
     def page(self, name: str, code: int = 200, **values: Any) -> Response:
@@ -202,9 +207,17 @@ class Pages:
         """Why something was not done."""
         return self.page("message.html", status, why=why or "something went wrong", status=status)
 
+    def address(self, path: str, by: Filter | None = None, **more: Any) -> str:
+        """An address with a filter; what is as it is without one is left out."""
+        plain = asdict(Filter())
+        given = asdict(by or Filter()) | more
+        given = {k: v for k, v in given.items() if v != plain.get(k, "")}
+        given |= {"open": 1} if given.get("open") else {}
+        return self.desk.root + path + (f"?{urlencode(given)}" if given else "")
+
     async def guarded(self, request: Request, go_on: Callable[[Request], Any]) -> Response:
-        """The answer for who has the token; a refusal for anybody else."""
-        from starlette.responses import RedirectResponse
+        """The answer for who has the token; a refusal, without any address, for anybody else."""
+        from starlette.responses import PlainTextResponse, RedirectResponse
 
         port, token = (request.scope.get("server") or (HOST, 80))[1], self.desk.token.encode()
         host, cookie = request.headers.get("host", ""), f"fednotes-{port}"
@@ -212,16 +225,17 @@ class Pages:
         held = request.cookies.get(cookie, "").encode()
         answer: Response
         if host not in (f"{HOST}:{port}", f"localhost:{port}"):
-            answer = self.refused("not a name of this page", 421)
+            answer = PlainTextResponse("not a name of this page", 421)
         elif request.method not in ("GET", "HEAD") and (
             request.headers.get("origin") != f"http://{host}"
         ):
-            answer = self.refused("this came from another page: nothing was done", 403)
+            answer = PlainTextResponse("this came from another page: nothing was done", 403)
         elif given and secrets.compare_digest(given, token):
             answer = RedirectResponse(request.scope["path"], 303)
-            answer.set_cookie(cookie, self.desk.token, httponly=True, samesite="strict")
+            only: Any = {"path": self.desk.root, "httponly": True, "samesite": "strict"}
+            answer.set_cookie(cookie, self.desk.token, **only)
         elif not secrets.compare_digest(held, token):
-            answer = self.refused("open the whole address that the terminal shows", 403)
+            answer = PlainTextResponse("open the whole address that the terminal shows", 403)
         else:
             answer = await go_on(request)
         answer.headers.update(_HEADERS)
@@ -231,7 +245,7 @@ class Pages:
         """The first part that there is."""
         from starlette.responses import RedirectResponse
 
-        return RedirectResponse(self.desk.sections[0][0], 303)
+        return RedirectResponse(self.address(self.desk.sections[0][0]), 303)
 
     # ---- runs
 
@@ -240,7 +254,7 @@ class Pages:
         from starlette.responses import RedirectResponse
 
         if len(self._runs) == 1:
-            return RedirectResponse("/runs/0", 303)
+            return RedirectResponse(self.address("/runs/0"), 303)
         rows = [(name, so_far(folder), (folder / SUMMARY).is_file()) for name, folder in self._runs]
         return self.page("runs.html", here="/runs", rows=rows)
 
@@ -360,7 +374,7 @@ class Pages:
         action = form.get("action", "")
         review.decide(item, action, form.get("label", "").strip())
         to = item if action == "undo" or not after else after[0]
-        return RedirectResponse(address(f"/errors/{to.number}", by) + "#here", 303)
+        return RedirectResponse(self.address(f"/errors/{to.number}", by) + "#here", 303)
 
     def export(self, request: Request, form: Form) -> Response:
         """The corrected notes, to be saved."""
@@ -437,14 +451,6 @@ def _filter(query: Mapping[str, str]) -> Filter:
         order if order in ORDERS else plain.order,
         query.get("open", "") == "1",
     )
-
-
-def address(path: str, by: Filter, **more: Any) -> str:
-    """An address with a filter; what is as it is without one is left out."""
-    plain = asdict(Filter())
-    given = {k: v for k, v in (asdict(by) | more).items() if v != plain.get(k, "")}
-    given |= {"open": 1} if given.get("open") else {}
-    return f"{path}?{urlencode(given)}" if given else path
 
 
 # ---- text with marks
@@ -561,6 +567,9 @@ def serve_page(desk: Desk, port: int, say: Callable[[str], None]) -> None:
     """Listen until somebody stops it. port: 0 takes a free one. Raises FednotesError."""
 
     def ready(place: str) -> None:
-        say(f"open {place}/?token={desk.token} in a browser on this computer; Ctrl-C ends it")
+        say(
+            f"open {place}{desk.root}/?token={desk.token} in a browser on this computer; "
+            "Ctrl-C ends it"
+        )
 
     run(application(desk), HOST, port, ready, extra="ui")
