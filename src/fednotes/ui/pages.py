@@ -65,7 +65,7 @@ _LINES = 100  # of a ledger, the newest
 _PATIENCE = 2.0  # seconds, until a page says that something is written still
 _AGAIN = 5  # seconds, until a run that goes on is looked at again
 _AROUND = 6_000  # characters of a longer note before and after a mention
-_NEAR = 40  # before a mention in a list; twice as many after it
+_NEAR, _SHOWN = 40, 200  # beside a mention in a list, and of it
 _POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
     "object-src 'none'"
@@ -314,12 +314,9 @@ class Pages:
         number = min(pages, _whole(request.query_params.get("page", "1")))
         rows = []
         for item in chosen[(number - 1) * _PAGE : number * _PAGE]:
-            text, span = review.document(item).text, item.span
-            near = (
-                text[max(0, span.start - _NEAR) : span.start],
-                text[span.end : span.end + _NEAR],
-            )
-            rows.append((item, near[0], text[span.start : span.end][:200], near[1]))
+            text, start, end = review.document(item).text, item.span.start, item.span.end
+            before, after = text[max(0, start - _NEAR) : start], text[end : end + _NEAR]
+            rows.append((item, before, text[start:end][:_SHOWN], after))
         counts = review.counts()
         return self.page(
             "errors.html",
@@ -474,11 +471,8 @@ def marked(
     low, high = window
     sides = [("g", s) for s in gold] + [("p", s) for s in predicted]
     sides = [(side, s) for side, s in sides if s.end > low and s.start < high]
-    own = (
-        [(s, n) for s, n in ((item.gold, "annotated"), (item.predicted, "predicted")) if s]
-        if (item)
-        else []
-    )
+    both = ((item.gold, "annotated"), (item.predicted, "predicted")) if item else ()
+    own = [(s, name) for s, name in both if s]
     edges = {low, high, *(e for _, s in sides for piece in s.pieces for e in piece)}
     cuts = sorted(edge for edge in edges if low <= edge <= high)
     covered: list[list[tuple[str, Span]]] = [[] for _ in cuts]

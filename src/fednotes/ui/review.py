@@ -13,6 +13,8 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,28 +48,26 @@ class Later(Generic[T]):
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work, self._lock = work, threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._found: list[T] = []
-        self._error: BaseException | None = None
+        self._future: Future[T] | None = None
 
     def get(self, wait: float = 0.3) -> T | None:
-        """What it gave; None while it goes on. wait: seconds. Raises what it ended with."""
+        """What it gave; None while it goes on. wait: seconds. Raises what it ended with; whoever
+        asks then begins it again."""
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.start()
-            thread = self._thread
-        thread.join(wait)
-        if (error := self._error) is not None:
-            self._thread = self._error = None  # whoever asks again begins it again
-            raise error
-        return self._found[0] if self._found else None
+            if (found := self._future) is None:
+                found = self._future = Future()
+                threading.Thread(target=self._run, args=(found,), daemon=True).start()
+        if not futures.wait((found,), wait).done:
+            return None
+        if found.exception():
+            self._future = None
+        return found.result()
 
-    def _run(self) -> None:
+    def _run(self, found: Future[T]) -> None:
         try:
-            self._found.append(self._work())
+            found.set_result(self._work())
         except BaseException as error:  # told where it is asked for
-            self._error = error
+            found.set_exception(error)
 
 
 class ReviewedNotes(NamedTuple):
