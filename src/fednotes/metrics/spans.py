@@ -22,7 +22,7 @@ type, so that mentions overlap there only if document and type agree.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -259,23 +259,38 @@ def judged_mentions(gold: Sequence[Span], predicted: Sequence[Span]) -> list[Jud
     place, the type, then the longer overlap. A mention given twice counts once.
     """
     left, right = sorted(set(gold)), sorted(set(predicted))
-    starts, longest = [p.start for p in right], max((p.end - p.start for p in right), default=0)
+    mate, taken = dict[int, JudgedMention](), set[int]()
+    for kind in ("correct", "type"):  # at one place, at once: many may overlap
+        free = defaultdict[tuple[object, ...], list[int]](list)
+        for j in reversed([j for j in range(len(right)) if j not in taken]):
+            free[_place(right[j], kind)].append(j)
+        for i, g in enumerate(left):
+            if i not in mate and (there := free[_place(g, kind)]):
+                mate[i] = JudgedMention(kind, g, right[j := there.pop()])
+                taken.add(j)
+    others = [j for j in range(len(right)) if j not in taken]
+    starts = [right[j].start for j in others]
+    longest = max((right[j].end - right[j].start for j in others), default=0)
     pairs = []
     for i, g in enumerate(left):
-        for j in range(bisect_left(starts, g.start - longest), bisect_left(starts, g.end)):
+        if i in mate:
+            continue
+        for j in others[bisect_left(starts, g.start - longest) : bisect_left(starts, g.end)]:
             p = right[j]
             if (common := min(g.end, p.end) - max(g.start, p.start)) > 0:
-                moved, renamed = (g.start, g.end) != (p.start, p.end), g.label != p.label
-                kind = KINDS[moved + 2 * renamed]
-                pairs.append((moved + renamed, moved, -common, i, j, kind))
-    mate, taken = dict[int, JudgedMention](), set[int]()
-    for *_, i, j, kind in sorted(pairs):
+                pairs.append((g.label != p.label, -common, i, j))
+    for renamed, _, i, j in sorted(pairs):
         if i not in mate and j not in taken:
-            mate[i] = JudgedMention(kind, left[i], right[j])
+            mate[i] = JudgedMention("both" if renamed else "boundary", left[i], right[j])
             taken.add(j)
     found = [mate.get(i) or JudgedMention("missed", g, None) for i, g in enumerate(left)]
     found += [JudgedMention("spurious", None, p) for j, p in enumerate(right) if j not in taken]
     return sorted(found, key=lambda each: (each.gold or each.predicted, each.kind))
+
+
+def _place(span: Span, kind: str) -> tuple[object, ...]:
+    """What two mentions have in common that are alike, or differ in their type alone."""
+    return (span.start, span.end, *([span.label] if kind == "correct" else []))
 
 
 # ---- matching ----------------------------------------------------------------------------------
