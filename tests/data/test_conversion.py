@@ -47,6 +47,7 @@ from fednotes.data.formats import (
     table,
     write,
 )
+from fednotes.jobs.predict import documents_of
 
 File = Callable[..., Path]
 ROOT = Path(__file__).parents[2]
@@ -811,6 +812,29 @@ def test_a_quote_that_is_not_closed_costs_no_time(file: File) -> None:
     same.write_text(same.read_text() * 20_000)
     assert read(same)[-1].id == "a~20000"
     assert time.monotonic() - start < 10
+
+
+def test_texts_without_annotations_are_notes_to_predict_and_lost_to_convert(
+    file: File, tmp_path: Path
+) -> None:
+    """A folder with one .ann, and one that has its pair below: no note goes in silence."""
+    for name in ("p/a.txt", "p/b.txt", "p/c/d.txt"):
+        file("Had rash.\r\n", name)
+    file("T1\tADE 4 8\trash\n", "p/a.ann")
+    file("T1\tADE 4 8\trash\nT2\tADE 4 12\trash. x\n", "q/e/f.ann")
+    file("Had rash.\r\n x", "q/e/f.txt")
+    file("Had pain.", "q/g.txt")
+    for folder, names in (("p", {"a", "b", "c/d"}), ("q", {"e/f", "g"})):
+        found = documents_of(str(tmp_path / folder))
+        assert {d.id for d in found} == names
+        assert sum(bool(d.spans) for d in found) == 1
+        assert len(read(tmp_path / folder)) == 1  # gold is what somebody annotated
+    with pytest.raises(LossyError) as caught:
+        convert(tmp_path / "p", tmp_path / "o", "brat")
+    ends = "texts with line ends of Windows"
+    assert caught.value.lost == {"texts without annotations": 2, ends: 1}
+    with pytest.raises(LossyError, match=f"{ends}: 1; texts without annotations: 1"):
+        convert(tmp_path / "q", tmp_path / "o", "jsonl")
 
 
 def test_meta_that_brat_never_wrote_is_compared(file: File, tmp_path: Path) -> None:

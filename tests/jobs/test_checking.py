@@ -173,6 +173,38 @@ def test_a_note_in_two_files_is_known_by_its_text(tmp_path: Path) -> None:
     assert "1 notes are in a.jsonl and in b.jsonl" in found.message
 
 
+def test_equal_file_names_are_no_equal_notes(tmp_path: Path) -> None:
+    """Two hospitals' folders of brat, of which one note is really in both."""
+    for site, own in (("mercy", 1), ("north", 2)):
+        for number in range(12):
+            words = "both" if number == 3 else f"site{own}"
+            name = tmp_path / site / f"{number:03}"
+            name.parent.mkdir(exist_ok=True)
+            body = (
+                f"Took drug{number} for pain at {words} twice.\nNothing of {words} {number} else."
+            )
+            name.with_suffix(".txt").write_text(body)
+            name.with_suffix(".ann").write_text("T1\tDrug 0 4\tTook\n" if number % 4 else "")
+    (wrong,) = check_files([tmp_path / "mercy", tmp_path / "north"]).wrong
+    assert wrong.kind == "shared_notes"
+    assert "1 notes are in mercy and in north" in wrong.message
+    (north := tmp_path / "north" / "003.txt").write_text(north.read_text().replace("both", "own"))
+    for found in (
+        check_files([tmp_path / "mercy", tmp_path / "north"]),
+        of_site(tmp_path, 'train = "mercy"\ntest = "north"'),
+    ):
+        assert not [p.kind for p in found.wrong]
+
+
+def test_a_type_that_is_the_tag_of_nothing(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", range(60))
+    path.write_text(path.read_text().replace('"Drug"', '"O"'))
+    assert [p.kind for p in check_files([path]).wrong] == ["outside_label"]
+    (wrong,) = of_site(tmp_path, 'path = "a.jsonl"').wrong
+    assert "mentions are called 'O'" in wrong.message
+    assert not of_site(tmp_path, 'path = "a.jsonl"\nlabel_map = { O = "Other" }').wrong
+
+
 def test_sentences_of_a_note_in_two_parts(tmp_path: Path) -> None:
     """Who asked for it is warned, and who did not has none."""
     lines(tmp_path / "a.jsonl", range(60))

@@ -129,6 +129,8 @@ def _labels(
     if unknown:
         words: dict[str, Any] = {"unknown": _braces(unknown), "types": _braces(types)}
         yield _finding(where, "unknown_labels", unknown, total=sum(unknown.values()), **words)
+    if number := counts["O"]:
+        yield _finding(where, "outside_label", {"mentions": number})
     if not told and not total:
         yield _finding(where, "no_mentions", {})
     if rare := {label: counts[label] for label in types if counts[label] < RARE}:
@@ -144,7 +146,7 @@ def problem_findings(problems: Problems, where: str, name: str) -> Iterator[Find
         again = _finding(where, "read:repeated_ids", {"documents": len(repeated)}, name=name)
         yield replace(again, problems=repeated)
     if problems.without:
-        counts = {"texts": problems.without}
+        counts = {"texts": len(problems.without)}
         yield _finding(where, "texts_without_annotations", counts, name=name)
 
 
@@ -314,18 +316,38 @@ def in_two_parts(
     parts: Mapping[str, Sequence[Document]], where: str, level: Level = "error"
 ) -> Iterator[Finding]:
     """Patients and notes that are in two parts. A note is known by its text, or by its id where
-    that is no number of a line or sentence of its file."""
+    that is no number of a line or sentence of its file, and no mere file name (brat)."""
     patients = {p: {d.patient for d in own if d.patient is not None} for p, own in parts.items()}
-    names = {part: {str(d.meta.get("document", d.id)) for d in own} for part, own in parts.items()}
-    notes = {p: {name for name in own if not _COUNTED.search(name)} for p, own in names.items()}
+    notes = {part: _by_note(own) for part, own in parts.items()}
     texts = {p: {text for d in own if (text := _whole(d))} for p, own in parts.items()}
     for a, b in combinations(parts, 2):
         if shared := len(patients[a] & patients[b]):
             yield _finding(where, "shared_patients", {"patients": shared}, level, a=a, b=b)
-        ids = notes[a] & notes[b]
+        both = notes[a].keys() & notes[b].keys()
+        ids = {name for name in both if _one_note(notes[a][name], notes[b][name])}
         again = sum(d.id not in ids and _whole(d) in texts[a] for d in parts[b])
         if shared := len(ids) + again:
             yield _finding(where, "shared_notes", {"notes": shared}, level, a=a, b=b)
+
+
+def _by_note(documents: Iterable[Document]) -> dict[str, list[Document]]:
+    found: dict[str, list[Document]] = {}
+    for document in documents:
+        name = str(document.meta.get("document", document.id))
+        if not _COUNTED.search(name):
+            found.setdefault(name, []).append(document)
+    return found
+
+
+def _one_note(one: Sequence[Document], two: Sequence[Document]) -> bool:
+    """Whether documents of one id are one note. Ids that are file names do not say so by
+    themselves: two hospitals have a 001.txt each."""
+    whole = [document for document in (*one, *two) if "document" not in document.meta]
+    if not whole or any(own.spans and "brat" not in own.meta for own in whole):
+        return True
+    return any(
+        a.text and b.text and (a.text in b.text or b.text in a.text) for a in one for b in two
+    )
 
 
 def _whole(document: Document) -> str:

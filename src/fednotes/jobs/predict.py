@@ -18,7 +18,7 @@ import numpy as np
 from fednotes.core.errors import ConfigError, DataError, ModelError, nearest
 from fednotes.core.store import write_out
 from fednotes.core.types import Document
-from fednotes.data.formats import FORMATS, examine, guess_format, read
+from fednotes.data.formats import FORMATS, examine, guess_format
 from fednotes.data.formats.files import OnError, open_file, visible
 from fednotes.data.notes import read_notes
 from fednotes.data.tags import flatten, relabel, types_of
@@ -55,7 +55,15 @@ def documents_of(
         if not files or (path.is_dir() and any(file.suffix != ".txt" for file in files)):
             raise
         return tuple(Document(f.stem, _decoded(str(f), _bytes(f))) for f in files)
-    return read(path, format, on_error)
+    documents, problems = examine(path, format)
+    if on_error == "refuse" or not documents:
+        problems.refuse()
+    # A text without an annotation file is a note too, though no gold without mentions.
+    bare = (
+        Document(f.relative_to(path).with_suffix("").as_posix(), _decoded(str(f), _bytes(f)))
+        for f in problems.without
+    )
+    return (*documents, *bare)
 
 
 def notes_of(name: str, text: str | None = None) -> dict[str, list[str]]:

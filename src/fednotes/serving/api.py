@@ -186,7 +186,7 @@ def evaluate(
 def _documents(given: PathLike | Sequence[Document]) -> tuple[tuple[Document, ...], str]:
     """Documents, and what messages call them."""
     if isinstance(given, str | Path):
-        return read(given), str(given)
+        return formats.read(given), str(given)
     return tuple(given), "the corpus"
 
 

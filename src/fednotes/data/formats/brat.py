@@ -68,7 +68,9 @@ def read(path: Path, problems: corpus.Problems) -> tuple[Document, ...]:
     base = path if path.is_dir() else path.parent
     if path.is_dir() and any(file.with_suffix(".txt").is_file() for file in files):
         texts = {p.with_suffix("") for p in corpus.visible(path, True) if p.suffix == ".txt"}
-        problems.without += len(texts - {file.with_suffix("") for file in files})
+        bare = texts - {file.with_suffix("") for file in files}
+        problems.without += sorted(text.with_name(f"{text.name}.txt") for text in bare)
+        problems.unread["texts without annotations"] += len(bare)
     return corpus.gather(files, partial(_read_pair, base), problems, "document")
 
 
@@ -93,6 +95,7 @@ def _read_pair(base: Path, file: Path, problems: corpus.Problems) -> list[corpus
         if wrong:
             del lines[number]
     text, failed = _matching(raw, mentions)
+    problems.unread["texts with line ends of Windows"] += "\r\n" in raw and "\r\n" not in text
     if len(failed) >= _STRAY and 2 * len(failed) > len(mentions):
         told = f"{len(failed)} of {len(mentions)} mentions do not fit the text: is it theirs?"
         raise DataError.at(ann, next(iter(failed)), told)

@@ -357,7 +357,7 @@ class Problems:
         self.repeated: list[Problem] = []
         self.counts: Counter[str] = Counter()
         self.unread: Counter[str] = Counter()
-        self.without = 0
+        self.without: list[Path] = []
 
     @property
     def number(self) -> int:

@@ -141,6 +141,11 @@ class _Corpora:
             if label not in found:
                 self.notes.append(f"{name}: label_map has {label!r}, which is not annotated")
         mapped = sorted({site.label_map.get(label, label) for label in found} - {""})
+        if "O" in mapped:
+            raise ConfigError(
+                f"{name}: mentions are called 'O', which is the tag of words outside every "
+                "mention: give them another name by label_map"
+            )
         for label in (*site.types, *site.test_types):
             if label not in mapped:  # misspelt
                 raise DataError(
