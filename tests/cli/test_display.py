@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from fednotes.cli import display
 from fednotes.cli.display import Pace, RichDisplay, count_tables
 from fednotes.core.types import Document, SiteData, Span, TagSet
 from fednotes.engines.rounds import RoundResult
+from fednotes.jobs.compare import Comparison
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.kinds.documents import never_right
 from fednotes.jobs.kinds.patients import KIND
@@ -31,10 +33,13 @@ from fednotes.jobs.simulate import (
     LARGE,
     Part,
     Traffic,
+    marks,
     nothing_found,
     pooled_below_alone,
     simulate,
 )
+from fednotes.methods.fedner import METHOD as FEDNER
+from fednotes.metrics.compare import Bootstrap
 from fednotes.patients.cohort import Bags, Cohort, SitePatients
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -176,16 +181,24 @@ def test_types_that_score_nothing() -> None:
         "Form": scored(0.0, 1, 0),
     }
     scores = {"a": {"federated": {"relaxed": {"f1": 0.5}, "by_type": by_type}}}
-    told = list(never_right(scores, [site("a", "ADE", "Dose"), site("b", "ADE", "ADE")]))
-    assert len(told) == 3
-    assert "ADE scores 0 (1 training mentions here, 3 at all sites; never predicted)" in told[0]
-    assert "label_map" not in told[0]
-    assert "Dose scores 0 (1 training mentions here, 1 at all sites)" in told[1]
-    assert "if other sites have it by another name: label_map" in told[1]
-    assert "Form scores 0 (0 training mentions here, 0 at all sites; never" in told[2]
-    assert "name it as the training data do (label_map)" in told[2]
+    (told,) = never_right(scores, [site("a", "ADE", "Dose"), site("b", "ADE", "ADE")])
+    assert told == (
+        "a, federated: 3 of 4 types score 0 (training mentions here of those at all sites): "
+        "ADE (1 of 3, never predicted), Dose (1 of 1), Form (0 of 0, never predicted): "
+        "name what has none as the training data do (label_map); train longer or give more "
+        "mentions; what is here alone may have another name at other sites (label_map)"
+    )
     nothing = {"a": {"federated": {"relaxed": {"f1": 0.0}, "by_type": by_type}}}
     assert list(never_right(nothing, [site("a")])) == []  # another note says so
+
+
+def test_of_many_types_that_score_nothing_six_are_named() -> None:
+    by_type = {f"T{i:02}": scored(0.0, 20 - i, 1) for i in range(13)} | {"Drug": scored(1.0, 1, 1)}
+    scores = {"a": {"federated": {"relaxed": {"f1": 0.5}, "by_type": by_type}}}
+    (told,) = never_right(scores, [site("a", *by_type)])
+    assert "13 of 14 types" in told
+    assert "T05 (1 of 1) and 7 more: train longer" in told
+    assert "T06" not in told
 
 
 # tables
@@ -253,6 +266,38 @@ def test_stage_1_alone_shows_its_codes() -> None:
     title = result_table(values).title  # square brackets are no markup
     assert isinstance(title, str)
     assert Text.from_markup(title).plain.startswith("ADR [/v2] (")
+
+
+def test_a_condition_that_is_no_bound_is_marked_where_its_number_stands() -> None:
+    values = {**summary(), "marks": {"pooled": "It has none of [4] epochs"}}
+    table = result_table(values)
+    heads = [str(column.header).split("\n")[0] for column in table.columns]
+    assert [head for head in heads if head] == ["site", "alone", "federated", "pooled *"]
+    words = " ".join(word for line in shown(table) for word in line)
+    assert "It has none of 4 epochs" in words  # brackets are no markup, `shown` drops them
+
+
+def test_the_pooled_model_that_is_trained_less_is_marked() -> None:
+    """By what fedner itself makes of a job with four personal epochs, and of one with none."""
+    sites = [site("a", "ADE"), site("b", "ADE")]
+    for epochs in (4, 0):
+        config = FEDNER.Config(model=FEDNER.model_config({"hashed_words": 8}), seed=1)
+        config = replace(FEDNER.for_sites(config, sites), personal_epochs=epochs)
+        parts = [Part("alone", (sites[0],), config), Part("federated", tuple(sites), config)]
+        parts.append(Part("pooled", *FEDNER.pooled(config, sites, None)))
+        found = marks(parts)
+        assert ("none of the 4 personal epochs that end alone and federated" in str(found)) == (
+            epochs > 0
+        )
+        assert [*found] == ["pooled"] * (epochs > 0)
+
+
+@pytest.mark.parametrize(("low", "p", "said"), [(0.01, 0.08, 1), (0.01, 0.01, 0), (-0.1, 0.5, 0)])
+def test_where_interval_and_p_disagree_the_table_says_so(low: float, p: float, said: int) -> None:
+    test = Bootstrap(0.5, 0.4, 0.1, low, 0.2, p, 100)
+    table = display.comparison_table(Comparison("strict F1", "a", "b", 100, {"x": test}, {}))
+    words = " ".join(word for line in shown(table) for word in line)
+    assert words.count("claim no difference") == said
 
 
 def test_sites_without_labels_are_counted_not_shown() -> None:

@@ -108,6 +108,20 @@ def test_a_mistyped_name_in_code_is_no_default(called: Callable[[], Inner]) -> N
         called()
 
 
+@pytest.mark.parametrize(
+    ("called", "message"),
+    [
+        (lambda: Inner("2"), "size = '2': expected a whole number"),
+        (lambda: Inner(2, 3), "name = 3: expected text in quotes"),
+        (lambda: Outer("x", 3, 0.1, False, "BIO", ("a", 4)), "names = 4: expected text in quotes"),
+        (lambda: Outer("x", sizes=(1, "2")), "sizes = '2': expected a whole number"),
+    ],
+)
+def test_a_value_given_by_its_place_is_named(called: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{message}"):
+        called()
+
+
 @pytest.mark.parametrize("text", ["", "seed", "=3", "  =3"])
 def test_an_assignment_needs_a_key_and_a_value(text: str) -> None:
     with pytest.raises(ConfigError, match="expected KEY=VALUE"):

@@ -22,6 +22,7 @@ from fednotes.jobs.job import Job, load_sites
 from fednotes.jobs.job_file import parse_job
 from fednotes.jobs.results import RunResult, read_result
 from fednotes.jobs.simulate import simulate
+from fednotes.report.card import card
 from fednotes.report.html import write_report
 from fednotes.taggers.saving import load_model
 
@@ -99,6 +100,18 @@ def test_the_summary_has_the_documented_keys(done) -> None:
             assert value == pytest.approx(mean(each), abs=1e-15)
     # |N_i| is proportional to |S_i|: an epoch alone has about as many rounds as one of all sites.
     assert abs(spent["alone"]["rounds"] - 3 * federated["rounds"]) <= 3
+
+
+def test_that_the_pooled_model_is_trained_less_stands_beside_its_scores(done) -> None:
+    """The preset's five personal epochs; in the summary, on the page and in the pooled card."""
+    out, summary = done
+    told = "none of the 5 personal epochs that end alone and federated"
+    assert [*summary.marks] == ["pooled"]
+    model = out / "pooled" / "sites" / "pooled" / "model"
+    other = card(out / "federated" / "sites" / "reports" / "model")
+    for text in (summary.marks["pooled"], (out / "report.html").read_text(), card(model)):
+        assert told in text
+    assert told not in other
 
 
 def test_the_validation_scores_are_of_the_models_that_were_kept(done) -> None:

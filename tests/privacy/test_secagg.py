@@ -88,7 +88,11 @@ def exact_at(n: int, threshold: int, sets: list[tuple[str, ...]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "threshold"), [(3, 2), (3, 3), (4, 3), (4, 4), (5, 3), (5, 4), (6, 4), (7, 5)]
+    ("n", "threshold"),
+    [
+        *[(3, 2), (3, 3), (4, 3), (4, 4), (5, 3), (5, 4)],
+        *[pytest.param(*many, marks=pytest.mark.slow) for many in ((6, 4), (7, 5))],
+    ],
 )
 def test_exact_at_each_set_of_drop_outs(n: int, threshold: int) -> None:
     exact_at(n, threshold, list(drop_outs(names(n), threshold)))

@@ -35,6 +35,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         app, ["simulate", str(folder / "job.toml"), "--out", str(folder / "run")]
     )
     assert made.exit_code == 0, made.output
+    end = made.output.rindex("mean")  # the table is the last that is seen
+    assert 0 < made.output.rindex("\nnote: ") < made.output.rindex("\nreport: ") < end
     return folder / "run"
 
 

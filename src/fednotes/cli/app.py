@@ -38,7 +38,7 @@ from fednotes.cli.groups import (
     show_checked,
 )
 from fednotes.core.cleaning import one_line
-from fednotes.core.errors import DataError, FednotesError
+from fednotes.core.errors import ConfigError, DataError, FednotesError
 
 app = typer.Typer(
     name="fednotes",
@@ -137,13 +137,13 @@ def simulate(
             display=display,
             command=shlex.join(repeated),
         )
+    _tell(result.notes)
     if missing := nothing_judged(result):
         say(f"note: {missing}")
-    for table in result_tables(result):
-        console.print(table)
-    _tell(result.notes)
     write_cards(out)
     say(f"report: {write_report(out)}")
+    for table in result_tables(result):  # the last that is seen
+        console.print(table)
 
 
 @app.command()
@@ -177,6 +177,8 @@ def forecast(
         plan = ForecastPlan(several, seeds, float(Fraction(part)), least / 100)
     except (ValueError, ZeroDivisionError) as error:
         raise FednotesError(f"--fractions {fractions} --part {part}: expected as 1/4") from error
+    except ConfigError as error:  # by the name of the value, which is that of the option
+        raise ConfigError(f"--{error}") from error
     changed = tuple(settings or ())
     read = at_home(job, changed, site, site_file, total) if site else load_job(job, changed)
     check_device(device)

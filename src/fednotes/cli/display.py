@@ -182,8 +182,9 @@ def result_table(result: RunResult) -> Table:
     )
     table.add_column("site")
     for condition in conditions:
+        mark = " *" if condition in result.marks else ""
         for place, column in enumerate(columns):
-            table.add_column(f"{'' if place else condition}\n{column[2]}", justify="right")
+            table.add_column(f"{'' if place else condition + mark}\n{column[2]}", justify="right")
 
     def cells(scores: Mapping[str, Any]) -> list[str]:
         return [
@@ -198,7 +199,9 @@ def result_table(result: RunResult) -> Table:
             hidden += 1
         else:
             table.add_row(Text(site), *cells(scores))
-    table.caption = f"{hidden} more sites have no labelled test patient" if hidden else None
+    told = [f"* {escape(result.marks[c])}" for c in conditions if c in result.marks]
+    told += [f"{hidden} more sites have no labelled test patient"] if hidden else []
+    table.caption = "\n".join(told) or None
     table.add_section()
     table.add_row("mean", *cells(mean), style="bold")
     return table
@@ -336,8 +339,15 @@ def comparison_table(found: Comparison) -> Table:
     heads = ("site", found.condition, found.against, "difference", "95 % interval", "p")
     gaps = found.gaps if any(found.gaps.values()) else {}
     table = sheet(*heads, *(["gap closed"] if gaps else []), title=title)
+    told = []
     if found.kind == "macro F1":
-        table.caption = "a class counts where either model knows it, in reports where its own does"
+        told.append("a class counts where either model knows it, in reports where its own does")
+    if any((of.low > 0 or of.high < 0) != (of.p_value < 0.05) for of in found.tests.values()):
+        told.append(
+            "interval and p are two questions of skewed resamples, as of few notes: where the "
+            "two disagree, claim no difference"
+        )
+    table.caption = "\n".join(told) or None
     for site, test in found.tests.items():
         table.add_row(
             site,

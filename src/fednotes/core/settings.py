@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -67,14 +67,14 @@ if not TYPE_CHECKING:
                 cls.__post_init__ = _placed(own)
             cls.__get_pydantic_core_schema__ = classmethod(_schema)
             made = pydantic_dataclass(cls, config=_CONFIG, **options)
-            init = made.__init__
+            init, names = made.__init__, [field.name for field in fields(made) if field.init]
 
             @functools.wraps(init)
             def checking(self: Any, *given: Any, **named: Any) -> None:
                 try:
                     init(self, *given, **named)
                 except ValidationError as error:
-                    raise ConfigError(_told(error, "")) from None
+                    raise ConfigError(_told(error, "", names)) from None
 
             made.__init__ = checking
             return made
@@ -149,11 +149,14 @@ def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _told(error: ValidationError, where: str) -> str:
-    """The first thing that is wrong, with its place."""
+def _told(error: ValidationError, where: str, names: Sequence[str] = ()) -> str:
+    """The first thing that is wrong, with its place. names: of values given by position."""
     first = error.errors(include_url=False)[0]
     kind, value, limits = first["type"], first["input"], first.get("ctx", {})
-    *tables, key = [part for part in first["loc"] if isinstance(part, str)] or [""]
+    place = first["loc"]
+    if place and isinstance(place[0], int) and place[0] < len(names):
+        place = (names[place[0]], *place[1:])
+    *tables, key = [part for part in place if isinstance(part, str)] or [""]
     if kind in ("missing", "missing_argument"):
         return f"{_at(where, *tables)}the key {key!r} is missing"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):

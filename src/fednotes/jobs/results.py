@@ -48,8 +48,8 @@ class RunResult(BaseModel):
     data; empty where a site keeps them. mean: condition → plain means over sites; micro: of all
     test data together; valid: what the kept models were judged by, `mean` and `sites`. privacy:
     condition → what its training promises (`privacy/promise.py`). metrics: of sums, between real
-    sites. conditions: rounds, seconds and bytes of each. config: the job's
-    tables.
+    sites. conditions: rounds, seconds and bytes of each. marks: condition → why its scores are not
+    to be read beside the others' as they are. config: the job's tables.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -73,6 +73,7 @@ class RunResult(BaseModel):
     privacy: dict[str, dict[str, Any]] = {}
     metrics: dict[str, Any] = {}
     conditions: dict[str, dict[str, Any]] = {}
+    marks: dict[str, str] = {}
     config: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     notes: list[str] = []
@@ -161,6 +162,12 @@ def _flat(scores: Mapping[str, Any]) -> dict[str, float]:
     names = [(kind, name) for kind, of in SCORES.items() for name in of.get("measures", ())]
     found = {f"{kind}_{name}": number(scores, kind, name) for kind, name in names}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def some_of(names: Sequence[str], most: int = 6) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _cell(value: object) -> str:

@@ -43,12 +43,12 @@ from fednotes.jobs.results import (
     Scores,
     read_result,
     size,
+    some_of,
 )
 from fednotes.metrics.compare import mean_scores, summed_scores
 
 LONG = 3600.0  # seconds; a person is asked about more
 LARGE = 10e9  # bytes of a site, likewise
-_NAMED = 6  # diseases in a hint
 
 
 @dataclass(frozen=True)
@@ -372,6 +372,7 @@ def _result(
             if (promise := job.module.promise(part.config)) is not None
         },
         conditions=conditions,
+        marks=marks(parts),
         config=dict(job.table),
         versions=versions(),
         notes=[
@@ -511,6 +512,20 @@ def versions() -> dict[str, str]:
 # ---- what a run says beside its scores: why a number may be low, and what to try -----------------
 
 
+def marks(parts: Sequence[Part]) -> dict[str, str]:
+    """Of the conditions that were trained unlike the others: in what."""
+    epochs = _personal_epochs(parts)
+    longer = {name: n for name, n in epochs.items() if n > epochs.get("pooled", n)}
+    if not longer:
+        return {}
+    told = {"epochs": max(longer.values()), "others": " and ".join(longer)}
+    return {"pooled": HINTS["without_personal_epochs"].format(**told)}
+
+
+def _personal_epochs(parts: Sequence[Part]) -> dict[str, int]:
+    return {part.condition: getattr(part.config, "personal_epochs", 0) for part in parts}
+
+
 def pooled_below_alone(
     mean: Mapping[str, Any],
     conditions: Mapping[str, Mapping[str, float]],
@@ -527,7 +542,7 @@ def pooled_below_alone(
         return
     rounds = conditions["pooled"]["rounds"]
     each = conditions["alone"]["rounds"] / sites
-    epochs = {part.condition: getattr(part.config, "personal_epochs", 0) for part in parts}
+    epochs = _personal_epochs(parts)
     personal = epochs.get("alone", 0) - epochs.get("pooled", 0)
     heads = any(part.condition == "pooled" and len(part.sites) > 1 for part in parts)
     reasons = {
@@ -568,6 +583,5 @@ def _phenotype_hints(by_output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if not (present and absent):
             found["one_class"].append(disease)
     for hint, names in found.items():
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         if names:
-            yield hint, ", ".join(names[:_NAMED]) + more
+            yield hint, some_of(names)

@@ -85,6 +85,7 @@ def card(model: Path, run: Path | None = None) -> str:
         types=list(_types(own or whole)),
         interval=result.interval(site, condition),
         spent=spent,
+        mark=result.marks.get(condition, ""),
         secure=bool(mapping(result.config.get("federation")).get("secure_sum")),
         promised=mapping(mapping(result.model_dump().get("privacy")).get(condition)),
         settings=[(k, v) for k, v in _flat(result.config) if k.split(".")[0] not in _HIDDEN],

@@ -48,7 +48,7 @@ from fednotes.jobs.job import (
     TagsConfig,
     site_named,
 )
-from fednotes.jobs.results import HINTS
+from fednotes.jobs.results import HINTS, some_of
 
 Documents = tuple[Document, ...]
 Parts = dict[str, Documents]
@@ -530,7 +530,8 @@ def _invented(name: str, site: SiteConfig) -> SiteData:
 def never_right(
     scores: Mapping[str, Mapping[str, Any]], sites: Sequence[SiteData]
 ) -> Iterator[str]:
-    """Types of the test data that no mention was found of, where others were.
+    """For each site the types of its test data that no mention was found of, where others were;
+    what it has most of first.
 
     scores: condition → score of each site. sites: their data, with annotations.
     """
@@ -543,17 +544,24 @@ def never_right(
                 break
         else:
             continue
-        for label, of_type in score["by_type"].items():
-            if not of_type["support"] or of_type["strict"]["f1"] > 0:
+        judged = {label: of for label, of in score["by_type"].items() if of["support"]}
+        found, remedies = [], set[str]()
+        for label, of in sorted(judged.items(), key=lambda each: -each[1]["support"]):
+            if of["strict"]["f1"] > 0:
                 continue
             here, all_sites = trained[site][label], everywhere[label]
-            remedy = "more_mentions" if all_sites else "name_as_training_data"
+            never = "" if of["predicted"] else HINTS["never_predicted"]
+            told = {"label": label, "here": here, "everywhere": all_sites, "never": never}
+            found.append(HINTS["type_of_score_0"].format(**told))
+            remedies.add("more_mentions" if all_sites else "name_as_training_data")
             if 0 < here == all_sites and len(sites) > 1:
-                remedy = "another_name"
-            never = "" if of_type["predicted"] else HINTS["never_predicted"]
-            of = {"site": site, "condition": condition, "label": label, "here": here}
-            told = {"everywhere": all_sites, "never": never, "remedy": HINTS[remedy]}
-            yield HINTS["type_of_score_0"].format(**of, **told)
+                remedies.add("another_name")
+        if found:
+            counted = {"count": len(found), "all": len(judged), "types": some_of(found)}
+            told = {"remedies": "; ".join(text for key, text in HINTS.items() if key in remedies)}
+            yield HINTS["types_of_score_0"].format(
+                site=site, condition=condition, **counted, **told
+            )
 
 
 KIND = SiteKind(
