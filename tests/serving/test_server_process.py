@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import signal
 import socket
@@ -13,15 +14,18 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import pytest
 from every_kind import WORDS, make
 from places import Place, until
 
+from fednotes.serving import server
 from fednotes.taggers.saving import save_model
 
 pytest.importorskip("fastapi")
 httpx2 = pytest.importorskip("httpx2")
+uvicorn = pytest.importorskip("uvicorn")
 pytestmark = pytest.mark.network
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -122,6 +126,33 @@ def test_connections_that_say_nothing_stop_nobody(place: Place, model: Path) -> 
         for line in lines:
             line.close()
     assert served.end() == (130, "stopped\n")
+
+
+def test_an_answer_that_is_read_slowly_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline is for what is asked: 30 MB are taken a while after they were sent."""
+    monkeypatch.setattr(server, "HEAD", 0.1)
+    length = 30_000_000
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", str(length).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(length)})
+
+    async def asked() -> int:
+        protocol, options = server.prompt(), uvicorn.Config(large, log_config=None)
+        state, loop = uvicorn.server.ServerState(), asyncio.get_running_loop()
+        served = await loop.create_server(lambda: protocol(options, state, {}), "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection(*served.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await asyncio.sleep(0.5)
+        head = await reader.readuntil(b"\r\n\r\n")
+        found = await reader.read()
+        writer.close()
+        served.close()
+        assert b"200" in head
+        return len(found)
+
+    assert asyncio.run(asked()) == length
 
 
 def test_a_token_and_tls(place: Place, model: Path) -> None:

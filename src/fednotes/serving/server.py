@@ -572,7 +572,7 @@ def read_token(path: PathLike) -> str:
     return token
 
 
-def _prompt() -> Any:
+def prompt() -> Any:
     """uvicorn's protocol, with a deadline for a request's first lines. Where there are too many
     connections, the one goes that such lines have been missing on for longest."""
     import h11
@@ -589,7 +589,7 @@ def _prompt() -> Any:
             if len(self.connections) > most:
                 oldest = next(iter(silent))
                 oldest.came()
-                oldest.transport.abort()
+                oldest.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.came()
@@ -608,7 +608,7 @@ def _prompt() -> Any:
                 self.came()
 
         def waits(self) -> None:
-            silent[self] = self.loop.call_later(HEAD, self.transport.abort)
+            silent[self] = self.loop.call_later(HEAD, self.transport.close)
 
         def came(self) -> None:
             if (deadline := silent.pop(self, None)) is not None:
@@ -647,7 +647,7 @@ def run(
 
     logging.getLogger("asyncio").addHandler(logging.NullHandler())  # or lines without end
     options: dict[str, Any] = {"ws": "none", "timeout_graceful_shutdown": FAREWELL}
-    options |= {"backlog": 128, "http": _prompt()}
+    options |= {"backlog": 128, "http": prompt()}
     options |= {"access_log": False, "server_header": False, "proxy_headers": False}
     options |= {"log_config": None, "log_level": "critical"}  # its words of an error may hold text
     if certificate is not None:
