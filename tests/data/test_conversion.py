@@ -416,7 +416,8 @@ def test_label_studio_exports(file: File, tmp_path: Path) -> None:
         *[[("rash", "ADE")]] * 4, []]  # fmt: skip
     assert [d.id for d in found] == [f"export:{n}" for n in (1, 2, 3, 5, 6)]
     assert found[4].meta == {"n": 3}
-    with pytest.raises(LossyError) as caught:
+    told = "written as jsonl, this would be lost: annotations of others: 1; relations"
+    with pytest.raises(LossyError, match=told) as caught:
         convert(tmp_path / "export.json", tmp_path / "out", "jsonl")
     others = {"annotations of others": 1, "relations, and answers that are no mentions": 1}
     assert caught.value.lost == others
@@ -644,7 +645,7 @@ def test_docbin_is_what_spacy_reads(tmp_path: Path) -> None:
     assert [span.label_ for span in doc.spans["sc"]] == ["ADE", "Drug"]
     bare = Doc(Vocab(), ["Took", "aspirin", "."], [True, False, False], ents=["O", "B-Drug", "O"])
     DocBin(docs=[bare]).to_disk(tmp_path / "b.spacy")
-    (document,) = read(tmp_path / "b.spacy")
+    (document,) = read((tmp_path / "b.spacy").rename(tmp_path / "b"))  # known by its content
     assert (document.text, document.spans) == ("Took aspirin.", (Span(5, 12, "Drug"),))
 
 

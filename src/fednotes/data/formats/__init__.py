@@ -116,12 +116,12 @@ def corpora() -> dict[str, dict[str, Any]]:
 
 
 class LossyError(DataError):
-    """A format cannot hold all of the documents. lost: how much of what, by kind."""
+    """Not all would be left of documents in a format. lost: how much of what, by kind."""
 
     def __init__(self, format: str, lost: Counter[str]) -> None:
         named = "; ".join(f"{kind}: {number:,}" for kind, number in sorted(lost.items()))
         told = "nothing was written: choose another format, or agree to it with --allow-loss"
-        super().__init__(f"{format} cannot hold {named}; {told}")
+        super().__init__(f"written as {format}, this would be lost: {named}; {told}")
         self.lost = lost
 
 
