@@ -251,6 +251,13 @@ def export_hf(model: Saved, out: New) -> None:
     say(f'{out}: for pipeline("token-classification", aggregation_strategy="first")')
 
 
+@exports.command("spacy", hidden=True)
+def export_spacy(given: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """For who looks for it here: there is nothing to export."""
+    told = 'nlp.add_pipe("fednotes", config={"model": "MODEL"})'
+    raise FednotesError(f"spaCy reads a saved model as it is, without an export: {told}")
+
+
 @exports.command("onnx")
 def export_onnx(
     model: Saved,
