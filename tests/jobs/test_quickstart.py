@@ -36,5 +36,6 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "'federated': " in shown[2]
     assert len(shown[3].splitlines()) == 8  # three sites and their mean, alone and federated
     assert "not calibrated" in shown[4]
+    assert "Drug      lisinopril" in shown[4]  # what a reader sees first is right
     assert [line.split()[2] for line in shown[5].splitlines()] == ["21", "19", "36"]
     assert "'O': " in shown[6]
