@@ -46,8 +46,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]
         found = re.search(r"http://\S+", process.stdout.readline())
         assert found is not None
         yield found[0], kept
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143
     finally:
         process.kill()
         process.communicate()
