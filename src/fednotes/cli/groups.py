@@ -97,8 +97,7 @@ def corpus_stats(
         raise FednotesError("a path is given twice: each stands for one site")
     read = {n: examine(path, format or None) for n, path in zip(names, paths, strict=True)}
     for documents, problems in read.values():
-        if on_error is OnError.refuse or not documents:
-            problems.refuse()
+        problems.refuse(on_error.value, documents)
     stats = count({name: documents for name, (documents, _) in read.items()})
     left = {name: problems for name, (_, problems) in read.items() if problems.number}
     if json_output:

@@ -56,8 +56,7 @@ def documents_of(
             raise
         return tuple(Document(f.stem, _decoded(str(f), _bytes(f))) for f in files)
     documents, problems = examine(path, format)
-    if on_error == "refuse" or not documents:
-        problems.refuse()
+    problems.refuse(on_error, documents)
     # A text without an annotation file is a note too, though no gold without mentions.
     bare = (
         Document(f.relative_to(path).with_suffix("").as_posix(), _decoded(str(f), _bytes(f)))
@@ -225,8 +224,7 @@ def evaluate_path(
     """
     recogniser = load_model(model, device, backbone)
     documents, problems = examine(path, format)
-    if on_error == "refuse" or not documents:
-        problems.refuse()
+    problems.refuse(on_error, documents)
     found = evaluate_documents(recogniser, documents, str(path), label_map, types=types)
     return replace(found, skipped=str(problems))
 

@@ -61,8 +61,7 @@ def read(
     or where nothing is left of them, ConfigError for a format that does not exist.
     """
     documents, problems = examine(path, format)
-    if on_error == "refuse" or not documents:
-        problems.refuse()
+    problems.refuse(on_error, documents)
     return documents
 
 
@@ -296,8 +295,7 @@ def convert(
     if inside:
         raise FednotesError(f"{out} lies in {source}, which is read: name a place elsewhere")
     documents, problems = examine(source, format)
-    if on_error == "refuse" or not documents:
-        problems.refuse()
+    problems.refuse(on_error, documents)
     if not documents:
         raise DataError(f"{source}: there is no document in it: nothing was written")
     gone = write(documents, out, to, allow_loss, problems.unread)

@@ -391,9 +391,10 @@ class Problems:
             placed = error if error.problems else DataError.at(path, line, f"{item}{error}")
             self.add(placed, kind)
 
-    def refuse(self) -> None:
-        """Raises DataError of all problems, if there is one."""
-        if self.found:
+    def refuse(self, on_error: OnError = "refuse", kept: Sequence[Document] = ()) -> None:
+        """Raises DataError of all problems, if there is one; with "skip" only where no document is
+        kept."""
+        if self.found and (on_error == "refuse" or not kept):
             raise DataError.of(self.found, self.number)
 
     def __str__(self) -> str:

@@ -172,8 +172,7 @@ class _Corpora:
                 with site_named(name, ConfigError):
                     path = self.job.located(text, f"sites.{name}.{part}")
                     raw[part], problems = self._read_once(path, site.format)
-                if site.on_error == "refuse" or not raw[part]:
-                    problems.refuse()
+                problems.refuse(site.on_error, raw[part])
             except DataError as error:
                 wrong += error.problems or (Problem("", 0, "file", str(error)),)
                 continue
