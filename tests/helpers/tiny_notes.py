@@ -11,6 +11,13 @@ TEXTS = (
     ("She felt well.", ()),
 )
 DRUGS = TagSet(("Drug",))
+# A mention in pieces, a confidence, a character of two code units, a line end of Windows.
+NOTE = Document(
+    "n1",
+    "Upper 😀 belly pain.\r\nTook aspirin.",
+    (Span(0, 13, "ADE", ((0, 5), (8, 13))), Span(26, 33, "Drug", (), 0.75)),
+    patient="7",
+)
 
 
 def tiny_site(number: int, size: int = 4) -> SiteData:
