@@ -17,6 +17,7 @@ from tiny_jobs import TABLE
 from tiny_notes import tiny_site
 
 from fednotes.core.errors import ConfigError, RefusedError
+from fednotes.core.seeds import seed_of
 from fednotes.core.types import SiteData
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.deployed.site_file import parsed
@@ -110,6 +111,34 @@ def test_a_unit_moves_all_layers_together_by_the_clip_at_most(
         length = float(np.linalg.norm(vector))
         assert length <= clip
         assert clip > 1 or length == pytest.approx(clip, rel=1e-3)
+
+
+def test_a_unit_adds_the_same_bits_in_every_company(without_noise: Any) -> None:
+    """Whole numbers, dropout included: who else is drawn moves no bit of it, also where parameters
+    are so large that rounding decides."""
+    for factor in (1.0, 5.0):
+
+        def sums(units: Sequence[int], factor: float = factor) -> dict[str, torch.Tensor]:
+            without_noise(units)
+            site = made()
+            return dict(site.noisy_gradients(theta(site, factor), round=0).tensors)
+
+        whole, single = sums([0, 1, 2]), [sums([unit]) for unit in range(3)]
+        for name, value in whole.items():
+            assert torch.equal(value, sum((own[name] for own in single), torch.zeros_like(value)))
+        assert any(value.any() for value in whole.values())
+
+
+def test_dropout_of_a_unit_is_drawn_as_torch_seeds_it(without_noise: Any) -> None:
+    """One seed a unit and step, of all generators of torch alike."""
+    without_noise([1])
+    site = made()
+    answer = site.noisy_gradients(theta(site), round=0).tensors
+    other = made()
+    other.site.model.train(True)
+    torch.manual_seed(seed_of(5, "dropout", other.id, 0, 1))
+    alone = other.clipped(other.units[1])
+    assert all(torch.equal(answer[name], alone[name]) for name in answer if name in alone)
 
 
 def test_a_clipped_gradient_is_that_of_the_units_own_loss() -> None:

@@ -202,8 +202,12 @@ class PrivateSite(MethodSite):
         stream = Stream(self._key())
         total = {n: torch.zeros(p.shape, dtype=torch.int64) for n, p in self._parameters.items()}
         self.site.model.train(True)
+        # Torch would look for every accelerator each time, longer than a gradient may take.
+        on_cpu = all(p.device.type == "cpu" for p in self._parameters.values())
+        sow = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
         for unit in np.flatnonzero(chosen(stream, len(self.units), self.promise.privacy.rate)):
-            torch.manual_seed(seed_of(self._config.seed, "dropout", self.id, self.steps, int(unit)))
+            seed = seed_of(self._config.seed, "dropout", self.id, self.steps, int(unit))
+            sow(seed)
             for name, part in self.clipped(self.units[unit]).items():
                 total[name] += part
         for value in total.values():
@@ -220,15 +224,18 @@ class PrivateSite(MethodSite):
         return {**self._shared, **self._own}
 
     def clipped(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """A unit's gradient, at most C long, in whole numbers. indices: of its sentences."""
-        found = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
+        """A unit's gradient, at most C long, in whole numbers. indices: of its sentences.
+
+        No other unit is in a pass with it: by rounding they would move what it gives.
+        """
+        found, parameters = dict[str, Tensor](), self._parameters
         for at in range(0, len(indices), TOGETHER):
             part = indices[at : at + TOGETHER]
             loss = self.of.loss(self.site, part) * (len(part) / len(indices))
-            own = torch.autograd.grad(loss, [*self._parameters.values()], allow_unused=True)
-            for value, gradient in zip(found.values(), own, strict=True):
+            own = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
+            for name, gradient in zip(parameters, own, strict=True):
                 if gradient is not None:
-                    value += gradient
+                    found[name] = found[name] + gradient if name in found else gradient
         return cut(found, self.promise.privacy.clip, self._grids)
 
     def _key(self) -> bytes:
