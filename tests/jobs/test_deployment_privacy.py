@@ -163,6 +163,9 @@ def test_a_private_run_with_faults_has_the_same_bits_and_costs_no_more(
         assert 7.5 < summary["metrics"]["epsilon"] <= 8
         for name in hospitals.names:
             kit = hospitals.setups[name].kit
+            host: Any = hospitals.network.members[name]
+            noisy = host._site.site
+            assert noisy._question() == host.question != b""  # or a lie about drop-outs would tell
             (spent,) = json.loads((kit / RULES / "privacy.json").read_text()).values()
             assert (len(spent["answers"]), spent["epsilon"]) == (
                 rounds,

@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from private_sites import MODEL, SECRET, config_of, made, patients, theta
 from scipy import stats
 from tiny_jobs import TABLE
-from tiny_notes import tiny_site
 
 from fednotes.core.errors import ConfigError, RefusedError
-from fednotes.core.seeds import seed_of
-from fednotes.core.types import SiteData
 from fednotes.engines.inprocess import InProcess
 from fednotes.jobs.deployed.site_file import parsed
 from fednotes.jobs.job_file import parse_job
@@ -26,41 +24,10 @@ from fednotes.jobs.simulate import simulate
 from fednotes.methods import names, private
 from fednotes.methods.fedner import METHOD as FEDNER
 from fednotes.methods.finetune import METHOD as FINETUNE
-from fednotes.methods.private import NOISY, PrivateSite, privately
+from fednotes.methods.private import NOISY, privately
 from fednotes.privacy import noise as noise_room
-from fednotes.privacy.noise import SCALE
+from fednotes.privacy.noise import SCALE, Stream
 from fednotes.privacy.promise import Privacy, epsilon_of
-
-MODEL = {
-    "hashed_words": 8, "word_dim": 3, "char_dim": 3, "char_filters": 3, "cnn_filters": 4,
-    "lstm_units": 3,
-}  # fmt: skip
-SECRET = bytes(range(32))
-
-
-def patients(number: int = 0, size: int = 6, owners: str = "aabbcc") -> SiteData:
-    """A site whose notes belong to patients, by a letter each."""
-    site = tiny_site(number, size)
-    owned = tuple(replace(d, patient=p) for d, p in zip(site.train, owners, strict=True))
-    return replace(site, train=owned)
-
-
-def config_of(site: SiteData, **settings: Any) -> Any:
-    privacy = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | settings.pop("privacy", {})
-    given = {"epochs": 3, "batch_size": 4, "select": "last", **settings}
-    model = FEDNER.model_config(MODEL)
-    made = FEDNER.Config(model=model, privacy=Privacy(**privacy), seed=5, **given)
-    return replace(FEDNER.for_sites(made, [site]), sites=3)
-
-
-def made(site: SiteData | None = None, secret: bytes = SECRET, **settings: Any) -> PrivateSite:
-    site = site or patients()
-    own: PrivateSite = privately(FEDNER).Site(site, config_of(site, **settings), secret=secret)
-    return own
-
-
-def theta(site: PrivateSite, factor: float = 1.0) -> dict[str, torch.Tensor]:
-    return {name: value.detach() * factor for name, value in site.site.shared.items()}
 
 
 def values(tensors: dict[str, torch.Tensor], grids: dict[str, float]) -> np.ndarray:
@@ -130,13 +97,13 @@ def test_a_unit_adds_the_same_bits_in_every_company(without_noise: Any) -> None:
 
 
 def test_dropout_of_a_unit_is_drawn_as_torch_seeds_it(without_noise: Any) -> None:
-    """One seed a unit and step, of all generators of torch alike."""
+    """A secret word a unit, of all generators of torch alike."""
     without_noise([1])
     site = made()
     answer = site.noisy_gradients(theta(site), round=0).tensors
     other = made()
     other.site.model.train(True)
-    torch.manual_seed(seed_of(5, "dropout", other.id, 0, 1))
+    torch.manual_seed(int(Stream(other._key()).words(3)[1] >> np.uint64(1)))
     alone = other.clipped(other.units[1])
     assert all(torch.equal(answer[name], alone[name]) for name in answer if name in alone)
 
@@ -211,6 +178,7 @@ def test_the_same_question_has_the_same_answer_and_no_other_has_its_noise() -> N
         "another step": site.noisy_gradients(theta(site), round=0),
         "another secret": (s := made(secret=bytes(32))).noisy_gradients(theta(s), round=0),
         "another text": (s := made(changed)).noisy_gradients(theta(s), round=0),
+        "another setting": (s := made(learning_rate=0.5)).noisy_gradients(theta(site), round=0),
         "another promise": (s := made(privacy={"clip": 0.26})).noisy_gradients(theta(s), round=0),
     }
     for what, answer in answers.items():
@@ -394,6 +362,7 @@ def audited(
     site.of = replace(FEDNER.private, loss=lambda own, at: 10 * own.shared["w"][at].sum())
     site.site, site._own, site.steps = Canaries(count), {}, 0
     site._shared, site._secret, site._data = site.site.shared, SECRET, b""
+    site._question = bytes
     site._config, site.units = config_of(patients()), [np.array([n]) for n in range(count)]
     site._grids = {"w": site.promise.grids[0]}
     rng, scores, was_in = np.random.default_rng(1), [], []

@@ -114,6 +114,11 @@ class SiteHost:
             if self._pace and self._sealer and self._worked:  # refused after it was done, too
                 self._pace.wait(request.task, begun, self._sealer.pace(request))
 
+    @property
+    def question(self) -> bytes:
+        """What a secure sum knows the task by that runs now; b"" without one."""
+        return self._asked.question
+
     def close(self) -> None:
         """The job is over; what it kept stays until a person deletes it."""
 

@@ -111,7 +111,8 @@ def _host(setup: Setup) -> SiteHost:
     def member(config: Any) -> Any:
         given: dict[str, Any] = {"cache": file.cache or default_cache(), "device": file.device}
         if job.privacy is not None:
-            given["secret"] = kept_secret(setup.state / SECRET)
+            secret = kept_secret(setup.state / SECRET)
+            given |= {"secret": secret, "question": lambda: host.question}
         return job.module.Site(data, config, directory=results, **given)
 
     def make() -> Any:  # anew, on notes that are read once
@@ -123,7 +124,7 @@ def _host(setup: Setup) -> SiteHost:
     if secure:
         own = setup.identity
         sealer = SecureSeal(site, setup.sites, job=key, threshold=least, identity=own, kept=kept)
-    return SiteHost(
+    host = SiteHost(
         make,
         setup.state / "site",
         job=key,
@@ -136,6 +137,7 @@ def _host(setup: Setup) -> SiteHost:
         tell=lambda line: logger.info("%s", line),
         outward=outward,
     )
+    return host
 
 
 def kept_secret(path: Path) -> bytes:

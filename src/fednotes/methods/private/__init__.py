@@ -30,7 +30,6 @@ from torch import Tensor
 
 from fednotes.core.errors import ConfigError, RefusedError
 from fednotes.core.federation import Federation, Method, MethodSite, State
-from fednotes.core.seeds import seed_of
 from fednotes.core.tensors import below, fingerprint, load_into, nbytes, prefixed
 from fednotes.core.types import SiteData
 from fednotes.core.update import Tensors, Total, Update
@@ -159,9 +158,12 @@ class PrivateSite(MethodSite):
     secret: 32 bytes that are this site's alone, for who knows them can take its noise off; new
     ones if none are given. Other options are those of the method's own site.
 
-    Which units are in a round and what noise they get follow from the secret and all that the
-    round's answer depends on. So what is done again after a fault has the same answer, and the
-    same noise is never added to another.
+    Which units are in a round, and their dropout, follow from the secret and all that the round's
+    answer depends on; their noise from these and from the very sum that it is added to. So what is
+    done again after a fault has the same answer, and no two sums have the same noise, whatever
+    makes them differ.
+
+    question: what the secure sum knows the present request by; one sum of it is opened at most.
 
     Raises ConfigError where training data do not say which unit they are of.
     """
@@ -171,12 +173,18 @@ class PrivateSite(MethodSite):
     made: ClassVar[type[Any]]
 
     def __init__(
-        self, data: SiteData, config: Any, *, secret: bytes | None = None, **options: Any
+        self,
+        data: SiteData,
+        config: Any,
+        *,
+        secret: bytes | None = None,
+        question: Callable[[], bytes] = bytes,
+        **options: Any,
     ) -> None:
         self.promise = self.of.promise(config)
         self.site = self.made(data, config, **options)
         self.num_examples, self.scores = self.site.num_examples, self.site.scores
-        self._secret = secret or secrets.token_bytes(32)
+        self._secret, self._question = secret or secrets.token_bytes(32), question
         self.units = units_of(data.id, self.site.train_set, self.promise.privacy.unit)
         if self.promise.privacy.delta * len(self.units) >= 1:
             raise ConfigError(
@@ -199,17 +207,21 @@ class PrivateSite(MethodSite):
                 "all of them are done"
             )
         load_into(self._shared, tensors)
-        stream = Stream(self._key())
+        key = self._key()
+        stream = Stream(key)
         total = {n: torch.zeros(p.shape, dtype=torch.int64) for n, p in self._parameters.items()}
         self.site.model.train(True)
+        # By chance that nobody knows: dropout by a public seed would be another for every unit
+        # behind one that is left out, and all of these would move the sum.
+        dropout = stream.words(len(self.units)) >> np.uint64(1)
         # Torch would look for every accelerator each time, longer than a gradient may take.
         on_cpu = all(p.device.type == "cpu" for p in self._parameters.values())
         sow = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
         for unit in np.flatnonzero(chosen(stream, len(self.units), self.promise.privacy.rate)):
-            seed = seed_of(self._config.seed, "dropout", self.id, self.steps, int(unit))
-            sow(seed)
+            sow(int(dropout[unit]))
             for name, part in self.clipped(self.units[unit]).items():
                 total[name] += part
+        stream = Stream(receipt(key, "noise", fingerprint(total)))
         for value in total.values():
             noise = torch.from_numpy(discrete_gaussian(stream, value.numel()))
             value += noise.reshape(value.shape)
@@ -240,9 +252,10 @@ class PrivateSite(MethodSite):
 
     def _key(self) -> bytes:
         """Of the randomness of the next answer."""
-        question = fingerprint({n: p.detach() for n, p in self._parameters.items()})
+        sent = fingerprint({n: p.detach() for n, p in self._parameters.items()})
+        about = (repr(self.promise), repr(self._config), self.steps, self._question(), sent)
         where = (platform.node(), torch.__version__, torch.get_num_threads())
-        return receipt(self._secret, repr(self.promise), self.steps, question, self._data, *where)
+        return receipt(self._secret, *about, self._data, *where)
 
     def finish(self, tensors: Tensors) -> Update:
         """Test the last round's model, and save it; what comes of it stays here."""

@@ -1,0 +1,50 @@
+"""Sites of FedNER that promise differential privacy, of a few notes of patients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tiny_notes import tiny_site
+
+from fednotes.core.types import SiteData
+from fednotes.methods.fedner import METHOD as FEDNER
+from fednotes.methods.private import PrivateSite, privately
+from fednotes.privacy.promise import Privacy
+
+MODEL = {
+    "hashed_words": 8, "word_dim": 3, "char_dim": 3, "char_filters": 3, "cnn_filters": 4,
+    "lstm_units": 3,
+}  # fmt: skip
+SECRET = bytes(range(32))
+
+
+def patients(number: int = 0, size: int = 6, owners: str = "aabbcc") -> SiteData:
+    """A site whose notes belong to patients, by a letter each."""
+    site = tiny_site(number, size)
+    owned = tuple(replace(d, patient=p) for d, p in zip(site.train, owners, strict=True))
+    return replace(site, train=owned)
+
+
+def config_of(site: SiteData, **settings: Any) -> Any:
+    privacy = {"noise": 1.5, "rate": 0.5, "clip": 0.25} | settings.pop("privacy", {})
+    given = {"epochs": 3, "batch_size": 4, "select": "last", **settings}
+    given.setdefault("model", FEDNER.model_config(MODEL))
+    made = FEDNER.Config(privacy=Privacy(**privacy), seed=given.pop("seed", 5), **given)
+    return replace(FEDNER.for_sites(made, [site]), sites=3)
+
+
+def made(
+    site: SiteData | None = None, secret: bytes = SECRET, question: Any = bytes, **settings: Any
+) -> PrivateSite:
+    """One of them."""
+    site = site or patients()
+    kind: Any = privately(FEDNER).Site
+    own: PrivateSite = kind(site, config_of(site, **settings), secret=secret, question=question)
+    return own
+
+
+def theta(site: PrivateSite, factor: float = 1.0) -> dict[str, torch.Tensor]:
+    """What a server may send."""
+    return {name: value.detach() * factor for name, value in site.site.shared.items()}

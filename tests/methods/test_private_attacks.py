@@ -1,0 +1,108 @@
+"""Who lies to a site that promises differential privacy, or is clumsy, learns no more than that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fault_net import Net, seal_of
+from fault_toy import JOB, SITES
+from private_sites import made, patients, theta
+
+from fednotes.core.update import Total
+from fednotes.engines.requests import Patience
+from fednotes.engines.secure import SecureSum
+from fednotes.methods import private
+from fednotes.methods.private import NOISY, PrivateSite
+from fednotes.privacy.noise import SCALE
+
+SPREAD = 1.2  # of a difference of two noises, in units of s: √2 but for chance
+
+
+def apart(one: Any, other: Any) -> float:
+    """The spread of the difference of two answers, in units of a site's noise."""
+    found = [(one[n] - other[n]).double().numpy().ravel() / SCALE for n in one]
+    return float(np.concatenate(found).std())
+
+
+def test_sums_that_differ_by_one_have_other_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graphics card, a new version of a library or another file of word vectors computes another
+    gradient of the same parameters: with the same noise the difference would be free of it."""
+    first, again = made(), made()
+    exact = PrivateSite.clipped
+
+    def inexact(site: PrivateSite, indices: np.ndarray) -> dict[str, torch.Tensor]:
+        found = exact(site, indices)
+        name = next(iter(found))
+        return {**found, name: found[name] + (found[name] != 0).long()}
+
+    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    told = first.noisy_gradients(theta(first), round=0).tensors
+    monkeypatch.setattr(PrivateSite, "clipped", inexact)
+    assert apart(told, again.noisy_gradients(theta(again), round=0).tensors) > SPREAD
+
+
+def test_dropout_is_of_no_seed_that_others_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a public seed and a unit's place, a unit that is left out would change the dropout of all
+    behind it, and the sum could move by any number of clips: it has to be by chance."""
+    monkeypatch.setattr(private, "chosen", lambda stream, count, rate: np.ones(count, bool))
+    zeros = lambda stream, count: np.zeros(count, np.int64)  # noqa: E731
+    monkeypatch.setattr(private, "discrete_gaussian", zeros)
+    dropping = replace(made().site.config.model, dropout=0.5)
+
+    def answer(secret: bytes) -> dict[str, torch.Tensor]:
+        site = made(secret=secret, model=dropping)
+        return dict(site.noisy_gradients(theta(site), round=0).tensors)
+
+    one, same, other = (answer(bytes([n]) * 32) for n in (1, 1, 2))
+    assert all(torch.equal(one[n], same[n]) for n in one)
+    assert not all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_a_site_that_is_called_dropped_is_in_no_difference_of_sums(tmp_path: Path) -> None:
+    """Two of three sites may be summed. The server has a sum of all, sends all back, and asks the
+    same of two in another round: with the same answers the difference would be the third's, hidden
+    by its share of the noise alone."""
+    answers: dict[str, list[Any]] = {site: [] for site in SITES}
+
+    def make(name: str) -> PrivateSite:
+        data = replace(patients(SITES.index(name)), id=name)
+        config: Any = {"min_sites": 2, "privacy": {"colluding": 0}}
+        site = made(data, question=lambda: net.hosts[name].question, **config)
+        told = site.noisy_gradients
+
+        def noted(tensors: Any, *, round: int) -> Any:
+            answers[name].append(told(tensors, round=round))
+            return answers[name][-1]
+
+        site.noisy_gradients = noted  # type: ignore[method-assign]
+        return site
+
+    net = Net({name: lambda name=name: make(name) for name in SITES}, tmp_path)
+    net.seal = lambda site: seal_of(tmp_path, site, 2)
+    patience = Patience(min_sites=2, timeout=10, knock=1, grace=0, pause=1, knock_every=0)
+    summing = SecureSum(SITES, job=JOB, threshold=2)
+    server = net.engine(SITES, patience, summing=summing)
+    sent = theta(made(patients()))
+    turns = server.rounds(0, 2)
+    next(turns)
+    before = dict(server._members.counted)
+    whole = server.sum(NOISY, sent, round=0)
+    server._members.counted.update(before)
+    net.down = {"a"}
+    next(turns)
+    less = server.sum(NOISY, sent, round=1)
+    assert (whole.included, less.included) == (SITES, ("b", "c"))
+    for site in ("b", "c"):
+        first, again = (update.tensors for update in answers[site])
+        assert apart(first, again) > SPREAD, site
+    assert _are_sums(whole, [answers[site][0] for site in SITES])
+
+
+def _are_sums(total: Total, updates: list[Any]) -> bool:
+    exact = {n: sum(update.tensors[n] for update in updates) for n in updates[0].tensors}
+    return all(torch.equal(total.tensors[n].long(), exact[n]) for n in exact)
