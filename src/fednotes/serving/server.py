@@ -98,20 +98,20 @@ class Refused(Exception):
 
     def __init__(self, status: int, detail: str, **headers: str) -> None:
         super().__init__(detail)
-        self.status, self.detail, self.headers = status, detail, headers
+        self.status_code, self.detail, self.headers = status, detail, headers
 
     async def answer(self, scope: Message, receive: Receive, send: Send) -> None:
         from starlette.responses import JSONResponse
 
         kind, told = "application/json", dict[str, Any](detail=self.detail)
         if scope["path"] == "/fhir":
-            issue = {"severity": "error", "code": _ISSUES.get(self.status, "processing")}
+            issue = {"severity": "error", "code": _ISSUES.get(self.status_code, "processing")}
             told = {
                 "resourceType": "OperationOutcome",
                 "issue": [issue | {"diagnostics": self.detail}],
             }
             kind = _FHIR
-        await JSONResponse(told, self.status, self.headers, kind)(scope, receive, send)
+        await JSONResponse(told, self.status_code, self.headers, kind)(scope, receive, send)
 
 
 # ---- what is asked and answered --------------------------------------------------------------

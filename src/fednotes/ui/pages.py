@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import secrets
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -25,6 +25,7 @@ from markupsafe import Markup, escape
 
 from fednotes.core.cleaning import clean
 from fednotes.core.errors import ConfigError, FednotesError, MissingExtra
+from fednotes.core.parsing import shipped
 from fednotes.core.types import Document, Span
 from fednotes.data.formats import LossyError
 from fednotes.data.formats.files import OnError
@@ -40,14 +41,12 @@ from fednotes.serving.models import MentionModel, load
 from fednotes.serving.server import Refused, read_body, run
 from fednotes.taggers.saving import is_model
 from fednotes.ui.review import (
-    EXPORTS,
-    ORDERS,
     Filter,
     Item,
     Later,
     Review,
     compared,
-    kinds_of,
+    filter_of,
     of_run,
     require_writable,
 )
@@ -60,32 +59,12 @@ HOST = "127.0.0.1"
 MOST_FORM = 2**20  # bytes of what a page sends
 _SLOWEST = 15.0  # seconds in which it must come
 MOST_TEXT = 100_000  # characters of a text to try
-_PAGE = 50  # errors of a list
+_ROWS = 50  # errors of a list
 _LINES = 100  # of a ledger, the newest
 _PATIENCE = 2.0  # seconds, until a page says that something is written still
 _AGAIN = 5  # seconds, until a run that goes on is looked at again
 _AROUND = 6_000  # characters of a longer note before and after a mention
-_NEAR, _SHOWN = 40, 200  # beside a mention in a list, and of it
-_POLICY = (
-    "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
-    "object-src 'none'"
-)
-_HEADERS = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",
-    "cache-control": "no-store",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
-NAMES = {
-    "correct": "Right",
-    "boundary": "Boundary",
-    "type": "Type",
-    "both": "Boundary and type",
-    "missed": "Missed",
-    "spurious": "Spurious",
-}
+_PAGE = shipped("ui/page.toml")  # its words, and the headers of its answers
 Form = Mapping[str, str]
 T = TypeVar("T")
 Predict = Callable[[Sequence[Document]], Sequence[Document]]
@@ -133,23 +112,10 @@ def application(desk: Desk) -> Callable[..., Any]:
 
     def route(path: str, handler: Callable[[Request, Form], Response], *methods: str) -> Route:
         async def answer(request: Request) -> Response:
-            try:
-                form = await _form(request) if request.method == "POST" else {}
-                return await run_in_threadpool(handler, request, form)
-            except _Soon as soon:
-                if request.method == "POST":
-                    return pages.refused("the notes are still being read: nothing was done", 400)
-                return pages.page("wait.html", poll=2, what=str(soon))
-            except Refused as no:
-                return pages.refused(no.detail, no.status)
-            except FednotesError as error:
-                return pages.refused(str(error), 400)
+            form = await _form(request) if request.method == "POST" else {}
+            return await run_in_threadpool(handler, request, form)
 
         return Route(path, answer, methods=methods or ("GET",))
-
-    async def failed(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return pages.refused(error.detail, error.status_code)
 
     folders: Any = [("fednotes.ui", "static"), ("fednotes.report", "templates")]
     routes = [
@@ -166,7 +132,8 @@ def application(desk: Desk) -> Callable[..., Any]:
         route("/try", pages.trial, "GET", "POST"),
     ]
     folder = [Mount(desk.root, routes=routes)]
-    app = Starlette(routes=folder, exception_handlers={HTTPException: failed})
+    refused = dict.fromkeys((HTTPException, Refused, FednotesError, _Soon), pages.refused)
+    app = Starlette(routes=folder, exception_handlers=refused)
     return BaseHTTPMiddleware(app, dispatch=pages.guarded)
 
 
@@ -191,21 +158,23 @@ class Pages:
         self._written: dict[tuple[str, bool], tuple[Any, Later[tuple[str, bytes]]]] = {}
         self._tests: dict[tuple[str, str], Later[Comparison]] = {}
         self._templates = environment("fednotes.ui")
-        self._templates.globals |= {"NAMES": NAMES, "KINDS": KINDS, "ORDERS": ORDERS}
-        self._templates.globals |= {"EXPORTS": EXPORTS, "address": self.address}
-        self._templates.globals |= {"desk": desk, "root": desk.root}
         self._templates.filters["note"] = shown
 
     def page(self, name: str, code: int = 200, **values: Any) -> Response:
         """A template, filled."""
         from starlette.responses import HTMLResponse
 
-        given = {"here": "", "poll": 0, **values}
+        given = {"desk": self.desk, "root": self.desk.root, "address": self.address}
+        given |= {"KINDS": KINDS, "said": _PAGE, "here": "", "poll": 0, **values}
         return HTMLResponse(self._templates.get_template(name).render(given), code)
 
-    def refused(self, why: str, status: int) -> Response:
-        """Why something was not done."""
-        return self.page("message.html", status, why=why or "something went wrong", status=status)
+    def refused(self, request: Request, error: Exception) -> Response:
+        """Why something was not done, or is not done yet."""
+        if isinstance(error, _Soon) and request.method != "POST":
+            return self.page("wait.html", poll=2, what=str(error))
+        status = getattr(error, "status_code", 400)
+        why = getattr(error, "detail", str(error))
+        return self.page("message.html", status, why=why, status=status)
 
     def address(self, path: str, by: Filter | None = None, **more: Any) -> str:
         """An address with a filter; what is as it is without one is left out."""
@@ -238,23 +207,25 @@ class Pages:
             answer = PlainTextResponse("open the whole address that the terminal shows", 403)
         else:
             answer = await go_on(request)
-        answer.headers.update(_HEADERS)
+        answer.headers.update(_PAGE["headers"])
         return answer
+
+    def to(self, path: str, by: Filter | None = None, anchor: str = "") -> Response:
+        """Another page in place of this one."""
+        from starlette.responses import RedirectResponse
+
+        return RedirectResponse(self.address(path, by) + anchor, 303)
 
     def start(self, request: Request, form: Form) -> Response:
         """The first part that there is."""
-        from starlette.responses import RedirectResponse
-
-        return RedirectResponse(self.address(self.desk.sections[0][0]), 303)
+        return self.to(self.desk.sections[0][0])
 
     # ---- runs
 
     def runs(self, request: Request, form: Form) -> Response:
         """What each run came to; the run itself, where there is one."""
-        from starlette.responses import RedirectResponse
-
         if len(self._runs) == 1:
-            return RedirectResponse(self.address("/runs/0"), 303)
+            return self.to("/runs/0")
         rows = [(name, so_far(folder), (folder / SUMMARY).is_file()) for name, folder in self._runs]
         return self.page("runs.html", here="/runs", rows=rows)
 
@@ -296,91 +267,57 @@ class Pages:
         for name, kit in self.desk.kits.items():
             path = ledger_of(kit).path
             lines = [*show(path)]
-            sums: dict[tuple[str, str], list[int]] = {}
+            parts: dict[tuple[str, str], list[Any]] = {}
             for line in lines:
-                own = sums.setdefault((line["run"], line["task"]), [0, 0, 0])
-                own[:] = [own[0] + 1, own[1] + line["bytes"], own[2] + bool(line["masked"])]
-            rows = [(*key, n, size(of), masked) for key, (n, of, masked) in sums.items()]
-            found.append((name, verify(path), rows, lines[: -_LINES - 1 : -1]))
-        return self.page("ledger.html", here="/ledger", found=found)
+                parts.setdefault((line["run"], line["task"]), []).append(line)
+            found.append((name, verify(path), parts, lines[: -_LINES - 1 : -1]))
+        return self.page("ledger.html", here="/ledger", found=found, size=size)
 
     # ---- errors
 
     def errors(self, request: Request, form: Form) -> Response:
         """Counts by type and kind, and a list of the errors that a filter takes."""
-        review, by = self._review(), _filter(request.query_params)
+        review, by = self._review(), filter_of(request.query_params)
         chosen = review.select(by)
-        pages = max(1, ceil(len(chosen) / _PAGE))
+        pages = max(1, ceil(len(chosen) / _ROWS))
         number = min(pages, _whole(request.query_params.get("page", "1")))
-        rows = []
-        for item in chosen[(number - 1) * _PAGE : number * _PAGE]:
-            text, start, end = review.document(item).text, item.span.start, item.span.end
-            before, after = text[max(0, start - _NEAR) : start], text[end : end + _NEAR]
-            rows.append((item, before, text[start:end][:_SHOWN], after))
-        counts = review.counts()
-        return self.page(
-            "errors.html",
-            here="/errors",
-            review=review,
-            by=by,
-            rows=rows,
-            total=len(chosen),
-            number=number,
-            pages=pages,
-            counts=counts,
-            sums=kinds_of(counts),
-        )
+        first = (number - 1) * _ROWS
+        rows, counts = chosen[first : first + _ROWS], review.counts()
+        given: Any = {"review": review, "by": by, "counts": counts, "total": len(chosen)}
+        given |= {"rows": rows, "first": first, "number": number, "pages": pages}
+        return self.page("errors.html", here="/errors", **given)
 
     def item(self, request: Request, form: Form) -> Response:
         """One mention in its note, and what can be decided of it."""
-        review, by = self._review(), _filter(request.query_params)
-        item = _numbered(review.items, request, "mention")
-        chosen, (before, after) = review.shows(item, by), review.around(item, by)
+        review, by, item = self._item(request)
         source, gold = review.sources[item.source], review.document(item)
-        said = source.predicted[item.document]
-        first = max(0, item.span.start - _AROUND)
-        last = min(len(gold.text), item.span.end + _AROUND)
-        whole = len(gold.text) <= 3 * _AROUND
-        window = (0, len(gold.text)) if whole else (first, last)
-        return self.page(
-            "item.html",
-            here="/errors",
-            review=review,
-            by=by,
-            item=item,
-            source=source,
-            document=gold,
-            decision=review.decision(item),
-            alternatives=review.alternatives(item),
-            place=len(before) + 1,
-            chosen=chosen,
-            total=len(before) + chosen + len(after),
-            previous=before[-1] if before else None,
-            following=after[0] if after else None,
-            window=None if whole else window,
-            note=marked(gold.text, gold.spans, said.spans, window, item),
-        )
+        low, high = 0, len(gold.text)
+        if high > 3 * _AROUND:
+            low = max(low, item.span.start - _AROUND)
+            high = min(high, item.span.end + _AROUND)
+        note = stretches(gold.spans, source.predicted[item.document].spans, low, high)
+        before, after = review.around(item, by)
+        given: Any = {"review": review, "by": by, "item": item, "source": source, "document": gold}
+        given |= {"before": before, "after": after, "note": note, "low": low, "high": high}
+        return self.page("item.html", here="/errors", **given)
 
     def decide(self, request: Request, form: Form) -> Response:
         """Write down a decision and go on to the next mention."""
-        from starlette.responses import RedirectResponse
-
-        review, by = self._review(), _filter(request.query_params)
-        item = _numbered(review.items, request, "mention")
+        review, by, item = self._item(request)
         after = review.around(item, by)[1]
         action = form.get("action", "")
         review.decide(item, action, form.get("label", "").strip())
         to = item if action == "undo" or not after else after[0]
-        return RedirectResponse(self.address(f"/errors/{to.number}", by) + "#here", 303)
+        return self.to(f"/errors/{to.number}", by, "#here")
 
     def export(self, request: Request, form: Form) -> Response:
         """The corrected notes, to be saved."""
         from starlette.responses import Response
 
         review = self._review()
-        format = request.path_params["format"]
-        if format not in EXPORTS:
-            raise ConfigError(f"{format}: written are {', '.join(EXPORTS)}")
+        format, exports = request.path_params["format"], _PAGE["exports"]
+        if format not in exports:
+            raise ConfigError(f"{format}: written are {', '.join(exports)}")
         key, decided = (format, bool(request.query_params.get("anyway"))), review.decisions
         begun = self._written.get(key)
         if begun is None or begun[0] != decided:
@@ -389,10 +326,10 @@ class Pages:
             made = begun[1].get(_PATIENCE)
         except LossyError as error:
             kinds = ", ".join(f"{kind} ({number:,})" for kind, number in error.lost.items())
-            why = f"{EXPORTS[format]} cannot hold all of these notes: {kinds}. The notes are whole."
+            why = f"{exports[format]} cannot hold all of these notes: {kinds}. The notes are whole."
             return self.page("message.html", 409, why=why, status=409, anyway=request.url.path)
         if made is None:
-            raise _Soon("The notes are written")
+            raise _Soon("The notes are being written")
         name, data = made
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(data, media_type="application/octet-stream", headers=headers)
@@ -401,8 +338,14 @@ class Pages:
         if self.desk.review is None:
             raise ConfigError("there are no notes here: fednotes ui MODEL NOTES")
         if (found := self.desk.review.get()) is None:
-            raise _Soon("The model reads the notes")
+            raise _Soon("The notes are still being read")
         return found
+
+    def _item(self, request: Request) -> tuple[Review, Filter, Item]:
+        """What an address of one mention names."""
+        review = self._review()
+        item = _numbered(review.items, request, "mention")
+        return review, filter_of(request.query_params), item
 
     # ---- a text
 
@@ -416,7 +359,7 @@ class Pages:
             raise ConfigError(f"over {MOST_TEXT:,} characters: try a shorter text")
         if text.strip():
             (found,) = self.desk.model([Document("text", text)])
-        note = marked(text, (), found.spans, (0, len(text))) if found else ""
+        note = stretches((), found.spans, 0, len(text)) if found else ()
         return self.page("try.html", here="/try", text=text, found=found, note=note)
 
 
@@ -432,24 +375,6 @@ def _whole(text: str) -> int:
     return int(text) if re.fullmatch("[0-9]{1,6}", text) and int(text) else 1
 
 
-def _filter(query: Mapping[str, str]) -> Filter:
-    """The filter that an address names; what is no value of a key is left out."""
-    plain, kind, order = Filter(), query.get("kind", ""), query.get("order", "")
-    given = {key: query.get(key, "") for key in ("least", "most")}
-    bounds = {
-        k: float(v) for k, v in given.items() if re.fullmatch(r"\d{1,3}(\.\d{1,6})?", v, re.A)
-    }
-    return Filter(
-        kind if kind in (*KINDS, "all") else plain.kind,
-        query.get("label", ""),
-        query.get("site", ""),
-        bounds.get("least", plain.least),
-        bounds.get("most", plain.most),
-        order if order in ORDERS else plain.order,
-        query.get("open", "") == "1",
-    )
-
-
 # ---- text with marks
 
 
@@ -459,20 +384,13 @@ def shown(text: str) -> Markup:
     return escape("".join(p if n % 2 else clean(p, None) for n, p in enumerate(parts)))
 
 
-def marked(
-    text: str,
-    gold: Sequence[Span],
-    predicted: Sequence[Span],
-    window: tuple[int, int],
-    item: Item | None = None,
-) -> Markup:
-    """A stretch of a note with its mentions: annotated ones are underlined, predicted ones have a
-    dashed line above; those of `item` stand out, and are named to screen readers."""
-    low, high = window
+def stretches(
+    gold: Sequence[Span], predicted: Sequence[Span], low: int, high: int
+) -> Iterator[tuple[tuple[int, int], list[tuple[str, Span]]]]:
+    """A note from `low` to `high`, cut where mentions begin and end: where each stretch is, and the
+    mentions that cover it; "g": annotated, "p": predicted."""
     sides = [("g", s) for s in gold] + [("p", s) for s in predicted]
     sides = [(side, s) for side, s in sides if s.end > low and s.start < high]
-    both = ((item.gold, "annotated"), (item.predicted, "predicted")) if item else ()
-    own = [(s, name) for s, name in both if s]
     edges = {low, high, *(e for _, s in sides for piece in s.pieces for e in piece)}
     cuts = sorted(edge for edge in edges if low <= edge <= high)
     covered: list[list[tuple[str, Span]]] = [[] for _ in cuts]
@@ -480,26 +398,7 @@ def marked(
         for piece in span.pieces:
             for place in range(*(bisect_left(cuts, edge) for edge in piece)):
                 covered[place].append((side, span))
-    out, begun = [Markup("…" if low else "")], False
-    for (start, end), over in zip(pairwise(cuts), covered, strict=False):
-        inside = any(s.start <= start < s.end for s, _ in own)
-        css = " ".join(dict.fromkeys([*(c for c, _ in over), *(["own"] if inside else [])]))
-        words = [f"{n} {s.label}: " for s, n in own if s.start == start]
-        anchor = Markup(' id="here"') if inside and not begun else ""
-        begun = begun or inside
-        if words:
-            out.append(Markup('<span class="unseen">[{}</span>').format(clean(" ".join(words))))
-        words_here = shown(text[start:end])
-        whole = Markup('<span class="{}"{}>{}</span>').format(css, anchor, words_here)
-        out.append(whole if css else words_here)
-        ended = {(s.label, c) for c, s in over if s.end == end}
-        for label in sorted({name for name, _ in ended}):
-            kinds = "".join(c for c in "gp" if (label, c) in ended)
-            chip = Markup('<span class="chip {}" aria-hidden="true">{}</span>')
-            out.append(chip.format(" ".join(kinds), clean(label, 40)))
-        if any(s.end == end for s, _ in own):
-            out.append(Markup('<span class="unseen">] </span>'))
-    return Markup("").join(out) + ("…" if high < len(text) else "")
+    return zip(pairwise(cuts), covered, strict=False)
 
 
 # ---- the page itself

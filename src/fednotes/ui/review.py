@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fednotes.core.errors import ConfigError, DataError, FednotesError
 from fednotes.core.parsing import JsonError, read_json
@@ -35,9 +35,7 @@ from fednotes.metrics.spans import KINDS, judged_mentions
 from fednotes.serving.models import MentionModel
 from fednotes.taggers.saving import load_model
 
-EXPORTS = {"jsonl": "JSONL", "brat": "brat (.zip)", "label-studio": "Label Studio"}
 _ALTERNATIVES = 4  # types that are shown of one mention
-ORDERS = ("place", "certain", "uncertain")
 Action = Literal["gold", "predicted", "label-gold", "label-predicted", "delete"]
 Explain = Callable[[Document, Span], Mapping[str, float]]
 T = TypeVar("T")
@@ -190,16 +188,20 @@ class Item:
     predicted: Span | None
 
     @property
+    def sides(self) -> list[tuple[str, Span]]:
+        """The mentions that there are, and what each of them is."""
+        both = ("annotated", self.gold), ("predicted", self.predicted)
+        return [(name, span) for name, span in both if span]
+
+    @property
     def span(self) -> Span:
         """Where it is: the annotated mention, or the predicted one."""
-        found = self.gold or self.predicted
-        assert found is not None
-        return found
+        return self.sides[0][1]
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Its types, on either side."""
-        return tuple(dict.fromkeys(s.label for s in (self.gold, self.predicted) if s))
+        return tuple(dict.fromkeys(span.label for _, span in self.sides))
 
     @property
     def confidence(self) -> float | None:
@@ -211,12 +213,12 @@ class Item:
 class Filter:
     """Which items are shown, and in which order. least, most: of the confidence, in percent."""
 
-    kind: str = "errors"
+    kind: Annotated[str, Field(pattern=f"^({'|'.join((*KINDS, 'all', 'errors'))})$")] = "errors"
     label: str = ""
     site: str = ""
-    least: float = 0.0
-    most: float = 100.0
-    order: str = "place"
+    least: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.0
+    most: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 100.0
+    order: Literal["place", "certain", "uncertain"] = "place"
     open: bool = False
 
     def takes(self, item: Item, site: str, decided: bool) -> bool:
@@ -240,6 +242,9 @@ class Filter:
         if self.order == "place" or certain is None:
             return (0.0 if self.order == "place" else 2.0, item.number)
         return (-certain if self.order == "certain" else certain, item.number)
+
+
+_FILTER = TypeAdapter(Filter)
 
 
 @dataclass
@@ -389,9 +394,14 @@ class Review:
             return packed.name, packed.read_bytes()
 
 
-def kinds_of(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """kind → items of all types."""
-    return {kind: sum(row.get(kind, 0) for row in counts.values()) for kind in KINDS}
+def filter_of(query: Mapping[str, str]) -> Filter:
+    """The filter that an address names; what is no value of a key is left out."""
+    given = {field.name: query[field.name] for field in fields(Filter) if field.name in query}
+    try:
+        return _FILTER.validate_python(given)
+    except ValidationError as error:
+        wrong = {each["loc"][0] for each in error.errors()}
+        return _FILTER.validate_python({k: v for k, v in given.items() if k not in wrong})
 
 
 def require_writable(file: Path) -> None:
